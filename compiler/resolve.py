@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond
@@ -130,7 +131,7 @@ class Resolved:
             if name in self.recipe.act_order:
                 parameter = parameter.in_stored_order()
             if name in rows_of and (order := found[rows_of[name]].in_stored_order().columns) is not None:
-                parameter = parameter.with_rows(np.concatenate((order, order + np.int32(len(order)))))
+                parameter = parameter.with_rows(_gate_and_up(order))
             yield parameter
         if self.kv_scales:
             for layer, scales in enumerate(self._stated_kv_scales(checkpoint)):
@@ -324,6 +325,14 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
             f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
             f"{config.max_model_len}; add a decode bucket or lower --max-model-len"
         )
+
+
+def _gate_and_up(order: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Rows of gate, then of up, in the order of the columns of down: of one, [K], or of each expert, [experts, K]."""
+    orders = np.atleast_2d(order)
+    inner, first = orders.shape[1], 2 * orders.shape[1] * np.arange(len(orders))[:, None]
+    rows: NDArray[np.int32] = np.concatenate((first + orders, first + inner + orders), 1).ravel().astype(np.int32)
+    return rows
 
 
 def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:

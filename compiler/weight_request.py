@@ -26,7 +26,7 @@ class WeightRequest:
 
     packed: in the layout of the target's linear layers. format: of a packed weight that is quantized (dtype u8), with
     what lies beside its numbers in tensors of their own. parts: of a packed weight, equal ones, each laid out alone.
-    columns: the order of its columns is stored too, in a tensor i32 [K].
+    columns: orders of its columns that are stored too, in a tensor i32 [columns K]: one, one an expert, or 0.
     """
 
     name: str
@@ -35,7 +35,7 @@ class WeightRequest:
     packed: bool
     format: WeightFormat | None = None
     parts: int = 1
-    columns: bool = False
+    columns: int = 0
 
     def record(self) -> dict[str, Any]:
         """All of it, as JSON."""

@@ -331,13 +331,14 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
     pairs = experts.count if layout.experts_in_pairs else 0
     gate_up = _of_experts(layout, experts.count, prefix, layout.expert_gate_up, 2 * inner, hidden)
     rows = _experts_apart(experts.count, inner) if layout.experts_joined and len(gate_up) == 2 else None
-    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", rows=rows, pairs=pairs)
+    down_name, count = f"{name}.experts.down.weight", experts.count
+    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", down_name, rows, pairs=pairs, matrices=count)
     if experts.biases:
         biases = tuple(f"{prefix}.{bias}" for bias in layout.expert_gate_up_bias)
-        yield _bias_of_experts(f"{name}.experts.gate_up", biases, experts.count, 2 * inner, pairs)
+        yield _bias_of_experts(f"{name}.experts.gate_up", biases, experts.count, 2 * inner, pairs, down_name)
     of_down = replace(layout, experts_turned=layout.down_turned or layout.experts_turned)
     down = _of_experts(of_down, experts.count, prefix, (layout.expert_down,), hidden, inner)
-    yield Target(f"{name}.experts.down.weight", down, "act")
+    yield Target(down_name, down, "act", matrices=count)
     if experts.biases:
         biases = (f"{prefix}.{layout.expert_down_bias}",)
         yield _bias_of_experts(f"{name}.experts.down", biases, experts.count, hidden)
@@ -352,13 +353,15 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
         yield from parts.linear(f"{name}.shared_gate", gate, (1,), hidden, False, precise=True)
 
 
-def _bias_of_experts(name: str, names: tuple[str, ...], count: int, rows: int, pairs: int = 0) -> Target:
+def _bias_of_experts(
+    name: str, names: tuple[str, ...], count: int, rows: int, pairs: int = 0, makes: str | None = None
+) -> Target:
     """One after another."""
     if "{}" in names[0]:
         sources = tuple(Source(one.format(i), (rows // len(names),)) for i in range(count) for one in names)
     else:
         sources = tuple(Source(one, (count * rows,), (count, rows)) for one in names)
-    return Target(f"{name}.bias", sources, "f32", pairs=pairs)
+    return Target(f"{name}.bias", sources, "f32", makes, pairs=pairs, matrices=count)
 
 
 def _of_experts(

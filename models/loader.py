@@ -39,11 +39,11 @@ def _of_parts(starts: Sequence[int], first: int, count: int) -> Iterator[tuple[i
 
 
 class _Joined(Stored):
-    """Parts one below the other, of one format and order of columns."""
+    """Parts one below the other, of one format. columns: their order, or one a matrix, [matrices, K]."""
 
-    def __init__(self, parts: Sequence[Stored], counts: Sequence[int]) -> None:
-        self._parts, self._starts = parts, _starts(counts)
-        self.format, self.int8_inputs, self.columns = parts[0].format, parts[0].int8_inputs, parts[0].columns
+    def __init__(self, parts: Sequence[Stored], counts: Sequence[int], columns: NDArray[np.int32] | None) -> None:
+        self._parts, self._starts, self.columns = parts, _starts(counts), columns
+        self.format, self.int8_inputs = parts[0].format, parts[0].int8_inputs
         self.is_scattered = any(part.is_scattered for part in parts)
 
     def read(self, first: int, out: Quantized) -> None:
@@ -56,13 +56,15 @@ class Parameter:
     """A parameter of the model whose value is still in the checkpoint.
 
     dtype: what it is stored in, "f32", "bf16" or "f16". parts: tensors, one below the other. columns: where they were
-    put in another order, column j is column columns[j] of the model's.
+    put in another order, column j is column columns[j] of the model's. matrices: see `Target`; with several, columns
+    are [matrices, K].
     """
 
     name: str
     dtype: str
     parts: tuple[Tensor, ...]
     columns: NDArray[np.int32] | None = None
+    matrices: int = 1
 
     @classmethod
     def of(cls, name: str, dtype: str, *arrays: Array) -> Parameter:
@@ -92,16 +94,32 @@ class Parameter:
         return tuple(parts or ())
 
     @cached_property
+    def _orders(self) -> tuple[tuple[NDArray[np.int32] | None, ...], ...]:
+        """Of the columns of every part of every matrix that may have an order of its own."""
+        parts = self._stored_parts
+        of_matrix = len(parts) // self.matrices if len(parts) % self.matrices == 0 and parts else len(parts)
+        orders = tuple(part.columns for part in parts)
+        return tuple(orders[at : at + of_matrix] for at in range(0, len(parts), max(1, of_matrix)))
+
+    @cached_property
     def has_other_orders(self) -> bool:
         """Whether nothing but the order of their columns keeps parts from being one stored matrix."""
-        return any(not _same_order(part.columns, self._stored_parts[0].columns) for part in self._stored_parts)
+        return any(not _same_order(one, orders[0]) for orders in self._orders for one in orders)
+
+    def _joined_columns(self) -> NDArray[np.int32] | None:
+        """The order of all parts, or one a matrix; None where none is in another."""
+        firsts = [orders[0] for orders in self._orders]
+        if len(firsts) == 1 or all(first is None for first in firsts):
+            return firsts[0]
+        plain = np.arange(self.shape[1], dtype=np.int32)
+        return np.stack([plain if first is None else first for first in firsts])
 
     @cached_property
     def stored(self) -> Stored | None:
         """The same matrix in a format that holds all of its parts as they are stored; None where there is none."""
         if not self._stored_parts or self.has_other_orders:
             return None
-        return _Joined(self._stored_parts, [part.shape[0] for part in self.parts])
+        return _Joined(self._stored_parts, [part.shape[0] for part in self.parts], self._joined_columns())
 
     def in_stored_order(self) -> Parameter:
         """The matrix with its columns in the order in which they are stored."""
@@ -152,7 +170,8 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
     """
     for target in check_checkpoint(config, checkpoint).targets:
         dtype = act_dtype if target.dtype == "act" else "f32"
-        parameter = Parameter(target.name, dtype, tuple(_tensor(checkpoint, source) for source in target.sources))
+        parts = tuple(_tensor(checkpoint, source) for source in target.sources)
+        parameter = Parameter(target.name, dtype, parts, matrices=target.matrices)
         if target.pairs:
             parameter = replace(parameter, parts=(PairsParted(parameter, parameter.stored, target.pairs),))
         if target.plus:

@@ -62,7 +62,8 @@ class Target:
     rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
     pairs: in so many blocks of rows the even ones are taken first, then the odd ones; 0: all in their order.
     of_rows: what float32 rows become, each by itself; None: what they are. precise: a small matrix on which much
-    depends; llmc does not round it. part: what of each head is taken; it is always floats, however the matrix is
+    depends; llmc does not round it. matrices: equal blocks of rows, whose columns may be stored in orders of their own.
+    part: what of each head is taken; it is always floats, however the matrix is
     stored.
     """
 
@@ -76,6 +77,7 @@ class Target:
     precise: bool = False
     pairs: int = 0
     part: HeadPart | None = None
+    matrices: int = 1
 
     @property
     def shape(self) -> Shape:

@@ -36,8 +36,9 @@ def weight_requests(
         shape, params = shapes[name], spec.as_dict()
         parts = int(params.get("experts", params.get("heads", 1))) * (2 if params.get("gated") else 1)
         if name in recipe.schemes:
-            format, columns = recipe.schemes[name].weight, name in recipe.permuted
-            requests.append(WeightRequest(name, shape, "u8", True, format, parts, columns))
+            orders = int(params.get("experts", 1)) if name in recipe.permuted else 0
+            format = recipe.schemes[name].weight
+            requests.append(WeightRequest(name, shape, "u8", True, format, parts, orders))
             continue
         matrix, packed = len(shape) == 2 and spec.op in (*_PACKED, "embedding"), spec.op in _PACKED
         requests.append(WeightRequest(name, shape, act_dtype if matrix else "f32", matrix and packed, parts=parts))

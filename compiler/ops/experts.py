@@ -26,13 +26,15 @@ from llmc.compiler.ops.definition import (
     KernelCall,
     OpDef,
 )
+from llmc.compiler.weight_request import COLUMNS
 from llmc.quantize import WeightFormat
 from llmc.quantize.formats.base import Sums
 from llmc.quantize.formats.registry import format_of
 
 EXPERT_LINEAR, EXPERT_LINEAR_QUANT = "expert_linear", "expert_linear_quant"
 QUANTIZED = "quantized_experts"
-"""Attribute of a site: {weight: {"format": its record, "int8": whether rows are}} of those that are quantized."""
+"""Attribute of a site: {weight: {"format": its record, "int8": whether rows are}} of those that are quantized, and
+"ordered" where rows are in the order of each expert's columns."""
 WEIGHTS = ("gate_up", "down")
 ROW_UNIT = 16
 """Rows of an expert begin at a multiple: then everything of its own that is in memory starts a cache line."""
@@ -52,16 +54,17 @@ def held_rows(experts: int, pairs: int) -> int:
 @dataclass(frozen=True)
 class _Stored:
     """How the weight of one of the linear layers is stored. format: None for floats of the activation dtype; int8: its
-    rows are."""
+    rows are; ordered: they are in the order of each expert's columns."""
 
     format: WeightFormat | None = None
     int8: bool = False
+    ordered: bool = False
 
     @classmethod
     def of(cls, site: Site, weight: str) -> _Stored:
         """As `quantized_experts` of the site says."""
         found = site.attributes.get(QUANTIZED, {}).get(weight)
-        return cls() if found is None else cls(format_of(found["format"]), bool(found["int8"]))
+        return cls() if found is None else cls(format_of(found["format"]), bool(found["int8"]), "ordered" in found)
 
     def sums(self) -> Sums | None:
         return self.format.sums if self.format is not None and self.int8 else None
@@ -114,11 +117,14 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
         return [*calls, KernelCall(spec, (*inputs, out))]
 
     order = KernelSpec.of("other", "expert_order", row_unit=ROW_UNIT, **of_pairs, **layout)
-    gather = KernelSpec.of("gather", "expert_gather", dim=sizes.width, act_dtype=act, **of_pairs, **layout)
+    ordered = sizes.stored["gate_up"].ordered
+    in_order: dict[str, Param] = {"ordered": True} if ordered else {}
+    gather = KernelSpec.of("gather", "expert_gather", dim=sizes.width, act_dtype=act, **in_order, **of_pairs, **layout)
+    columns = (f"gate_up.{COLUMNS}",) if ordered else ()
     combine = KernelSpec.of("other", "expert_combine", dim=sizes.out, residual=residual, **of_pairs)
     return [
         KernelCall(order, ("chosen", _INDEX)),
-        KernelCall(gather, ("x", "chosen", _INDEX, _ROWS)),
+        KernelCall(gather, ("x", *columns, "chosen", _INDEX, _ROWS)),
         *linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate),
         *linear(_INNER, "down", _ROWS, sizes.out, ""),
         KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out")),

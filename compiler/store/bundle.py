@@ -230,12 +230,18 @@ def _requests(artifact: Path, one: Described, graphs: bytes) -> list[WeightReque
             form = None if scheme is None else scheme.weight
             packed = form is not None or weight.shape != shapes[name]
             dtype = BY_CODE[weight.dtype].name
-            columns = name in permuted
+            columns = _orders(name, resolved) if name in permuted else 0
             requests.append(WeightRequest(name, shapes[name], dtype, packed, form, parts.get(name, 1), columns))
         elif name.rpartition(".")[0] not in schemes:
             raise BundleError(f"{artifact} has weight {name}, which its model has not: compile the model again")
     check_layout(requests, resolved, patch, artifact)
     return requests
+
+
+def _orders(name: str, resolved: Resolved) -> int:
+    """How many orders of columns a weight in act-order has: each expert one of its own."""
+    experts = resolved.model.experts
+    return experts.count if experts is not None and ".experts." in name else 1
 
 
 def _weight_parts(one: Described, where: Path | str, remedy: str) -> Mapping[str, int]:

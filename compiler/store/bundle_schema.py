@@ -24,7 +24,7 @@ class Request(Closed):
     packed: bool
     format: WeightFormat | None
     parts: Literal[1, 2]
-    columns: bool = False
+    columns: Annotated[int, Field(ge=0, le=1 << 20)] = 0
 
     @model_validator(mode="after")
     def _can_be_packed(self) -> Request:

@@ -93,7 +93,8 @@ def plan_weights(requests: Iterable[WeightRequest], target: Target) -> WeightLay
 def _tensors(request: WeightRequest, target: Target) -> list[WeightTensor]:
     """Every tensor that a weight is stored in."""
     if request.packed:
-        columns = [WeightTensor(f"{request.name}.{COLUMNS}", I32.name, request.shape[1:])] if request.columns else []
+        orders = (request.columns * request.shape[1],)
+        columns = [WeightTensor(f"{request.name}.{COLUMNS}", I32.name, orders)] if request.columns else []
         return [*target.weight_tensors(request), *columns]
     return [WeightTensor(request.name, request.dtype, request.shape)]
 
@@ -164,7 +165,7 @@ def _write_weight(
 def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Iterator[tuple[memoryview, ...]]:
     """The bytes of a weight's tensors in order; pieces are valid until the next ones are asked for."""
     if request.packed:
-        rest = [_columns(parameter)] if request.columns else []
+        rest = [_columns(parameter, request.columns)] if request.columns else []
         try:
             for pieces in target.weight_pieces(request, parameter):
                 yield (*pieces, *rest)
@@ -182,10 +183,12 @@ def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Ite
         yield (some.view(np.uint8).data.cast("B"),)
 
 
-def _columns(parameter: Parameter) -> memoryview:
+def _columns(parameter: Parameter, orders: int) -> memoryview:
     """The bytes of NAME.columns: which column of the model's weight each one is."""
-    k = parameter.shape[1]
-    columns = np.arange(k, dtype=np.int32) if parameter.columns is None else parameter.columns
+    plain = np.arange(parameter.shape[1], dtype=np.int32)
+    columns = plain if parameter.columns is None else parameter.columns
+    if columns.ndim == 1 and orders > 1:
+        columns = np.tile(columns, orders)
     return np.ascontiguousarray(columns, np.int32).data.cast("B")
 
 

@@ -38,7 +38,8 @@ class _InOwnOrder(Stored):
 
 
 class ColumnsTaken(Tensor):
-    """The matrix whose column j is column columns[j] of another one, in the order of its stored numbers."""
+    """The matrix whose column j is column columns[j] of another one, in the order of its stored numbers; with columns
+    [matrices, K] of each of so many equal blocks of its rows."""
 
     def __init__(self, whole: Readable, stored: Stored | None, columns: Order) -> None:
         self._whole, self._stored, self._columns = whole, stored, columns
@@ -55,7 +56,16 @@ class ColumnsTaken(Tensor):
         for at in range(0, len(out), _ROWS):
             some = np.empty(out[at : at + _ROWS].shape, out.dtype)
             self._whole.read(first + at, some)
-            np.copyto(out[at : at + _ROWS], some[:, self._columns])
+            np.copyto(out[at : at + _ROWS], self._taken(some, first + at))
+
+    def _taken(self, rows: Array, first: int) -> Array:
+        """Rows from the row `first` on."""
+        if self._columns.ndim == 1:
+            found: Array = rows[:, self._columns]
+            return found
+        of_matrix = self.shape[0] // len(self._columns)
+        orders = self._columns[(first + np.arange(len(rows))) // of_matrix]
+        return np.take_along_axis(rows, orders, 1)
 
 
 class _ScatteredRows(Stored):

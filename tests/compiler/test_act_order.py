@@ -31,6 +31,7 @@ from llmc.runtime.graph_view import op_of
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import assert_same_bytes, compile_tiny
+from support.marks import rare
 from support.new_family import targets_here
 from support.quantized_checkpoints import HIDDEN, INNER, in_act_order, make_gptq_model, make_int4_model
 from support.quantized_model import LADDER, assert_company_changes_no_bit, logits_error, stored_logits_error
@@ -171,6 +172,39 @@ def test_parts_in_different_orders_are_dequantized(tmp_path: Path) -> None:
         "attention.qkv (GPTQ): dequantized to f32, for the columns of its parts lie in different orders; "
         "--quant SCHEME rounds them anew"
     )
+
+
+EXPERTS: dict[str, Any] = {
+    "family": "qwen3_moe",
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+}
+
+
+OTHERS = [target for target in targets_here() if target != PLAIN]
+
+
+@pytest.mark.parametrize(("dtype", "targets"), [("f32", [PLAIN]), rare("f32", OTHERS), rare("bf16", [PLAIN, *OTHERS])])
+def test_experts_have_an_order_each(dtype: str, targets: list[str], tmp_path: Path, kernel_cache: Path) -> None:
+    """Tokens are copied to each expert in its order; the rows of its gate and up are in that of its down."""
+    model = make_gptq_model(tmp_path / "model", change=in_act_order, **EXPERTS)
+    recipe = resolved_of(model).recipe
+    gate_up, down = "layers.1.mlp.experts.gate_up.weight", "layers.1.mlp.experts.down.weight"
+    assert {gate_up, down} <= recipe.act_order
+    assert gate_up in recipe.permuted
+    assert recipe.rows_of[gate_up] == down
+    for target in targets:
+        out = tmp_path / target
+        artifact = compile_tiny(model, out, kernel_cache, buckets=LADDER, dtype=dtype, target=target)
+        assert stored_logits_error(model, artifact) <= (2e-5 if dtype == "f32" else 4e-2), target
+        assert_company_changes_no_bit(artifact)
+        artifact.close()
+        assert read_described(out).resolved.recipe == recipe
+    with safe_open(tmp_path / targets[0] / "weights.safetensors", "np") as file:
+        columns = file.get_tensor(f"{gate_up}.columns").reshape(3, HIDDEN)
+    assert (np.sort(columns) == np.arange(HIDDEN)).all()
+    assert not np.array_equal(columns[0], columns[1])
 
 
 def test_rounding_anew_is_in_the_order_of_the_model(model: Path, tmp_path: Path, kernel_cache: Path) -> None:

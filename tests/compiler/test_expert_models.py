@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.compiler.config import CompileConfig, CompileError
-from llmc.compiler.pipeline import compile_model
+from llmc.compiler.config import CompileConfig
 from llmc.compiler.resolve import resolve
 from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig
@@ -32,17 +31,15 @@ LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 
 
-def make_gptq_mixture(folder: Path, *, act_order: bool = False) -> Path:
+def make_gptq_mixture(folder: Path) -> Path:
     """GPTQ's numbers for each matrix of each expert."""
 
     def quantized(prefix: str, weight: np.ndarray) -> Tensors:
         n, k = weight.shape
         data = Integers.random(n, k, 4, 32, symmetric=False, least_zero=1)
-        if act_order and prefix.endswith("down_proj"):
-            data.group[:] = data.group[::-1].copy()
         return gptq_tensors(data, 4, 1, prefix)
 
-    return make_quantized_model(folder, gptq_config(desc_act=act_order), quantized, "qwen3_moe", **MIXTURE)
+    return make_quantized_model(folder, gptq_config(desc_act=False), quantized, "qwen3_moe", **MIXTURE)
 
 
 @pytest.mark.slow
@@ -61,13 +58,6 @@ def test_numbers_of_a_quantized_checkpoint_are_kept(tmp_path: Path, kernel_cache
             said = weights[f"layers.1.mlp.experts.{kind}.weight"]
             assert (said["scheme"], said["method"]) == ("w4a16", "gptq")
         assert "scheme" not in weights["layers.1.mlp.router.weight"]
-
-
-def test_experts_in_act_order_are_refused(tmp_path: Path) -> None:
-    model = make_gptq_mixture(tmp_path / "model", act_order=True)
-    config = CompileConfig(model=model, output=tmp_path / "out", cache_dir=tmp_path / "cache", buckets=LADDER)
-    with pytest.raises(CompileError, match=r"layers\.0\.mlp\.experts\.down\.weight is in act-order"):
-        compile_model(config)
 
 
 @verifies(lambda scheme: on_targets(Claim("qwen2_moe", scheme=scheme)))

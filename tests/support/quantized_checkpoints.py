@@ -76,8 +76,9 @@ def _as_it_is(prefix: str, data: Integers) -> Integers:
 
 
 def make_gptq_model(
-    folder: Path, bits: int = 4, group_size: int = 32, *, symmetric: bool = False, change: Change = _as_it_is
-) -> Path:
+    folder: Path, bits: int = 4, group_size: int = 32, *, symmetric: bool = False, change: Change = _as_it_is,
+    family: str = "llama", **fields: Any,
+) -> Path:  # fmt: skip
     """Random numbers: what they stand for is all that counts. Zero points are stored less 1."""
 
     def quantize(prefix: str, weight: np.ndarray) -> Tensors:
@@ -85,7 +86,8 @@ def make_gptq_model(
         data = Integers.random(n, k, bits, group_size, symmetric=symmetric, least_zero=1)
         return gptq_tensors(change(prefix, data), bits, 1, prefix)
 
-    return make_quantized_model(folder, gptq_config(bits=bits, group_size=group_size, sym=symmetric), quantize)
+    settings = gptq_config(bits=bits, group_size=group_size, sym=symmetric)
+    return make_quantized_model(folder, settings, quantize, family, **fields)
 
 
 def in_act_order(prefix: str, data: Integers) -> Integers:

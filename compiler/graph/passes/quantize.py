@@ -66,6 +66,12 @@ def _check_makers(steps: list[Step], output: relax.Expr, names: dict[relax.Var, 
     readers = Counter(var for step in steps for var in variables(step.value)) + Counter(variables(output))
     left = set(recipe.rows_of)
     for step in steps:
+        if step.site is not None and step.site.op == EXPERTS.name:
+            # What gate and up of an expert make is read by its down, and by nothing else.
+            if names.get(step.tensors["down"]) in recipe.rows_of.values():
+                made = (names.get(step.tensors[t]) for t in ("gate_up", "gate_up_bias") if t in step.tensors)
+                left.difference_update(name for name in made if name is not None)
+            continue
         weight = names.get(step.tensors["weight"]) if "weight" in step.tensors else None
         if weight not in recipe.rows_of.values():
             continue
@@ -86,14 +92,15 @@ def _check_makers(steps: list[Step], output: relax.Expr, names: dict[relax.Var, 
 
 
 def _check_experts(steps: list[Step], names: dict[relax.Var, str], recipe: Recipe) -> None:
-    """Kernels of experts read their weights in the order of the model."""
+    """What experts' down reads is made in its order, or it has none."""
     for step in steps:
-        for weight in WEIGHTS if step.site is not None and step.site.op == EXPERTS.name else ():
-            if (name := names.get(step.tensors[weight])) in recipe.act_order:
-                raise CompileError(
-                    f"{name} is in act-order, which experts are not read in; take a checkpoint that was quantized "
-                    "without desc_act"
-                )
+        if step.site is None or step.site.op != EXPERTS.name:
+            continue
+        if (name := names.get(step.tensors["down"])) in recipe.permuted:
+            raise CompileError(
+                f"{name} is in act-order, in which nothing makes its input; take a checkpoint that was quantized "
+                "without desc_act, or compile without --lora-slots"
+            )
 
 
 def _int8_producers(
@@ -163,7 +170,9 @@ class _Quantizer(Rewriter):
             scheme = self._schemes.get(step.tensors[weight])
             if scheme is None:
                 continue
+            ordered = step.tensors[weight] in self._permuted
             found[weight] = {"format": scheme.weight.record(), "int8": _int8_sums(scheme) is not None}
+            found[weight] |= {"ordered": True} if ordered else {}
         return {QUANTIZED: found} if found else {}
 
     def _in_order_of(self, linear: Step) -> relax.Expr:

@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.reference.kernels.frame import Cell, Frame, let, row_width, when
 from llmc.compiler.targets.reference.kernels.linear import LINEARS
+from llmc.compiler.targets.reference.kernels.rows import write_activation
 
 _MOST_INDEX = 1 << 31
 
@@ -29,14 +30,31 @@ def expert_order(spec: KernelSpec) -> tirx.PrimFunc:
 
 def expert_gather(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
-    top_k, act = int(p["top_k"]), str(p["act_dtype"])
-    stride = row_width(int(p["dim"]), act)
+    top_k, act, dim = int(p["top_k"]), str(p["act_dtype"]), int(p["dim"])
+    stride = row_width(dim, act)
+    if p.get("ordered"):
+        return _gather_in_order(spec, dim, act, top_k)
     with (
         Frame(spec.symbol(), {"x": act, "chosen": "i32", "index": "i32", "out": act}) as k,
         k.share(let(k.scalar(int(p["rows"])) * top_k)) as pair,
         T.serial(stride) as i,
     ):
         k.put_raw("out", k.raw("x", T.truncdiv(pair, top_k) * stride + i), pair * stride + i)
+    return k.function()
+
+
+def _gather_in_order(spec: KernelSpec, dim: int, act: str, top_k: int) -> tirx.PrimFunc:
+    """Column j of a row is column columns[j] of the token, as the row's expert has them."""
+    stride = row_width(dim, act)
+    inputs = {"x": act, "columns": "i32", "chosen": "i32", "index": "i32"}
+    with (
+        Frame(spec.symbol(), {**inputs, "out": act}) as k,
+        k.share(let(k.scalar(int(spec.as_dict()["rows"])) * top_k)) as pair,
+        T.serial(dim) as i,
+    ):
+        token = let(T.truncdiv(pair, top_k))
+        column = let(k.raw("columns", k.raw("chosen", token * top_k + pair) * dim + i))
+        write_activation(k, pair, dim, act, i, k.load("x", token * stride + column))
     return k.function()
 
 
