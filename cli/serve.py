@@ -163,6 +163,13 @@ def serve_command(
         0, min=0, max=65536, metavar="N", help="Characters of a string without maxLength in a JSON schema; 0: no bound."
     ),
     max_queue: int = typer.Option(4096, min=1, metavar="N", help="Requests that may wait; more get a 429."),
+    priority_patience: int = typer.Option(
+        512,
+        min=1,
+        max=2**32 - 1,
+        metavar="STEPS",
+        help="After so many steps with requests behind a higher priority, the oldest of them counts as the highest.",
+    ),
     max_queue_memory: str = typer.Option(
         "0",
         metavar="SIZE",
@@ -287,6 +294,7 @@ def serve_command(
         guided_additional_properties=guided_additional_properties == "allow",
         guided_max_string=guided_max_string,
         max_queue=max_queue,
+        priority_patience=priority_patience,
         max_queue_memory=parse_size(max_queue_memory),
         request_memory=parse_size(request_memory),
         max_stored_responses=max_stored_responses,

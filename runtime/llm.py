@@ -43,6 +43,8 @@ class LLM(Frontend, VectorCalls):
     microseconds that idle threads spin before they sleep.
     max_num_seqs: sequences that run at once, 0: the artifact's. max_tokens_per_step: tokens of a step with prefill,
     0: the largest graph. max_waiting: requests the engine's queue holds, 0: 65536.
+    priority_patience: steps in which somebody waits behind a higher priority, until the one that has been there longest
+    counts as the highest, 0: 512.
     kv_bytes: bytes of the KV pool, 0: enough for max_num_seqs sequences of max_model_len, at most 1 GiB. num_blocks:
     the same in KV blocks, and wins. A pool that holds less than max_model_len limits requests, and is warned of.
     prefix_cache: KV blocks of equal prompt prefixes are reused.
@@ -76,6 +78,7 @@ class LLM(Frontend, VectorCalls):
         max_num_seqs: int = 0,
         max_tokens_per_step: int = 0,
         max_waiting: int = 0,
+        priority_patience: int = 0,
         num_blocks: int = 0,
         kv_bytes: int = 0,
         prefix_cache: bool = True,
@@ -113,6 +116,7 @@ class LLM(Frontend, VectorCalls):
                 max_num_seqs=max_num_seqs,
                 max_tokens_per_step=max_tokens_per_step,
                 max_waiting=max_waiting,
+                priority_patience=priority_patience,
                 num_blocks=num_blocks,
                 kv_bytes=kv_bytes,
                 prefix_cache=prefix_cache,

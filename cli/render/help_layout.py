@@ -126,7 +126,8 @@ HEADINGS: Mapping[str, Headings] = {
             "ready_after", "warm_order", "warm_trace", "warmup_seconds", "skip_warmup", "measure_costs",
         ),
         "Load": (
-            "max_queue", "request_timeout", "drain_timeout", "nice", "max_stored_responses", "max_stored_response_size",
+            "max_queue", "priority_patience", "request_timeout", "drain_timeout", "nice", "max_stored_responses",
+            "max_stored_response_size",
         ),
         "Observing": (
             "log_level", "metrics", "page", "debug_endpoints", "profiler_dir", "stats_interval", "access_log",

@@ -15,6 +15,7 @@ ABI_VERSION = 3
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 1024
 MAX_STEP_SHAPES = 4096
+MAX_EVICTED_PRIORITIES = 64
 MAX_ADAPTER_PARTS = 8
 
 I32P = POINTER(c_int32)
@@ -142,6 +143,7 @@ class EngineOptions(ctypes.Structure):
             "reserved",
         ),
         ("kv_bytes", c_uint64),
+        *_each(c_uint32, "priority_patience", "reserved2"),
     ]
 
 
@@ -251,6 +253,8 @@ class EngineStats(ctypes.Structure):
             "prefix_hit_tokens",
             "num_mixed_steps",
             "num_missed_shapes",
+            "num_evictions",
+            "num_promotions",
         ),
     ]
 
@@ -282,6 +286,10 @@ class StepShape(ctypes.Structure):
         *_each(c_uint64, "count", "replay_ns"),
         ("replay_ns_squared", c_double),
     ]
+
+
+class EvictionCount(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("priority", c_int32), ("count", c_uint64)]
 
 
 class SimCost(ctypes.Structure):
@@ -378,6 +386,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
     "llmc_engine_take_step_shapes": [c_void_p, POINTER(StepShape), c_uint64, U64P, U64P, _E],
+    "llmc_engine_get_evictions": [c_void_p, POINTER(EvictionCount), c_uint64, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
     "llmc_engine_create_simulated": [POINTER(SimModel), POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_simulate": [c_void_p, POINTER(SimTrace), U64P, U64P, _E],

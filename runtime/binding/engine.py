@@ -130,6 +130,8 @@ class EngineStats:
     prefix_hit_tokens: int
     num_mixed_steps: int
     num_missed_shapes: int
+    num_evictions: int
+    num_promotions: int
     device: Mapping[str, int]
 
 
@@ -186,7 +188,7 @@ class Engine(Handle):
     while another one is in step; poll from one thread at a time."""
 
     _destroy = "llmc_engine_destroy"
-    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved"}
+    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved", "reserved2"}
     _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256
     _MOST_DEVICE_STATS = 64
@@ -443,6 +445,13 @@ class Engine(Handle):
         call("llmc_engine_take_step_shapes", self.pointer, native, len(native), byref(count), byref(lost))
         shapes = [StepShape(**plain(one) | {"phase": PHASES[one.phase]}) for one in native[: count.value]]
         return shapes, lost.value
+
+    def evictions(self) -> dict[int, int]:
+        """Sequences that made way for waiting ones of a higher priority, by their own; the first 64 priorities."""
+        native, count = (abi.EvictionCount * abi.MAX_EVICTED_PRIORITIES)(), c_uint64()
+        native[0].struct_size = ctypes.sizeof(abi.EvictionCount)
+        call("llmc_engine_get_evictions", self.pointer, native, len(native), byref(count))
+        return {one.priority: one.count for one in native[: count.value]}
 
     def graph_use(self) -> list[tuple[int, int]]:
         """Per graph: (replays, valid tokens carried)."""

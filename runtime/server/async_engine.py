@@ -215,6 +215,10 @@ class AsyncEngine:
         """The shapes that missed."""
         return self.engine.bucket_misses()
 
+    def evictions(self) -> dict[int, int]:
+        """Sequences that made way for waiting ones of a higher priority, by their own."""
+        return self.engine.evictions()
+
     async def check_integrity(self) -> str | None:
         """Has the engine's thread check its blocks between two steps; what is wrong, or None."""
         if self.failure is not None:

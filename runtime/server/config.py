@@ -23,7 +23,8 @@ class ServerConfig:
     device_options: as LLM takes them. record_misses: the file that bucket misses are appended to; None: none.
     replan: what the server does about its own buckets.
     guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
-    guided_max_string: as in SchemaDefaults. max_queue: requests that may wait. max_queue_memory: bytes that all
+    guided_max_string: as in SchemaDefaults. max_queue: requests that may wait.
+    priority_patience: as LLM takes it. max_queue_memory: bytes that all
     requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
     max_stored_responses: answers of /v1/responses that are kept, in max_stored_response_bytes at most; 0: none.
     request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
@@ -68,6 +69,7 @@ class ServerConfig:
     guided_additional_properties: bool = True
     guided_max_string: int = 0
     max_queue: int = 4096
+    priority_patience: int = 0
     max_queue_memory: int = 0
     request_memory: int = 0
     max_stored_responses: int = 1024

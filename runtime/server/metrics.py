@@ -41,6 +41,7 @@ class EngineProbe:
 
     graphs: those of the artifact by index, as are the entries of graph_stats. warm_counts: graphs that are warm.
     memory: what requests may hold, and have reserved. adapters: requests of each adapter that is loaded, by name.
+    evictions: sequences that made way for higher priorities, by their own.
     """
 
     stats: Callable[[], EngineStats]
@@ -50,6 +51,7 @@ class EngineProbe:
     warm_counts: Callable[[], WarmCounts]
     memory: RequestMemory | None = None
     adapters: Callable[[], Mapping[str, int]] = dict
+    evictions: Callable[[], Mapping[int, int]] = dict
 
 
 class ServerMetrics:
@@ -265,6 +267,7 @@ class _EngineCollector(Collector):
                 ("llmc_prefix_cache_query_tokens", "Prompt tokens looked up", stats.prefix_query_tokens),
                 ("llmc_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.prefix_hit_tokens),
                 ("llmc_preemptions", "Sequences that gave up their KV blocks to others", stats.num_preemptions),
+                ("llmc_promotions", "Requests that came to count as the highest priority", stats.num_promotions),
                 (
                     "llmc_thread_cuts",
                     "Times that other programs left the engine fewer threads",
@@ -290,6 +293,15 @@ class _EngineCollector(Collector):
         for part, ns in (known | {"other": max(0, stats.step_ns - sum(known.values()))}).items():
             parts.add_metric((part,), ns / 1e9)
         yield parts
+        evictions = CounterMetricFamily(
+            "llmc_evictions", "Sequences that made way for a higher priority, by their own", labels=("priority",)
+        )
+        known_evictions = self._probe.evictions()
+        for priority, count in known_evictions.items():
+            evictions.add_metric((str(priority),), count)
+        # The counts are read after the sum.
+        evictions.add_metric(("other",), max(0, stats.num_evictions - sum(known_evictions.values())))
+        yield evictions
 
     def _buckets(self) -> Iterator[Metric]:
         labels = ("phase", "batch", "seq")

@@ -62,6 +62,7 @@ class Observers:
                 lambda: server.warm_up.counts,
                 server.memory,
                 engine.adapters.requests,
+                engine.evictions,
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)

@@ -53,6 +53,7 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         max_num_seqs=config.max_num_seqs,
         max_tokens_per_step=config.max_num_batched_tokens,
         max_waiting=config.max_queue,
+        priority_patience=config.priority_patience,
         kv_bytes=config.kv_bytes,
         weight_memory=config.weight_memory,
         prefix_cache=config.prefix_cache,

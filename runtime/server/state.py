@@ -91,6 +91,7 @@ class LiveState:
                 "prefix_query_tokens": stats.prefix_query_tokens,
                 "prefix_hit_tokens": stats.prefix_hit_tokens,
                 "preemptions": stats.num_preemptions,
+                "evictions": stats.num_evictions,
                 "bucket_misses": stats.num_bucket_misses,
             },
             "replan": None if self._replanner is None else self._replanner.summary(),

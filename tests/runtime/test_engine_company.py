@@ -120,11 +120,15 @@ def test_bits_do_not_depend_on_company(
 
 
 def test_bits_of_requests_that_arrive_late(llama: tuple[Path, Artifact], alone: list[list[tuple[Any, ...]]]) -> None:
-    """Requests join while others decode, with priorities, and some that are cancelled come and go."""
+    """Requests join while others decode, and evict those of lower priorities; some are cancelled, some promoted."""
     requests = mixed_requests()
+    evicted = promoted = 0
     for trial in range(4):
         rng = np.random.default_rng(trial)
-        with Engine(llama[1], num_threads=2, num_blocks=int(rng.choice([14, 40]))) as engine:
+        blocks, seqs, patience = int(rng.choice([14, 40])), int(rng.choice([3, 8])), int(rng.choice([5, 512]))
+        with Engine(
+            llama[1], num_threads=2, num_blocks=blocks, max_num_seqs=seqs, priority_patience=patience
+        ) as engine:
             found: dict[int, list[Output]] = {}
             which: dict[int, int] = {}
             doomed: list[int] = []
@@ -157,4 +161,9 @@ def test_bits_of_requests_that_arrive_late(llama: tuple[Path, Artifact], alone: 
             for submitted, outputs in found.items():
                 assert [bits(o) for o in outputs] == alone[which[submitted]], f"trial {trial}"
             assert len(found) == len(requests)
-            assert engine.stats.num_free_blocks == engine.stats.num_blocks
+            stats = engine.stats
+            assert stats.num_free_blocks == stats.num_blocks
+            assert sum(engine.evictions().values()) == stats.num_evictions
+            evicted, promoted = evicted + stats.num_evictions, promoted + stats.num_promotions
+    assert evicted > 0
+    assert promoted > 0

@@ -121,6 +121,8 @@ class FakeEngine:
             padded_tokens=2,
             num_bucket_misses=0,
             num_preemptions=0,
+            num_evictions=0,
+            num_promotions=0,
             max_request_tokens=self.max_request_tokens,
             **times,
             **decode,

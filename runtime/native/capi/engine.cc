@@ -111,6 +111,7 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
   e.miss_policy = o.miss_policy == LLMC_MISS_ERROR   ? MissPolicy::kError
                   : o.miss_policy == LLMC_MISS_SPLIT ? MissPolicy::kSplit
                                                      : MissPolicy::kLarger;
+  e.priority_patience = o.priority_patience;
   e.seed = RandomSeed();
   *out = std::make_unique<llmc_engine>();
   return Engine::Create(std::move(device), e, &(*out)->engine);
@@ -279,6 +280,20 @@ llmc_status llmc_engine_take_step_shapes(llmc_engine* engine, llmc_step_shape* s
     llmc::WriteArray(all, all.size(), shapes);
     *count = all.size();
     if (lost != nullptr) *lost = not_counted;
+    return Status::Ok();
+  });
+}
+
+llmc_status llmc_engine_get_evictions(const llmc_engine* engine, llmc_eviction_count* counts, uint64_t capacity,
+                                      uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(counts, "counts[0]"));
+    const std::vector<llmc_eviction_count> all = engine->engine->Evictions();
+    const uint64_t given = std::min<uint64_t>(capacity, all.size());
+    llmc::WriteArray(all, given, counts);
+    *count = given;
     return Status::Ok();
   });
 }

@@ -61,7 +61,8 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
               options.prefix_cache && !model_.whole_prompts),
       scheduler_(model_,
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
-                  options.max_tokens_per_step, options.miss_policy},
+                  options.max_tokens_per_step, options.miss_policy,
+                  options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience},
                  &blocks_),
       host_sampler_(*device_),
       graph_stats_(model_.graphs.size()) {
@@ -314,6 +315,11 @@ std::vector<DeviceStat> Engine::DeviceStats() const {
 std::vector<llmc_graph_stats> Engine::GraphStats() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return graph_stats_;
+}
+
+std::vector<llmc_eviction_count> Engine::Evictions() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return evictions_;
 }
 
 std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
@@ -866,6 +872,8 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_cached_blocks = blocks_.num_cached();
   device_->GetStats(&new_device_stats_);
   c.num_preemptions = scheduler_.num_preemptions();
+  c.num_evictions = scheduler_.num_evictions();
+  c.num_promotions = scheduler_.num_promotions();
   c.num_bucket_misses = scheduler_.num_bucket_misses();
   c.num_missed_shapes = scheduler_.bucket_misses().size();
   c.prefix_query_tokens = scheduler_.num_query_tokens();
@@ -885,6 +893,10 @@ void Engine::Publish(bool stepped, bool progressed) {
         replay_ns_);
   }
   if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();
+  if (stats_.num_evictions != c.num_evictions) {
+    evictions_.clear();
+    for (const EvictionCount& one : scheduler_.evictions()) evictions_.push_back({0, one.priority, one.count});
+  }
   for (const MaskUpdate& update : mask_updates_) update.mask->state = update.state;
   mask_updates_.clear();
   events_.insert(events_.end(), new_events_.begin(), new_events_.end());

@@ -58,6 +58,7 @@ struct EngineOptions {
   uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
   bool prefix_cache = true;
   MissPolicy miss_policy = MissPolicy::kLarger;
+  uint32_t priority_patience = 0;  // steps; 0: SchedulerOptions::kDefaultPatience
   uint64_t seed = 0;  // of requests without a seed of their own
 };
 
@@ -95,6 +96,7 @@ class Engine {
   std::vector<llmc_bucket_miss> BucketMisses() const;
   // As StepShapes::Take.
   std::vector<llmc_step_shape> TakeStepShapes(uint64_t* lost);
+  std::vector<llmc_eviction_count> Evictions() const;
   uint32_t num_graphs() const;
   Status CheckIntegrity() const;
 
@@ -188,6 +190,7 @@ class Engine {
   std::vector<llmc_graph_stats> graph_stats_;
   StepShapes step_shapes_;
   std::vector<llmc_bucket_miss> bucket_misses_;  // one for each of the scheduler's
+  std::vector<llmc_eviction_count> evictions_;
 };
 
 }  // namespace llmc

@@ -76,6 +76,8 @@ void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->started = true;
   child->num_cached = parent.num_cached;
   child->last_step = parent.last_step;
+  child->promoted = parent.promoted;
+  num_promoted_ += child->promoted;
   if (NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
   child->num_computed = parent.num_computed;
   child->blocks = parent.blocks;
@@ -104,13 +106,15 @@ void Scheduler::Remove(Sequence* s) {
     running_.erase(std::find(running_.begin(), running_.end(), s));
     ReleaseBlocks(s);
   }
+  num_promoted_ -= s->promoted;
+  s->promoted = false;
   s->state = Sequence::State::kDone;
 }
 
 void Scheduler::Clear() noexcept {
   waiting_.clear();
   running_.clear();
-  num_unstarted_ = 0;
+  num_unstarted_ = num_promoted_ = 0;
   blocks_->Clear();
 }
 
@@ -172,6 +176,8 @@ void Scheduler::Schedule(StepPlan* plan) {
   plan->copies.clear();
   plan->misses.clear();
   ++step_;
+  KeepPatience();
+  MakeWay();
   TakeSeats();
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
@@ -350,16 +356,19 @@ void Scheduler::AddChunk(Sequence* s, uint32_t count, StepPlan* plan) {
   plan->prefill = true;
 }
 
+void Scheduler::FindCached(const Sequence& s, uint64_t* id) {
+  // The last token is always computed, and so are those whose logits are wanted.
+  const uint32_t most = (s.scoring() ? s.num_scored : static_cast<uint32_t>(s.tokens.size()) - 1) / block_size_;
+  blocks_->Lookup(s.root_id, s.tokens.data(), most, &hits_, id);
+}
+
 // The first waiting sequence that has something to compute, and the cached blocks it starts from in hits_; NULL if none.
 // One that only waits for a mask is passed over; so is one that would compute its tokens again and then wait.
 Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
   for (Sequence* s : waiting_) {
     if (s->held && (no_held || s->started)) continue;
-    // The last token is always computed, and so are those whose logits are wanted.
-    const uint32_t length = static_cast<uint32_t>(s->tokens.size());
-    const uint32_t most = (s->scoring() ? s->num_scored : length - 1) / block_size_;
-    blocks_->Lookup(s->root_id, s->tokens.data(), most, &hits_, id);
-    if (length - hits_.size() * block_size_ > s->held) return s;
+    FindCached(*s, id);
+    if (s->tokens.size() - hits_.size() * block_size_ > s->held) return s;
   }
   return nullptr;
 }
@@ -372,7 +381,7 @@ bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
   if (crowded && LongParked() == nullptr) return false;
   uint64_t id;
   Sequence* s = NextWaiting(crowded, &id);
-  if (s == nullptr || ScoresLater(*s, *plan) || !FreeBlocks(*s)) return false;
+  if (s == nullptr || ScoresLater(*s, *plan) || CrowdsDecodes(*s) || !FreeBlocks(*s)) return false;
   const Chunk chunk = FitChunk(s, static_cast<uint32_t>(hits_.size()) * block_size_, phases, plan);
   switch (chunk.fit) {
     case Chunk::Fit::kLater: return false;
@@ -443,12 +452,15 @@ Status Scheduler::CheckIntegrity() const {
   };
   std::vector<uint32_t> refs(blocks_->num_usable() + 1);
   if (running_.size() > most_running_) return broken(running_.back(), "runs beyond what max_num_seqs lets");
-  uint32_t unstarted = 0;
+  uint32_t unstarted = 0, promoted = 0;
+  for (const Sequence* s : running_) promoted += s->promoted;
   for (const Sequence* s : waiting_) {
     if (s->state != Sequence::State::kWaiting) return broken(s, "is in the waiting queue in another state");
     if (!s->blocks.empty() || s->num_computed != 0) return broken(s, "waits and holds blocks");
     unstarted += !s->started;
+    promoted += s->promoted;
   }
+  if (promoted != num_promoted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of promoted sequences is wrong.");
   if (unstarted != num_unstarted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of new sequences is wrong.");
   for (size_t i = 0; i < running_.size(); ++i) {
     const Sequence* s = running_[i];

@@ -19,6 +19,7 @@ struct Sequence {
 
   Request* request = nullptr;
   int32_t priority = 0;
+  bool promoted = false;  // it counts as the highest priority; the scheduler says so
   uint64_t arrival = 0;  // the request's id: earlier is smaller
   uint32_t output_index = 0;
   uint32_t num_prompt = 0;
@@ -64,6 +65,12 @@ struct BucketMiss {
   uint64_t count = 0;
 };
 
+// Sequences of a priority that made way for waiting ones of a higher priority.
+struct EvictionCount {
+  int32_t priority = 0;
+  uint64_t count = 0;
+};
+
 struct StepPlan {
   uint32_t graph = 0;
   bool prefill = false;  // has an item that is not a decode
@@ -82,6 +89,8 @@ struct SchedulerOptions {
   uint32_t max_num_seqs = 1;
   uint32_t max_tokens_per_step = 0;  // of a step with prefill; 0: the largest prefill or mixed graph
   MissPolicy miss_policy = MissPolicy::kLarger;
+  uint32_t patience = kDefaultPatience;  // steps that a request may wait behind higher priorities, see KeepPatience
+  static constexpr uint32_t kDefaultPatience = 512;
 };
 
 class Scheduler {
@@ -115,6 +124,12 @@ class Scheduler {
   uint32_t num_waiting() const { return static_cast<uint32_t>(waiting_.size()); }
   uint32_t num_unstarted() const { return num_unstarted_; }
   uint64_t num_preemptions() const { return num_preemptions_; }
+  // Of the preemptions, those for waiting sequences of a higher priority; the first LLMC_MAX_EVICTED_PRIORITIES
+  // priorities that made way.
+  uint64_t num_evictions() const { return num_evictions_; }
+  const std::vector<EvictionCount>& evictions() const { return evictions_; }
+  // Requests that came to count as the highest priority.
+  uint64_t num_promotions() const { return num_promotions_; }
   uint64_t num_bucket_misses() const { return num_bucket_misses_; }
   // The first LLMC_MAX_BUCKET_MISSES shapes that missed.
   const std::vector<BucketMiss>& bucket_misses() const { return bucket_misses_; }
@@ -124,9 +139,13 @@ class Scheduler {
   Status CheckIntegrity() const;
 
  private:
+  static bool Outranks(const Sequence& a, const Sequence& b) {
+    return a.promoted != b.promoted ? a.promoted : a.priority < b.priority;
+  }
   // Lower priority values first, then age: the order of service; preemption takes from the other end.
   struct Before {
     bool operator()(const Sequence* a, const Sequence* b) const {
+      if (a->promoted != b->promoted) return a->promoted;
       if (a->priority != b->priority) return a->priority < b->priority;
       if (a->arrival != b->arrival) return a->arrival < b->arrival;
       return a->output_index < b->output_index;
@@ -179,6 +198,8 @@ class Scheduler {
   bool ScoresLater(const Sequence& s, const StepPlan& plan);
   Chunk FitChunk(Sequence* s, uint32_t computed, PhaseSet phases, StepPlan* plan);
   void AddChunk(Sequence* s, uint32_t count, StepPlan* plan);
+  // Into hits_; *id as of BlockManager::Lookup.
+  void FindCached(const Sequence& s, uint64_t* id);
   Sequence* NextWaiting(bool no_held, uint64_t* id);
   bool Admit(PhaseSet phases, StepPlan* plan);
   // Of a waiting sequence, besides the cached blocks in hits_.
@@ -189,6 +210,14 @@ class Scheduler {
   void StartRunning(Sequence* s, uint64_t id);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
+  // Priorities: eviction.cc.
+  void MakeWay();
+  bool ChooseVictims(const Sequence& s, const StepLoad& claimed, uint32_t longest);
+  bool DecodesFit(const std::vector<Sequence*>& sequences, uint32_t more, uint32_t longest) const;
+  bool CrowdsDecodes(const Sequence& s) const;
+  void Evict(Sequence* victim);
+  void KeepPatience();
+  void Promote(uint64_t arrival);
   void ReleaseBlocks(Sequence* s);
   void InsertRunning(Sequence* s);
 
@@ -202,13 +231,16 @@ class Scheduler {
   bool last_was_prefill_ = false;
   bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
   uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;
+  uint64_t num_evictions_ = 0, num_promotions_ = 0, contested_ = 0;
+  uint32_t num_promoted_ = 0;  // sequences
   uint32_t num_unstarted_ = 0;
   uint32_t num_ready_ = 0;  // running sequences that have something to compute, of this Schedule
   std::set<Sequence*, Before> waiting_;
   std::vector<Sequence*> running_;                         // sorted by Before
-  std::vector<Sequence*> ready_, decodes_, prefills_, chosen_;  // scratch of one Schedule
+  std::vector<Sequence*> ready_, decodes_, prefills_, chosen_, victims_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
   std::vector<BucketMiss> bucket_misses_;
+  std::vector<EvictionCount> evictions_;
 };
 
 }  // namespace llmc

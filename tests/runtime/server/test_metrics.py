@@ -58,6 +58,7 @@ def metrics_of(device: Mapping[str, int] = NO_COUNTERS, **values: int) -> Server
         warm_counts=lambda: WarmCounts(1, 1),
         memory=RequestMemory(MemoryLimits(1 << 30, 1 << 28)),
         adapters=lambda: {"medical": 3},
+        evictions=lambda: {-1: 2, 7: 1},
     )
     return ServerMetrics(probe, {"version": "1.2", "model": "tiny"})
 
@@ -160,6 +161,7 @@ def test_engine_counters() -> None:
     metrics = metrics_of(
         num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=60, num_cached_blocks=70,
         num_steps=10, num_prefill_steps=4, num_mixed_steps=1, num_decode_steps=6, num_preemptions=5, prompt_tokens=200,
+        num_evictions=4, num_promotions=1,
         output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
         decode_step_ns=3_000_000_000, max_request_tokens=48,
@@ -169,6 +171,7 @@ def test_engine_counters() -> None:
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
         "llmc_kv_blocks_cached": 70, "llmc_threads": 4, "llmc_graphs": 2, "llmc_graphs_warm": 2,
         "llmc_graphs_replayed": 1, "llmc_graphs_walked": 1, "llmc_adapters": 1,
+        "llmc_promotions_total": 1,
         "llmc_preemptions_total": 5, "llmc_prompt_tokens_total": 200, "llmc_generation_tokens_total": 90,
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
@@ -180,6 +183,8 @@ def test_engine_counters() -> None:
     assert value(metrics, "llmc_steps_total", phase="prefill") == 3
     assert value(metrics, "llmc_steps_total", phase="mixed") == 1
     assert value(metrics, "llmc_steps_total", phase="decode") == 6
+    evictions = {label: value(metrics, "llmc_evictions_total", priority=label) for label in ("-1", "7", "other")}
+    assert evictions == {"-1": 2, "7": 1, "other": 1}
     assert value(metrics, "llmc_build_info", version="1.2", model="tiny") == 1
 
 

@@ -281,6 +281,10 @@ typedef struct llmc_engine_options {
   uint32_t miss_policy;
   uint32_t reserved;
   uint64_t kv_bytes; /* bytes for the KV pool; 0: see num_blocks */
+  /* Steps with somebody waiting behind a higher priority, after which the one that has been there longest counts as the
+   * highest priority until it ends, one request at a time; 0: 512. */
+  uint32_t priority_patience;
+  uint32_t reserved2;
 } llmc_engine_options;
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
 
@@ -311,7 +315,7 @@ LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params, uint32_t s
 
 typedef struct llmc_request {
   uint32_t struct_size;
-  int32_t priority; /* lower runs first; default 0 */
+  int32_t priority; /* lower runs first, and takes the place of what runs with a higher value; default 0 */
   const int32_t *prompt_token_ids;
   uint64_t num_prompt_tokens;
   const llmc_sampling_params *sampling; /* owned by the caller, read during submit only; NULL: the defaults */
@@ -376,6 +380,8 @@ typedef struct llmc_engine_stats {
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
   uint64_t num_mixed_steps;                        /* of num_prefill_steps, those that carried decodes, too */
   uint64_t num_missed_shapes; /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
+  /* Of num_preemptions, those for waiting requests of a higher priority; requests that came to count as the highest. */
+  uint64_t num_evictions, num_promotions;
 } llmc_engine_stats;
 
 /* What an engine's device counts, by names of its own. */
@@ -417,6 +423,14 @@ typedef struct llmc_step_shape {
   double replay_ns_squared;      /* sum of squares */
 } llmc_step_shape;
 #define LLMC_MAX_STEP_SHAPES 4096
+
+/* Sequences of a priority that gave their place up to waiting ones of a higher priority. */
+typedef struct llmc_eviction_count {
+  uint32_t struct_size;
+  int32_t priority;
+  uint64_t count;
+} llmc_eviction_count;
+#define LLMC_MAX_EVICTED_PRIORITIES 64
 
 enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
@@ -519,6 +533,10 @@ LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, ll
  * must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_STEP_SHAPES entries. */
 LLMC_API llmc_status llmc_engine_take_step_shapes(llmc_engine *engine, llmc_step_shape *shapes, uint64_t capacity,
                                                   uint64_t *count, uint64_t *lost, llmc_error *error);
+/* By priority, in order of appearance: up to capacity of the first LLMC_MAX_EVICTED_PRIORITIES; later priorities count in
+ * num_evictions only. counts[0].struct_size must be set by the caller. */
+LLMC_API llmc_status llmc_engine_get_evictions(const llmc_engine *engine, llmc_eviction_count *counts,
+                                               uint64_t capacity, uint64_t *count, llmc_error *error);
 /* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
 

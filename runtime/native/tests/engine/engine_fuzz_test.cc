@@ -12,7 +12,7 @@ namespace {
 
 uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0, total_masks = 0,
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
-         total_mixed_hits = 0, total_parked = 0;
+         total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -36,6 +36,7 @@ void Property(uint32_t seed) {
   options.max_tokens_per_step = pick(0, 1) ? 0 : pick(1, largest);
   options.prefix_cache = pick(0, 3) != 0;
   if (pick(0, 3) == 0) options.miss_policy = MissPolicy::kSplit;
+  if (pick(0, 1)) options.priority_patience = pick(1, 20);
   const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
   if (reach < 2) return;
 
@@ -136,6 +137,15 @@ void Property(uint32_t seed) {
   CHECK(s.num_running == 0 && s.num_waiting == 0 && s.num_free_blocks == s.num_blocks);
   CHECK_EQ(s.num_finished, jobs.size());
   total_preemptions += s.num_preemptions;
+  CHECK(s.num_evictions <= s.num_preemptions);
+  uint64_t evictions = 0;
+  for (const llmc_eviction_count& one : engine->Evictions()) {
+    CHECK(one.count > 0 && one.priority >= 0 && one.priority <= 2);
+    evictions += one.count;
+  }
+  CHECK_EQ(evictions, s.num_evictions);
+  total_evictions += evictions;
+  total_promotions += s.num_promotions;
   total_mixed += s.num_mixed_steps;
   total_cached += s.cached_tokens;
   total_misses += s.num_bucket_misses;
@@ -155,9 +165,9 @@ int main() {
     if (Failures() != before) std::fprintf(stderr, "  seed %u\n", seed);
   }
   // The test must have reached what it is for.
-  for (uint64_t total :
-       {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks, total_scored,
-        total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits, total_parked}) {
+  for (uint64_t total : {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks,
+                         total_scored, total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits,
+                         total_parked, total_evictions, total_promotions}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }
