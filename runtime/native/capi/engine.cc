@@ -38,6 +38,7 @@ llmc_sampling_params DefaultSampling() {
   p.top_p = 1;
   p.repetition_penalty = 1;
   p.num_logprobs = -1;
+  p.length_penalty = 1;
   return p;
 }
 

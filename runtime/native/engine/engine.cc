@@ -10,6 +10,7 @@
 #include "core/c_struct.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "engine/make_room.h"
 #include "engine/wanted_bucket.h"
 
 namespace llmc {
@@ -17,13 +18,6 @@ namespace {
 
 bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
-// Room for `count` more, so that adding them does not allocate.
-template <typename T>
-void MakeRoom(std::vector<T>* of, std::size_t count) {
-  const std::size_t wanted = of->size() + count;
-  if (wanted > of->capacity()) of->reserve(std::max(wanted, 2 * of->capacity()));
 }
 
 Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
@@ -105,7 +99,6 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens);
   request->max_length = static_cast<uint32_t>(
       std::min<uint64_t>(max_length_, static_cast<uint64_t>(num_prompt) + (vectors ? 0 : request->params.max_tokens)));
-  request->num_unfinished = request->params.n;
   request->guided = c.guided != 0;
   request->num_prompt_logprobs = c.num_prompt_logprobs;
   request->deadline_ns = c.deadline_ns;
@@ -120,6 +113,8 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   sequence->tokens.reserve(request->max_length);
   sequence->tokens.assign(c.prompt_token_ids, c.prompt_token_ids + num_prompt);
   request->sequences.push_back(std::move(sequence));
+  LLMC_RETURN_IF_ERROR(SetUpRanking(request.get()));
+  request->num_unfinished = request->params.n;
 
   std::lock_guard<std::mutex> lock(mutex_);
   if (num_queued_ >= options_.max_waiting) {
@@ -184,9 +179,11 @@ Status Engine::CheckVector(const llmc_request& c) const {
     return Invalid("vector_capacity is " + std::to_string(c.vector_capacity) + " but the model's vectors have " +
                    std::to_string(model_.vector_width) + " floats; give more memory.");
   }
-  if (c.sampling->n != 1 || c.guided != 0 || c.num_prompt_logprobs != -1) {
+  if (c.sampling->n != 1 || c.guided != 0 || c.num_prompt_logprobs != -1 || c.sampling->best_of > 1 ||
+      c.sampling->beam_width != 0) {
     return Invalid(
-        "A model that gives vectors draws no tokens: leave n at 1, guided at 0 and num_prompt_logprobs at -1.");
+        "A model that gives vectors draws no tokens: leave n at 1, guided, best_of and beam_width at 0 and "
+        "num_prompt_logprobs at -1.");
   }
   return Status::Ok();
 }
@@ -475,6 +472,7 @@ void Engine::TakeInbox(uint64_t now) {
 // The first token of a request is drawn for all its continuations at once, so all their masks must be there.
 bool Engine::IsHeld(const Request& r, const Sequence& s) {
   const auto missing = [](const TokenMask& mask) { return mask.state != TokenMask::State::kReady; };
+  if (r.beams != nullptr) return r.beams->waits(s);
   if (!r.guided) return false;
   return r.forked ? missing(r.masks[s.output_index]) : std::any_of(r.masks.begin(), r.masks.end(), missing);
 }
@@ -565,6 +563,14 @@ void Engine::ListTasks() {
       tasks_.push_back(score);
     }
     if (!item.sample) continue;
+    if (r.beams != nullptr) {
+      SampleTask best;
+      best.row = row++;
+      best.position = static_cast<uint32_t>(s.tokens.size());
+      best.num_best = r.beams->search.num_best();
+      tasks_.push_back(best);
+      continue;
+    }
     const uint32_t first = r.forked ? s.output_index : 0, end = r.forked ? first + 1 : r.params.n;
     for (uint32_t output_index = first; output_index < end; ++output_index) {
       SampleTask draw;
@@ -608,7 +614,7 @@ void Engine::Fork(Sequence* parent) {
   r->forked = true;
   counters_.prompt_tokens += parent->num_prompt;
   counters_.cached_tokens += parent->num_cached;
-  for (uint32_t i = 1; i < r->params.n; ++i) {
+  for (uint32_t i = 1; i < (r->beams != nullptr ? 1 : r->params.n); ++i) {
     auto child = std::make_unique<Sequence>();
     child->request = r;
     child->priority = parent->priority;
@@ -632,7 +638,9 @@ void Engine::Postprocess() {
     const SampleOutcome& outcome = outcomes_[i];
     Sequence* s = owners_[i];
     if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request
-    if (outcome.status.ok() && task.params == nullptr) {
+    if (outcome.status.ok() && task.num_best > 0) {
+      TakeBest(s, outcome.best);
+    } else if (outcome.status.ok() && task.params == nullptr) {
       llmc_event event = MakeEvent(*s, 0, LLMC_EVENT_PROMPT_LOGPROBS);
       SetSample(outcome.result, &event);
       event.position = task.position;
@@ -677,6 +685,7 @@ void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
   const bool stop = (!params.ignore_eos && Contains(model_.eos_token_ids, sample.token)) ||
                     Contains(params.stop_token_ids, sample.token);
   ++counters_.output_tokens;
+  if (s->request->best_of != nullptr) return KeepToken(s, sample, stop);
   if (stop) {
     Request* r = s->request;
     if (r->first_token_ns == 0) r->first_token_ns = MonotonicNs();
@@ -742,6 +751,7 @@ void Engine::FailRequest(Request* r, const Status& why) {
 // Ends every unfinished continuation, with one event each.
 void Engine::EndAll(Request* r, const llmc_event& facts) {
   if (r->ended) return;
+  if (r->ranks()) return EndUntold(r, facts);
   MakeRoom(&new_events_, r->params.n);
   MakeRoom(&ended_, 1);
   for (uint32_t i = 0; i < r->params.n; ++i) {

@@ -16,6 +16,7 @@
 #include "device/device.h"
 #include "engine/block_manager.h"
 #include "engine/host_sampler.h"
+#include "engine/ranked.h"
 #include "engine/scheduler.h"
 #include "engine/step_shapes.h"
 #include "engine/token_mask.h"
@@ -39,6 +40,12 @@ struct Request {
   uint32_t num_unfinished = 0;
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<TokenMask> masks;  // [n] when guided
+  uint32_t num_told = 1;  // continuations that the caller hears of
+  std::unique_ptr<BeamGroup> beams;
+  std::unique_ptr<BestOf> best_of;
+
+  // Nothing is told of a continuation before all have ended.
+  bool ranks() const { return beams != nullptr || best_of != nullptr; }
 };
 
 // One that is loaded, or being so. Requests that use it keep it when it is unloaded.
@@ -121,6 +128,15 @@ class Engine {
   void Postprocess();
   void Fork(Sequence* parent);
   void AppendToken(Sequence* sequence, const SampleResult& sample);
+  // Requests that rank their continuations: ranked.cc.
+  Status SetUpRanking(Request* request) const;
+  void KeepToken(Sequence* sequence, const SampleResult& sample, bool stop);
+  void TakeBest(Sequence* sequence, std::vector<TokenLogprob> best);
+  void AdvanceBeams(Request* request);
+  void MoveBeams(Request* request, const std::vector<BeamSearch::Move>& moves);
+  Sequence* NewBeam(Request* request, const Sequence& parent, std::vector<Sequence*>* spare);
+  void TellRanked(Request* request, const std::vector<Transcript>& told);
+  void EndUntold(Request* request, const llmc_event& facts);
   void Finish(Sequence* sequence, uint32_t reason, const SampleResult* stop);
   static void SetSample(const SampleResult& sample, llmc_event* event);
   void EndRequest(Request* request, uint32_t reason);

@@ -78,7 +78,8 @@ void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->last_step = parent.last_step;
   child->promoted = parent.promoted;
   num_promoted_ += child->promoted;
-  if (NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
+  const bool shares = parent.state == Sequence::State::kRunning;  // and was not preempted
+  if (!shares || NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
   child->num_computed = parent.num_computed;
   child->blocks = parent.blocks;
   child->num_registered = parent.num_registered;
@@ -396,7 +397,7 @@ bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
 }
 
 // Whether all blocks that `s` needs besides hits_ are free, so that a prefill never waits for memory halfway. Takes them
-// from who is parked and behind it in the order of service.
+// from who is parked and behind it in the order of service, or is a beam that waits for it.
 bool Scheduler::FreeBlocks(const Sequence& s) {
   const uint32_t need = NumNewBlocks(s);
   for (;;) {
@@ -404,7 +405,7 @@ bool Scheduler::FreeBlocks(const Sequence& s) {
     for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
     if (free >= need + (running_.empty() ? 0 : watermark_)) return true;
     Sequence* parked = LongParked();
-    if (parked == nullptr || !Before()(&s, parked)) return false;
+    if (parked == nullptr || (!Before()(&s, parked) && !WaitsFor(*parked, s))) return false;
     Preempt(parked);
   }
 }
@@ -466,7 +467,7 @@ Status Scheduler::CheckIntegrity() const {
     const Sequence* s = running_[i];
     if (s->state != Sequence::State::kRunning) return broken(s, "is in the running list in another state");
     if (i > 0 && !Before()(running_[i - 1], s)) return broken(s, "is out of order in the running list");
-    if (s->num_computed >= s->tokens.size()) return broken(s, "has computed more tokens than it has");
+    if (s->num_computed >= s->tokens.size() + s->held) return broken(s, "has computed more tokens than it has");
     if (s->scoring() && s->num_computed > s->num_scored) return broken(s, "has passed prompt tokens without a score");
     if (s->blocks.size() < BlocksFor(s->num_computed)) return broken(s, "has too few blocks");
     if (s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size()))) return broken(s, "has too many blocks");

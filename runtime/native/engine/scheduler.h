@@ -25,7 +25,9 @@ struct Sequence {
   uint32_t num_prompt = 0;
   std::vector<int32_t> tokens;  // prompt, then output
   bool finished = false;        // its last event was sent
-  bool held = false;            // guided, and the mask of its next token is missing: its last token waits
+  // Guided, and the mask of its next token is missing: its last token waits. Or a beam: what follows its last token waits
+  // for the other beams.
+  bool held = false;
   // The logits after tokens [num_scored, score_end) are still wanted, once, whatever is recomputed later.
   uint32_t num_scored = 0, score_end = 0;
 
@@ -50,7 +52,7 @@ struct Sequence {
 struct StepItem {
   Sequence* sequence;
   uint32_t start, count;  // tokens [start, start + count)
-  bool sample;            // the last of them is the sequence's last token
+  bool sample;  // the last of them is the sequence's last token
   uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
 };
 
@@ -74,15 +76,15 @@ struct EvictionCount {
 struct StepPlan {
   uint32_t graph = 0;
   bool prefill = false;  // has an item that is not a decode
-  bool mixed = false;    // has both
-  StepLoad load;         // of all items
+  bool mixed = false;  // has both
+  StepLoad load;  // of all items
   std::vector<StepItem> items;
   struct Copy {
     uint32_t from, to;
   };
-  std::vector<Copy> copies;        // in this order, before the replay
-  BucketMiss miss;                 // of this step, count 0: none
-  std::vector<Sequence*> misses;   // no graph may run these: the engine must fail them
+  std::vector<Copy> copies;  // in this order, before the replay
+  BucketMiss miss;  // of this step, count 0: none
+  std::vector<Sequence*> misses;  // no graph may run these: the engine must fail them
 };
 
 struct SchedulerOptions {
@@ -154,7 +156,7 @@ class Scheduler {
   // What becomes of a prefill in a step.
   struct Chunk {
     enum class Fit {
-      kNow,    // its next `count` tokens run
+      kNow,  // its next `count` tokens run
       kLater,  // the step is full
       kNever,  // no graph may run it: it fails
     };
@@ -181,8 +183,13 @@ class Scheduler {
   void AddToLoad(StepLoad* load, const Sequence& s, uint32_t count) const;
   StepLoad LoadOf(const std::vector<Sequence*>& sequences) const;
 
-  // A running sequence that only waits for its mask. It keeps its blocks, and its seat in the step is free.
-  static bool Parked(const Sequence& s) { return s.held && s.num_remaining() == 1; }
+  // A running sequence that only waits for its mask, or for other beams. It keeps its blocks, and its seat in the step is
+  // free.
+  static bool Parked(const Sequence& s) { return s.held && s.num_remaining() <= 1; }
+  // It waits for `s`, another beam of its request.
+  static bool WaitsFor(const Sequence& parked, const Sequence& s) {
+    return parked.num_remaining() == 0 && parked.arrival == s.arrival;
+  }
   uint32_t NumReady() const;
   // Who is admitted now takes the place of one that is parked.
   bool Crowded() const { return running_.size() >= most_running_; }
@@ -236,7 +243,7 @@ class Scheduler {
   uint32_t num_unstarted_ = 0;
   uint32_t num_ready_ = 0;  // running sequences that have something to compute, of this Schedule
   std::set<Sequence*, Before> waiting_;
-  std::vector<Sequence*> running_;                         // sorted by Before
+  std::vector<Sequence*> running_;  // sorted by Before
   std::vector<Sequence*> ready_, decodes_, prefills_, chosen_, victims_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
   std::vector<BucketMiss> bucket_misses_;

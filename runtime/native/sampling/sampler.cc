@@ -69,6 +69,10 @@ Status Sampler::ScanFinite(const float* row, uint32_t position, RowScan* out) co
 SampleOutcome Sampler::Do(const SampleTask& task, const float* logits) {
   SampleOutcome out;
   const float* row = logits + static_cast<size_t>(task.row) * vocab_size_;
+  if (task.num_best > 0) {
+    out.status = Best(row, task.num_best, task.position, &out.best);
+    return out;
+  }
   out.status = task.params == nullptr ? Score(row, task.token, task.num_top, task.position, &out.result)
                                       : Sample(row, *task.params, task.context, &out.result);
   return out;
@@ -79,6 +83,17 @@ Status Sampler::Score(const float* row, int32_t token, uint32_t num_top, uint32_
   LLMC_RETURN_IF_ERROR(ScanFinite(row, position, &scan));
   out->token = token;
   Logprobs(row, scan.max, num_top, out);
+  return Status::Ok();
+}
+
+Status Sampler::Best(const float* row, uint32_t count, uint32_t position, std::vector<TokenLogprob>* out) {
+  RowScan scan;
+  LLMC_RETURN_IF_ERROR(ScanFinite(row, position, &scan));
+  const double log_sum = LogSum(row, scan.max);
+  BlockMaxima(row);
+  SelectTop(row, std::min(count, vocab_size_));
+  out->clear();
+  for (const Candidate& c : candidates_) out->push_back({c.id, static_cast<float>(c.logit - log_sum)});
   return Status::Ok();
 }
 
@@ -293,10 +308,14 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
   }
 }
 
-void Sampler::Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out) {
+double Sampler::LogSum(const float* row, float max) {
   float* w = weights_.data();
   ExpRow(row, vocab_size_, max, 1.0f, w);
-  const double log_sum = std::log(SumRow(w, vocab_size_)) + max;
+  return std::log(SumRow(w, vocab_size_)) + max;
+}
+
+void Sampler::Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out) {
+  const double log_sum = LogSum(row, max);
   out->logprob = static_cast<float>(row[out->token] - log_sum);
   out->rank = Rank(row, vocab_size_, static_cast<uint32_t>(out->token));
   out->num_top = 0;
@@ -316,6 +335,38 @@ namespace {
 Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 
 std::string Text(float x) { return std::to_string(x); }
+
+// What tells likely continuations from others draws nothing, or draws more than is told.
+Status CheckRanking(const llmc_sampling_params& c, int32_t vocab_size) {
+  if (c.best_of != 0 && (c.best_of < c.n || c.best_of > LLMC_MAX_BEAMS)) {
+    return Invalid("best_of is " + std::to_string(c.best_of) + " but n is " + std::to_string(c.n) +
+                   "; use 0 for n, or n to " + std::to_string(LLMC_MAX_BEAMS) + ".");
+  }
+  if (c.beam_width == 0) return Status::Ok();
+  if (c.beam_width > LLMC_MAX_BEAMS || c.beam_width < c.n) {
+    return Invalid("beam_width is " + std::to_string(c.beam_width) + " but n is " + std::to_string(c.n) +
+                   "; use 0 for no beam search, or n to " + std::to_string(LLMC_MAX_BEAMS) + ".");
+  }
+  if (c.beam_width + c.num_stop_token_ids > static_cast<uint64_t>(vocab_size)) {
+    return Invalid("beam_width is " + std::to_string(c.beam_width) + " but the vocabulary has " +
+                   std::to_string(vocab_size) + " tokens, stop ids among them; use a smaller beam_width.");
+  }
+  if (c.best_of != 0) {
+    return Invalid("best_of is " + std::to_string(c.best_of) +
+                   " beside beam search; leave it at 0, n of the beams are told.");
+  }
+  if (!std::isfinite(c.length_penalty)) {
+    return Invalid("length_penalty is " + Text(c.length_penalty) + "; use a finite number.");
+  }
+  if (c.early_stopping > LLMC_EARLY_STOPPING_NEVER) {
+    return Invalid("early_stopping is " + std::to_string(c.early_stopping) +
+                   "; use LLMC_EARLY_STOPPING_OFF (0), LLMC_EARLY_STOPPING_ON (1) or LLMC_EARLY_STOPPING_NEVER (2).");
+  }
+  if (c.repetition_penalty != 1 || c.presence_penalty != 0 || c.frequency_penalty != 0 || c.num_logit_bias != 0) {
+    return Invalid("Beam search goes by the model's own probabilities; leave out penalties and logit_bias.");
+  }
+  return Status::Ok();
+}
 
 }  // namespace
 
@@ -368,6 +419,7 @@ Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, Sam
                      "; use a finite number.");
     }
   }
+  LLMC_RETURN_IF_ERROR(CheckRanking(c, vocab_size));
   out->n = c.n;
   out->max_tokens = c.max_tokens;
   out->min_tokens = c.min_tokens;
@@ -381,6 +433,10 @@ Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, Sam
   out->ignore_eos = c.ignore_eos != 0;
   if (c.has_seed) out->seed = c.seed;
   out->num_logprobs = c.num_logprobs;
+  out->best_of = c.best_of;
+  out->beam_width = c.beam_width;
+  out->length_penalty = c.length_penalty;
+  out->early_stopping = c.early_stopping;
   out->stop_token_ids.assign(c.stop_token_ids, c.stop_token_ids + c.num_stop_token_ids);
   out->logit_bias.assign(c.logit_bias, c.logit_bias + c.num_logit_bias);
   return Status::Ok();

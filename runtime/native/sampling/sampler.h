@@ -18,6 +18,10 @@ struct SamplingParams {
   bool ignore_eos = false;
   uint64_t seed = 0;
   int32_t num_logprobs = -1;
+  uint32_t best_of = 0;     // continuations of which the n likeliest are told; 0: n
+  uint32_t beam_width = 0;  // 0: no beam search
+  float length_penalty = 1;
+  uint32_t early_stopping = LLMC_EARLY_STOPPING_OFF;
   std::vector<int32_t> stop_token_ids;
   std::vector<llmc_logit_bias> logit_bias;
 };
@@ -50,11 +54,18 @@ struct SampleTask {
   int32_t token = -1;                      // to score, and its position in the text
   uint32_t position = 0;
   uint32_t num_top = 0;  // likeliest tokens beside it
+  uint32_t num_best = 0;  // not 0: nothing is drawn or scored, and these likeliest tokens are wanted
+};
+
+struct TokenLogprob {
+  int32_t token;
+  float logprob;
 };
 
 struct SampleOutcome {
   Status status;
   SampleResult result;
+  std::vector<TokenLogprob> best;  // [min(num_best, vocab_size)], likeliest first
 };
 
 // Order, as in vLLM: the token mask, logit bias and the min_tokens mask, penalties, temperature, min-p, top-k, top-p.
@@ -70,6 +81,8 @@ class Sampler {
   Status Sample(const float* row, const SamplingParams& params, const SampleContext& context, SampleResult* out);
   // The logprob and rank of a given token at `position`, with num_top alternatives.
   Status Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out);
+  // The likeliest tokens of the raw row, equal ones by id.
+  Status Best(const float* row, uint32_t count, uint32_t position, std::vector<TokenLogprob>* out);
 
  private:
   struct Candidate {
@@ -84,6 +97,7 @@ class Sampler {
   void SelectTop(const float* row, uint32_t k);
   int32_t Draw(const float* row, float max, const SamplingParams& params, double uniform);
   int32_t DrawFromAll(const float* row, float max, float inv_temperature, double uniform);
+  double LogSum(const float* row, float max);
   void Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out);
 
   static constexpr uint32_t kBlock = 64, kSpan = 512;

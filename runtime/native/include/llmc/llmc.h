@@ -293,6 +293,11 @@ typedef struct llmc_logit_bias {
   float bias;
 } llmc_logit_bias;
 
+/* When a beam search ends, once there are beam_width finished beams. OFF: when no running beam of the present length would be
+ * better than the worst of them. ON: at once. NEVER: when none could become better, be it as long as max_tokens. */
+enum { LLMC_EARLY_STOPPING_OFF = 0, LLMC_EARLY_STOPPING_ON = 1, LLMC_EARLY_STOPPING_NEVER = 2 };
+#define LLMC_MAX_BEAMS 64
+
 typedef struct llmc_sampling_params {
   uint32_t struct_size;
   uint32_t n;                                                    /* independent continuations, 1 … 64; default 1 */
@@ -310,6 +315,15 @@ typedef struct llmc_sampling_params {
   uint64_t num_stop_token_ids;
   const llmc_logit_bias *logit_bias;
   uint64_t num_logit_bias;
+  /* Draw so many continuations, and tell the n with the highest sum of logprobs, likeliest first; 0: n (default). */
+  uint32_t best_of;
+  /* Beam search: in each step the beam_width likeliest continuations of all beams go on; 0: none (default). What ends is
+   * worth the sum of its logprobs divided by its tokens to the power of length_penalty; n of the best are told, best first.
+   * Beams share the KV blocks of what they have in common. temperature, filters and seed have no effect; penalties and
+   * logit_bias are refused. With either, events come when all has been decided, and guided is refused. */
+  uint32_t beam_width;
+  float length_penalty; /* default 1 */
+  uint32_t early_stopping;
 } llmc_sampling_params;
 LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params, uint32_t struct_size);
 

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "core/clock.h"
-#include "support/engine_harness.h"
+#include "support/ranked_reference.h"
 
 using namespace llmc_test;
 
@@ -12,7 +12,8 @@ namespace {
 
 uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0, total_masks = 0,
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
-         total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0;
+         total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
+         total_best_of = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -74,6 +75,14 @@ void Property(uint32_t seed) {
       if (pick(0, 2) == 0) j.stops.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
       j.priority = static_cast<int32_t>(pick(0, 2));
       j.guided = pick(0, 3) < most_guided;
+      if (!j.guided && pick(0, 5) == 0) {
+        j.params.beam_width = j.params.n + pick(0, 4);
+        j.params.length_penalty = static_cast<float>(pick(0, 6)) * 0.5f - 1.0f;
+        j.params.early_stopping = pick(0, 2);
+        j.params.repetition_penalty = 1;
+      } else if (!j.guided && pick(0, 5) == 0) {
+        j.params.best_of = j.params.n + pick(0, 3);
+      }
       if (pick(0, 3) == 0) j.num_prompt_logprobs = static_cast<int32_t>(pick(0, 4));
       if (pick(0, 9) == 0) j.deadline_ns = pick(0, 1) ? 1 : MonotonicNs() + pick(1, 500) * 1000;
       CHECK_OK(Submit(engine.get(), &j));
@@ -115,9 +124,12 @@ void Property(uint32_t seed) {
   }
   CHECK_EQ(idle, 2);
   for (const Job& j : jobs) {
+    const std::vector<Output> wanted = ReferenceOutputs(j, reach);
+    total_beams += j.params.beam_width > 1;
+    total_best_of += j.params.best_of > j.params.n;
     for (uint32_t i = 0; i < j.params.n; ++i) {
       const Output& got = outputs[{j.id, i}];
-      const Output want = Reference(j, i, reach);
+      const Output& want = wanted[i];
       const bool timeout = got.reason == LLMC_FINISH_TIMEOUT;
       if (timeout) CHECK(j.deadline_ns != 0 && j.deadline_ns <= got.end.time_ns);
       total_timeouts += timeout;
@@ -167,7 +179,7 @@ int main() {
   // The test must have reached what it is for.
   for (uint64_t total : {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks,
                          total_scored, total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits,
-                         total_parked, total_evictions, total_promotions}) {
+                         total_parked, total_evictions, total_promotions, total_beams, total_best_of}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -2,8 +2,8 @@
 // allocation of step: every request fails, once, and the engine serves on.
 #include <new>
 
-#include "support/engine_harness.h"
 #include "support/failing_new.h"
+#include "support/ranked_reference.h"
 
 using namespace llmc_test;
 
@@ -53,6 +53,8 @@ bool FailStep(int step, long allocation, long failures, bool* reached_step, Reac
   submit(30, 12).num_prompt_logprobs = 2;
   submit(21, 6).guided = true;
   submit(13, 6).deadline_ns = UINT64_MAX;
+  submit(11, 5).params.beam_width = 3;
+  submit(7, 4).params.best_of = 2;
   for (Job& job : jobs) CHECK_OK(Submit(engine.get(), &job));
   Outputs outputs;
   Needs needs;
@@ -98,10 +100,13 @@ bool FailStep(int step, long allocation, long failures, bool* reached_step, Reac
     CHECK_OK(engine->Step(&progressed));
     one();
   }
-  for (const Job& job : jobs) {
+  static std::vector<std::vector<Output>> references;  // of jobs, which are the same each time
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = jobs[i];
+    if (i == references.size()) references.push_back(ReferenceOutputs(job, 64));
     for (uint32_t k = 0; k < job.params.n; ++k) {
       const Output& got = outputs[{job.id, k}];
-      const Output want = Reference(job, k, 64);
+      const Output& want = references[i][k];
       CHECK_EQ(got.terminal, 1);
       if (got.kind == LLMC_EVENT_FAILED) {
         CHECK(failed);
