@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.runtime.async_llm import AsyncLLM
+    from llmc.runtime.beams import BeamSearchParams
     from llmc.runtime.guided.constraint import Guided
     from llmc.runtime.llm import LLM
     from llmc.runtime.outputs import RequestOutput, TokenDelta
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "Guided",
     "ModelPathError",
     "RequestError",
@@ -96,6 +98,8 @@ def __getattr__(name: str) -> Any:
         from llmc.runtime.request_error import RequestError as value
     elif name == "SamplingParams":
         from llmc.runtime.params import SamplingParams as value
+    elif name == "BeamSearchParams":
+        from llmc.runtime.beams import BeamSearchParams as value
     elif name == "Guided":
         from llmc.runtime.guided.constraint import Guided as value
     elif name in ("RequestOutput", "TokenDelta"):

@@ -18,6 +18,7 @@ from llmc.runtime.warm_up.budget import Budget, budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
 from .async_vector_calls import AsyncVectorCalls
+from .beams import BeamSearchParams
 from .binding import Artifact
 from .engine_loop import REFUSALS
 from .frontend import Frontend, Lora, PreparedRequest, Prompts
@@ -167,6 +168,12 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
                 request.output(one, stream.generation.timings(stream.started_ns))
                 for request, one, stream in zip(requests, gathered, streams, strict=True)
             ]
+
+    async def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, *, lora: Lora = None
+    ) -> list[RequestOutput]:
+        """As LLM.beam_search."""
+        return await self.generate(prompts, params.sampling(), lora=lora)
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """As LLM.load_adapter; requests of other tasks go on meanwhile."""

@@ -15,6 +15,7 @@ from llmc.runtime.warm_up.budget import budget_of
 from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
 from .adapters.adapters import Adapters
+from .beams import BeamSearchParams
 from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
 from .context_limit import ContextLimit
 from .engine_loop import EngineLoop, Job
@@ -224,6 +225,17 @@ class LLM(Frontend, VectorCalls):
         variables = dict(template_variables or {})
         prompts = [self.encode_chat(conversation, tools=tools, **variables) for conversation in conversations]
         return self.generate(prompts, params, on_output=on_output, on_delta=on_delta, progress=progress, lora=lora)
+
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        *,
+        progress: Progress | None = None,
+        lora: Lora = None,
+    ) -> list[RequestOutput]:
+        """`generate` by beam search: the beam_width outputs of each prompt, best first, with their logprobs."""
+        return self.generate(prompts, params.sampling(), progress=progress, lora=lora)
 
     def stream(
         self,

@@ -76,6 +76,11 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_detail: str | None = None
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the tokens' logprobs when they were asked for, else None."""
+        return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
+
 
 @dataclass(frozen=True)
 class Usage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llmc.shown import shown
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_CONTINUATIONS = 64
 MAX_LOGPROBS = 20
+EarlyStopping: TypeAlias = Literal[False, True, "never"]
+_EARLY_STOPPING: tuple[EarlyStopping, ...] = (False, True, "never")  # as the C ABI counts them
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class SamplingParams:
     seed None: drawn by the engine. guided: what the output must look like, as in guides.Guided.json_schema({...}).
     skip_special_tokens: special tokens are left out of the text. include_stop_str_in_output: the stop string or the
     token that ended the text is part of it.
+    best_of: continuations that are drawn, of which the n with the highest sum of logprobs are told, likeliest first.
+    beam_width: beam search, whose n best beams are told, best first; 0: none. length_penalty, early_stopping: as of
+    BeamSearchParams. With best_of above n, or beams, all is told at the end.
     Raises RequestError for a value out of range.
     """
 
@@ -52,6 +57,10 @@ class SamplingParams:
     guided: Guided | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -84,11 +93,48 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _whole("logit_bias token", token, 0, (1 << 31) - 1)
             _real(f"logit_bias of token {token}", bias, -1000.0, 1000.0)
+        self._check_ranking()
+
+    def _check_ranking(self) -> None:
+        if self.best_of is not None:
+            _whole("best_of", self.best_of, self.n, MAX_CONTINUATIONS)
+        if self.beam_width != 0:
+            _whole("beam_width", self.beam_width, self.n, MAX_CONTINUATIONS)
+        _real("length_penalty", self.length_penalty, -100.0, 100.0)
+        if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
+            raise RequestError(f'early_stopping {shown(self.early_stopping)} is unknown: use False, True or "never"')
+        if not self.ranks:
+            return
+        what = "beam search" if self.beam_width else "best_of above n"
+        if self.beam_width and self.best_of is not None:
+            raise RequestError("best_of does not go with beam search: n of the beams are told")
+        if self.stop:
+            raise RequestError(f"stop does not go with {what}, continuations are ranked whole: use stop_token_ids")
+        if self.guided is not None:
+            raise RequestError(f"guided does not go with {what}: leave out one of them")
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        if self.beam_width and (penalties or self.logit_bias):
+            raise RequestError("penalties and logit_bias do not go with beam search, nothing is drawn: leave them out")
+
+    @property
+    def ranks(self) -> bool:
+        """Nothing is told before all continuations have ended, and then the best."""
+        return self.beam_width > 0 or self.num_drawn > self.n
+
+    @property
+    def num_drawn(self) -> int:
+        """Continuations that the engine has at once."""
+        return max(self.n, self.best_of or 0, self.beam_width)
 
     @property
     def num_logprobs(self) -> int:
         """`logprobs` as the C ABI counts it: -1 for none."""
         return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def early_stopping_code(self) -> int:
+        """`early_stopping` as the C ABI counts it."""
+        return _EARLY_STOPPING.index(self.early_stopping)
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any], **overrides: Any) -> SamplingParams:

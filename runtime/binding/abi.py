@@ -165,6 +165,9 @@ class SamplingParams(ctypes.Structure):
         ("num_stop_token_ids", c_uint64),
         ("logit_bias", POINTER(LogitBias)),
         ("num_logit_bias", c_uint64),
+        *_each(c_uint32, "best_of", "beam_width"),
+        ("length_penalty", c_float),
+        ("early_stopping", c_uint32),
     ]
 
 

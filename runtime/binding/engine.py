@@ -44,6 +44,10 @@ class SamplingParams:
     num_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping_code: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +264,7 @@ class Engine(Handle):
         for name in _PLAIN_SAMPLING:
             setattr(native, name, getattr(chosen, name))
         native.ignore_eos = int(chosen.ignore_eos)
+        native.best_of, native.early_stopping = chosen.best_of or 0, chosen.early_stopping_code
         native.has_seed = int(chosen.seed is not None)
         native.seed = chosen.seed or 0
         native.num_logprobs = -1 if chosen.num_logprobs is None else chosen.num_logprobs
@@ -473,6 +478,8 @@ _PLAIN_SAMPLING: Sequence[str] = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "beam_width",
+    "length_penalty",
 )
 
 

@@ -16,6 +16,7 @@ from .chat_output import ChatDelta, ChatOutput
 from .context import ServerContext
 from .prompts import checked_max_tokens, encode_chat, encode_chat_ids, rest_of_context
 from .protocol.chat import ChatRequest
+from .protocol.ranking import check_guide
 from .requests import EngineRequest
 from .tools.plan import ChatPlan, plan_chat
 
@@ -41,6 +42,7 @@ async def prepare_chat(
     else:
         max_tokens = checked_max_tokens(server, asked, len(ids), param)
     guide = plan.guide(await answers.guide_maker(server, plan.guided), ids)
+    check_guide(body, guide is not None)
     params = body.sampling(
         server.sampling_defaults(),
         max_tokens=max_tokens,

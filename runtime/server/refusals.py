@@ -15,8 +15,9 @@ MEMORY = "request_too_large"
 TASK = "unsupported_task"
 BEYOND_SCHEMA: Mapping[str, str] = {
     CONSTRAINT: "a JSON schema, regular expression, grammar or structural tag is not valid, or too complex",
-    CONFLICT: "min_tokens is above max_tokens, best_of is not n, a tool's name comes twice or is chosen but no tool's, "
-    "or the answer is given two forms, or one that tools do not go with",
+    CONFLICT: "min_tokens is above max_tokens, best_of is below n, a parameter does not go with beam search or "
+    "best_of, a tool's name comes twice or is chosen but no tool's, or the answer is given two forms, or one that "
+    "tools do not go with",
     TEMPLATE: "the model's chat template does not take the conversation",
     CONTEXT: "prompt and answer do not fit the model's context",
     EMPTY: "the prompt has no tokens",

@@ -32,7 +32,7 @@ class RequestSize:
 
     prompt_tokens: of each prompt. max_tokens: the most that a continuation may have, as `EngineRequest` asks for it and
     max_model_len allows. logprobs, prompt_logprobs: alternatives, None for none. streams: what was told is forgotten.
-    vector_width: numbers that a prompt gives.
+    vector_width: numbers that a prompt gives. n: continuations at once, as the field n_field asks for them.
     """
 
     prompt_tokens: Sequence[int]
@@ -45,6 +45,7 @@ class RequestSize:
     max_model_len: int
     vocab_size: int
     vector_width: int = 0
+    n_field: str = "n"
 
     @classmethod
     def of(
@@ -54,7 +55,8 @@ class RequestSize:
         params = requests[0].params
         return cls(
             prompt_tokens=tuple(len(request.prompt_token_ids) for request in requests),
-            n=params.n,
+            n=params.num_drawn,
+            n_field="best_of" if params.num_drawn > params.n else "n",
             max_tokens=params.max_tokens,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
@@ -86,7 +88,7 @@ class RequestSize:
         longest = max(self.prompt_tokens)
         without = {
             "prompt": dataclasses.replace(self, prompt_tokens=(longest,)),
-            "n": dataclasses.replace(self, n=1),
+            self.n_field: dataclasses.replace(self, n=1),
             "max_tokens": dataclasses.replace(self, max_tokens=1),
             "logprobs": dataclasses.replace(self, logprobs=None),
             "prompt_logprobs": dataclasses.replace(self, prompt_logprobs=None),
@@ -94,7 +96,7 @@ class RequestSize:
         field = min(without, key=lambda name: without[name].bytes)
         output = min(self.max_tokens, max(1, self.max_model_len - min(self.prompt_tokens)))
         factors = [f"{len(self.prompt_tokens)} prompts"] if len(self.prompt_tokens) > 1 else []
-        factors += [f"n {self.n}"] if self.n > 1 else []
+        factors += [f"{self.n_field} {self.n}"] if self.n > 1 else []
         factors.append(f"{output} tokens")
         factors += [f"logprobs {self.logprobs}"] if self.logprobs is not None else []
         factors += [f"prompt_logprobs {self.prompt_logprobs}"] if self.prompt_logprobs is not None else []

@@ -15,9 +15,11 @@ class AskedAsChat(SamplingFields):
     """One answer to one conversation."""
 
     n: int | None = Field(None, ge=1, le=1)
+    best_of: int | None = Field(None, ge=1, le=1)
 
     refused: ClassVar[Mapping[str, str]] = {
         **SamplingFields.refused,
+        "use_beam_search": "beams are for other endpoints: use /v1/chat/completions",
         "prompt_logprobs": "prompts are not told back: use /v1/chat/completions",
         "return_token_ids": "token ids are not told: use /v1/chat/completions",
     }

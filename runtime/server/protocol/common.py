@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from llmc.runtime.params import SamplingParams
 from ..errors import ApiError
 from ..refusals import CONFLICT
 from .forms import Choices, GuidedJson, ResponseFormat, Structured
+from .ranking import check_ranking
 from .shapes import NULL, OFF, Items, Text, is_off
 
 log = logging.getLogger("llmc.server")
@@ -38,7 +39,6 @@ _LEAST_TOP_P = 2.0**-126
 _MODALITIES: tuple[Any, ...] = (None, [], ["text"])
 _REFUSED: Mapping[str, str] = {
     "suffix": "text is not inserted before a suffix: leave it out",
-    "use_beam_search": "there is no beam search: leave it out",
     "prompt_embeds": "embeddings are no prompt here: give text or token ids",
     "bad_words": "words cannot be forbidden: use logit_bias",
     "allowed_token_ids": "tokens cannot be listed: use guided_regex or logit_bias",
@@ -153,7 +153,8 @@ _CONSTRAINTS = (
 
 
 class SamplingFields(ApiModel):
-    """Parameters that both endpoints take; null is as good as absent. priority: lower runs first.
+    """Parameters that both endpoints take; null is as good as absent. priority: lower runs first. use_beam_search: with
+    best_of beams, or n; length_penalty and early_stopping are for that.
 
     Subclasses name in `refused` what would change the answer and has no effect here, and why.
     """
@@ -166,6 +167,10 @@ class SamplingFields(ApiModel):
     top_k: int | None = Field(None, ge=-1, lt=_INT32)
     min_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_OUTPUTS)
+    best_of: int | None = Field(None, ge=1, le=MAX_OUTPUTS)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-100, le=100)
+    early_stopping: bool | Literal["never"] | None = None
     seed: int | None = None  # the engine's is of 64 bits
     stop: Stops = ()
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
@@ -200,6 +205,11 @@ class SamplingFields(ApiModel):
         return self.n or 1
 
     @property
+    def ranks(self) -> bool:
+        """The best continuations are told when all have ended."""
+        return bool(self.use_beam_search) or (self.best_of or 0) > self.num_outputs
+
+    @property
     def has_constraint(self) -> bool:
         """Whether a field may say what the answer must look like; reading it may take time."""
         return any(getattr(self, name) is not None for name in _CONSTRAINTS)
@@ -218,11 +228,7 @@ class SamplingFields(ApiModel):
         for name, why in self.refused.items():
             if not is_off(self.given(name)):
                 raise ApiError(f"{name} is not supported, {why}", param=name, code="unsupported_parameter")
-        best_of = extra.get("best_of")
-        if not is_off(best_of) and (type(best_of) is bool or best_of != self.num_outputs):
-            why = "best_of is not supported, candidates are not ranked: use n"
-            code = CONFLICT if type(best_of) in (int, float) else "unsupported_parameter"
-            raise ApiError(why, param="best_of", code=code)
+        check_ranking(self)
         if extra.get("modalities") not in _MODALITIES:
             raise ApiError("modalities: models here write text only", param="modalities", code="unsupported_parameter")
         if extra.get("truncation_side") not in (None, "left"):
@@ -242,8 +248,6 @@ class SamplingFields(ApiModel):
         for name, why in cls.refused.items():
             off = {"enum": list(OFF), "description": f"Not supported, {why}."}
             properties[name] = {"allOf": [properties[name], off]} if name in cls.model_fields else off
-        numbers = {"type": "integer", "minimum": 1, "maximum": MAX_OUTPUTS}
-        properties["best_of"] = {"anyOf": [{"enum": list(OFF)}, numbers], "description": "Must be n."}
         properties["modalities"] = {"enum": list(_MODALITIES)}
         properties["truncation_side"] = {"enum": [None, "left"]}
         streams = {"required": ["stream"], "properties": {"stream": {"const": True}}}
@@ -281,6 +285,14 @@ class SamplingFields(ApiModel):
             given["top_p"] = max(self.top_p, _LEAST_TOP_P)
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
+        if self.use_beam_search:
+            # Nothing is drawn: defaults of the model for that have no effect.
+            defaults = {}
+            given["beam_width"] = max(self.num_outputs, self.best_of or 0)
+            given["early_stopping"] = self.early_stopping or False
+            given["length_penalty"] = 1.0 if self.length_penalty is None else self.length_penalty
+        elif self.best_of is not None:
+            given["best_of"] = self.best_of
         return SamplingParams(
             **{**defaults, **given},
             stop=self.stop,

@@ -27,6 +27,7 @@ from ..logprobs import completion_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_prompts
 from ..protocol.common import usage
 from ..protocol.completions import CompletionRequest
+from ..protocol.ranking import check_guide
 from ..requests import EngineRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -73,6 +74,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     if body.has_constraint:
         guided = await server.lanes.compile(lambda: guided_of(body, server.schema_defaults))
     guide = await answers.guide_maker(server, guided)
+    check_guide(body, guide is not None)
     deadline_s = answers.deadline_of(server, request)
     params = body.sampling(
         server.sampling_defaults(), max_tokens=max(asked, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs

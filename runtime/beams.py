@@ -1,0 +1,42 @@
+"""Beam search from Python, under the names that vLLM has for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .params import EarlyStopping, SamplingParams
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """Beam search of one request: in each step the beam_width likeliest continuations of all beams go on.
+
+    A beam that ends is worth the sum of its logprobs divided by its tokens, an eos included, to the power of
+    length_penalty. early_stopping, once there are beam_width of those: False ends the search when no running beam would
+    be better at its present length, True at once, "never" when none could become better within max_tokens.
+    logprobs: 0 … 20 alternatives beside each token.
+    Raises RequestError for a value out of range, when the search begins.
+    """
+
+    beam_width: int
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int = 0
+
+    def sampling(self) -> SamplingParams:
+        """The same as parameters of `generate`, which tell all beams."""
+        return SamplingParams(
+            n=self.beam_width,
+            beam_width=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            stop_token_ids=self.stop_token_ids,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logprobs=self.logprobs,
+        )

@@ -1,0 +1,42 @@
+"""Which parameters go with a ranking of continuations: beam search, and best_of above n."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ApiError
+from ..refusals import CONFLICT
+
+if TYPE_CHECKING:
+    from .common import SamplingFields
+
+_OF_DRAWING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+
+
+def check_ranking(body: SamplingFields) -> None:
+    """Raises ApiError for what does not go with it."""
+    if body.best_of is not None and body.best_of < body.num_outputs:
+        why = f"best_of is {body.best_of} but n is {body.num_outputs}: use a best_of no smaller than n"
+        raise ApiError(why, param="best_of", code=CONFLICT)
+    if not body.ranks:
+        return
+    what = "use_beam_search" if body.use_beam_search else "best_of above n"
+    conflicts = {
+        "stream": (bool(body.stream), "which continuations are told is known at the end: set stream to false"),
+        "stop": (bool(body.stop), "continuations are ranked whole: use stop_token_ids"),
+        **{
+            name: (bool(body.use_beam_search) and getattr(body, name) is not None, "nothing is drawn: leave it out")
+            for name in _OF_DRAWING
+        },
+    }
+    for name, (conflicting, why) in conflicts.items():
+        if conflicting:
+            raise ApiError(f"{name} does not go with {what}, {why}", param=name, code=CONFLICT)
+
+
+def check_guide(body: SamplingFields, guided: bool) -> None:
+    """Raises ApiError where an answer is ranked that a grammar guides token by token."""
+    if guided and body.ranks:
+        name = "use_beam_search" if body.use_beam_search else "best_of"
+        why = f"{name} does not go with an answer of a given form: leave out one of them"
+        raise ApiError(why, param=name, code=CONFLICT)
