@@ -258,6 +258,7 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
                     phase: {"padded_tokens": one.padded_tokens(phase), "padding": one.padding(phase)}
                     for phase in one.phases
                 },
+                "uneven_contexts": one.uneven_contexts,
                 "compile_s": one.compile_s,
                 "warm_up_s": one.warm_up_s,
                 "arena_bytes": one.arena_bytes,

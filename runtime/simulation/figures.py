@@ -79,6 +79,12 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
             f"Share of the {what} tokens of all {phase} steps that nobody asked for",
         )
         add(f"{phase} padding, tokens", methodcaller("padded_tokens", phase), count, "The same in tokens")
+    add(
+        "decode, uneven contexts",
+        lambda o: o.uneven_contexts,
+        share,
+        "Share of sequences × the longest context that no sequence has; kernels that skip padding do not compute it",
+    )
     add("padding, time", lambda o: o.padding_s, duration, "What graphs of exactly every shape would save")
     add(
         "padding, of replays",

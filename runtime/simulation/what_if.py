@@ -155,6 +155,14 @@ class Outcome:
         return self.padded_tokens(phase) / computed if computed else 0.0
 
     @property
+    def uneven_contexts(self) -> float:
+        """Share of sequences × the longest context of decode steps that their own contexts leave, 0 … 1."""
+        decode = {index for index, use in enumerate(self.graphs) if use.bucket.phase == "decode"}
+        mine = [load for load in self.loads if load.graph in decode]
+        rectangle = sum(load.asked for load in mine)
+        return 1 - sum(load.contexts for load in mine) / rectangle if rectangle else 0.0
+
+    @property
     def warm_up_s(self) -> float:
         """Of one replay of every graph, full."""
         return sum(use.full_s for use in self.graphs)

@@ -198,6 +198,18 @@ def test_several_outputs_differ_and_have_their_own_index(running: Running) -> No
     assert len({choice["text"] for choice in answer["choices"]}) == 4
 
 
+def test_beams_and_best_of_equal_the_python_api(running: Running, llm: LLM) -> None:
+    """The model's defaults for drawing have no effect on beams."""
+    beams = llm.generate(PROMPT, SamplingParams(n=2, beam_width=3, max_tokens=6, length_penalty=0.5))[0]
+    body = {"max_tokens": 6, "use_beam_search": True, "n": 2, "best_of": 3, "length_penalty": 0.5, "temperature": 0.3}
+    answer = running.complete(PROMPT, **body)
+    assert [choice["text"] for choice in answer["choices"]] == [one.text for one in beams.outputs]
+    assert answer["usage"]["completion_tokens"] == beams.usage.completion_tokens
+    drawn = llm.generate(PROMPT, SamplingParams(n=1, best_of=3, max_tokens=6, temperature=1.0, seed=5))[0]
+    best = running.complete(PROMPT, max_tokens=6, best_of=3, temperature=1.0, seed=5)
+    assert [choice["text"] for choice in best["choices"]] == [one.text for one in drawn.outputs]
+
+
 def test_token_ids_are_told_when_asked_for(running: Running, llm: LLM) -> None:
     (choice,) = running.complete(PROMPT, max_tokens=5, return_token_ids=True, **GREEDY)["choices"]
     (expected,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0))

@@ -145,6 +145,16 @@ def test_a_smaller_ladder_adds_latency() -> None:
     assert fine.unserved == coarse.unserved == 0
 
 
+def test_one_long_context_among_short_ones_is_told() -> None:
+    """By hand: ten tokens of four sequences are decoded together, the first of 22 and of 502 tokens of context."""
+    ladder = "prefill=8x512,decode=8x512"
+    even = run(trace_of(*[(0.0, 21, 11)] * 4), ladder)
+    assert even.uneven_contexts == 0
+    long = run(trace_of(*[(0.0, 21, 11)] * 3, (0.0, 501, 11)), ladder)
+    short, tall = sum(range(22, 32)), sum(range(502, 512))
+    assert long.uneven_contexts == pytest.approx(1 - (3 * short + tall) / (4 * tall))
+
+
 def test_long_prompts_are_split_and_requests_clipped() -> None:
     trace = trace_of((0.0, 400, 10), (0.0, 4000, 4000))
     what_if = WhatIf(trace, Server(512, 8, 16), CONSTANT)
