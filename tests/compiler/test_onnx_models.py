@@ -37,6 +37,9 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gptj": ("gptj", {"rotary_dim": 8}),
     "opt": ("opt", {}),
+    "gemma3_text": ("gemma3_text", {"sliding_window": 6, "num_hidden_layers": 7}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "codegen": ("codegen", {"rotary_dim": 6, "num_attention_heads": 4, "hidden_size": 80, "n_inner": 100}),
     "llama3-scaling": (
         "llama",
         {
@@ -70,7 +73,7 @@ def check_decoder(graph: Path, artifact_path: Path, cache: Path, bound: float = 
 )
 def test_decoders(name: str, kernel_cache: Path, tmp_path: Path) -> None:
     family, overrides = DECODERS[name]
-    checkpoint = make_tiny_model(tmp_path / "checkpoint", family, num_hidden_layers=2, **overrides)
+    checkpoint = make_tiny_model(tmp_path / "checkpoint", family, **{"num_hidden_layers": 2, **overrides})
     graph = export_decoder(checkpoint, tmp_path / "exported" / "model.onnx", external=name == "llama")
     check_decoder(graph, tmp_path / "artifact", kernel_cache)
 
@@ -134,6 +137,7 @@ def test_other_attention_code(name: str, kernel_cache: Path, tmp_path: Path) -> 
         pytest.param("bert", True, "auto", marks=pytest.mark.slow),
         rare("xlm-roberta", False, "mean"),
         rare("roberta", False, "auto"),
+        rare("modernbert", False, "mean"),
     ],
 )
 def test_encoders(family: str, typed: bool, pooling: str, kernel_cache: Path, tmp_path: Path) -> None:
@@ -150,6 +154,15 @@ def test_encoders(family: str, typed: bool, pooling: str, kernel_cache: Path, tm
     for text, vector in zip(texts, found, strict=True):
         wanted = pooled(runtime.run(text), "mean" if pooling == "mean" else "first", normalised=True)
         check_close(vector, wanted, f"{len(text)} tokens")
+
+
+def test_layers_that_differ_in_windows_and_angles(tmp_path: Path) -> None:
+    """ModernBERT's: windows on both sides, two rotary bases, and no norm before the first attention."""
+    checkpoint = make_encoder(tmp_path / "checkpoint", "modernbert")
+    graph = export_encoder(checkpoint, tmp_path / "exported" / "model.onnx", typed=False)
+    found, wanted = open_source(graph).config(), open_source(checkpoint).config()
+    for name in ("layer_windows", "rope", "local_rope", "first_norm", "bidirectional", "norm_eps", "embedding_norm"):
+        assert getattr(found, name) == getattr(wanted, name), name
 
 
 def test_what_stands_behind_an_encoder(tmp_path: Path) -> None:

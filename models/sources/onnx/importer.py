@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from llmc.models.brief import brief, brief_name
@@ -207,7 +207,13 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         return var
 
     def _size(self, node: onnx.NodeProto) -> None:
-        shape = [int(dim) for dim in self._nodes[node.input[0]].ty.shape]
+        sizes = self._nodes[node.input[0]].ty.shape
+        if not all(isinstance(dim, (int, tirx.IntImm)) for dim in sizes):
+            raise ModelError(
+                f"{self._file.path}: node {brief_name(node.name)} ({node.op_type}) asks for a size that depends on "
+                "values, as that of the tokens of an expert does, which no model of llmc read from ONNX has"
+            )
+        shape = [int(dim) for dim in sizes]
         if node.op_type == "Size":
             self.known[node.output[0]] = np.array(np.prod(shape), np.int64)
             return

@@ -47,6 +47,11 @@ def recover(structure: Structure, probe: Probe, far: Imported | None, stated: St
     return _Recovery(structure, probe, far, stated).recovered(dtype)
 
 
+def _alike(heads: Sequence[Heads]) -> bool:
+    """Whether all are rotated by the same angles."""
+    return not any((abs(one.angles - heads[0].angles) > 1e-6).any() for one in heads)
+
+
 class _Recovery:
     def __init__(self, structure: Structure, probe: Probe, far: Imported | None, stated: Stated) -> None:
         self._structure, self._probe, self._far, self._stated = structure, probe, far, stated
@@ -76,9 +81,10 @@ class _Recovery:
         hidden = base.tokens.width
         heads = _one((a.q.num_heads for a in attentions), "numbers of heads")
         max_len = self._max_len()
-        rope, rope_factor = self._rope(attentions, max_len)
         sights = [sight_of(a.term.scores, self._probe, self._far) for a in attentions]
         windows = tuple(sight.window for sight in sights)
+        ropes = self._ropes(attentions, windows, max_len)
+        (rope, _), (local, _) = ropes
         head = structure.head
         norm_kind = _one((norm.kind for norm in self._norms), "kinds of norms")
         qkv = [linear_of(h)[0] for a in attentions for h in (a.q, a.k, a.v)]
@@ -97,6 +103,8 @@ class _Recovery:
             head_dim=_one((a.term.scores.head_dim for a in attentions), "sizes of heads"),
             norm_eps=_one((n.eps for n in (*self._norms, *self._head_norms(attentions))), "epsilons of norms"),
             rope=rope,
+            local_rope=None if local == rope else local,
+            unrotated_layers=tuple(i for i, a in enumerate(attentions) if rope != NO_ROPE and not len(a.q.angles)),
             max_position_embeddings=max_len,
             tie_word_embeddings=head is not None and self._is_tied(head.linear),
             attention_bias=any(layer.bias is not None for layer in qkv)
@@ -105,7 +113,10 @@ class _Recovery:
             mlp_bias=mlp_bias,
             down_bias=down_bias and not mlp_bias,
             qk_norm=self._qk_norm(attentions, norm_kind),
-            attention_scale=_one((self._scale(a, rope_factor) for a in attentions), "scales of scores"),
+            attention_scale=_one(
+                (self._scale(a, ropes[window > 0][1]) for a, window in zip(attentions, windows, strict=True)),
+                "scales of scores",
+            ),
             sliding_window=max(windows) or None,
             layer_windows=windows,
             eos_token_ids=self._stated.eos,
@@ -128,6 +139,7 @@ class _Recovery:
             ),
             logit_multiplier=1.0 if head is None else head.multiplier,
             logit_cap=None if head is None else head.cap,
+            first_norm=structure.residual != "pre" or structure.layers[0][0].before is not None,
             final_norm=structure.final is not None,
             bidirectional=not _one((sight.causal for sight in sights), "kinds of masks"),
             token_types=base.types.weight.shape[0] if base.types is not None else 0,
@@ -145,15 +157,25 @@ class _Recovery:
             )
         return rows if rows is not None else known[0]
 
-    def _rope(self, attentions: Sequence[Attention], max_len: int) -> tuple[Rope, float]:
-        first = attentions[0].q
-        if any(len(a.q.angles) != len(first.angles) for a in attentions):
+    def _ropes(
+        self, attentions: Sequence[Attention], windows: Sequence[int], max_len: int
+    ) -> tuple[tuple[Rope, float], tuple[Rope, float]]:
+        """Of layers without and with a window, rotary positions and the factor of their cosines."""
+        turned = [(a.q, window > 0) for a, window in zip(attentions, windows, strict=True) if len(a.q.angles)]
+        if not turned:
+            return (NO_ROPE, 1.0), (NO_ROPE, 1.0)
+        if any(len(q.angles) != len(turned[0][0].angles) for q, _ in turned):
             raise Unrecognised("rotates heads in some layers otherwise than in others")
-        if not len(first.angles):
-            return NO_ROPE, 1.0
-        if any((abs(a.q.angles - first.angles) > 1e-6).any() for a in attentions):
-            raise Unrecognised("rotates heads in some layers by other angles than in others")
-        return rope_of(first, self._stated.ropes, max_len)
+        if _alike([q for q, _ in turned]):
+            both = rope_of(turned[0][0], self._stated.ropes, max_len)
+            return both, both
+        kinds = [[q for q, windowed in turned if windowed is local] for local in (False, True)]
+        if not all(kind and _alike(kind) for kind in kinds):
+            raise Unrecognised(
+                "rotates heads in some layers by other angles than in others that have a window like them"
+            )
+        full, windowed = (rope_of(kind[0], self._stated.ropes, max_len) for kind in kinds)
+        return full, windowed
 
     def _scale(self, attention: Attention, rope_factor: float) -> float:
         """Of scores, with what queries and keys are multiplied by."""

@@ -46,9 +46,11 @@ class Scores:
     softmax: bool = False
 
     def times(self, factor: Array) -> Scores:
-        if self.softmax or self.mask is not None or factor.size != 1:
+        by = float(factor.reshape(())) if factor.size == 1 else 0.0
+        # What a mask takes away is gone, whatever it is multiplied by.
+        taken = self.mask is None or bool(((self.mask == 0) | (self.mask <= _BLOCKED)).all())
+        if self.softmax or factor.size != 1 or not (self.mask is None or (by > 0 and taken)):
             raise Unrecognised("multiplies scores of attention behind their mask")
-        by = float(factor.reshape(()))
         if self.cap is not None:
             return replace(self, cap=self.cap * by)
         return replace(self, scale=self.scale * by)
@@ -134,8 +136,8 @@ def _check_tokens(x: Rows, batch: int, heads: int, tokens: int, token_axis: int)
 
 @dataclass(frozen=True)
 class Sight:
-    """What tokens see. causal: those before them and themselves, else all; window: of these the last so many, 0 for
-    all."""
+    """What tokens see. causal: those before them and themselves, else all; window: of these the last so many, or those
+    less than so far away, 0 for all."""
 
     causal: bool
     window: int = 0
@@ -199,6 +201,6 @@ def _window(scores: Scores, far: Imported, *, causal: bool) -> int:
     window = int(counts[-1])
     if np.array_equal(open_to, ages >= 0) if causal else open_to.all():
         return 0
-    if causal and np.array_equal(open_to, (ages >= 0) & (ages < window)):
+    if np.array_equal(open_to, (ages >= 0) & (ages < window) if causal else np.abs(ages) < window):
         return window
     raise Unrecognised("has a mask of long texts that is neither causal, a sliding window, nor that of whole texts")

@@ -91,6 +91,9 @@ def read_structure(output: Flat, probe: Probe, kind: Literal["logits", "rows", "
         raise Unrecognised("has no norm before its logits")
     if not blocks:
         raise Unrecognised("has no layers of attention and feed-forward blocks")
+    if not sums and blocks[0].before is not None and blocks[0].before is base.norm:
+        # The norm of the embeddings, whose result the stream begins with.
+        blocks[0] = replace(blocks[0], before=None)
     layers, residual = _layers(blocks, sums=sums)
     return Structure(base, layers, residual, final, head, dense)
 
@@ -328,7 +331,9 @@ def _layers(blocks: list[Block], *, sums: bool) -> tuple[tuple[tuple[Block, Bloc
 
 def _residual(layers: list[tuple[Block, Block]], *, sums: bool, parallel: bool) -> Residual:
     blocks = [block for layer in layers for block in layer]
-    befores = {block.before is not None for block in blocks}
+    # The first one may read the stream as it begins, where all others have norms before them.
+    first = blocks[0].before is None and not parallel and any(block.before is not None for block in blocks)
+    befores = {block.before is not None for block in blocks[first:]}
     afters = {block.after is not None for block in blocks}
     if sums and befores == {False}:
         return "sums"

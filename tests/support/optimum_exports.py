@@ -1,0 +1,89 @@
+"""Exports a tiny random model by Optimum, in an environment that has it: python optimum_exports.py FAMILY FOLDER.
+
+It imports nothing of llmc's tests: Optimum wants another transformers than they do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 99, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 96, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+GPT: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 96}
+DECODERS: dict[str, dict[str, Any]] = {
+    "codegen": {**GPT, "rotary_dim": 4},
+    "cohere": {},
+    "gemma": {},
+    "gemma2": {"sliding_window": 16},
+    "gemma3_text": {"sliding_window": 16, "num_hidden_layers": 7},
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
+    "gpt_neox": {},
+    "gptj": {**GPT, "rotary_dim": 4},
+    "granite": {},
+    "helium": {},
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "olmo": {},
+    "olmo2": {},
+    "opt": {"word_embed_proj_dim": 48, "ffn_dim": 80},
+    "phi": {"partial_rotary_factor": 0.5, "num_key_value_heads": 4},
+    "phi3": {},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {"num_hidden_layers": 4},
+    "stablelm": {"partial_rotary_factor": 0.5},
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "camembert": {"max_position_embeddings": 98},
+    "distilbert": {"dim": 48, "hidden_dim": 80, "n_layers": 2, "n_heads": 4},
+    "electra": {"embedding_size": 48},
+    "modernbert": {"num_hidden_layers": 3, "local_attention": 14, "cls_token_id": 2, "sep_token_id": 3},
+    "roberta": {"max_position_embeddings": 98},
+    "xlm-roberta": {"max_position_embeddings": 98},
+}
+
+
+def export(family: str, folder: Path) -> None:
+    import torch
+    from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    writes = family in DECODERS
+    kind = CONFIG_MAPPING[family]
+    known = set(inspect.signature(kind.__init__).parameters)
+    fields = {**SIZES, **(DECODERS[family] if writes else ENCODERS[family])}
+    torch.manual_seed(0)
+    config = kind(**{name: value for name, value in fields.items() if name in known})
+    model = (AutoModelForCausalLM if writes else AutoModel).from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith(".weight"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+    source = folder / "source"
+    model.save_pretrained(source)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(SIZES["vocab_size"])}, unk_token="w3"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w3", "pad_token": "w0"})
+    )
+    task = "text-generation-with-past" if writes else "feature-extraction"
+    main_export(str(source), str(folder / "exported"), task=task, do_validation=False)
+
+
+if __name__ == "__main__":
+    export(sys.argv[1], Path(sys.argv[2]))
