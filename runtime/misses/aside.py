@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +72,9 @@ class CompilerAside:
         with self._lock:
             self._ended = True
             if self.child is not None:
+                # On a busy machine one that gives way to everything would take long to end, too.
+                with contextlib.suppress(AttributeError, OSError):
+                    os.sched_setscheduler(self.child.pid, os.SCHED_OTHER, os.sched_param(0))
                 self.child.terminate()
 
     def _why(self, code: int, err: str) -> str:

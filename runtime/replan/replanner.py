@@ -1,6 +1,6 @@
 """Watches what a server runs, proposes buckets, and with `auto` tries them and keeps those that pay.
 
-One thread does all of it: it reads the engine's steps once a second, plans now and then, waits for the compiler, and
+One thread does all of it but wait for the compiler: it reads the engine's steps once a second, plans now and then, and
 between two steps turns graphs on and off. Whatever it does changes no answer: each graph gives the same bits.
 """
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +65,15 @@ class _Running:
     verdict: Verdict | None = None  # of the last window
 
 
+@dataclass
+class _Compiling:
+    """Buckets that are being compiled: for a proposal that is to be tried, or, None, for the artifact's next start."""
+
+    buckets: tuple[Bucket, ...]
+    future: Future[Any]
+    proposal: Proposal | None
+
+
 class Replanner:
     """may_act: whether graphs may be turned on and off by now, as the warm-up does it, too. never: graphs by index that
     nobody may turn on. tell: takes a line for people. clock: seconds that never go back."""
@@ -79,6 +89,7 @@ class Replanner:
         clock: Callable[[], float] = time.monotonic,
         facts: LadderFacts | None = None,
         workshop: Workshop | None = None,
+        pool: Executor | None = None,
     ) -> None:
         self._owner, self._options, self._may_act, self._clock = owner, options, may_act, clock
         self._engine: CountingEngine = owner.engine
@@ -93,6 +104,8 @@ class Replanner:
         self._workshop = workshop
         if workshop is None and options.mode == "auto":
             self._workshop = Workshop(owner.path, memory_bytes=options.memory_bytes, cpu_s=options.cpu_s)
+        self._pool = pool or ThreadPoolExecutor(1, "llmc-replan-compiler")
+        self._compiling: _Compiling | None = None
         self.decisions = DecisionLog()
         self._off: set[int] = set()
         self._unpublished: set[Bucket] = set()  # that the artifact lacks
@@ -121,6 +134,7 @@ class Replanner:
             self._workshop.end()
         if self._thread is not None:
             self._thread.join()
+        self._pool.shutdown()
         if self._workshop is not None:
             self._workshop.close()
 
@@ -135,9 +149,11 @@ class Replanner:
         now_s = self._clock()
         with self._lock:
             self._histogram.add([*counted(ran), *missed], now_s)
+        if self._compiling is not None and self._compiling.future.done():
+            self._compiled(self._compiling)
         if self._running is not None:
             self._try_on(self._running, ran, now_s)
-        elif now_s >= self._next_s:
+        elif self._compiling is None and now_s >= self._next_s:
             self._plan(now_s)
             self._wait(self._clock())
 
@@ -148,7 +164,7 @@ class Replanner:
 
     def state(self, *, steps: bool = False) -> dict[str, Any]:
         """Of plain values, from any thread. steps: with the histogram."""
-        now_s, running, proposal = self._clock(), self._running, self._proposal
+        now_s, running, proposal, compiling = self._clock(), self._running, self._proposal, self._compiling
         with self._lock:
             uses, observed_s = self._histogram.uses(), self._histogram.observed_s
             forgotten = self._histogram.forgotten
@@ -169,6 +185,7 @@ class Replanner:
             "off": [str(bucket) for bucket in ladder.off],
             "proposal": None if proposal is None else proposal.as_dict() | {"line": proposal.line()},
             "proposed_s_ago": now_s - self._proposed_s,
+            "compiling": [] if compiling is None else [str(bucket) for bucket in compiling.buckets],
             "trial": None if running is None else self._trial_state(running, now_s),
             "blocked": {str(b): max(0.0, until - now_s) for b, until in list(self._blocked.items()) if until > now_s},
             "decisions": [one.as_dict() for one in self.decisions.last()],
@@ -249,8 +266,59 @@ class Replanner:
 
     def _act(self, proposal: Proposal) -> None:
         fresh = tuple(c.bucket for c in proposal.changes if c.action == "add" and not c.compiled)
-        if fresh and not self._compile(fresh):
+        if not fresh:
+            self._try(proposal)
             return
+        assert self._workshop is not None
+        self._compile(_Compiling(fresh, self._pool.submit(self._workshop.add, fresh), proposal))
+
+    def _compile(self, one: _Compiling) -> None:
+        """Goes on when the compiler has ended; at once if it has."""
+        self._compiling = one
+        if one.future.done():
+            self._compiled(one)
+
+    def _compiled(self, one: _Compiling) -> None:
+        self._compiling = None
+        try:
+            made = one.future.result()
+            if made is None:  # ended
+                return
+            if one.proposal is None:
+                self._unpublished.difference_update(one.buckets)
+                self._say("published", f"{self._owner.path} has them from its next start on", one.buckets)
+            elif self._join(one.buckets, *made):
+                self._try(one.proposal)
+        except (RuntimeError, OSError, LlmcError) as error:
+            why = " ".join(str(error).split())
+            if one.proposal is None:
+                self._say("failed", f"not added to {self._owner.path}: {why}", one.buckets)
+            else:
+                self._refuse(one.buckets, why)
+
+    def _join(self, fresh: tuple[Bucket, ...], path: Path, seconds: float) -> bool:
+        """Whether the graphs of these buckets are in the engine, off. Raises LlmcError."""
+        self._compile_s = seconds
+        self._say("compiled", f"beside serving, in {seconds:.1f} s", fresh, figures={"seconds": seconds})
+        began = time.monotonic()
+        new = self._owner.take_graphs(path)
+        self._off.update(new)
+        self._unpublished.update(fresh)
+        here = {bucket_of(self._owner.graphs[index]) for index in new}
+        took = time.monotonic() - began
+        self._say("joined", f"{len(new)} graphs taken over in {took:.2f} s", sorted(here), figures={"seconds": took})
+        if set(fresh) <= here:
+            return True
+        self._refuse(fresh, "the artifact has them already, from elsewhere: the next start will find them")
+        return False
+
+    def _refuse(self, fresh: Sequence[Bucket], why: str) -> None:
+        self._vain += 1
+        self._block(fresh)
+        self._wait(self._clock())
+        self._say("failed", why, fresh)
+
+    def _try(self, proposal: Proposal) -> None:
         index_of = {bucket_of(graph): index for index, graph in enumerate(self._owner.graphs)}
         added = tuple(index_of[bucket] for bucket in proposal.added)
         retired = tuple(index_of[bucket] for bucket in proposal.retired)
@@ -260,34 +328,6 @@ class Replanner:
         trial = Trial(before, after, self._facts.limits, options.policy.unit, options.margin, options.least_trial_steps)
         self._running = _Running(trial, proposal, added, retired, now_s + options.trial_s)
         self._turn(self._running, now_s)
-
-    def _compile(self, fresh: Sequence[Bucket]) -> bool:
-        """Whether the graphs of these buckets are in the engine, off."""
-        assert self._workshop is not None
-        try:
-            made = self._workshop.add(fresh)
-            if made is None:
-                return False
-            path, seconds = made
-            self._compile_s = seconds
-            self._say("compiled", f"beside serving, in {seconds:.1f} s", fresh, figures={"seconds": seconds})
-            began = time.monotonic()
-            new = self._owner.take_graphs(path)
-        except (RuntimeError, OSError, LlmcError) as error:
-            self._vain += 1
-            self._block(fresh)
-            self._say("failed", " ".join(str(error).split()), fresh)
-            return False
-        self._off.update(new)
-        self._unpublished.update(fresh)
-        here = {bucket_of(self._owner.graphs[index]) for index in new}
-        took = time.monotonic() - began
-        self._say("joined", f"{len(new)} graphs taken over in {took:.2f} s", sorted(here), figures={"seconds": took})
-        if set(fresh) <= here:
-            return True
-        self._block(fresh)
-        self._say("failed", "the artifact has them already, from elsewhere: the next start will find them", fresh)
-        return False
 
     def _turn(self, running: _Running, now_s: float) -> None:
         """The next window of a trial: with the change, or without it."""
@@ -342,19 +382,10 @@ class Replanner:
         # What was retired for these does not come back at once, either.
         for bucket in proposal.retired:
             self._blocked[bucket] = now_s + self._options.backoff_s
-        if new := [bucket for bucket in proposal.added if bucket in self._unpublished]:
-            self._publish(new)
-
-    def _publish(self, fresh: Sequence[Bucket]) -> None:
-        assert self._workshop is not None
-        try:
-            seconds = self._workshop.publish(fresh)
-        except (RuntimeError, OSError) as error:
-            self._say("failed", f"not added to {self._owner.path}: {' '.join(str(error).split())}", fresh)
-            return
-        if seconds is not None:
-            self._unpublished.difference_update(fresh)
-            self._say("published", f"{self._owner.path} has them from its next start on", fresh)
+        new = tuple(bucket for bucket in proposal.added if bucket in self._unpublished)
+        if new:
+            assert self._workshop is not None
+            self._compile(_Compiling(new, self._pool.submit(self._workshop.publish, new), None))
 
     def _block(self, buckets: Iterable[Bucket]) -> None:
         """Not again before the back-off has passed, which doubles each time."""

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +132,18 @@ class Owner:
         return range(before, len(self.graphs))
 
 
+class AtOnce(Executor):
+    """Runs what it is given before it returns."""
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args, **kwargs))
+        except Exception as error:  # belongs to the future
+            future.set_exception(error)
+        return future
+
+
 class World:
     """A clock that a test moves on, a replanner that looks once a second, and what it said."""
 
@@ -141,7 +154,7 @@ class World:
         self.replanner = Replanner(
             owner, ReplanOptions(mode=mode, **{**some, **options}),  # type: ignore[arg-type]
             tell=self.said.append, clock=lambda: self.now_s, facts=LadderFacts(LIMITS, None, {}, "computed"),
-            workshop=owner.shop if mode == "auto" else None,  # type: ignore[arg-type]
+            workshop=owner.shop if mode == "auto" else None, pool=AtOnce(),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def run(self, seconds: int) -> None:
@@ -281,6 +294,23 @@ def test_nothing_is_switched_before_the_warm_up_is_done() -> None:
     world.replanner._may_act = lambda: False
     world.run(30)
     assert world.kinds() == ["proposed"]
+
+
+def test_steps_are_watched_while_the_compiler_works() -> None:
+    owner = Owner()
+    owner.engine.load = [(2, 64, 50)]
+    world = World(owner)
+    later: Future[Any] = Future()
+    world.replanner._pool = SimpleNamespace(submit=lambda *_: later)  # type: ignore[assignment]
+    world.run(30)
+    state = world.replanner.state()
+    assert state["compiling"] == ["decode:2x64"]
+    assert state["num_steps"] > 1400
+    assert world.kinds() == ["proposed"]
+    later.set_exception(OSError("no space left"))
+    world.run(1)
+    assert world.kinds() == ["proposed", "failed"]
+    assert world.replanner.state()["compiling"] == []
 
 
 def test_split_steps_are_seen_and_planned_for() -> None:
