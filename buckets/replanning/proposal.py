@@ -107,6 +107,8 @@ class Proposal:
     compile_s: float = 0.0
     shapes: int = 0
     graphs: int = 0
+    before: tuple[Bucket, ...] = ()
+    """The buckets that are on now."""
 
     @property
     def added(self) -> tuple[Bucket, ...]:
@@ -277,5 +279,5 @@ class _Plan:
             None if time_now is None else float(time_now @ weights),
             None if time_then is None else float(time_then @ weights),
             policy.once_s + fresh * policy.graph_s if fresh else 0.0,
-            len(shapes), len(on),
+            len(shapes), len(on), self._ladder.on,
         )  # fmt: skip

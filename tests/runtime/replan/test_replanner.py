@@ -301,7 +301,7 @@ def test_steps_are_watched_while_the_compiler_works() -> None:
     owner.engine.load = [(2, 64, 50)]
     world = World(owner)
     later: Future[Any] = Future()
-    world.replanner._pool = SimpleNamespace(submit=lambda *_: later)  # type: ignore[assignment]
+    world.replanner._changes._pool = SimpleNamespace(submit=lambda *_: later)  # type: ignore[assignment]
     world.run(30)
     state = world.replanner.state()
     assert state["compiling"] == ["decode:2x64"]

@@ -1,0 +1,279 @@
+"""Changes of a server's buckets, one at a time: compiled aside, tried by turns, kept or reverted, with back-off."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.replanning.proposal import Proposal
+from llmc.buckets.replanning.shapes import Limits
+from llmc.runtime.binding import Artifact, GraphInfo, LlmcError
+from llmc.runtime.replan.decisions import DecisionLog, Kind
+from llmc.runtime.replan.options import ReplanOptions
+from llmc.runtime.replan.trial import RanSteps, Trial, Verdict
+from llmc.runtime.replan.workshop import Workshop
+from llmc.runtime.warm_up.cost_tables import bucket_of
+
+LONGEST_BACKOFF_S = 86400.0
+
+
+class EngineOwner(Protocol):
+    """Who has the engine. Any thread may call it. take_graphs: the graphs that an artifact has behind those of the
+    engine are there from then on, and off. call_between_steps: runs work between two steps, and waits for it."""
+
+    path: Path
+    artifact: Artifact
+    engine: Any
+    graphs: list[GraphInfo]
+    max_num_seqs: int
+
+    def take_graphs(self, path: Path) -> range: ...
+    def call_between_steps(self, work: Callable[[], None]) -> None: ...
+
+
+@dataclass
+class _Running:
+    """A change on trial. added, retired: graphs by index. verdict: of the last window."""
+
+    trial: Trial
+    proposal: Proposal
+    added: tuple[int, ...]
+    retired: tuple[int, ...]
+    until_s: float
+    on: bool = False
+    window_end_s: float = 0.0
+    windows: int = 0
+    verdict: Verdict | None = None
+
+
+@dataclass
+class _Compiling:
+    """Buckets that are being compiled: for a proposal that is to be tried, or, None, for the artifact's next start."""
+
+    buckets: tuple[Bucket, ...]
+    future: Future[Any]
+    proposal: Proposal | None
+
+
+class Changes:
+    """Of one thread, but for `state`, `off` and `close`. say: told every decision. workshop: None where nothing acts.
+
+    off: graphs by index that no step may run in. compile_s: seconds that the last compilation took; None: there was
+    none. vain: changes in a row that did not stay.
+    """
+
+    def __init__(
+        self, owner: EngineOwner, options: ReplanOptions, limits: Limits, log: DecisionLog, say: Callable[[str], None],
+        clock: Callable[[], float], workshop: Workshop | None, pool: Executor | None = None,
+    ) -> None:  # fmt: skip
+        self._owner, self._options, self._limits, self._clock = owner, options, limits, clock
+        self._log, self._tell, self._workshop = log, say, workshop
+        self._pool = pool or ThreadPoolExecutor(1, "llmc-replan-compiler")
+        self._compiling: _Compiling | None = None
+        self._running: _Running | None = None
+        self._unpublished: set[Bucket] = set()  # that the artifact lacks
+        self._blocked: dict[Bucket, float] = {}
+        self._held: dict[Bucket, float] = {}
+        self._failures: Counter[Bucket] = Counter()
+        self.off: set[int] = set()
+        self.compile_s: float | None = None
+        self.vain = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a change is under way, so that no other one may begin."""
+        return self._running is not None or self._compiling is not None
+
+    def blocked(self, now_s: float) -> list[Bucket]:
+        """That may not be added yet."""
+        return [bucket for bucket, until in list(self._blocked.items()) if until > now_s]
+
+    def held(self, now_s: float) -> list[Bucket]:
+        """That may not be retired yet."""
+        return [bucket for bucket, until in list(self._held.items()) if until > now_s]
+
+    def begin(self, proposal: Proposal) -> None:
+        """Compiles what is not there, and then tries the change. Nothing else may be under way."""
+        fresh = tuple(c.bucket for c in proposal.changes if c.action == "add" and not c.compiled)
+        if not fresh:
+            self._try(proposal)
+            return
+        assert self._workshop is not None
+        self._compile(_Compiling(fresh, self._pool.submit(self._workshop.add, fresh), proposal))
+
+    def look(self, ran: Sequence[RanSteps], now_s: float) -> None:
+        """Goes on with the change that is under way. ran: since the last look."""
+        if self._running is not None:
+            self._try_on(self._running, ran, now_s)
+        elif self._compiling is not None and self._compiling.future.done():
+            self._compiled(self._compiling)
+
+    def abandon(self) -> None:
+        """A trial that cannot go on ends as it began, if the engine still takes that."""
+        running, self._running = self._running, None
+        if running is not None:
+            with suppress(Exception):  # what ended the trial may be the end of the engine
+                self._set(running, False)
+
+    def close(self) -> None:
+        """Ends a compilation that runs, and removes what is not the artifact's."""
+        if self._workshop is not None:
+            self._workshop.end()
+        self._pool.shutdown()
+        if self._workshop is not None:
+            self._workshop.close()
+
+    def state(self, now_s: float) -> dict[str, Any]:
+        """Of plain values, from any thread."""
+        running, compiling = self._running, self._compiling
+        return {
+            "compiling": [] if compiling is None else [str(bucket) for bucket in compiling.buckets],
+            "trial": None if running is None else _trial_state(running, now_s),
+            "blocked": {str(bucket): self._blocked[bucket] - now_s for bucket in self.blocked(now_s)},
+        }
+
+    def _compile(self, one: _Compiling) -> None:
+        """Goes on when the compiler has ended; at once if it has."""
+        self._compiling = one
+        if one.future.done():
+            self._compiled(one)
+
+    def _compiled(self, one: _Compiling) -> None:
+        self._compiling = None
+        try:
+            made = one.future.result()
+            if made is None:  # ended
+                return
+            if one.proposal is None:
+                self._unpublished.difference_update(one.buckets)
+                self._say("published", f"{self._owner.path} has them from its next start on", one.buckets)
+            elif self._join(one.buckets, *made):
+                self._try(one.proposal)
+        except (RuntimeError, OSError, LlmcError) as error:
+            why = " ".join(str(error).split())
+            if one.proposal is None:
+                self._say("failed", f"not added to {self._owner.path}: {why}", one.buckets)
+            else:
+                self._refuse(one.buckets, why)
+
+    def _join(self, fresh: tuple[Bucket, ...], path: Path, seconds: float) -> bool:
+        """Whether the graphs of these buckets are in the engine, off. Raises LlmcError."""
+        self.compile_s = seconds
+        self._say("compiled", f"beside serving, in {seconds:.1f} s", fresh, figures={"seconds": seconds})
+        began = time.monotonic()
+        new = self._owner.take_graphs(path)
+        self.off.update(new)
+        self._unpublished.update(fresh)
+        here = {bucket_of(self._owner.graphs[index]) for index in new}
+        took = time.monotonic() - began
+        self._say("joined", f"{len(new)} graphs taken over in {took:.2f} s", sorted(here), figures={"seconds": took})
+        if set(fresh) <= here:
+            return True
+        self._refuse(fresh, "the artifact has them already, from elsewhere: the next start will find them")
+        return False
+
+    def _refuse(self, fresh: Sequence[Bucket], why: str) -> None:
+        self.vain += 1
+        self._block(fresh)
+        self._say("failed", why, fresh)
+
+    def _try(self, proposal: Proposal) -> None:
+        graphs = [bucket_of(graph) for graph in self._owner.graphs]
+        index_of = {bucket: index for index, bucket in enumerate(graphs)}
+        added = tuple(index_of[bucket] for bucket in proposal.added)
+        retired = tuple(index_of[bucket] for bucket in proposal.retired)
+        after = [bucket for bucket in (*proposal.before, *proposal.added) if bucket not in proposal.retired]
+        options, now_s = self._options, self._clock()
+        trial = Trial(
+            proposal.before, after, self._limits, options.policy.unit, options.margin, options.least_trial_steps
+        )
+        self._running = _Running(trial, proposal, added, retired, now_s + options.trial_s)
+        self._turn(self._running, now_s)
+
+    def _turn(self, running: _Running, now_s: float) -> None:
+        """The next window of a trial: with the change, or without it."""
+        running.on = not running.on
+        running.windows += 1
+        running.window_end_s = now_s + self._options.window_s
+        self._set(running, running.on)
+
+    def _set(self, running: _Running, on: bool) -> None:
+        engine = self._owner.engine
+
+        def switch() -> None:
+            # First on, then off: whoever looks in between finds a bucket for every step.
+            for index in running.added if on else running.retired:
+                engine.enable_graph(index, True)
+            for index in running.retired if on else running.added:
+                engine.enable_graph(index, False)
+
+        self._owner.call_between_steps(switch)
+
+    def _try_on(self, running: _Running, ran: Sequence[RanSteps], now_s: float) -> None:
+        running.trial.add(ran, on=running.on)
+        if now_s < running.window_end_s:
+            return
+        # Only after as many windows of one kind as of the other: a drift of the load is no merit of either.
+        even, late = running.windows % 2 == 0, now_s >= running.until_s
+        running.verdict = verdict = running.trial.verdict(final=late)
+        if verdict.pays is None or not (even or late):
+            self._turn(running, now_s)
+        else:
+            self._end(running, verdict, now_s)
+
+    def _end(self, running: _Running, verdict: Verdict, now_s: float) -> None:
+        pays, proposal = bool(verdict.pays), running.proposal
+        self._set(running, pays)
+        gone, come = (running.retired, running.added) if pays else (running.added, running.retired)
+        for index in gone:  # until they are on again, nothing of them is needed
+            self._owner.call_between_steps(partial(self._owner.engine.release_graph, index))
+        self.off.update(gone)
+        self.off.difference_update(come)
+        self._running = None
+        self.vain = 0 if pays else self.vain + 1
+        self._say("kept" if pays else "reverted", verdict.reason, proposal.added, proposal.retired, verdict.figures())
+        if not pays:
+            self._block((*proposal.added, *proposal.retired))
+            return
+        for bucket in proposal.added:
+            self._failures.pop(bucket, None)
+            self._held[bucket] = now_s + self._options.backoff_s
+        # What was retired for these does not come back at once, either.
+        for bucket in proposal.retired:
+            self._blocked[bucket] = now_s + self._options.backoff_s
+        new = tuple(bucket for bucket in proposal.added if bucket in self._unpublished)
+        if new:
+            assert self._workshop is not None
+            self._compile(_Compiling(new, self._pool.submit(self._workshop.publish, new), None))
+
+    def _block(self, buckets: Iterable[Bucket]) -> None:
+        """Not again before the back-off has passed, which doubles each time."""
+        now_s = self._clock()
+        for bucket in buckets:
+            wait_s = min(LONGEST_BACKOFF_S, self._options.backoff_s * 2.0 ** min(self._failures[bucket], 32))
+            self._failures[bucket] += 1
+            self._blocked[bucket] = self._held[bucket] = now_s + wait_s
+
+    def _say(
+        self, kind: Kind, reason: str, added: Sequence[Bucket] = (), retired: Sequence[Bucket] = (),
+        figures: dict[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._tell(self._log.note(kind, reason, added, retired, figures).line())
+
+
+def _trial_state(running: _Running, now_s: float) -> dict[str, Any]:
+    verdict = running.verdict
+    told = {} if verdict is None else {"reason": verdict.reason, **verdict.figures()}
+    return {
+        "added": [str(bucket) for bucket in running.proposal.added],
+        "retired": [str(bucket) for bucket in running.proposal.retired],
+        "on": running.on, "windows": running.windows, "ends_in_s": max(0.0, running.until_s - now_s),
+    } | told  # fmt: skip
