@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import NoReturn
 
 LIMITS = ("cpus", "cpu_s", "bytes")
 
@@ -35,10 +36,14 @@ def limit(name: str, value: int) -> None:
             resource.setrlimit(kind, (value, hard))
 
 
-if __name__ == "__main__":
-    give_way()
-    words = sys.argv[1:]
+def become(words: list[str]) -> NoReturn:
+    """Limits this process by the first words, and becomes the program of the others."""
     while words and words[0].partition("=")[0] in LIMITS:
         name, _, number = words.pop(0).partition("=")
         limit(name, int(number))
     os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    give_way()
+    become(sys.argv[1:])

@@ -32,8 +32,7 @@ BODY = {"prompt": [random_tokens(60, 20, seed) for seed in range(3)], "max_token
 def artifact(holed: Path, chat_artifact: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: Any) -> Path:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(kernel_cache))
     # As low as priorities go, it would take as long as the machine is busy with other tests.
-    plain = "import os, sys; words = [w for w in sys.argv[1:] if w[:5] not in ('cpus=', 'cpu_s', 'bytes')]; " \
-            "os.execv(words[0], words)"  # fmt: skip
+    plain = "import sys; from llmc.runtime.misses import behind; behind.become(sys.argv[1:])"
     monkeypatch.setattr(aside, "_BEHIND", (sys.executable, "-P", "-c", plain))
     copy = Path(shutil.copytree(holed, tmp_path / "artifact"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
