@@ -81,7 +81,7 @@ class CompilerAside:
         if code == -signal.SIGXCPU:
             return f"the compiler took more than {self._limits.cpu_s} s of CPU time, the most it may take"
         lines = err.strip().splitlines()
-        why = lines[-1] if lines else f"the compiler ended with exit code {code}"
+        why = lines[-1].removeprefix("llmc: error: ") if lines else f"the compiler ended with exit code {code}"
         if self._limits.bytes and ("MemoryError" in err or "bad_alloc" in err or code == -signal.SIGKILL):
             why += f"; it may take {self._limits.bytes >> 20} MiB of memory"
         return why

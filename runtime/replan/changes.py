@@ -222,9 +222,10 @@ class Changes:
         if now_s < running.window_end_s:
             return
         # Only after as many windows of one kind as of the other: a drift of the load is no merit of either.
-        even, late = running.windows % 2 == 0, now_s >= running.until_s
+        late = now_s >= running.until_s
+        enough = running.windows % 2 == 0 and running.windows >= self._options.least_windows
         running.verdict = verdict = running.trial.verdict(final=late)
-        if verdict.pays is None or not (even or late):
+        if verdict.pays is None or not (enough or late):
             self._turn(running, now_s)
         else:
             self._end(running, verdict, now_s)

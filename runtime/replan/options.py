@@ -35,9 +35,9 @@ class ReplanOptions:
     """Times in seconds. interval_s: between two proposals. half_life_s: after which a step counts half. margin: share
     of step time, or of padding, that a change must really save to stay. window_s: of a trial, in which steps run with
     the change and without it by turns; trial_s: the longest trial. least_trial_steps: of each side, fewer prove
-    nothing. backoff_s: before what did not pay is tried again; doubled each time, a day at most. most_graphs: more than
-    the artifact has that are on at once. memory_bytes, cpu_s: of the compiler; memory 0: half of what the machine has
-    free.
+    nothing; least_windows: of both together, for a machine changes its speed. backoff_s: before what did not pay is
+    tried again; doubled each time, a day at most. most_graphs: more than the artifact has that are on at once.
+    memory_bytes, cpu_s: of the compiler; memory 0: half of what the machine has free.
     """
 
     mode: ReplanMode = "off"
@@ -48,6 +48,7 @@ class ReplanOptions:
     window_s: float = 2.0
     trial_s: float = 600.0
     least_trial_steps: int = 100
+    least_windows: int = 6
     backoff_s: float = 600.0
     most_graphs: int = 16
     memory_bytes: int = 0

@@ -150,7 +150,8 @@ class World:
     def __init__(self, owner: Owner, mode: str = "auto", **options: Any) -> None:
         self.now_s, self.owner, self.said = 0.0, owner, list[str]()
         some: dict[str, Any] = {"policy": EAGER, "interval_s": 10.0, "window_s": 2.0, "trial_s": 60.0,
-                                "backoff_s": 30.0, "least_trial_steps": 20, "most_graphs": 4}  # fmt: skip
+                                "backoff_s": 30.0, "least_trial_steps": 20, "least_windows": 2,
+                                "most_graphs": 4}  # fmt: skip
         self.replanner = Replanner(
             owner, ReplanOptions(mode=mode, **{**some, **options}),  # type: ignore[arg-type]
             tell=self.said.append, clock=lambda: self.now_s, facts=LadderFacts(LIMITS, None, {}, "computed"),
@@ -443,7 +444,7 @@ def test_a_compiler_that_takes_too_much_is_named(
     for code, what in (
         ("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", "more than 1 s of CPU time"),
         ("bytearray(1 << 30)", "it may take 256 MiB of memory"),
-        ("import sys; sys.exit('llmc: error: the disk is full')", "llmc: error: the disk is full"),
+        ("import sys; sys.exit('llmc: error: the disk is full')", "^the disk is full"),
     ):
         monkeypatch.setattr(aside, "_COMPILER", (sys.executable, "-c", code))
         with pytest.raises(RuntimeError, match=what):
