@@ -169,7 +169,12 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * Kind "opencl": `library`, the loader of OpenCL drivers (libOpenCL.so.1); `device`, its number among all OpenCL devices of
  * the machine (the first GPU, or the first device); `eager` (0: graphs are recorded once and replayed, where the driver has
  * command buffers; 1: every kernel is launched by itself; the same bits); `cache`, a folder for programs as the driver has
- * built them (none). */
+ * built them (none).
+ *
+ * Kind "cuda": `library`, the driver (libcuda.so.1); `device`, its number among the GPUs that the process may use (0);
+ * `eager` (0: one CUDA graph a bucket; 1: every kernel is launched by itself; the same bits); `graph_mib`, the most that
+ * instances of graphs take of the GPU's memory (no bound): graphs beyond it are launched kernel by kernel. After an error
+ * that loses the GPU every step is LLMC_ERR_INTERNAL, and says which it was. */
 LLMC_API llmc_status llmc_device_open(const char *kind, const llmc_key_value *options, uint64_t num_options,
                                       llmc_device **out, llmc_error *error);
 /* Engines and replayers that were made on it go on without it. NULL is allowed. */
