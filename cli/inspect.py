@@ -177,6 +177,23 @@ def _task(tables: Tables, manifest: dict[str, Any]) -> Iterator[str]:
         yield f"{name}vectors of {width}{whole}"
 
 
+def _here(kind: str) -> Iterator[str]:
+    """Whether this machine has a device for code that is for no CPU."""
+    from llmc.runtime.binding.devices import Device
+    from llmc.runtime.binding.handle import LlmcError
+
+    if kind == "cpu":
+        return
+    try:
+        with Device(kind) as device:
+            facts = device.facts
+    except LlmcError as error:
+        yield f"this machine: no device of kind {kind}: {error}"
+        return
+    shown = (f"{name} {facts[name]}" for name in ("device", "target", "memory_bytes") if name in facts)
+    yield f"this machine: {', '.join(shown)}"
+
+
 def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
     """The artifact for people."""
     data = artifact_data(tables, manifest)
@@ -188,6 +205,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "
         f"more; activations and KV cache lie in {tables.target.layout}",
+        *_here(tables.target.kind),
         f"model: {layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",

@@ -232,6 +232,11 @@ class _EngineCollector(Collector):
                 ("llmc_graphs_warm", "Graphs that are warm: replayed or walked through", warm.warm),
                 ("llmc_graphs_replayed", "Graphs replayed with rows, at warm-up or when they joined", warm.replayed),
                 ("llmc_graphs_walked", "Graphs walked through at warm-up, without a row", warm.walked),
+                (
+                    "llmc_graphs_launched",
+                    "Graphs that run as launches of kernels: a GPU has no room for their instances",
+                    stats.device.get("launched_graphs", 0),
+                ),
             )
         )
 

@@ -86,6 +86,13 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             mapped_bytes / 2**30,
             weight_bytes / 2**30,
         )
+    if device.get("launched_graphs", 0) and not config.device_options.get("eager"):
+        log.warning(
+            "%d of %d graphs run as launches of kernels, and their steps are slower: the GPU has no room for their "
+            "instances; raise --graph-reserved-memory, or compile fewer buckets",
+            device["launched_graphs"],
+            len(engine.graphs),
+        )
     if device.get("spread_errno", 0) != 0:
         log.warning(
             "the CPUs belong to %d memory nodes, and not all memory is spread over them: mbind: %s; allow the system "

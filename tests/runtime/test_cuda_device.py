@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from llmc.cli.inspect import artifact_text
+from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
@@ -283,6 +285,18 @@ def test_the_driver_is_declared_as_it_is(tmp_path: Path) -> None:
     command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{_CUDA_H.parent}", f"-I{ROOT}/runtime/native", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_inspect_says_what_is_needed_and_what_is_here(
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, manifest = read_graphs(artifact), read_manifest(artifact)
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
+    text = artifact_text(tables, manifest)
+    assert "target: cuda:sm_80,sm_90, for devices of kind cuda with level 0" in text
+    assert "this machine: device stub, target cuda:sm_90, memory_bytes 17179869184" in text
+    monkeypatch.setenv("STUB_CUDA", "devices=0")
+    assert "this machine: no device of kind cuda: Looking for a GPU failed" in artifact_text(tables, manifest)
 
 
 def test_a_budget_of_the_devices_memory(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

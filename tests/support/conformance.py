@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmc.cuda_loader import cuda_library
 from llmc.quantize import QuantConfig
 from llmc.runtime.graphs_file import read_graphs
 
@@ -55,7 +56,7 @@ def shared_artifact(name: str, target: str, factory: pytest.TempPathFactory, cac
 def check_conformance(suite: Path, artifact: Path) -> None:
     """Runs the suite on a device of the kind that the artifact is for, opened in every way that OPTIONS has."""
     kind = read_graphs(artifact).target.kind
-    folder = {"opencl": {"cache": str(artifact.parent / "programs")}}.get(kind, {})
+    folder = {"opencl": {"cache": str(artifact.parent / "programs")}, "cuda": {"library": cuda_library()}}.get(kind, {})
     for ways in OPTIONS.get(kind, ({},)):
         given = [f"{key}={value}" for key, value in {**folder, **ways}.items()]
         run = subprocess.run([suite, kind, artifact, *given], capture_output=True, text=True, timeout=600)

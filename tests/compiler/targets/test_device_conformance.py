@@ -12,7 +12,8 @@ from llmc.runtime.binding import device_kinds
 from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import TinyArtifact
-from support.conformance import MODELS, check_conformance, shared_artifact
+from support.conformance import MODELS, check_conformance, conformance_artifact, shared_artifact
+from support.cuda import fake_nvcc, kernels_on_host, stub_library
 from support.native_build import native_program
 from support.opencl import needs_opencl
 
@@ -47,6 +48,21 @@ def test_opencl_keeps_them_too(
     suite: Path, name: str, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
 ) -> None:
     check_conformance(suite, shared_artifact(name, "opencl", tmp_path_factory, kernel_cache))
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16, norms of q and k", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS)]
+)
+@pytest.mark.slow
+def test_cuda_keeps_them_behind_a_driver_that_checks_it(
+    suite: Path, name: str, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_nvcc(tmp_path):
+        artifact = conformance_artifact(name, "cuda:sm_80", tmp_path, kernel_cache)
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub_library(tmp_path)))
+    monkeypatch.setenv("STUB_CUDA_KERNELS", str(kernels_on_host(artifact, tmp_path)))
+    monkeypatch.setenv("STUB_CUDA_STRICT", "1")
+    check_conformance(suite, artifact)
 
 
 @pytest.mark.parametrize("defect", ["copy", "late", "company", "spill", "stray"])

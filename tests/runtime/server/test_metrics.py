@@ -170,7 +170,7 @@ def test_engine_counters() -> None:
     expected = {
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
         "llmc_kv_blocks_cached": 70, "llmc_threads": 4, "llmc_graphs": 2, "llmc_graphs_warm": 2,
-        "llmc_graphs_replayed": 1, "llmc_graphs_walked": 1, "llmc_adapters": 1,
+        "llmc_graphs_replayed": 1, "llmc_graphs_walked": 1, "llmc_graphs_launched": 0, "llmc_adapters": 1,
         "llmc_promotions_total": 1,
         "llmc_preemptions_total": 5, "llmc_prompt_tokens_total": 200, "llmc_generation_tokens_total": 90,
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
