@@ -24,7 +24,7 @@ from llmc.runtime.binding import Artifact, Device, GraphInfo, Replayer
 
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # of bf16 against float32, as the tests of kernels have it
-_WAYS: dict[str, dict[str, int]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
+_WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
 
 
 class Steps:
