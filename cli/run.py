@@ -17,6 +17,7 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.lora import LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.sampling import SamplingOptions
+from llmc.cli.options.speculate import DRAFT_HELP, SPECULATE_HELP, SPECULATE_METAVAR, check_speculation
 from llmc.cli.options.warm_flags import (
     RATIO_ENV,
     RATIO_HELP,
@@ -102,6 +103,8 @@ def run_command(
     weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
     device: DeviceFlags = DeviceFlags(),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
+    speculate: str | None = typer.Option(None, metavar=SPECULATE_METAVAR, help=SPECULATE_HELP),
+    draft: Path | None = typer.Option(None, metavar="ARTIFACT", help=DRAFT_HELP),
     miss_policy: str = typer.Option(
         "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
     ),
@@ -125,6 +128,7 @@ def run_command(
     if resume and overwrite:
         raise typer.BadParameter("--resume and --overwrite exclude each other")
     policy = parse_miss_policy(miss_policy, model)
+    speculation = check_speculation(speculate, draft)
     if record_misses is not None:
         prepare_record(record_misses)
     sampling = {
@@ -165,6 +169,8 @@ def run_command(
             weight_memory=weight_memory.value,
             device_options=device.options(),
             prefix_cache=prefix_cache,
+            speculate=speculate,
+            draft=speculation.draft,
             miss_policy=policy,
             record_misses=record_misses,
             on_bucket_news=say_bucket_news,

@@ -16,6 +16,7 @@ from llmc.cli.options.lora import LORA_HELP, LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.replan import ReplanFlags
+from llmc.cli.options.speculate import DRAFT_HELP, SPECULATE_HELP, SPECULATE_METAVAR, check_speculation
 from llmc.cli.options.warm_flags import (
     ORDER_HELP,
     ORDER_METAVAR,
@@ -116,6 +117,8 @@ def serve_command(
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     device: DeviceFlags = DeviceFlags(),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
+    speculate: str | None = typer.Option(None, metavar=SPECULATE_METAVAR, help=SPECULATE_HELP),
+    draft: Path | None = typer.Option(None, metavar="ARTIFACT", help=DRAFT_HELP),
     miss_policy: str = typer.Option(
         "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
     ),
@@ -229,6 +232,7 @@ def serve_command(
         )
     policy = parse_miss_policy(miss_policy, model, ready_after)
     replanning = replan.options(policy)
+    speculation = check_speculation(speculate, draft)
     if record_misses is not None:
         prepare_record(record_misses)
     if log_level not in _LOG_LEVELS:
@@ -287,6 +291,7 @@ def serve_command(
         weight_memory=weight_memory.value,
         device_options={**(planner.budget.device_options if planner.budget is not None else {}), **device.options()},
         prefix_cache=prefix_cache,
+        speculation=speculation,
         miss_policy=policy,
         record_misses=record_misses,
         replan=replanning,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.buckets import LadderVariables
+from llmc.buckets.verify import MAX_GUESSES
 from llmc.compiler.dtypes import FLOATS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig
@@ -49,18 +50,20 @@ class CompileConfig:
     dtype: "auto", "f32", "bf16" or "f16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype:
     "auto", as dtype, or one of KV_DTYPES. kv_scales: a file with scales of the KV cache, None: those of the checkpoint,
     or none. merge_lora: directories of LoRA adapters that are merged into the weights. lora_slots: most adapters that
-    are loaded at once when it runs, None: none can be; lora_rank: the largest of one. quant: how linear weights are
-    quantized, None: not. buckets: a spec, variables of the environment, or None: the default ladder. max_model_len in
-    tokens, None: the longest context of the ladder, at most the model's; where nothing says otherwise the model's, at
-    most 4096. max_num_seqs None: the largest decode batch, or 16. max_num_batched_tokens: most new tokens of a prefill
-    or mixed bucket, None: any number in a spec, elsewhere max(2048, max_model_len). jobs: compiling processes, 0: one a
-    CPU. tune_for: what the speed of this machine depends on, by name, where schedules of kernels are to be measured on
-    it; None: they are not. tokenizer: "required", "auto" (copied where the model has one, which must be sound) or
-    "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other options at `output` is
-    replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new directory for
-    what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration says that llmc
-    does not know is ignored, with a warning, not refused. task: "generate", "embed", "rank" or "classify"; "auto": what
-    the model's files say it is for. pooling: of embeddings, "mean", "cls" or "last"; "auto": as the model's files say.
+    are loaded at once when it runs, None: none can be; lora_rank: the largest of one. speculate: guesses of a sequence
+    that a decode step can check with all sequences running, 0: what the ladder has room for. quant: how linear weights
+    are quantized, None: not. buckets: a spec, variables of the environment, or None: the default ladder. max_model_len
+    in tokens, None: the longest context of the ladder, at most the model's; where nothing says otherwise the model's,
+    at most 4096. max_num_seqs None: the largest decode batch, or 16. max_num_batched_tokens: most new tokens of a
+    prefill or mixed bucket, None: any number in a spec, elsewhere max(2048, max_model_len). jobs: compiling processes,
+    0: one a CPU. tune_for: what the speed of this machine depends on, by name, where schedules of kernels are to be
+    measured on it; None: they are not. tokenizer: "required", "auto" (copied where the model has one, which must be
+    sound) or "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other options at
+    `output` is replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new
+    directory for what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration
+    says that llmc does not know is ignored, with a warning, not refused. task: "generate", "embed", "rank" or
+    "classify"; "auto": what the model's files say it is for. pooling: of embeddings, "mean", "cls" or "last"; "auto":
+    as the model's files say.
     """
 
     model: Path
@@ -73,6 +76,7 @@ class CompileConfig:
     merge_lora: tuple[Path, ...] = ()
     lora_slots: int | None = None
     lora_rank: int = DEFAULT_LORA_RANK
+    speculate: int = 0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -110,6 +114,8 @@ class CompileConfig:
             raise CompileError(f"max-num-batched-tokens {self.max_num_batched_tokens} must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise CompileError(f"max-model-len {self.max_model_len} must be at least 1")
+        if not 0 <= self.speculate <= MAX_GUESSES:
+            raise CompileError(f"speculate {self.speculate} must be between 0 and {MAX_GUESSES} guesses")
         if self.jobs < 0:
             raise CompileError(f"jobs {self.jobs} must be 0 (one a CPU) or more")
 

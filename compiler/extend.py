@@ -96,11 +96,13 @@ def add_buckets(
 def check_bucket(bucket: Bucket, artifact: Described) -> None:
     """Raises CompileError for a bucket that no request of this artifact could use, and BucketError for a bad one."""
     resolved = artifact.resolved
-    excess = beyond(bucket, resolved.max_num_seqs, resolved.max_model_len, resolved.block_size)
+    rows = resolved.max_decode_rows if bucket.phase == "decode" else resolved.max_num_seqs
+    excess = beyond(bucket, rows, resolved.max_model_len, resolved.block_size)
     if excess == "batch":
+        guesses = f" with {resolved.speculate} guesses each" if rows > resolved.max_num_seqs else ""
         raise CompileError(
-            f"bucket {bucket} holds {bucket.batch} sequences but the artifact runs at most {resolved.max_num_seqs}; "
-            "lower it, or compile again with a larger --max-num-seqs"
+            f"bucket {bucket} holds {bucket.batch} sequences but the artifact runs at most {resolved.max_num_seqs}"
+            f"{guesses}; lower it, or compile again with a larger --max-num-seqs"
         )
     if excess == "seq":
         raise CompileError(

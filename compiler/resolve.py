@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
+from llmc.buckets.verify import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
@@ -46,7 +47,8 @@ class Resolved:
     cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
     kv_scales: where those of the KV cache come from, None: they are found as it is written. kv_scale_values: what a
     file gives, one for keys and values of each layer. ignored_config: sentences about what the model says that llmc
-    does not know. adapters: None where none can be loaded.
+    does not know. adapters: None where none can be loaded. speculate: guesses of a sequence that the ladder has rows
+    for when all sequences run, 0: it was not made for any.
     """
 
     model: ModelConfig
@@ -64,6 +66,12 @@ class Resolved:
     kv_scale_values: tuple[float, ...] = ()
     ignored_config: tuple[str, ...] = ()
     adapters: AdapterLimits | None = None
+    speculate: int = 0
+
+    @property
+    def max_decode_rows(self) -> int:
+        """Rows of the largest decode step: of each sequence its last token and its guesses."""
+        return self.max_num_seqs * (1 + self.speculate)
 
     @property
     def model_len(self) -> int:
@@ -212,6 +220,10 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     adapters = None if config.lora_slots is None else AdapterLimits(config.lora_slots, config.lora_rank)
     if adapters is not None and model.pooled is not None:
         raise CompileError("--lora-slots is for models that write text; leave it out, or merge one with --merge-lora")
+    if config.speculate and model.pooled is not None:
+        raise CompileError("--speculate is for models that write text; leave it out")
+    if config.speculate:
+        ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
     if adapters is not None:
         # What adapters read and add to is in the order of the model.
@@ -232,6 +244,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         kv_scale_values=values,
         ignored_config=source.ignored_config(),
         adapters=adapters,
+        speculate=config.speculate,
     )
 
 

@@ -29,6 +29,7 @@ from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
 from .server.async_engine import AsyncEngine
 from .server.requests import EngineRequest
+from .speculation import parse_speculation
 
 log = logging.getLogger("llmc")
 
@@ -54,6 +55,8 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         num_blocks: int = 0,
         kv_bytes: int = 0,
         prefix_cache: bool = True,
+        speculate: str | None = None,
+        draft: str | Path | None = None,
         miss_policy: MissPolicy = "larger",
         record_misses: str | Path | None = None,
         on_bucket_news: OnBucketNews | None = None,
@@ -70,6 +73,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
     ) -> None:
         record = None if record_misses is None else Path(record_misses)
         misses = MissOptions(miss_policy, record, on_bucket_news)
+        speculation = parse_speculation(speculate, draft)
         found = self._artifact_path(Path(path))
         options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
         self.budget: Budget | None = None
@@ -94,6 +98,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
             kv_bytes=kv_bytes,
             prefix_cache=prefix_cache,
             weight_memory=weight_memory,
+            speculation=speculation,
             **(device_options or {}),
         )
         super().__init__(

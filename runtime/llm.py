@@ -18,6 +18,7 @@ from .adapters.adapters import Adapters
 from .beams import BeamSearchParams
 from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
 from .context_limit import ContextLimit
+from .drafts import opened_draft
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Lora, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
@@ -25,6 +26,7 @@ from .opening import decide_budget, warm
 from .outputs import RequestOutput, TokenDelta
 from .params import SamplingParams
 from .request_error import RequestError
+from .speculation import parse_speculation
 from .vector_calls import VectorCalls
 from .vector_task import VectorTask
 
@@ -49,6 +51,8 @@ class LLM(Frontend, VectorCalls):
     kv_bytes: bytes of the KV pool, 0: enough for max_num_seqs sequences of max_model_len, at most 1 GiB. num_blocks:
     the same in KV blocks, and wins. A pool that holds less than max_model_len limits requests, and is warned of.
     prefix_cache: KV blocks of equal prompt prefixes are reused.
+    speculate: "ngram" or "ngram:K" guesses next tokens from prompt and output, at most K in a step, and changes no
+    result; "draft" or "draft:K" has a smaller model guess, the artifact `draft`; None: "draft" with one, else "off".
     miss_policy: what runs a step that no bucket holds. "background" compiles the bucket, too, in a process of the
     lowest priority, adds it to the artifact and has its graph join this engine; close ends what still compiles.
     on_bucket_news: told of each such bucket, on another thread; None: the logger `llmc.misses` is. record_misses: a
@@ -83,6 +87,8 @@ class LLM(Frontend, VectorCalls):
         num_blocks: int = 0,
         kv_bytes: int = 0,
         prefix_cache: bool = True,
+        speculate: str | None = None,
+        draft: str | Path | None = None,
         miss_policy: MissPolicy = "larger",
         record_misses: str | Path | None = None,
         on_bucket_news: OnBucketNews | None = None,
@@ -99,6 +105,7 @@ class LLM(Frontend, VectorCalls):
     ) -> None:
         record = None if record_misses is None else Path(record_misses)
         misses = MissOptions(miss_policy, record, on_bucket_news)
+        speculation = parse_speculation(speculate, draft)
         if weight_memory not in WEIGHT_MEMORY:
             raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
         options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
@@ -109,22 +116,25 @@ class LLM(Frontend, VectorCalls):
             if self.budget is not None:
                 kv_bytes = self.budget.kv_bytes
                 device_options = {**self.budget.device_options, **(device_options or {})}
-            self.engine: Any = Engine(
-                self.artifact,
-                num_threads=num_threads,
-                pin_threads=pin_threads,
-                idle_spin_us=idle_spin_us,
-                max_num_seqs=max_num_seqs,
-                max_tokens_per_step=max_tokens_per_step,
-                max_waiting=max_waiting,
-                priority_patience=priority_patience,
-                num_blocks=num_blocks,
-                kv_bytes=kv_bytes,
-                prefix_cache=prefix_cache,
-                miss_policy=misses.of_engine,
-                weight_memory=weight_memory,
-                **(device_options or {}),
-            )
+            with opened_draft(speculation.draft, found) as opened:
+                self.engine: Any = Engine(
+                    self.artifact,
+                    draft=opened,
+                    num_threads=num_threads,
+                    pin_threads=pin_threads,
+                    idle_spin_us=idle_spin_us,
+                    max_num_seqs=max_num_seqs,
+                    max_tokens_per_step=max_tokens_per_step,
+                    max_waiting=max_waiting,
+                    priority_patience=priority_patience,
+                    num_blocks=num_blocks,
+                    kv_bytes=kv_bytes,
+                    prefix_cache=prefix_cache,
+                    miss_policy=misses.of_engine,
+                    weight_memory=weight_memory,
+                    **speculation.engine_options(),
+                    **(device_options or {}),
+                )
         except BaseException:
             self.artifact.close()
             raise

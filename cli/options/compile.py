@@ -13,6 +13,7 @@ import typer
 from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
 from llmc.buckets.bucket import MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
+from llmc.buckets.verify import MAX_GUESSES
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
 from llmc.task_names import POOLINGS, TASKS
@@ -97,6 +98,15 @@ class CompileOptions:
             help="Most new tokens of a bucket; default: any number in SPEC, else max-model-len, at least 2048.",
         ),
     ] = None
+    speculate: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_GUESSES,
+            metavar="N",
+            help="Decode buckets with rows for N guesses of every sequence, for --speculate of run and serve.",
+        ),
+    ] = 0
     block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
     quant: Annotated[
         str | None,
@@ -170,6 +180,7 @@ class CompileOptions:
             merge_lora=tuple(self.merge_lora or ()),
             lora_slots=self.lora_slots,
             lora_rank=self.lora_rank or DEFAULT_LORA_RANK,
+            speculate=self.speculate,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

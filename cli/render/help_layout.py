@@ -71,7 +71,7 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "compile": {
         "Buckets and limits": (
-            "buckets", "add", "max_model_len", "max_num_seqs", "block_size"
+            "buckets", "add", "max_model_len", "max_num_seqs", "speculate", "block_size"
         ),
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
@@ -81,7 +81,7 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "cache why": {
         "Buckets and limits": (
-            "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
+            "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate", "block_size"
         ),
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
@@ -97,7 +97,7 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Engine": (
             "threads", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number", "prefix_cache",
-            "miss_policy", "record_misses",
+            "speculate", "draft", "miss_policy", "record_misses",
         ),
         "Budget and warm-up": (
             "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio", "skip_warmup", "warmup_seconds",
@@ -113,7 +113,7 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Engine": (
             "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "enforce_eager",
-            "device_number", "prefix_cache", "miss_policy", "record_misses",
+            "device_number", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
         ),
         "Re-planning": (
             "replan", "replan_cost", "replan_interval", "replan_margin", "replan_graphs", "replan_memory",

@@ -85,6 +85,7 @@ class Summary:
             "padding_waste": padded / (scheduled + padded) if scheduled + padded else 0.0,
             "bucket_misses": _field(stats, "num_bucket_misses"),
             "preemptions": _field(stats, "num_preemptions"),
+            "speculation": speculation(stats),
             "time_s": {name: _field(stats, f"{name}_ns") / 1e9 for name in _TIMES},
             "decode": decode_shares(stats),
             "graph_use": llm.graph_use(),
@@ -106,6 +107,16 @@ def decode_shares(stats: Any) -> dict[str, float] | None:
         return None
     kernels, barrier = _field(stats, "decode_kernel_ns") / step, _field(stats, "decode_barrier_ns") / step
     return {"kernels": kernels, "barrier": barrier, "overhead": 1 - kernels - barrier}
+
+
+def speculation(stats: Any) -> dict[str, float] | None:
+    """Guesses of next tokens that were checked, those that were right, and tokens that a speculative step gained; None
+    without one."""
+    steps = _field(stats, "num_speculative_steps")
+    if steps == 0:
+        return None
+    drafted, accepted = _field(stats, "drafted_tokens"), _field(stats, "accepted_tokens")
+    return {"steps": steps, "drafted": drafted, "accepted": accepted, "gained_per_step": accepted / steps}
 
 
 def _field(stats: Any, name: str) -> int:
@@ -153,6 +164,12 @@ def print_summary(summary: dict[str, Any]) -> None:
         shares = summary["decode"]
         parts = (f"{shares['kernels']:.1%} in kernels", f"{shares['barrier']:.1%} at barriers")
         table.add_row("decode steps", f"{', '.join(parts)}, {shares['overhead']:.2%} overhead")
+    if summary["speculation"] is not None:
+        found = summary["speculation"]
+        right = f"{found['accepted']} of {found['drafted']} guesses right"
+        table.add_row(
+            "speculation", f"{right}, {found['gained_per_step']:.2f} more tokens in each of {found['steps']} steps"
+        )
     table.add_row("bucket misses", f"{summary['bucket_misses']}, preemptions {summary['preemptions']}")
     for use in sorted(summary["graph_use"], key=lambda use: -use["replays"])[:8]:
         table.add_row(f"graph {use['graph']}", f"{use['replays']} replays, {use['tokens']} tokens")

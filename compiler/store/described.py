@@ -57,6 +57,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
         "max_model_len": resolved.max_model_len,
         "context": {"model_len": resolved.model_len, "cut_by": resolved.cut_by},
         "max_num_seqs": resolved.max_num_seqs,
+        **({"speculate": resolved.speculate} if resolved.speculate else {}),
         "block_size": resolved.block_size,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "buckets": [str(b) for b in resolved.ladder],
@@ -163,6 +164,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         cut_by=(manifest.get("context") or {}).get("cut_by"),
         kv_scales=manifest.get("kv_scales"),
         adapters=limits_of(manifest),
+        speculate=int(manifest.get("speculate") or 0),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

@@ -144,6 +144,8 @@ class EngineOptions(ctypes.Structure):
         ),
         ("kv_bytes", c_uint64),
         *_each(c_uint32, "priority_patience", "reserved2"),
+        *_each(c_uint32, "speculate_tokens", "speculate_always"),
+        ("draft", c_void_p),
     ]
 
 
@@ -258,6 +260,9 @@ class EngineStats(ctypes.Structure):
             "num_missed_shapes",
             "num_evictions",
             "num_promotions",
+            "num_speculative_steps",
+            "drafted_tokens",
+            "accepted_tokens",
         ),
     ]
 

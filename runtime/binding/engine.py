@@ -136,6 +136,9 @@ class EngineStats:
     num_missed_shapes: int
     num_evictions: int
     num_promotions: int
+    num_speculative_steps: int
+    drafted_tokens: int
+    accepted_tokens: int
     device: Mapping[str, int]
 
 
@@ -192,20 +195,26 @@ class Engine(Handle):
     while another one is in step; poll from one thread at a time."""
 
     _destroy = "llmc_engine_destroy"
-    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {"struct_size", "reserved", "reserved2"}
+    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {
+        *("struct_size", "reserved", "reserved2", "draft")
+    }
     _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256
     _MOST_DEVICE_STATS = 64
 
-    def __init__(self, artifact: Artifact, *, device: Device | None = None, **options: Any) -> None:
+    def __init__(
+        self, artifact: Artifact, *, device: Device | None = None, draft: Artifact | None = None, **options: Any
+    ) -> None:
         """Options are the fields of llmc_engine_options, miss_policy also by the names of MISS_POLICIES.
 
-        device: without one, a device of the artifact's kind is opened, with the options among OPTION_NAMES.
+        device: without one, a device of the artifact's kind is opened, with the options among OPTION_NAMES. draft: a
+        smaller model that guesses; it may be closed afterwards.
         """
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
         native = self._native_options({name: value for name, value in options.items() if name not in OPTION_NAMES})
         pointer = c_void_p()
+        native.draft = None if draft is None else draft.pointer
         with device_for(artifact, device, options) as opened:
             call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
         self._pointer = pointer

@@ -27,12 +27,14 @@ from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
 from llmc.runtime.context_limit import ContextLimit
+from llmc.runtime.drafts import opened_draft
 from llmc.runtime.joining import join_graphs, take_graphs
 from llmc.runtime.misses.handling import MissHandling
 from llmc.runtime.misses.options import MissOptions
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.server.mask_workers import GuideWorkers
 from llmc.runtime.server.request_stream import RequestStream
+from llmc.runtime.speculation import Speculation
 from llmc.runtime.text.tokenizer import artifact_tokenizer, read_generation_config
 from llmc.runtime.vector_task import VectorTask
 
@@ -71,6 +73,7 @@ class AsyncEngine:
         chat_template: str | None = None,
         guided_threads: int = 0,
         misses: MissOptions | None = None,
+        speculation: Speculation | None = None,
         **options: Any,
     ) -> None:
         self._miss_options = misses or MissOptions()
@@ -79,7 +82,10 @@ class AsyncEngine:
         self.tokenizer = artifact_tokenizer(path, chat_template)
         self.artifact = Artifact(path)
         try:
-            self.engine = Engine(self.artifact, miss_policy=self._miss_options.of_engine, **options)
+            guesses = speculation or Speculation()
+            with opened_draft(guesses.draft, path) as draft:
+                wants = {"miss_policy": self._miss_options.of_engine, **guesses.engine_options(), **options}
+                self.engine = Engine(self.artifact, draft=draft, **wants)
         except BaseException:
             self.artifact.close()
             raise

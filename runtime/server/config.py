@@ -9,6 +9,7 @@ from typing import Any
 
 from llmc.runtime.misses.options import MissPolicy
 from llmc.runtime.replan.options import ReplanOptions
+from llmc.runtime.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class ServerConfig:
     weight_memory: str = "copied"
     device_options: Mapping[str, Any] = field(default_factory=dict)
     prefix_cache: bool = True
+    speculation: Speculation = field(default_factory=Speculation)
     miss_policy: MissPolicy = "larger"
     record_misses: Path | None = None
     replan: ReplanOptions = field(default_factory=ReplanOptions)

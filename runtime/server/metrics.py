@@ -280,6 +280,9 @@ class _EngineCollector(Collector):
                 ),
                 ("llmc_scheduled_tokens", "Valid tokens replayed", stats.scheduled_tokens),
                 ("llmc_padding_tokens", "Padding tokens replayed beside them", stats.padded_tokens),
+                ("llmc_speculative_steps", "Decode steps that checked guesses", stats.num_speculative_steps),
+                ("llmc_drafted_tokens", "Guesses of next tokens that were checked", stats.drafted_tokens),
+                ("llmc_accepted_tokens", "Guesses that were right", stats.accepted_tokens),
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
             )
         )

@@ -19,6 +19,7 @@ _TYPES = {
     "heatmap.js": "text/javascript; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "replan.js": "text/javascript; charset=utf-8",
+    "speculation.js": "text/javascript; charset=utf-8",
 }
 
 

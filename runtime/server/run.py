@@ -61,6 +61,7 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         pin_threads=config.pin_threads,
         idle_spin_us=config.idle_spin_us,
         guided_threads=config.guided_threads,
+        speculation=config.speculation,
         **config.device_options,
     )
     try:

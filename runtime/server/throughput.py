@@ -33,6 +33,9 @@ class Throughput:
         ]
         if queried:
             parts.append(f"prefix hits {_share(stats.prefix_hit_tokens - last.prefix_hit_tokens, queried)}")
+        drafted = stats.drafted_tokens - last.drafted_tokens
+        if drafted:
+            parts.append(f"guesses right {_share(stats.accepted_tokens - last.accepted_tokens, drafted)}")
         return "; ".join(parts)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmc.compiler.targets.cpu.target import Target
-from llmc.runtime.binding import Artifact, Replayer
+from llmc.runtime.binding import Artifact, Engine, Replayer, SamplingParams
 
 from support.compiled import (
     Pages,
@@ -20,6 +20,7 @@ from support.compiled import (
     relative_error,
     replay,
 )
+from support.engine_driver import bits, drive
 from support.kernel_harness import targets_here
 from support.marks import rare
 from support.parity import FAMILIES, LADDER, check_bits, reference_logits
@@ -50,6 +51,24 @@ def test_every_bucket_matches_transformers(compiled: tuple[Path, Artifact]) -> N
 
 def test_bits_do_not_depend_on_batch_chunks_or_threads(compiled: tuple[Path, Artifact]) -> None:
     check_bits(compiled[1])
+
+
+def test_guesses_change_no_bit(compiled: tuple[Path, Artifact]) -> None:
+    """Texts that repeat themselves, checked in decode graphs with several rows of a sequence."""
+    artifact = compiled[1]
+    prompts = [random_tokens(artifact.info.vocab_size, 9 + seed, seed) * 2 for seed in range(3)]
+    liked = dict.fromkeys(random_tokens(artifact.info.vocab_size, 2), 20.0)
+    common = {"max_tokens": 20, "ignore_eos": True, "logit_bias": liked, "num_logprobs": 2}
+    told = []
+    for guesses in (0, 3):
+        requests = [
+            (prompt, SamplingParams(temperature=0.8 * (i % 2), seed=i, n=1 + i // 2, **common))
+            for i, prompt in enumerate(prompts)
+        ]
+        with Engine(artifact, num_threads=1, speculate_tokens=guesses, speculate_always=1) as engine:
+            told.append([[bits(output) for output in outputs] for outputs in drive(engine, requests)])
+            assert (engine.stats.accepted_tokens > 0) == (guesses > 0)
+    assert told[0] == told[1]
 
 
 # bf16 keeps 8 bits of mantissa and float16 11: weights and activations each round by up to 2^-9 or 2^-12 of the sum of

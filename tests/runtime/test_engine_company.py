@@ -1,4 +1,4 @@
-"""The engine gives a request the same bits in any company: batches, chunks, prefix hits, preemption, threads."""
+"""The engine gives a request the same bits in any company: batches, chunks, hits, preemption, threads, guesses."""
 
 from __future__ import annotations
 
@@ -93,6 +93,8 @@ def test_bits_do_not_depend_on_company(
         prefix_cache=int(prefix_cache),
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
+        speculate_tokens=3 * (trial % 3),
+        speculate_always=1,
     ) as engine:
         for _ in range(1 + trial % 2):  # the second round starts with a warm prefix cache
             found = drive(engine, [requests[i] for i in order])

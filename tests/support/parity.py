@@ -57,9 +57,8 @@ def check_bits(artifact: Artifact) -> None:
             fitting = [
                 i
                 for i, g in enumerate(graphs)
-                if g.batch >= len(chunks)
-                and g.max_tokens >= total
-                and (g.phase == "prefill" or all(len(c[1]) == 1 for c in chunks))
+                # A decode graph checks guesses: it takes several tokens of a sequence.
+                if g.batch >= len(chunks) and g.max_tokens >= total
             ]
             if not fitting:
                 continue

@@ -17,8 +17,12 @@ namespace llmc {
 using MakeDevice =
     std::function<Status(const llmc_engine_options& options, uint32_t num_blocks, std::unique_ptr<Device>* device)>;
 
-// options NULL: the defaults.
+// Makes the device of options.draft, which takes turns with the engine's.
+using MakeDraft = std::function<Status(const llmc_engine_options& options, const Device& beside, uint32_t num_blocks,
+                                       std::unique_ptr<Device>* device)>;
+
+// options NULL: the defaults. make_draft none: a draft is refused.
 Status MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,
-                  std::unique_ptr<llmc_engine>* out);
+                  std::unique_ptr<llmc_engine>* out, const MakeDraft& make_draft = {});
 
 }  // namespace llmc

@@ -93,17 +93,32 @@ uint64_t RandomSeed() {
 }  // namespace
 
 llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,
-                              std::unique_ptr<llmc_engine>* out) {
+                              std::unique_ptr<llmc_engine>* out, const MakeDraft& make_draft) {
   llmc_engine_options o = DefaultOptions();
   if (options != nullptr) LLMC_RETURN_IF_ERROR(ReadStruct(options, "options", &o));
   if (o.miss_policy > LLMC_MISS_SPLIT) {
     return Invalid("miss_policy is " + std::to_string(o.miss_policy) +
                    "; use LLMC_MISS_LARGER (0), LLMC_MISS_ERROR (1) or LLMC_MISS_SPLIT (2).");
   }
+  if (o.speculate_tokens > LLMC_MAX_SPECULATE_TOKENS) {
+    return Invalid("speculate_tokens is " + std::to_string(o.speculate_tokens) + "; use 0 (none) to " +
+                   std::to_string(LLMC_MAX_SPECULATE_TOKENS) + ".");
+  }
+  if (o.draft != nullptr && (o.speculate_tokens == 0 || !make_draft)) {
+    return Invalid(make_draft
+                       ? "draft is given but speculate_tokens is 0; say how many guesses it makes, or leave it out."
+                       : "A simulated engine has no draft; leave it out.");
+  }
   uint32_t num_blocks = 0;
   LLMC_RETURN_IF_ERROR(PoolBlocks(model, o, &num_blocks));
-  std::unique_ptr<Device> device;
+  std::unique_ptr<Device> device, draft;
   LLMC_RETURN_IF_ERROR(make(o, num_blocks + 1, &device));
+  if (o.draft != nullptr) {
+    const uint64_t tokens = uint64_t{num_blocks} * static_cast<uint32_t>(model.block_size);
+    const uint64_t block_size = static_cast<uint32_t>(std::max(o.draft->artifact->shape().block_size, 1));
+    LLMC_RETURN_IF_ERROR(
+        make_draft(o, *device, static_cast<uint32_t>((tokens + block_size - 1) / block_size + 1), &draft));
+  }
   EngineOptions e;
   e.max_num_seqs = o.max_num_seqs;
   e.max_waiting = o.max_waiting;
@@ -114,8 +129,10 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
                                                      : MissPolicy::kLarger;
   e.priority_patience = o.priority_patience;
   e.seed = RandomSeed();
+  e.speculate_tokens = o.speculate_tokens;
+  e.speculate_always = o.speculate_always != 0;
   *out = std::make_unique<llmc_engine>();
-  return Engine::Create(std::move(device), e, &(*out)->engine);
+  return Engine::Create(std::move(device), e, &(*out)->engine, std::move(draft));
 }
 
 extern "C" {
@@ -142,10 +159,14 @@ llmc_status llmc_engine_create(const llmc_device* device, llmc_artifact* artifac
     if (artifact == nullptr) return NullArgument("artifact");
     if (out == nullptr) return NullArgument("out");
     const auto make = [&](const llmc_engine_options&, uint32_t num_blocks, std::unique_ptr<llmc::Device>* made) {
-      return device->device->Load(artifact->artifact, {num_blocks, /*timed=*/false}, made);
+      return device->device->Load(artifact->artifact, {num_blocks, /*timed=*/false, nullptr}, made);
+    };
+    const auto make_draft = [&](const llmc_engine_options& o, const llmc::Device& beside, uint32_t num_blocks,
+                                std::unique_ptr<llmc::Device>* made) {
+      return device->device->Load(o.draft->artifact, {num_blocks, /*timed=*/false, &beside}, made);
     };
     std::unique_ptr<llmc_engine> engine;
-    LLMC_RETURN_IF_ERROR(llmc::MakeEngine(artifact->artifact->shape(), options, make, &engine));
+    LLMC_RETURN_IF_ERROR(llmc::MakeEngine(artifact->artifact->shape(), options, make, &engine, make_draft));
     *out = engine.release();
     return Status::Ok();
   });

@@ -17,6 +17,8 @@ struct LoadOptions {
   uint32_t num_blocks = 0;  // of the KV pool, the dummy block included
   // Steps will be timed one by one: each runs on all that the device has, whatever other programs do.
   bool timed = false;
+  // Another one of the same kind, with which it takes turns: it may use the threads of that one. NULL: none.
+  const Device* beside = nullptr;
 };
 
 // A device as a caller has opened it. Immutable; any thread.

@@ -24,7 +24,8 @@ Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGU
 
 }  // namespace
 
-Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out) {
+Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out,
+                      std::unique_ptr<Device> draft) {
   const ModelShape& model = device->model();
   if (model.block_size < 1 || model.vocab_size < 1 || model.max_model_len < 2 || model.max_num_seqs < 1 ||
       model.graphs.empty()) {
@@ -41,11 +42,13 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
   if (device->num_blocks() < 2 || static_cast<uint64_t>(device->num_blocks() - 1) * model.block_size < 2) {
     return Invalid("The KV pool has no block besides the dummy block; raise kv_bytes or num_blocks.");
   }
-  out->reset(new Engine(std::move(device), options));
+  std::unique_ptr<DraftModel> drafts;
+  if (draft != nullptr) LLMC_RETURN_IF_ERROR(DraftModel::Create(std::move(draft), model, &drafts));
+  out->reset(new Engine(std::move(device), options, std::move(drafts)));
   return Status::Ok();
 }
 
-Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
+Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<DraftModel> draft)
     : device_(std::move(device)),
       model_(device_->model()),
       options_(options),
@@ -59,6 +62,7 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options)
                   options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience},
                  &blocks_),
       host_sampler_(*device_),
+      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft)),
       graph_stats_(model_.graphs.size()) {
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
@@ -378,6 +382,7 @@ Status Engine::Step(bool* progressed) {
     if (out_of_memory_) FailAfterOutOfMemory();
     return StepOnce(progressed);
   } catch (const std::bad_alloc&) {
+    Scheduler::DropGuesses(&plan_);
     Forget();
     FailAfterOutOfMemory();
     throw;
@@ -396,11 +401,15 @@ Status Engine::StepOnce(bool* progressed) {
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
   const bool run = !plan_.items.empty() && plan_.misses.empty();
   *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
-  if (run) TakeMasks();
   Status status;
+  if (run) {
+    TakeMasks();
+    status = speculator_.Plan(&scheduler_, &plan_);
+  }
+  const uint64_t output_tokens = counters_.output_tokens;
   if (run || !plan_.copies.empty()) {
     Prepare();
-    if (run) status = device_->BeforeStep();
+    if (run && status.ok()) status = device_->BeforeStep();
     const uint64_t replay = MonotonicNs();
     counters_.prepare_ns += replay - scheduled;
     const float* logits = nullptr;
@@ -409,6 +418,7 @@ Status Engine::StepOnce(bool* progressed) {
     replay_ns_ = sample - replay;
     counters_.replay_ns += replay_ns_;
     if (!status.ok()) {
+      Scheduler::DropGuesses(&plan_);
       FailAll(status);
     } else if (run) {
       scheduler_.Commit(plan_);
@@ -416,12 +426,15 @@ Status Engine::StepOnce(bool* progressed) {
         GiveVectors(logits);
       } else {
         if (!device_->samples()) host_sampler_.Draw(device_.get(), logits, tasks_, &outcomes_);
+        Scheduler::DropGuesses(&plan_);
         Postprocess();
       }
       counters_.sample_ns += MonotonicNs() - sample;
     }
   }
-  CountTime(run && status.ok(), MonotonicNs() - begin);
+  const uint64_t took = MonotonicNs() - begin;
+  if (run && status.ok()) speculator_.Learn(counters_.output_tokens - output_tokens, took);
+  CountTime(run && status.ok(), took);
   Publish(run && status.ok(), *progressed);
   return status;
 }
@@ -524,7 +537,10 @@ void Engine::Prepare() {
     for (uint32_t i = 0; i < item.num_scores; ++i) {
       b.sample_index.push_back(row + static_cast<int32_t>(item.first_score + i));
     }
-    if (item.sample) b.sample_index.push_back(row + static_cast<int32_t>(end) - 1);
+    if (!item.sample) continue;
+    for (uint32_t p = end - 1 - item.num_guesses; p < end; ++p) {
+      b.sample_index.push_back(row + static_cast<int32_t>(p));
+    }
   }
 }
 
@@ -550,6 +566,7 @@ Status Engine::Run(bool replay, const float** logits) {
 // n of them where a prompt with n > 1 is done.
 void Engine::ListTasks() {
   tasks_.clear();
+  guessed_.clear();
   uint32_t row = 0;
   for (const StepItem& item : plan_.items) {
     const Sequence& s = *item.sequence;
@@ -561,6 +578,7 @@ void Engine::ListTasks() {
       score.token = s.tokens[score.position];
       score.num_top = static_cast<uint32_t>(r.num_prompt_logprobs);
       tasks_.push_back(score);
+      guessed_.push_back(kNoGuess);
     }
     if (!item.sample) continue;
     if (r.beams != nullptr) {
@@ -569,6 +587,7 @@ void Engine::ListTasks() {
       best.position = static_cast<uint32_t>(s.tokens.size());
       best.num_best = r.beams->search.num_best();
       tasks_.push_back(best);
+      guessed_.push_back(kNoGuess);
       continue;
     }
     const uint32_t first = r.forked ? s.output_index : 0, end = r.forked ? first + 1 : r.params.n;
@@ -583,8 +602,20 @@ void Engine::ListTasks() {
         draw.context.num_mask_words = static_cast<uint32_t>(mask.words.size());
       }
       tasks_.push_back(draw);
+      guessed_.push_back(kNoGuess);
     }
     ++row;
+    if (item.num_guesses == 0) continue;
+    // What comes behind the guesses is drawn as if they were right: the step that would draw it has the same text.
+    const uint32_t known = item.start + item.count - item.num_guesses;
+    tasks_.back().context.num_tokens = known;
+    for (uint32_t i = 0; i < item.num_guesses; ++i, ++row) {
+      SampleTask draw = tasks_.back();
+      draw.row = row;
+      draw.context.num_tokens = known + i + 1;
+      tasks_.push_back(draw);
+      guessed_.push_back(s.tokens[known + i]);
+    }
   }
   outcomes_.resize(tasks_.size());
 }
@@ -601,7 +632,7 @@ void Engine::NameOwners() {
     owners_.insert(owners_.end(), item.num_scores, item.sequence);
     if (!item.sample) continue;
     if (r->forked) {
-      owners_.push_back(item.sequence);
+      owners_.insert(owners_.end(), 1 + item.num_guesses, item.sequence);
     } else {
       Fork(item.sequence);
       for (const auto& one : r->sequences) owners_.push_back(one.get());
@@ -633,11 +664,18 @@ void Engine::Postprocess() {
   NameOwners();
   // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
   MakeRoom(&new_events_, 2 * tasks_.size());
+  bool guessed_right = true;
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const SampleTask& task = tasks_[i];
     const SampleOutcome& outcome = outcomes_[i];
     Sequence* s = owners_[i];
-    if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request
+    guessed_right = guessed_[i] == kNoGuess || (guessed_right && outcomes_[i - 1].result.token == guessed_[i]);
+    if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request, or the last token ended it
+    if (!guessed_right) continue;
+    if (guessed_[i] != kNoGuess) {
+      scheduler_.KeepGuess(s);
+      ++counters_.accepted_tokens;
+    }
     if (outcome.status.ok() && task.num_best > 0) {
       TakeBest(s, outcome.best);
     } else if (outcome.status.ok() && task.params == nullptr) {
@@ -655,6 +693,14 @@ void Engine::Postprocess() {
       FailRequest(s->request, outcome.status);
     }
   }
+  bool speculative = false;
+  for (const StepItem& item : plan_.items) {
+    if (item.num_guesses == 0) continue;
+    speculative = true;
+    counters_.drafted_tokens += item.num_guesses;
+    scheduler_.TrimBlocks(item.sequence);
+  }
+  counters_.num_speculative_steps += speculative;
 }
 
 // A prompt that is done has its vector, and ends. rows: of those that end in this step, in the order of its items.

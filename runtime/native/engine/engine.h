@@ -18,6 +18,7 @@
 #include "engine/host_sampler.h"
 #include "engine/ranked.h"
 #include "engine/scheduler.h"
+#include "engine/speculation/speculator.h"
 #include "engine/step_shapes.h"
 #include "engine/token_mask.h"
 
@@ -67,11 +68,15 @@ struct EngineOptions {
   MissPolicy miss_policy = MissPolicy::kLarger;
   uint32_t priority_patience = 0;  // steps; 0: SchedulerOptions::kDefaultPatience
   uint64_t seed = 0;  // of requests without a seed of their own
+  uint32_t speculate_tokens = 0;  // most guesses of a sequence in a step
+  bool speculate_always = false;  // as many as a graph holds, whether they pay or not
 };
 
 class Engine {
  public:
-  static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out);
+  // draft: the device of a model that makes guesses; none: they come from prompt and output.
+  static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out,
+                       std::unique_ptr<Device> draft = nullptr);
 
   // request.sampling is not NULL here.
   Status Submit(const llmc_request& c, uint64_t* id);
@@ -108,7 +113,7 @@ class Engine {
   Status CheckIntegrity() const;
 
  private:
-  Engine(std::unique_ptr<Device> device, const EngineOptions& options);
+  Engine(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<DraftModel> draft);
 
   Status CheckGraph(uint32_t graph) const;
   Status StepOnce(bool* progressed);
@@ -163,6 +168,7 @@ class Engine {
   BlockManager blocks_;
   Scheduler scheduler_;
   HostSampler host_sampler_;
+  Speculator speculator_;
 
   // Of the stepping thread.
   StepPlan plan_;
@@ -170,6 +176,8 @@ class Engine {
   std::vector<SampleTask> tasks_;
   std::vector<SampleOutcome> outcomes_;  // one for each task
   std::vector<Sequence*> owners_;  // whose each task is
+  std::vector<int32_t> guessed_;  // for each task: the draw before it counts only if it gave this token; kNoGuess: none
+  static constexpr int32_t kNoGuess = -1;
   std::vector<llmc_event> new_events_;
   std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
   std::vector<Request*> arrived_, cancelled_;

@@ -65,4 +65,22 @@ uint32_t GraphLadder::ScoringRoom(uint32_t computed, uint32_t num_scored, uint32
   return best;
 }
 
+uint32_t GraphLadder::Spare(const StepLoad& load, PhaseSet phases) const {
+  uint32_t most = 0;
+  for (std::size_t i = 0; i < enabled_.size(); ++i) {
+    const GraphShape& g = model_.graphs[i];
+    if (!Usable(i, phases) || !Holds(g, load)) continue;
+    most = std::max(most, std::min(g.max_tokens - load.tokens, g.max_samples - load.samples));
+  }
+  return most;
+}
+
+uint64_t GraphLadder::LongestReach(PhaseSet phases) const {
+  uint64_t most = 0;
+  for (std::size_t i = 0; i < enabled_.size(); ++i) {
+    if (Usable(i, phases)) most = std::max(most, Reach(model_.graphs[i]));
+  }
+  return most;
+}
+
 }  // namespace llmc

@@ -45,6 +45,10 @@ class GraphLadder {
   // The same for a sequence that is being scored and runs alone. Each of its rows behind num_scored tokens is sampled, so
   // graphs of all phases serve it: what their kernels compute does not depend on the phase.
   uint32_t ScoringRoom(uint32_t computed, uint32_t num_scored, uint32_t most) const;
+  // Most rows beside those of a load, each of them sampled, that some graph holds.
+  uint32_t Spare(const StepLoad& load, PhaseSet phases) const;
+  // Most tokens of a sequence whose keys some graph can read.
+  uint64_t LongestReach(PhaseSet phases) const;
 
  private:
   bool Usable(std::size_t graph, PhaseSet phases) const {

@@ -437,12 +437,16 @@ void Scheduler::StartRunning(Sequence* s, uint64_t id) {
 void Scheduler::Commit(const StepPlan& plan) {
   for (const StepItem& item : plan.items) {
     Sequence* s = item.sequence;
-    s->num_computed = item.start + item.count;
+    s->num_computed = item.start + item.count - item.num_guesses;
     s->num_scored += item.num_scores;
-    for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
-      s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
-                                       &s->tokens[static_cast<size_t>(s->num_registered) * block_size_]);
-    }
+    RegisterBlocks(s);
+  }
+}
+
+void Scheduler::RegisterBlocks(Sequence* s) {
+  for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
+    s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
+                                     &s->tokens[static_cast<size_t>(s->num_registered) * block_size_]);
   }
 }
 

@@ -1,12 +1,14 @@
 // Continuous batching: which sequences compute which tokens in the next step, in which graph. Touches no device.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <vector>
 
 #include "device/device.h"
 #include "engine/block_manager.h"
 #include "engine/graph_ladder.h"
+#include "engine/speculation/lookahead.h"
 
 namespace llmc {
 
@@ -30,6 +32,7 @@ struct Sequence {
   bool held = false;
   // The logits after tokens [num_scored, score_end) are still wanted, once, whatever is recomputed later.
   uint32_t num_scored = 0, score_end = 0;
+  std::unique_ptr<Lookahead> lookahead;  // once its tokens are guessed
 
   // Owned by the scheduler.
   State state = State::kNew;
@@ -54,6 +57,7 @@ struct StepItem {
   uint32_t start, count;  // tokens [start, start + count)
   bool sample;  // the last of them is the sequence's last token
   uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
+  uint32_t num_guesses = 0;  // the last tokens are guesses: the logits after each are wanted, and the one before them
 };
 
 enum class MissPolicy : uint32_t { kLarger, kSplit, kError };
@@ -85,6 +89,7 @@ struct StepPlan {
   std::vector<Copy> copies;  // in this order, before the replay
   BucketMiss miss;  // of this step, count 0: none
   std::vector<Sequence*> misses;  // no graph may run these: the engine must fail them
+  bool guessing = false;  // sequences end in guesses now
 };
 
 struct SchedulerOptions {
@@ -121,6 +126,20 @@ class Scheduler {
   void Clear() noexcept;
   // The plan's replay succeeded: its tokens are in the cache.
   void Commit(const StepPlan& plan);
+
+  // Guesses of decode steps (speculation/guess_rows.cc). Rows that some graph has beside those of the plan, and tokens of
+  // a sequence that graphs for such a step can hold.
+  uint32_t GuessRoom(const StepPlan& plan) const { return ladder_.Spare(plan.load, kDecodePhases); }
+  uint64_t GuessReach() const { return ladder_.LongestReach(kDecodePhases); }
+  // How many were added.
+  uint32_t AddGuesses(const int32_t* guesses, uint32_t count, StepItem* item, StepPlan* plan);
+  bool ChooseForGuesses(StepPlan* plan);
+  // Sequences end in what is known again; the plan stays. Nothing where they do already.
+  static void DropGuesses(StepPlan* plan) noexcept;
+  // The first guess behind what is computed was right, and its token is the sequence's.
+  void KeepGuess(Sequence* s);
+  // Gives back the blocks of guesses that were wrong.
+  void TrimBlocks(Sequence* s);
 
   uint32_t num_running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t num_waiting() const { return static_cast<uint32_t>(waiting_.size()); }
@@ -226,6 +245,7 @@ class Scheduler {
   void KeepPatience();
   void Promote(uint64_t arrival);
   void ReleaseBlocks(Sequence* s);
+  void RegisterBlocks(Sequence* s);
   void InsertRunning(Sequence* s);
 
   GraphLadder ladder_;

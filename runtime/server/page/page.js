@@ -5,6 +5,7 @@ import { setModel } from "./chat.js";
 import { byId, count, duration, element, percent, rate } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { showReplan } from "./replan.js";
+import { showSpeculation } from "./speculation.js";
 
 const PERIOD_MS = 1000;
 const MAX_ROWS = 50;
@@ -131,6 +132,7 @@ function show(state) {
   setModel(state.model, state.chat);
   showRates(state);
   showTiles(state);
+  showSpeculation(state, previous);
   showBuckets(state);
   showReplan(state.replan);
   showRequests(state);

@@ -164,7 +164,7 @@ def test_engine_counters() -> None:
         num_evictions=4, num_promotions=1,
         output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
-        decode_step_ns=3_000_000_000, max_request_tokens=48,
+        decode_step_ns=3_000_000_000, max_request_tokens=48, num_speculative_steps=3, drafted_tokens=9, accepted_tokens=7,
         device={"threads": 4, "working_threads": 3, "thread_cuts": 6},
     )  # fmt: skip
     expected = {
@@ -175,7 +175,8 @@ def test_engine_counters() -> None:
         "llmc_preemptions_total": 5, "llmc_prompt_tokens_total": 200, "llmc_generation_tokens_total": 90,
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
-        "llmc_threads_working": 3, "llmc_thread_cuts_total": 6,
+        "llmc_threads_working": 3, "llmc_thread_cuts_total": 6, "llmc_speculative_steps_total": 3,
+        "llmc_drafted_tokens_total": 9, "llmc_accepted_tokens_total": 7,
     }  # fmt: skip
     assert {name: value(metrics, name) for name in expected} == expected
     parts = {"schedule": 1, "prepare": 1, "replay": 5, "sample": 2, "other": 1}

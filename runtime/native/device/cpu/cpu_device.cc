@@ -65,7 +65,7 @@ class CpuNewGraphs final : public NewGraphs {
   std::vector<GraphShape> shapes_;
 };
 
-CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::unique_ptr<Team> team)
+CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team)
     : shape_(std::move(shape)),
       pool_(std::move(pool)),
       adapters_(std::move(adapters)),
@@ -95,8 +95,12 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   team_options.idle_spin_us = options.idle_spin_us;
   team_options.adapt = options.adapt;
   team_options.clock = options.clock;
-  std::unique_ptr<Team> team;
-  LLMC_RETURN_IF_ERROR(Team::Create(team_options, &team));
+  std::shared_ptr<Team> team = options.team;
+  if (team == nullptr) {
+    std::unique_ptr<Team> made;
+    LLMC_RETURN_IF_ERROR(Team::Create(team_options, &made));
+    team = std::move(made);
+  }
   std::unique_ptr<CpuDevice> device(
       new CpuDevice(artifact->shape(), std::move(pool), std::move(adapters), std::move(team)));
   LLMC_RETURN_IF_ERROR(device->PlaceMemory(artifact, options));

@@ -27,6 +27,7 @@ struct CpuDeviceOptions {
   TeamClock* clock = nullptr;
   WeightOptions weights;
   NodeSystem nodes;
+  std::shared_ptr<Team> team;  // of a device that never runs at the same time; none: one is made
 };
 
 // How many threads work now, and how often others' work has made them fewer.
@@ -54,6 +55,7 @@ class CpuDevice final : public Device, public CommandRunner {
   // Moves a part of the weights to where they are read fastest, if that pays. An error: weights cannot be read.
   Status BeforeStep() override;
   void Recall() override { team_->Recall(); }
+  const std::shared_ptr<Team>& team() const { return team_; }
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override { replay_.Visit(graph); }
   void Release(uint32_t graph) override { replay_.program().Release(graph); }
@@ -79,7 +81,7 @@ class CpuDevice final : public Device, public CommandRunner {
   MemorySpread memory_spread() const;
 
  private:
-  CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::unique_ptr<Team> team);
+  CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
   CpuProgram::Memory memory() const { return {weights_, pool_, adapters_}; }
@@ -87,7 +89,7 @@ class CpuDevice final : public Device, public CommandRunner {
   ModelShape shape_;
   KvPool pool_;
   AdapterPools adapters_;
-  std::unique_ptr<Team> team_;
+  std::shared_ptr<Team> team_;
   NodeSpread spread_;
   uint64_t spread_pool_bytes_ = 0;
   WeightMemory weights_;  // of the first artifact, for good

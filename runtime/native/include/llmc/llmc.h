@@ -290,7 +290,16 @@ typedef struct llmc_engine_options {
    * highest priority until it ends, one request at a time; 0: 512. */
   uint32_t priority_patience;
   uint32_t reserved2;
+  /* Most guesses of a sequence's next tokens that a decode step checks; 0: none (default). Guesses come from prompt and
+   * output: what followed the last tokens where they stood before; or from `draft`. How many go along is decided step by
+   * step. No result depends on it: several TOKEN events of a continuation may come of one step. */
+  uint32_t speculate_tokens;
+  uint32_t speculate_always; /* 1: all guesses that a graph holds go along, whether they pay or not: for tests */
+  /* A smaller model with the same tokens that guesses; NULL: none. It is loaded on the engine's device, with a KV pool of
+   * its own for as many tokens as the engine's; the engine keeps a reference. */
+  const llmc_artifact *draft;
 } llmc_engine_options;
+#define LLMC_MAX_SPECULATE_TOKENS 64
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
 
 typedef struct llmc_logit_bias {
@@ -401,6 +410,8 @@ typedef struct llmc_engine_stats {
   uint64_t num_missed_shapes; /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
   /* Of num_preemptions, those for waiting requests of a higher priority; requests that came to count as the highest. */
   uint64_t num_evictions, num_promotions;
+  uint64_t num_speculative_steps;           /* of num_decode_steps, those that checked guesses */
+  uint64_t drafted_tokens, accepted_tokens; /* guesses that were checked, and those that were right */
 } llmc_engine_stats;
 
 /* What an engine's device counts, by names of its own. */

@@ -13,7 +13,7 @@ namespace {
 uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0, total_masks = 0,
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
-         total_best_of = 0;
+         total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -27,6 +27,11 @@ void Property(uint32_t seed) {
   AddGraph(&shape, Phase::kPrefill, largest, pick(1, 4), all_blocks);
   for (uint32_t b = 1; b < max_seqs; b *= 2) AddGraph(&shape, Phase::kDecode, b, b, pick(1, all_blocks));
   if (pick(0, 3)) AddGraph(&shape, Phase::kDecode, max_seqs, max_seqs, all_blocks);
+  // Room for guesses of all of them.
+  if (pick(0, 1)) {
+    const uint32_t rows = max_seqs * pick(2, 5);
+    AddGraph(&shape, Phase::kDecode, rows, rows, all_blocks);
+  }
   for (uint32_t m = pick(0, 2); m > 0; --m) {
     AddGraph(&shape, Phase::kMixed, pick(2, 30), pick(2, max_seqs + 2), pick(0, 3) ? all_blocks : pick(1, all_blocks));
   }
@@ -38,6 +43,8 @@ void Property(uint32_t seed) {
   options.prefix_cache = pick(0, 3) != 0;
   if (pick(0, 3) == 0) options.miss_policy = MissPolicy::kSplit;
   if (pick(0, 1)) options.priority_patience = pick(1, 20);
+  options.speculate_tokens = pick(0, 1) ? 0 : pick(1, 9);
+  options.speculate_always = pick(0, 3) != 0;
   const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
   if (reach < 2) return;
 
@@ -45,7 +52,17 @@ void Property(uint32_t seed) {
   NullDevice::workers = pick(0, 7) ? 1 : pick(2, 3);
   NullDevice::late = pick(0, 1) != 0;
   NullDevice::draws = pick(0, 3) == 0;
-  auto engine = Make(shape, blocks, options, &device);
+  std::unique_ptr<Engine> engine;
+  if (options.speculate_tokens > 0 && pick(0, 2) == 0) {
+    ModelShape draft = Shape(static_cast<int32_t>(pick(1, 5)), static_cast<int32_t>(pick(4, 60)), 4);
+    const uint32_t most = static_cast<uint32_t>(draft.max_model_len / draft.block_size) + 1, rows = pick(1, 6);
+    AddGraph(&draft, Phase::kPrefill, pick(1, 20), pick(1, 2), pick(1, most));
+    for (uint32_t b = 1; b <= rows; ++b) AddGraph(&draft, Phase::kDecode, b, b, pick(1, most));
+    engine = MakeDrafted(shape, blocks, options, draft, 1 + pick(1, 3 * most), pick(0, 60), &device);
+    ++total_drafts;
+  } else {
+    engine = Make(shape, blocks, options, &device);
+  }
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
   // Now and then masks are late, so that most of the seats are given away.
@@ -73,6 +90,10 @@ void Property(uint32_t seed) {
       j.params.seed = rng();
       j.params.num_logprobs = static_cast<int32_t>(pick(0, 3)) - 1;
       if (pick(0, 2) == 0) j.stops.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
+      // Few tokens over and over, so that guesses are right now and then.
+      if (pick(0, 2) == 0) {
+        for (uint32_t i = pick(1, 2); i > 0; --i) j.biases.push_back({static_cast<int32_t>(pick(0, kVocab - 1)), 11});
+      }
       j.priority = static_cast<int32_t>(pick(0, 2));
       j.guided = pick(0, 3) < most_guided;
       if (!j.guided && pick(0, 5) == 0) {
@@ -162,6 +183,10 @@ void Property(uint32_t seed) {
   total_cached += s.cached_tokens;
   total_misses += s.num_bucket_misses;
   total_copies += device->copies;
+  total_drafted += s.drafted_tokens;
+  total_accepted += s.accepted_tokens;
+  CHECK(s.accepted_tokens <= s.drafted_tokens && s.num_speculative_steps <= s.drafted_tokens);
+  CHECK((s.drafted_tokens > 0) <= (options.speculate_tokens > 0));
   total_decode_chunks += device->decode_chunks;
   uint64_t misses = 0;
   for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
@@ -177,9 +202,10 @@ int main() {
     if (Failures() != before) std::fprintf(stderr, "  seed %u\n", seed);
   }
   // The test must have reached what it is for.
-  for (uint64_t total : {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks,
-                         total_scored, total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits,
-                         total_parked, total_evictions, total_promotions, total_beams, total_best_of}) {
+  for (uint64_t total :
+       {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks, total_scored,
+        total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits, total_parked, total_evictions,
+        total_promotions, total_beams, total_best_of, total_drafted, total_accepted, total_drafts}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -33,8 +33,10 @@ int FailEach(Engine* engine, const Call& call) {
 }
 
 struct Reached {
-  uint64_t copies = 0, preemptions = 0, mixed = 0, hits = 0, scored = 0, masks = 0;
+  uint64_t copies = 0, preemptions = 0, mixed = 0, hits = 0, scored = 0, masks = 0, accepted = 0;
 };
+
+uint32_t speculate = 0;  // of engines made from now on: guesses of a sequence; of two, by a draft
 
 // Requests of every kind in a pool too small for all of them. Allocation `allocation` of step `step` fails, and
 // `failures` - 1 after it; returns false when the step makes fewer, or there is no such step.
@@ -42,13 +44,17 @@ bool FailStep(int step, long allocation, long failures, bool* reached_step, Reac
   ModelShape shape = Usual();
   AddGraph(&shape, Phase::kMixed, 12, 8, 16);
   NullDevice* device;
-  auto engine = Make(shape, 24, {}, &device);
+  EngineOptions options;
+  options.speculate_tokens = speculate;
+  options.speculate_always = true;
+  auto engine =
+      speculate > 1 ? MakeDrafted(shape, 24, options, Usual(), 24, 30, &device) : Make(shape, 24, options, &device);
   std::vector<Job> jobs;
   const auto submit = [&](uint32_t length, uint32_t max_tokens) -> Job& {
     jobs.push_back(Simple(length, max_tokens));
     return jobs.back();
   };
-  submit(9, 20);
+  submit(9, 20).biases.push_back({3, 20});  // one token over and over: guesses are right
   submit(17, 8).params.n = 3;
   submit(30, 12).num_prompt_logprobs = 2;
   submit(21, 6).guided = true;
@@ -95,6 +101,7 @@ bool FailStep(int step, long allocation, long failures, bool* reached_step, Reac
   reached->preemptions += stats.num_preemptions;
   reached->mixed += stats.num_mixed_steps;
   reached->hits += stats.cached_tokens;
+  reached->accepted += stats.accepted_tokens;
   for (const auto& [id, output] : outputs) reached->scored += output.prompt.size();
   while (engine->Wait(0) & LLMC_READY_WORK) {
     CHECK_OK(engine->Step(&progressed));
@@ -142,13 +149,14 @@ void TestStep() {
   CHECK(points > 100);
   CHECK(reached.copies > 0 && reached.preemptions > 0 && reached.mixed > 0 && reached.hits > 0 && reached.scored > 0 &&
         reached.masks > 0);
+  CHECK_EQ(reached.accepted > 0, speculate > 0);
 }
 
 }  // namespace
 
 int main() {
-  for (const bool late : {false, true}) {
-    NullDevice::late = late;
+  for (speculate = 0; speculate < 3; ++speculate) {
+    NullDevice::late = speculate == 1;
     TestStep();
   }
   auto engine = Make(Usual(), 65, {});

@@ -13,7 +13,10 @@ namespace {
 constexpr int kSubmitters = 3, kJobs = 60;
 
 void Stress() {
-  auto engine = Make(Usual(), 33, {});
+  EngineOptions options;
+  options.speculate_tokens = 3;
+  options.speculate_always = true;
+  auto engine = Make(Usual(), 33, options);
   std::vector<std::vector<Job>> jobs(kSubmitters, std::vector<Job>(kJobs, Simple(9, 5)));
   std::map<uint64_t, Job> by_id;
   std::mutex mutex;  // guards by_id, outputs and needs

@@ -60,6 +60,7 @@ struct Job {
   std::vector<int32_t> prompt;
   llmc_sampling_params params;
   std::vector<int32_t> stops;
+  std::vector<llmc_logit_bias> biases;
   int32_t priority = 0;
   bool guided = false;
   int32_t num_prompt_logprobs = -1;
@@ -88,6 +89,8 @@ inline Status Submit(Engine* engine, Job* job) {
   llmc_sampling_params sampling = job->params;
   sampling.stop_token_ids = job->stops.data();
   sampling.num_stop_token_ids = job->stops.size();
+  sampling.logit_bias = job->biases.data();
+  sampling.num_logit_bias = job->biases.size();
   r.sampling = &sampling;
   return engine->Submit(r, &job->id);
 }
@@ -117,6 +120,8 @@ inline Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
   llmc_sampling_params c = job.params;
   c.stop_token_ids = job.stops.data();
   c.num_stop_token_ids = job.stops.size();
+  c.logit_bias = job.biases.data();
+  c.num_logit_bias = job.biases.size();
   CHECK_OK(MakeSamplingParams(c, kVocab, &params));
   Sampler sampler(kVocab, {kEos});
   Output out;
@@ -223,6 +228,19 @@ inline std::unique_ptr<Engine> Make(const ModelShape& shape, uint32_t blocks, co
   if (device) *device = d.get();
   std::unique_ptr<Engine> engine;
   CHECK_OK(Engine::Create(std::move(d), options, &engine));
+  return engine;
+}
+
+// With a draft that says what the model says, but for some per cent.
+inline std::unique_ptr<Engine> MakeDrafted(const ModelShape& shape, uint32_t blocks, const EngineOptions& options,
+                                           const ModelShape& draft_shape, uint32_t draft_blocks, uint32_t wrong,
+                                           NullDevice** device = nullptr, NullDevice** draft = nullptr) {
+  auto d = std::make_unique<NullDevice>(shape, blocks), other = std::make_unique<NullDevice>(draft_shape, draft_blocks);
+  other->wrong = wrong;
+  if (device) *device = d.get();
+  if (draft) *draft = other.get();
+  std::unique_ptr<Engine> engine;
+  CHECK_OK(Engine::Create(std::move(d), options, &engine, std::move(other)));
   return engine;
 }
 

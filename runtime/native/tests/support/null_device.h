@@ -110,7 +110,7 @@ class NullDevice : public llmc::Device {
       const int32_t* table = &b.block_tables[static_cast<size_t>(i) * b.block_table_stride];
       const int32_t begin = b.query_start[i], end = b.query_start[i + 1];
       if (end <= begin) return Bad("empty sequence");
-      // Only a sequence whose prompt is scored brings several tokens to a decode graph.
+      // Only prompts that are scored, and guesses, bring several tokens of a sequence to a decode graph.
       decode_chunks += g.phase == llmc::Phase::kDecode && end - begin != 1;
       if (b.positions[end - 1] + 1 != b.context_lens[i]) return Bad("context length");
       uint64_t fold = 0;
@@ -136,7 +136,9 @@ class NullDevice : public llmc::Device {
     }
     logits_.resize(static_cast<size_t>(b.num_samples) * shape_.vocab_size);
     for (uint32_t s = 0; s < b.num_samples; ++s) {
-      LogitsOf(folds[b.sample_index[s]], shape_.vocab_size, &logits_[static_cast<size_t>(s) * shape_.vocab_size]);
+      const uint64_t fold = folds[b.sample_index[s]];
+      LogitsOf(fold % 100 < wrong ? ~fold : fold, shape_.vocab_size,
+               &logits_[static_cast<size_t>(s) * shape_.vocab_size]);
     }
     if (poison) std::fill(logits_.begin(), logits_.end(), 0.0f / zero_);
     last_graph = b.graph;
@@ -162,6 +164,7 @@ class NullDevice : public llmc::Device {
 
   int fail_after = 0;
   bool poison = false;
+  uint32_t wrong = 0;  // per cent of the rows are another text's
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;

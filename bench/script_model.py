@@ -1,0 +1,120 @@
+"""A model that says a given text: all the work of a model of its shape, and an output that the prompt decides.
+
+No text of a random model repeats its prompt, so it cannot show what guesses are worth. This one copies: at each
+position its first layer looks back by exactly `reach` tokens, and the head names what it saw. A prompt of `reach` + 1
+tokens that begins with a script makes it say the script. There the script is written in second names of its tokens, so
+that nothing can be looked up in it. Weights of what has no part in this are random, or zero where the result must not
+change.
+
+A draft that knows the third names of tokens wrongly guesses wrong where a script uses those: so its acceptance is
+chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.make_model import END, save, tokenizer
+from bench.shapes import SHAPES, named
+
+HEAD_DIM = 64
+QUARTER: dict[str, object] = {
+    **SHAPES["qwen2.5-0.5b"],
+    **{"hidden_size": 448, "intermediate_size": 2432, "num_hidden_layers": 24},
+    **{"num_attention_heads": 7, "num_key_value_heads": 1},
+}
+"""A quarter of the weights of a layer."""
+ALL_SHAPES = {"qwen2.5-0.5b": SHAPES["qwen2.5-0.5b"], "quarter": QUARTER}
+
+
+def names_of(shape: dict[str, object]) -> int:
+    """Tokens that have three names: t, t + names and t + 2 · names."""
+    return _size(shape, "vocab_size") // 3
+
+
+def script_prompt(
+    script: Sequence[int], text: Sequence[int], reach: int, names: int, wrong: float, seed: int
+) -> list[int]:
+    """A prompt of `reach` + 1 tokens: the script in other names, what nothing repeats, and the text that is to be seen.
+
+    wrong: share of the script's tokens in their third names.
+    """
+    rng = np.random.default_rng(seed)
+    hidden = [token + names * (1 + int(rng.random() < wrong)) for token in script]
+    fill = reach + 1 - len(script) - len(text)
+    if fill < 0:
+        raise ValueError(f"{len(script)} tokens of script and {len(text)} of text do not fit {reach + 1}")
+    middle = rng.choice(np.arange(names // 2, names), fill, replace=False)
+    return hidden + [int(token) for token in middle] + list(text)
+
+
+def write(name: str, output: Path, reach: int, seed: int = 0, draft: bool = False) -> None:
+    """Writes the checkpoint. draft: it takes a third name for one of another token."""
+    shape = {**ALL_SHAPES[name], "tie_word_embeddings": False}
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer(_size(shape, "vocab_size")).save(str(output / "tokenizer.json"))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    (output / "tokenizer_config.json").write_text(json.dumps(described) + "\n")
+    save(_tensors(shape, reach, seed, draft), output, None)
+    config = {"hidden_act": "silu", **shape, "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
+    (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def _tensors(shape: dict[str, object], reach: int, seed: int, draft: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    heads, kv_heads = _size(shape, "num_attention_heads"), _size(shape, "num_key_value_heads")
+    width, names = kv_heads * HEAD_DIM, names_of(shape)
+    # The same for every shape of a seed: the first `width` signs of a token's code.
+    codes = torch.randint(0, 2, (names, 2 * HEAD_DIM), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1.0
+    codes = codes[:, :width]
+    for tensor, size in named(shape):
+        value = torch.randn(size, generator=generator) * 0.02
+        first = ".layers.0." in tensor
+        if tensor.endswith("norm.weight"):
+            value = torch.ones(size)
+        elif tensor == "model.embed_tokens.weight":
+            value = torch.zeros(size)
+            third = codes.roll(1, 0) if draft else codes
+            for place, known in enumerate((codes, codes, third)):
+                value[place * names : (place + 1) * names, :width] = known
+        elif tensor == "lm_head.weight":
+            value = torch.zeros(size)
+            value[:names, width : 2 * width] = codes
+        elif tensor.endswith(("down_proj.weight", "o_proj.weight", ".bias")) or (
+            first and tensor.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        ):
+            value = torch.zeros(size)
+        if first:
+            _look_back(tensor, value, reach, heads, kv_heads, float(str(shape["rope_theta"])))
+        yield tensor, value.to(torch.bfloat16)
+
+
+def _look_back(tensor: str, value: torch.Tensor, reach: int, heads: int, kv_heads: int, theta: float) -> None:
+    """Queries and keys are constants whose product, once rotated, is highest `reach` tokens back; values are codes."""
+    half, width = HEAD_DIM // 2, kv_heads * HEAD_DIM
+    if tensor.endswith("v_proj.weight"):
+        value[:, :width] = torch.eye(width)
+    elif tensor.endswith("o_proj.weight"):
+        for kv in range(kv_heads):
+            head = kv * (heads // kv_heads)
+            rows = slice(width + kv * HEAD_DIM, width + (kv + 1) * HEAD_DIM)
+            value[rows, head * HEAD_DIM : (head + 1) * HEAD_DIM] = 4 * torch.eye(HEAD_DIM)
+    elif tensor.endswith(("q_proj.bias", "k_proj.bias")):
+        strength = math.sqrt(400.0)
+        angles = reach * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        whole = torch.cat((torch.ones(half), torch.zeros(half)))
+        if tensor.endswith("q_proj.bias"):
+            whole = torch.cat((torch.cos(angles), -torch.sin(angles)))
+        value[:] = (strength * whole.float()).repeat(len(value) // HEAD_DIM)
+
+
+def _size(shape: dict[str, object], name: str) -> int:
+    value = shape[name]
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,33 @@
+"""Decode buckets with rows for guesses: where each of n sequences brings its last token and g guesses, a step has
+n × (g + 1) rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .bucket import Bucket, BucketLadder
+
+MAX_GUESSES = 64
+
+
+def add_verify_buckets(ladder: BucketLadder, max_num_seqs: int, guesses: int) -> BucketLadder:
+    """The ladder with decode buckets for steps of up to max_num_seqs sequences that bring `guesses` each.
+
+    Rows double from 2 up to the most, those that a bucket has already left out; contexts are those of the ladder, at
+    least doubling, with the longest. Raises BucketError when there are too many in all.
+    """
+    most = max_num_seqs * (guesses + 1)
+    present = {bucket.batch for bucket in ladder.decode}
+    rows = [1 << power for power in range(1, most.bit_length()) if 1 << power < most] + [most]
+    lengths = _doubling(sorted({bucket.seq for bucket in ladder.decode}))
+    added = (Bucket("decode", batch, seq) for batch in rows if batch not in present for seq in lengths)
+    return replace(ladder, decode=(*ladder.decode, *added))
+
+
+def _doubling(lengths: list[int]) -> list[int]:
+    """Of ascending lengths those from the longest down that are at most half of the one before."""
+    kept: list[int] = []
+    for length in reversed(lengths):
+        if not kept or 2 * length <= kept[-1]:
+            kept.append(length)
+    return kept

@@ -1,0 +1,33 @@
+"""The artifact of a model that guesses for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmc.manifest import ManifestError, read_manifest
+
+from .binding import Artifact
+from .request_error import RequestError
+
+_TOKENIZER = "tokenizer.json"
+
+
+@contextmanager
+def opened_draft(draft: Path | None, model: Path) -> Iterator[Artifact | None]:
+    """The artifact of a draft, closed again when engines that keep a reference were made. Raises RequestError where its
+    tokens are not those of the artifact `model`, and the binding's errors."""
+    if draft is None:
+        yield None
+        return
+    try:
+        found = [read_manifest(path)["files"].get(_TOKENIZER) for path in (model, draft)]
+    except ManifestError as error:
+        raise RequestError(f"draft {draft}: {error}") from error
+    if None not in found and found[0] != found[1]:
+        raise RequestError(
+            f"the draft {draft} has another {_TOKENIZER} than {model}: compile a draft of the same family of models"
+        )
+    with Artifact(draft) as artifact:
+        yield artifact

@@ -1,0 +1,49 @@
+// Acceptance: how likely a guess is right, as measured. Long repetitions go on more often than short ones, and some texts
+// repeat themselves more than others.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace llmc {
+
+// Guesses that were looked at, and those that were right; older ones count less.
+struct Evidence {
+  double tries = 0, hits = 0;
+
+  void Add(uint32_t more, uint32_t right, double memory) {
+    const double kept = std::max(1 - more / memory, 0.0);
+    tries = tries * kept + more;
+    hits = hits * kept + right;
+  }
+};
+
+class Acceptance {
+ public:
+  // That the next guess of a sequence is right: by its own evidence, and by that of all guesses behind repetitions as
+  // long, where its own is thin.
+  double Odds(const Evidence& own, uint32_t match_length) const {
+    const Evidence& all = classes_[ClassOf(match_length)];
+    const double usual = (all.hits + kBelief * Believed(match_length)) / (all.tries + kBelief);
+    return (own.hits + kBelief * usual) / (own.tries + kBelief);
+  }
+  // Where nothing is tried, evidence ages, so that it is tried again some day.
+  void Age(uint32_t match_length, Evidence* own) {
+    own->tries *= kAge, own->hits *= kAge;
+    Evidence& all = classes_[ClassOf(match_length)];
+    all.tries *= kAge, all.hits *= kAge;
+  }
+  void Add(uint32_t match_length, uint32_t tries, uint32_t hits, Evidence* own) {
+    own->Add(tries, hits, kOwnMemory);
+    classes_[ClassOf(match_length)].Add(tries, hits, kMemory);
+  }
+
+ private:
+  static constexpr double kBelief = 4, kOwnMemory = 24, kMemory = 512, kAge = 0.99;
+  static constexpr uint32_t kClasses = 6;
+  static uint32_t ClassOf(uint32_t length) { return length < 3 ? length : length < 5 ? 3 : length < 9 ? 4 : 5; }
+  static double Believed(uint32_t length) { return std::min(0.2 + 0.1 * length, 0.8); }
+  std::array<Evidence, kClasses> classes_{};
+};
+
+}  // namespace llmc

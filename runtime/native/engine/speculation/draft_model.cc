@@ -1,0 +1,264 @@
+#include "engine/speculation/draft_model.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/engine.h"
+
+namespace llmc {
+namespace {
+
+constexpr int32_t kNoToken = -1;  // a row whose logits are of no use
+constexpr int32_t kNotRun = -2;   // one that no graph holds
+
+// Texts that end in guesses while these are made, and end as before whatever happens.
+class Borrowed {
+ public:
+  explicit Borrowed(const std::vector<DraftModel::Task>& tasks) : tasks_(tasks) {
+    for (const DraftModel::Task& task : tasks) sizes_.push_back(task.sequence->tokens.size());
+  }
+  ~Borrowed() {
+    for (std::size_t i = 0; i < sizes_.size(); ++i) tasks_[i].sequence->tokens.resize(sizes_[i]);
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+ private:
+  const std::vector<DraftModel::Task>& tasks_;
+  std::vector<std::size_t> sizes_;
+};
+
+}  // namespace
+
+DraftState::DraftState(DraftModel* of) : model(of) { of->states_.push_back(this); }
+
+DraftState::~DraftState() {
+  for (std::size_t i = blocks.size(); i-- > 0;) model->blocks_.Release(blocks[i]);
+  model->states_.erase(std::find(model->states_.begin(), model->states_.end(), this));
+}
+
+Status DraftModel::Create(std::unique_ptr<Device> device, const ModelShape& target, std::unique_ptr<DraftModel>* out) {
+  const auto refuse = [](std::string what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(what)); };
+  const ModelShape& model = device->model();
+  if (model.vector_width > 0) return refuse("The draft gives vectors and writes no text; use a model that does.");
+  if (model.vocab_size != target.vocab_size) {
+    return refuse("The draft has " + std::to_string(model.vocab_size) + " tokens, the model " +
+                  std::to_string(target.vocab_size) + "; use a draft with the model's tokenizer.");
+  }
+  const uint64_t pool = uint64_t{device->num_blocks() - 1} * static_cast<uint32_t>(model.block_size);
+  const uint32_t longest = static_cast<uint32_t>(std::min<uint64_t>(static_cast<uint32_t>(model.max_model_len), pool));
+  out->reset(new DraftModel(std::move(device), longest));
+  return Status::Ok();
+}
+
+DraftModel::DraftModel(std::unique_ptr<Device> device, uint32_t max_length)
+    : device_(std::move(device)),
+      model_(device_->model()),
+      max_length_(max_length),
+      block_size_(static_cast<uint32_t>(model_.block_size)),
+      blocks_(device_->num_blocks(), block_size_, /*prefix_cache=*/false),
+      ladder_(model_),
+      sampler_(model_.vocab_size, model_.eos_token_ids) {}
+
+// Guesses that came true are a part of the text, the others are gone.
+DraftState* DraftModel::StateOf(const Sequence& s) {
+  DraftState* state = s.lookahead->draft.get();
+  const uint32_t size = static_cast<uint32_t>(s.tokens.size());
+  for (const int32_t token : state->guessed) {
+    if (state->num_known >= size || s.tokens[state->num_known] != token) break;
+    ++state->num_known;
+  }
+  state->guessed.clear();
+  state->num_known = std::min(state->num_known, size - 1);
+  return state;
+}
+
+uint32_t DraftModel::NumUnread(const Sequence& s) {
+  return static_cast<uint32_t>(s.tokens.size()) - StateOf(s)->num_known;
+}
+
+bool DraftModel::Knows(const Sequence& s) { return NumUnread(s) <= std::min(kMostBehind, ladder_.largest_step()); }
+
+// Takes blocks from who was not guessed for longest, other than those of this step.
+bool DraftModel::Ensure(DraftState* state, uint32_t tokens) {
+  state->last_use = use_;
+  state->blocks.reserve(BlocksFor(max_length_));  // what is allocated must not get lost
+  while (state->blocks.size() < BlocksFor(tokens)) {
+    const uint32_t block = blocks_.Allocate();
+    if (block != 0) {
+      state->blocks.push_back(block);
+      continue;
+    }
+    DraftState* oldest = nullptr;
+    for (DraftState* other : states_) {
+      const bool older = oldest == nullptr || other->last_use < oldest->last_use;
+      if (!other->blocks.empty() && other->last_use < use_ && older) oldest = other;
+    }
+    if (oldest == nullptr) return false;
+    for (std::size_t i = oldest->blocks.size(); i-- > 0;) blocks_.Release(oldest->blocks[i]);
+    oldest->blocks.clear();
+    oldest->guessed.clear();
+    oldest->num_known = 0;
+  }
+  return true;
+}
+
+void DraftModel::AddRow(const Row& row, StepLoad* load) const {
+  load->seqs += 1;
+  load->tokens += row.count;
+  load->samples += 1;
+  load->blocks = std::max(load->blocks, BlocksFor(row.start + row.count));
+}
+
+Status DraftModel::Read(const Sequence& s, uint32_t* tokens) {
+  *tokens = 0;
+  ++use_;
+  DraftState* state = StateOf(s);
+  const uint32_t left = static_cast<uint32_t>(s.tokens.size()) - state->num_known;
+  const uint32_t most = std::min(left, ladder_.largest_step());
+  const uint32_t count = ladder_.Room({}, state->num_known, left + 1, most, kAnyPhase);
+  if (count == 0 || !Ensure(state, state->num_known + count)) return Status::Ok();
+  rows_.assign(1, {&s, state, state->num_known, count});
+  LLMC_RETURN_IF_ERROR(RunRows(rows_, &next_));
+  if (next_[0] == kNotRun) return Status::Ok();
+  state->num_known += count;
+  *tokens = count;
+  return Status::Ok();
+}
+
+Status DraftModel::Guess(std::vector<Task>* tasks, std::vector<int32_t>* guesses) {
+  ++use_;
+  const Borrowed borrowed(*tasks);
+  uint32_t deepest = 0;
+  for (Task& task : *tasks) {
+    DraftState* state = StateOf(*task.sequence);
+    // What is guessed last is not read.
+    if (!Ensure(state, static_cast<uint32_t>(task.sequence->tokens.size()) + task.depth - 1)) task.depth = 0;
+    deepest = std::max(deepest, task.depth);
+  }
+  std::vector<uint32_t> made(tasks->size());
+  for (uint32_t level = 0; level < deepest; ++level) {
+    rows_.clear();
+    whose_.clear();
+    for (std::size_t i = 0; i < tasks->size(); ++i) {
+      const Task& task = (*tasks)[i];
+      if (level >= task.depth || made[i] < level) continue;
+      DraftState* state = task.sequence->lookahead->draft.get();
+      const uint32_t start = state->num_known + static_cast<uint32_t>(state->guessed.size());
+      rows_.push_back({task.sequence, state, start, static_cast<uint32_t>(task.sequence->tokens.size()) - start});
+      whose_.push_back(i);
+    }
+    LLMC_RETURN_IF_ERROR(RunRows(rows_, &next_));
+    for (std::size_t k = 0; k < rows_.size(); ++k) {
+      Sequence* s = (*tasks)[whose_[k]].sequence;
+      if (next_[k] == kNotRun) continue;
+      if (level == 0) {
+        rows_[k].state->num_known = static_cast<uint32_t>(s->tokens.size());
+      } else {
+        rows_[k].state->guessed.push_back(s->tokens.back());
+      }
+      if (next_[k] == kNoToken) continue;
+      s->tokens.push_back(next_[k]);
+      ++made[whose_[k]];
+    }
+  }
+  for (std::size_t i = 0; i < tasks->size(); ++i) {
+    Task& task = (*tasks)[i];
+    task.first = static_cast<uint32_t>(guesses->size());
+    task.depth = made[i];
+    guesses->insert(guesses->end(), task.sequence->tokens.end() - made[i], task.sequence->tokens.end());
+  }
+  return Status::Ok();
+}
+
+// In as few steps as graphs hold. next: the token behind each row, kNoToken where there is none, kNotRun.
+Status DraftModel::RunRows(const std::vector<Row>& rows, std::vector<int32_t>* next) {
+  next->clear();
+  for (std::size_t begin = 0; begin < rows.size();) {
+    StepLoad load;
+    int graph = kNoGraph;
+    std::size_t end = begin;
+    for (; end < rows.size(); ++end) {
+      StepLoad more = load;
+      AddRow(rows[end], &more);
+      const int found = ladder_.Choose(more, kAnyPhase);
+      if (found == kNoGraph) break;
+      load = more;
+      graph = found;
+    }
+    if (end == begin) {
+      next->push_back(kNotRun);
+      ++begin;
+      continue;
+    }
+    LLMC_RETURN_IF_ERROR(RunGroup(&rows[begin], end - begin, load, graph, next));
+    begin = end;
+  }
+  return Status::Ok();
+}
+
+Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& load, int graph,
+                            std::vector<int32_t>* next) {
+  StepBatch& b = batch_;
+  b.graph = static_cast<uint32_t>(graph);
+  b.num_tokens = load.tokens;
+  b.num_seqs = load.seqs;
+  b.num_samples = load.samples;
+  b.block_table_stride = load.blocks;
+  for (std::vector<int32_t>* of : {&b.input_ids, &b.positions, &b.slot_mapping, &b.context_lens, &b.sample_index}) {
+    of->clear();
+  }
+  b.query_start.assign(1, 0);
+  b.block_tables.assign(std::size_t{b.num_seqs} * b.block_table_stride, 0);
+  int32_t* table = b.block_tables.data();
+  for (const Row* row = rows; row != rows + count; ++row) {
+    const uint32_t end = row->start + row->count;
+    for (uint32_t p = row->start; p < end; ++p) {
+      b.input_ids.push_back(row->sequence->tokens[p]);
+      b.positions.push_back(static_cast<int32_t>(p));
+      b.slot_mapping.push_back(
+          static_cast<int32_t>(row->state->blocks[p / block_size_] * block_size_ + p % block_size_));
+    }
+    std::copy_n(row->state->blocks.begin(), BlocksFor(end), table);
+    table += b.block_table_stride;
+    b.context_lens.push_back(static_cast<int32_t>(end));
+    b.query_start.push_back(static_cast<int32_t>(b.input_ids.size()));
+    b.sample_index.push_back(static_cast<int32_t>(b.input_ids.size()) - 1);
+  }
+  draws_.clear();
+  params_.resize(std::max(params_.size(), count));
+  for (std::size_t i = 0; i < count; ++i) {
+    const Sequence& s = *rows[i].sequence;
+    SampleTask draw;
+    draw.row = static_cast<uint32_t>(i);
+    draw.params = &s.request->params;
+    if (draw.params->num_logprobs >= 0) {  // nobody asks for the draft's
+      params_[i] = s.request->params;
+      params_[i].num_logprobs = -1;
+      draw.params = &params_[i];
+    }
+    // As the model draws: with the same random number, which tells much of what it will say.
+    draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt, s.output_index};
+    draws_.push_back(draw);
+  }
+  // Once it is on its way nothing may stop before it was waited for.
+  outcomes_.resize(count);
+  LLMC_RETURN_IF_ERROR(device_->BeforeStep());
+  Fence fence = 0;
+  LLMC_RETURN_IF_ERROR(device_->Enqueue(b, &fence));
+  LLMC_RETURN_IF_ERROR(Draw(fence, count));
+  for (std::size_t i = 0; i < count; ++i) {
+    next->push_back(outcomes_[i].status.ok() ? outcomes_[i].result.token : kNoToken);
+  }
+  return Status::Ok();
+}
+
+Status DraftModel::Draw(Fence fence, std::size_t count) {
+  if (device_->samples()) return device_->Sample(fence, draws_, &outcomes_);
+  const float* logits = nullptr;
+  LLMC_RETURN_IF_ERROR(device_->Wait(fence, &logits));
+  for (std::size_t i = 0; i < count; ++i) outcomes_[i] = sampler_.Do(draws_[i], logits);
+  return Status::Ok();
+}
+
+}  // namespace llmc

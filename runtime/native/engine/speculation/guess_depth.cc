@@ -1,0 +1,78 @@
+#include "engine/speculation/guess_depth.h"
+
+#include <algorithm>
+
+namespace llmc {
+
+void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices) {
+  const uint32_t seqs = static_cast<uint32_t>(choices->size());
+  gains_.clear();
+  for (uint32_t i = 0; i < seqs; ++i) {
+    GuessChoice& choice = (*choices)[i];
+    choice.depth = 0;
+    double odds = 1;
+    for (uint32_t j = 0; j < choice.most; ++j) gains_.push_back({odds *= choice.odds, i, j + 1});
+  }
+  if (gains_.empty() || !costs_.Known(seqs, contexts)) return;
+  // Those of one sequence fall, and stay in their order.
+  std::stable_sort(gains_.begin(), gains_.end(), [](const Gain& a, const Gain& b) { return a.odds > b.odds; });
+  const uint32_t most = std::min({room, static_cast<uint32_t>(gains_.size()), costs_.MostExtra(seqs)});
+  double tokens = seqs, best_rate = seqs;
+  uint32_t best = 0, levels = 0;
+  const double draft_share = drafted ? DraftShare(seqs) : 0;
+  for (uint32_t count = 1; count <= most; ++count) {
+    tokens += gains_[count - 1].odds;
+    levels = std::max(levels, gains_[count - 1].level);
+    const double extra = costs_.Extra(seqs, count) + draft_share * levels;
+    // Where all of them are wrong, the step has cost this much for nothing.
+    if (extra > credit_ + kMostLoss) break;
+    if (tokens / (1 + extra) > best_rate) {
+      best_rate = tokens / (1 + extra);
+      best = count;
+    }
+  }
+  for (uint32_t i = 0; i < best; ++i) ++(*choices)[gains_[i].choice].depth;
+}
+
+bool GuessDepth::PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens,
+                            uint32_t left) const {
+  if (!costs_.Known(seqs, contexts)) return false;
+  const double share = DraftShare(seqs), plain = costs_.Plain(seqs);
+  double best_rate = 1, rate = 1, likely = 1;
+  for (uint32_t depth = 1; depth <= most; ++depth) {
+    rate += likely *= odds;
+    best_rate = std::max(best_rate, rate / (1 + costs_.Extra(seqs, seqs * depth) + share * depth));
+  }
+  // Of the time that all sequences take, this one has its part.
+  const double gain = left * plain * (1 - 1 / best_rate) / seqs;
+  const double each = read_ns_ > 0 ? read_ns_ : kReadShare * share * plain;
+  return gain > 2 * each * tokens;
+}
+
+void GuessDepth::Read(uint32_t tokens, uint64_t ns) {
+  const double each = static_cast<double>(ns) / tokens;
+  read_ns_ += (read_ns_ == 0 ? 1 : each < read_ns_ ? 0.3 : 0.1) * (each - read_ns_);
+}
+
+void GuessDepth::Drafted(uint32_t levels, uint64_t ns) {
+  if (levels == 0) return;
+  levels_ = levels;
+  const double each = static_cast<double>(ns) / levels;
+  // As of steps: quick ones count more.
+  draft_ns_ += (draft_ns_ == 0 ? 1 : each < draft_ns_ ? 0.3 : 0.1) * (each - draft_ns_);
+}
+
+void GuessDepth::Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64_t tokens, uint64_t ns) {
+  costs_.Take(seqs, contexts, guesses, ns);
+  if (guesses == 0) {
+    credit_ += kMostLoss;
+  } else {
+    // Plain steps that would have given these tokens, less those that would have taken the time of such a step. A single
+    // time says more of the machine than of the step.
+    credit_ += (1 + kMostLoss) * tokens / seqs - (1 + costs_.Extra(seqs, guesses)) - DraftShare(seqs) * levels_;
+  }
+  levels_ = 0;
+  credit_ = std::min(credit_, kMostCredit);
+}
+
+}  // namespace llmc

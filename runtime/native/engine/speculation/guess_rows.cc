@@ -1,0 +1,69 @@
+// The scheduler's part in guesses: rows and blocks for them, and what of both remains.
+#include <algorithm>
+
+#include "engine/scheduler.h"
+
+namespace llmc {
+
+// Adds `count` guesses behind the one token of an item, fewer where blocks are short: nobody is preempted for a guess.
+uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem* item, StepPlan* plan) {
+  Sequence* s = item->sequence;
+  while (s->blocks.size() < BlocksFor(s->num_computed + 1 + count)) {
+    const uint32_t block = blocks_->num_free() > watermark_ ? blocks_->Allocate() : 0;
+    if (block == 0) {
+      count = static_cast<uint32_t>(s->blocks.size()) * block_size_ - s->num_computed - 1;
+      break;
+    }
+    s->blocks.push_back(block);
+  }
+  if (count == 0) return 0;
+  plan->guessing = true;
+  item->num_guesses = count;
+  item->count += count;
+  // Room for all tokens of the request was reserved.
+  s->tokens.insert(s->tokens.end(), guesses, guesses + count);
+  plan->load.tokens += count;
+  plan->load.samples += count;
+  plan->load.blocks = std::max(plan->load.blocks, BlocksFor(item->start + item->count));
+  return count;
+}
+
+// The graph of a step with guesses; false where none holds it: then they are gone.
+bool Scheduler::ChooseForGuesses(StepPlan* plan) {
+  const int graph = ladder_.Choose(plan->load, kDecodePhases);
+  if (graph != kNoGraph) {
+    plan->graph = static_cast<uint32_t>(graph);
+    return true;
+  }
+  DropGuesses(plan);
+  plan->load = {};
+  for (StepItem& item : plan->items) {
+    item.count -= item.num_guesses;
+    if (item.num_guesses > 0) TrimBlocks(item.sequence);
+    item.num_guesses = 0;
+    AddToLoad(&plan->load, *item.sequence, item.count);
+  }
+  return false;
+}
+
+void Scheduler::DropGuesses(StepPlan* plan) noexcept {
+  if (!plan->guessing) return;
+  plan->guessing = false;
+  for (const StepItem& item : plan->items) {
+    if (item.num_guesses > 0) item.sequence->tokens.resize(item.start + item.count - item.num_guesses);
+  }
+}
+
+void Scheduler::KeepGuess(Sequence* s) {
+  ++s->num_computed;
+  RegisterBlocks(s);
+}
+
+void Scheduler::TrimBlocks(Sequence* s) {
+  if (s->state != Sequence::State::kRunning) return;
+  for (; s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size())); s->blocks.pop_back()) {
+    blocks_->Release(s->blocks.back());
+  }
+}
+
+}  // namespace llmc

@@ -1,0 +1,196 @@
+// The choice of depth on made-up machines and texts, whose clock is a sum.
+#include "engine/speculation/guess_depth.h"
+
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "engine/speculation/acceptance.h"
+#include "support/check.h"
+
+using namespace llmc;
+using namespace llmc_test;
+
+namespace {
+
+using Cost = std::function<double(uint32_t)>;  // of a step with so many extra rows, in plain steps
+
+struct Served {
+  double time = 0, tokens = 0, guesses = 0;
+  double rate() const { return tokens / time; }
+};
+
+// Steps of `seqs` sequences; each guess is right with these odds, which the controller is told as `told`.
+Served Serve(GuessDepth* depth, uint32_t seqs, double odds, double told, uint32_t steps, const Cost& cost,
+             uint32_t room = 64, double noise = 0) {
+  std::mt19937 rng(11);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  Served served;
+  std::vector<GuessChoice> choices(seqs);
+  for (uint32_t step = 0; step < steps; ++step) {
+    for (GuessChoice& choice : choices) choice = {told, 8, 7};
+    depth->Choose(100 * seqs, room, false, &choices);
+    uint32_t guesses = 0, tokens = seqs;
+    for (const GuessChoice& choice : choices) {
+      CHECK(choice.depth <= choice.most);
+      guesses += choice.depth;
+      for (uint32_t i = 0; i < choice.depth && uniform(rng) < odds; ++i) ++tokens;
+    }
+    CHECK(guesses <= room);
+    const double took = cost(guesses) * (1 + noise * uniform(rng));
+    depth->Took(seqs, 100 * seqs, guesses, tokens, static_cast<uint64_t>(took * 1e6));
+    served.time += took;
+    served.tokens += static_cast<double>(tokens) / seqs;
+    served.guesses += guesses;
+  }
+  return served;
+}
+
+Cost Line(double row) {
+  return [row](uint32_t extra) { return 1 + row * extra; };
+}
+
+// Guesses that are right are taken along, deep where they are likely and cheap.
+void Gains() {
+  GuessDepth cheap, dear, wide;
+  CHECK(Serve(&cheap, 1, 0.9, 0.9, 400, Line(0.03)).rate() > 3.5);
+  CHECK(Serve(&dear, 1, 0.9, 0.9, 400, Line(0.5)).rate() > 1.1);
+  CHECK(Serve(&wide, 8, 0.8, 0.8, 400, Line(0.02)).rate() > 1.8);
+  GuessDepth narrow;
+  CHECK(Serve(&narrow, 8, 0.9, 0.9, 50, Line(0.02), 3).guesses <= 3 * 50);
+}
+
+// Whatever it believes and whatever rows cost, little is lost.
+void LossIsBounded() {
+  constexpr double kSteps = 2000;
+  for (double told : {0.3, 0.7, 0.99}) {
+    for (double row : {0.01, 0.1, 0.4, 1.0}) {
+      for (uint32_t seqs : {1u, 8u}) {
+        GuessDepth depth;
+        const Served served = Serve(&depth, seqs, 0, told, static_cast<uint32_t>(kSteps), Line(row));
+        // Credit at the start is one step; the last one may have taken longer than was foreseen.
+        CHECK(served.time <= kSteps * 1.02 + 4);
+      }
+    }
+  }
+  // A text that repeated itself for long and stops doing so: no more than what may be kept of the gain is lost.
+  GuessDepth depth;
+  Serve(&depth, 1, 0.9, 0.9, 500, Line(0.05));
+  CHECK(depth.credit() <= 4);
+  CHECK(Serve(&depth, 1, 0, 0.9, 1000, Line(0.05)).time <= 1000 * 1.02 + 5);
+}
+
+// Where rows cost as much as steps nothing is to be had, and unlikely guesses stay at home.
+void NoGuessesThatDoNotPay() {
+  GuessDepth dear, unlikely, noisy;
+  CHECK(Serve(&dear, 1, 0.6, 0.6, 1000, Line(1)).guesses < 20);
+  CHECK(Serve(&unlikely, 1, 0.02, 0.02, 1000, Line(0.1)).guesses < 60);
+  CHECK(Serve(&noisy, 1, 0.9, 0.9, 1000, Line(0.05), 64, 0.3).rate() > 2);
+}
+
+// A draft reads a text where what is left of it is long enough to win the time back.
+void Reading() {
+  GuessDepth depth;
+  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));  // nothing is known of steps
+  depth.Took(1, 100, 0, 1, 1000000);
+  CHECK(depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));
+  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 100, 1));
+  CHECK(!depth.PaysToRead(1, 100, 0.1, 8, 100, 10000));
+  depth.Read(10, 10 * 5000000);  // five steps a token
+  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 100, 1000));
+  CHECK(depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));
+  depth.Drafted(2, 2 * 3000000);  // three steps a guess
+  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 1, 10000));
+}
+
+// Making guesses takes time, too: where a draft is slow there are none.
+void Drafts() {
+  for (const double each : {0.1, 0.9}) {
+    GuessDepth depth;
+    std::vector<GuessChoice> choices(1);
+    double time = 0, tokens = 0;
+    std::mt19937 rng(3);
+    std::uniform_real_distribution<double> uniform(0, 1);
+    for (int step = 0; step < 400; ++step) {
+      choices[0] = {0.8, 6, 0};
+      depth.Choose(100, 64, true, &choices);
+      const uint32_t made = choices[0].depth;
+      uint32_t gave = 1;
+      for (uint32_t i = 0; i < made && uniform(rng) < 0.8; ++i) ++gave;
+      depth.Drafted(made, static_cast<uint64_t>(each * made * 1e6));
+      const double took = 1 + 0.03 * made;
+      depth.Took(1, 100, made, gave, static_cast<uint64_t>(took * 1e6));
+      time += took + each * made;
+      tokens += gave;
+    }
+    CHECK(each < 0.5 ? tokens / time > 1.8 : tokens / time > 0.97);
+  }
+}
+
+void Costs() {
+  StepCosts costs;
+  CHECK(!costs.Known(1, 100));
+  costs.Take(1, 100, 4, 900);  // before a plain step: nothing to compare with
+  costs.Take(1, 100, 0, 1000);
+  CHECK(costs.Known(1, 100));
+  CHECK(!costs.Known(2, 100));
+  CHECK(!costs.Known(1, 1000));
+  CHECK_EQ(costs.Plain(1), 1000);
+  CHECK_EQ(costs.Extra(1, 0), 0);
+  CHECK(costs.Extra(1, 4) > costs.Extra(1, 2) && costs.Extra(1, 2) > 0);
+  costs.Take(1, 100, 4, 1400);
+  const double near = costs.Extra(1, 4);
+  CHECK(near > 0.399 && near < 0.401);
+  CHECK_EQ(costs.MostExtra(1), 10);
+  CHECK_EQ(costs.MostExtra(2), 10);  // by the nearest load
+  costs.Take(2, 100, 0, 2000);
+  CHECK(costs.Extra(2, 4) > 0.199 && costs.Extra(2, 4) < 0.201);  // as long, of a longer step
+  CHECK(costs.Extra(1, 2) > 0.199 && costs.Extra(1, 2) < 0.201);
+  CHECK(costs.Extra(1, 8) > 0.8 && costs.Extra(1, 8) < 1);
+  costs.Take(1, 100, 8, 1500);
+  CHECK(costs.Extra(1, 6) > 0.449 && costs.Extra(1, 6) < 0.451);
+  costs.Take(1, 100, 8, 100000);  // the machine was asleep
+  CHECK(costs.Extra(1, 8) < 0.9);
+  costs.Take(1, 100, 8, 1);  // cannot be
+  CHECK(costs.Extra(1, 8) >= 0);
+  // Every number of rows and sequences has a place.
+  for (uint32_t seqs : {1u, 31u, 32u, 100u, 1u << 20, UINT32_MAX / 2}) {
+    costs.Take(seqs, 5, 0, 10);
+    for (uint32_t extra : {1u, 16u, 17u, 48u, 49u, 64u, 1000u, UINT32_MAX / 2}) {
+      costs.Take(seqs, 5, extra, 30);
+      CHECK(costs.Extra(seqs, extra) > 0);
+    }
+  }
+  for (int i = 0; i < 2000; ++i) costs.Take(3, 5, 1, 10);
+  CHECK(!costs.Known(1, 100));
+}
+
+void Odds() {
+  Acceptance acceptance;
+  Evidence fresh, good, bad;
+  CHECK(acceptance.Odds(fresh, 20) > acceptance.Odds(fresh, 1));
+  for (int i = 0; i < 50; ++i) {
+    acceptance.Add(4, 4, 4, &good);
+    acceptance.Add(1, 1, 0, &bad);
+  }
+  CHECK(acceptance.Odds(good, 4) > 0.95 && acceptance.Odds(bad, 1) < 0.05);
+  // One that is new is taken for one of its kind.
+  CHECK(acceptance.Odds(fresh, 4) > 0.9 && acceptance.Odds(fresh, 1) < 0.1);
+  for (int i = 0; i < 30; ++i) acceptance.Add(4, 1, 0, &good);
+  CHECK(acceptance.Odds(good, 4) < 0.4);
+  acceptance.Add(4, 1000, 10, &good);
+  CHECK(acceptance.Odds(good, 4) >= 0 && acceptance.Odds(good, 4) < 0.1);
+}
+
+}  // namespace
+
+int main() {
+  Gains();
+  LossIsBounded();
+  NoGuessesThatDoNotPay();
+  Reading();
+  Drafts();
+  Costs();
+  Odds();
+  return Finish("guess_depth_test");
+}
