@@ -164,7 +164,8 @@ def test_engine_counters() -> None:
         num_evictions=4, num_promotions=1,
         output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
-        decode_step_ns=3_000_000_000, max_request_tokens=48, num_speculative_steps=3, drafted_tokens=9, accepted_tokens=7,
+        decode_step_ns=3_000_000_000, max_request_tokens=48, num_speculative_steps=3, drafted_tokens=9,
+        accepted_tokens=7,
         device={"threads": 4, "working_threads": 3, "thread_cuts": 6},
     )  # fmt: skip
     expected = {

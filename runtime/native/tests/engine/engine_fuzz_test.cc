@@ -101,6 +101,7 @@ void Property(uint32_t seed) {
         j.params.length_penalty = static_cast<float>(pick(0, 6)) * 0.5f - 1.0f;
         j.params.early_stopping = pick(0, 2);
         j.params.repetition_penalty = 1;
+        j.biases.clear();
       } else if (!j.guided && pick(0, 5) == 0) {
         j.params.best_of = j.params.n + pick(0, 3);
       }
