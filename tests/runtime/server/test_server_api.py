@@ -205,7 +205,7 @@ def test_beams_and_best_of_equal_the_python_api(running: Running, llm: LLM) -> N
     answer = running.complete(PROMPT, **body)
     assert [choice["text"] for choice in answer["choices"]] == [one.text for one in beams.outputs]
     assert answer["usage"]["completion_tokens"] == beams.usage.completion_tokens
-    drawn = llm.generate(PROMPT, SamplingParams(n=1, best_of=3, max_tokens=6, temperature=1.0, seed=5))[0]
+    drawn = llm.generate(PROMPT, llm.default_params(best_of=3, max_tokens=6, temperature=1.0, seed=5))[0]
     best = running.complete(PROMPT, max_tokens=6, best_of=3, temperature=1.0, seed=5)
     assert [choice["text"] for choice in best["choices"]] == [one.text for one in drawn.outputs]
 
