@@ -25,7 +25,7 @@ if [ -z "${LLMC_LIBRARY:-}" ]; then
   done >"$build/todo"
   for source in $sources; do objects="$objects $build/$(echo "$source" | tr / _).o"; done
   # shellcheck disable=SC2016,SC2086  # words of the list, and of the flags
-  xargs -P "$(nproc)" -n 2 sh -c 'exec ${CXX:-c++} '"$flags"' -c "$0" -o "$1"' <"$build/todo"
+  xargs -r -P "$(nproc)" -n 2 sh -c 'exec ${CXX:-c++} '"$flags"' -c "$0" -o "$1"' <"$build/todo"
   # shellcheck disable=SC2086
   ${CXX:-c++} -shared -o "$build/libllmc.so" $objects -ldl -lpthread
   # shellcheck disable=SC2086
