@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_guesses_change_no_bit(compiled: tuple[Path, Artifact]) -> None:
     artifact = compiled[1]
     prompts = [random_tokens(artifact.info.vocab_size, 9 + seed, seed) * 2 for seed in range(3)]
     liked = dict.fromkeys(random_tokens(artifact.info.vocab_size, 2), 20.0)
-    common = {"max_tokens": 20, "ignore_eos": True, "logit_bias": liked, "num_logprobs": 2}
+    common: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "logit_bias": liked, "num_logprobs": 2}
     told = []
     for guesses in (0, 3):
         requests = [
