@@ -52,7 +52,7 @@ def replanning(running: Running) -> dict[str, Any]:
 
 
 def test_buckets_come_and_go_under_load_and_no_bit_changes(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts: list[bool] = []
+    first_of_all: list[Trial] = []
     judge = Trial.verdict
 
     def decide(self: Trial, *, final: bool) -> Verdict:
@@ -60,8 +60,8 @@ def test_buckets_come_and_go_under_load_and_no_bit_changes(artifact: Path, monke
         found = judge(self, final=final)
         if min(found.steps_on, found.steps_off) < 5:
             return found
-        pays = bool(verdicts)
-        verdicts.append(pays)
+        first_of_all.append(self)
+        pays = first_of_all[0] is not self
         return Verdict(pays, found.saving, found.error, found.padding_saving, found.steps_on, found.steps_off, "said")
 
     monkeypatch.setattr(Trial, "verdict", decide)
