@@ -18,7 +18,7 @@ _WIDTH = 100
 # What llmc exports, by section, and the parts of its results, which are in llmc.runtime.outputs.
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Models": ("LLM", "AsyncLLM"),
-    "Sampling": ("SamplingParams", "Guided"),
+    "Sampling": ("SamplingParams", "BeamSearchParams", "Guided"),
     "Results": ("RequestOutput", "TokenDelta"),
     "Artifacts": ("artifact_path",),
     "Errors": ("ModelPathError", "RequestError"),

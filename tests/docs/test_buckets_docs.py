@@ -1,4 +1,4 @@
-"""The commands of docs/buckets.md that need no compiled model run as they are shown; its pictures exist."""
+"""The commands of docs/buckets.md run as they are shown, if they need no compiled model and no server; its pictures exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "buckets.md").read_text(encoding="utf-8")
 COMMANDS = [
-    line.strip() for line in re.findall(r"^    (llmc buckets .*)$", PAGE, re.MULTILINE) if "qwen.llmc" not in line
+    line.strip()
+    for line in re.findall(r"^    (llmc buckets .*)$", PAGE, re.MULTILINE)
+    if "qwen.llmc" not in line and "--url" not in line
 ]
 
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import ApiError
 from ..refusals import CONFLICT
 
-if TYPE_CHECKING:
-    from .common import SamplingFields
-
 _OF_DRAWING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
 
 
-def check_ranking(body: SamplingFields) -> None:
+class Ranking(Protocol):
+    """What a body says of it."""
+
+    @property
+    def best_of(self) -> int | None: ...
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def ranks(self) -> bool: ...
+    @property
+    def use_beam_search(self) -> bool | None: ...
+    @property
+    def stream(self) -> bool | None: ...
+    @property
+    def stop(self) -> object: ...
+
+
+def check_ranking(body: Ranking) -> None:
     """Raises ApiError for what does not go with it."""
     if body.best_of is not None and body.best_of < body.num_outputs:
         why = f"best_of is {body.best_of} but n is {body.num_outputs}: use a best_of no smaller than n"
@@ -34,7 +48,7 @@ def check_ranking(body: SamplingFields) -> None:
             raise ApiError(f"{name} does not go with {what}, {why}", param=name, code=CONFLICT)
 
 
-def check_guide(body: SamplingFields, guided: bool) -> None:
+def check_guide(body: Ranking, guided: bool) -> None:
     """Raises ApiError where an answer is ranked that a grammar guides token by token."""
     if guided and body.ranks:
         name = "use_beam_search" if body.use_beam_search else "best_of"
