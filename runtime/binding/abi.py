@@ -140,12 +140,13 @@ class EngineOptions(ctypes.Structure):
             "max_tokens_per_step",
             "prefix_cache",
             "miss_policy",
-            "reserved",
+            "swap_always",
         ),
         ("kv_bytes", c_uint64),
         *_each(c_uint32, "priority_patience", "reserved2"),
         *_each(c_uint32, "speculate_tokens", "speculate_always"),
         ("draft", c_void_p),
+        ("swap_bytes", c_uint64),
     ]
 
 

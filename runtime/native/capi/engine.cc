@@ -124,6 +124,8 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
   e.max_waiting = o.max_waiting;
   e.max_tokens_per_step = o.max_tokens_per_step;
   e.prefix_cache = o.prefix_cache != 0;
+  e.swap_bytes = o.swap_bytes;
+  e.swap_always = o.swap_always != 0;
   e.miss_policy = o.miss_policy == LLMC_MISS_ERROR   ? MissPolicy::kError
                   : o.miss_policy == LLMC_MISS_SPLIT ? MissPolicy::kSplit
                                                      : MissPolicy::kLarger;

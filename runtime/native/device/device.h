@@ -97,6 +97,23 @@ class Device {
   // Copies one KV block of every layer (copy-on-write), behind all that was asked for before.
   virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
 
+  // Room for blocks in the host's memory, beside the device; once, before any step. *ns becomes what a block takes there
+  // and back.
+  virtual Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
+    static_cast<void>(num_places), static_cast<void>(ns);
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         "This device's KV blocks are in the host's memory already; leave the swap space out.");
+  }
+  // Copy one KV block of every layer to such a place, and back, behind all that was asked for before.
+  virtual Status SaveBlock(uint32_t block, uint32_t place) {
+    static_cast<void>(block), static_cast<void>(place);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device has no swap space.");
+  }
+  virtual Status LoadBlock(uint32_t place, uint32_t block) {
+    static_cast<void>(block), static_cast<void>(place);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device has no swap space.");
+  }
+
   // Warm-up, while nothing runs. Takes from the system, now, the memory that this step uses; what lies there stays.
   virtual void Reserve(const StepBatch& batch) { static_cast<void>(batch); }
   // Replays a graph for no row at all: nothing is computed, but code and commands were fetched.

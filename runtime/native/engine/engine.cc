@@ -44,7 +44,9 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
   }
   std::unique_ptr<DraftModel> drafts;
   if (draft != nullptr) LLMC_RETURN_IF_ERROR(DraftModel::Create(std::move(draft), model, &drafts));
-  out->reset(new Engine(std::move(device), options, std::move(drafts)));
+  std::unique_ptr<Engine> made(new Engine(std::move(device), options, std::move(drafts)));
+  if (options.swap_bytes > 0) LLMC_RETURN_IF_ERROR(made->OpenSwapSpace());
+  *out = std::move(made);
   return Status::Ok();
 }
 
@@ -68,6 +70,18 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std
   std::memset(&counters_, 0, sizeof(counters_));
   counters_.max_request_tokens = max_length_;
   Publish(false, false);
+}
+
+Status Engine::OpenSwapSpace() {
+  const uint64_t bytes = std::max<uint64_t>(model_.kv_block_bytes, 1);
+  const uint64_t places = std::min<uint64_t>(options_.swap_bytes / bytes, UINT32_MAX);
+  if (places == 0) {
+    return Invalid("swap_bytes is " + std::to_string(options_.swap_bytes) + " but a KV block has " +
+                   std::to_string(bytes) + " bytes; raise it, or leave it out.");
+  }
+  LLMC_RETURN_IF_ERROR(device_->OpenSwapSpace(static_cast<uint32_t>(places), &swap_block_ns_));
+  scheduler_.swap()->Open(static_cast<uint32_t>(places), options_.swap_always);
+  return Status::Ok();
 }
 
 // ---- from any thread -------------------------------------------------------------------------------------------
@@ -407,7 +421,7 @@ Status Engine::StepOnce(bool* progressed) {
     status = speculator_.Plan(&scheduler_, &plan_);
   }
   const uint64_t output_tokens = counters_.output_tokens;
-  if (run || !plan_.copies.empty()) {
+  if (run || !plan_.copies.empty() || !plan_.saves.empty() || !plan_.loads.empty()) {
     Prepare();
     if (run && status.ok()) status = device_->BeforeStep();
     const uint64_t replay = MonotonicNs();
@@ -422,6 +436,7 @@ Status Engine::StepOnce(bool* progressed) {
       FailAll(status);
     } else if (run) {
       scheduler_.Commit(plan_);
+      CountPrefill();
       if (model_.vector_width > 0) {
         GiveVectors(logits);
       } else {
@@ -544,8 +559,18 @@ void Engine::Prepare() {
   }
 }
 
+// What computing a token again costs: a running mean of prefill steps.
+void Engine::CountPrefill() {
+  if (!plan_.prefill || !scheduler_.swap()->open()) return;
+  const uint64_t ns = replay_ns_ / std::max(plan_.load.tokens, 1u);
+  token_ns_ = token_ns_ == 0 ? ns : (7 * token_ns_ + ns) / 8;
+  scheduler_.swap()->SetCosts(swap_block_ns_, token_ns_);
+}
+
 Status Engine::Run(bool replay, const float** logits) {
+  for (const StepPlan::Copy& save : plan_.saves) LLMC_RETURN_IF_ERROR(device_->SaveBlock(save.from, save.to));
   for (const StepPlan::Copy& copy : plan_.copies) LLMC_RETURN_IF_ERROR(device_->CopyBlock(copy.from, copy.to));
+  for (const StepPlan::Copy& load : plan_.loads) LLMC_RETURN_IF_ERROR(device_->LoadBlock(load.from, load.to));
   if (!replay) return Status::Ok();
   Fence fence = 0;
   LLMC_RETURN_IF_ERROR(device_->Enqueue(batch_, &fence));

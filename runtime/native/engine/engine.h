@@ -65,6 +65,8 @@ struct EngineOptions {
   uint32_t max_waiting = 0;  // 0: 65536
   uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
   bool prefix_cache = true;
+  uint64_t swap_bytes = 0;  // of the host's memory, for blocks of preempted sequences
+  bool swap_always = false;  // also where computing them again is cheaper
   MissPolicy miss_policy = MissPolicy::kLarger;
   uint32_t priority_patience = 0;  // steps; 0: SchedulerOptions::kDefaultPatience
   uint64_t seed = 0;  // of requests without a seed of their own
@@ -120,6 +122,8 @@ class Engine {
   void TakeInbox(uint64_t now);
   void TakeArrivals();
   void TakeMasks();
+  Status OpenSwapSpace();
+  void CountPrefill();
   void Prepare();
   Status Run(bool replay, const float** logits);
   void ListTasks();
@@ -187,6 +191,7 @@ class Engine {
     TokenMask::State state;
   };
   std::vector<MaskUpdate> mask_updates_;
+  uint64_t swap_block_ns_ = 0, token_ns_ = 0;
   uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
   bool out_of_memory_ = false;  // and some requests have not been failed yet
   llmc_engine_stats counters_;

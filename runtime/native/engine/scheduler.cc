@@ -99,8 +99,14 @@ void Scheduler::Forget(const Sequence& s) {
   for (uint32_t i = s.num_cached / block_size_; i < s.num_registered; ++i) blocks_->Forget(s.blocks[i]);
 }
 
+void Scheduler::ForgetSaved(Sequence* s) {
+  swap_.GiveBack(&s->saved);
+  s->num_saved = 0;
+}
+
 void Scheduler::Remove(Sequence* s) {
   if (s->state == Sequence::State::kWaiting) {
+    ForgetSaved(s);
     waiting_.erase(s);
     if (!s->started) --num_unstarted_;
   } else if (s->state == Sequence::State::kRunning) {
@@ -117,10 +123,19 @@ void Scheduler::Clear() noexcept {
   running_.clear();
   num_unstarted_ = num_promoted_ = 0;
   blocks_->Clear();
+  swap_.Clear();
 }
 
-// Recompute: cheaper than swapping on a CPU, and the bits are the same.
+// Its blocks go to the host's memory where that is cheaper; else its tokens are computed again. The bits are the same.
 void Scheduler::Preempt(Sequence* s) {
+  const uint32_t used = BlocksFor(s->num_computed);
+  if (!s->scoring() && swap_.Pays(used, s->num_computed)) {
+    for (uint32_t i = 0; i < used; ++i) {
+      s->saved.push_back(swap_.Take());
+      saves_->push_back({s->blocks[i], s->saved.back()});
+    }
+    s->num_saved = s->num_computed;
+  }
   running_.erase(std::find(running_.begin(), running_.end(), s));
   ReleaseBlocks(s);
   ++num_preemptions_;
@@ -172,9 +187,20 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
 // With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
 // prefill and decode steps alternate: neither starves.
 void Scheduler::Schedule(StepPlan* plan) {
-  *plan = {0, false, false, {}, std::move(plan->items), std::move(plan->copies), {}, std::move(plan->misses)};
+  *plan = {0,
+           false,
+           false,
+           {},
+           std::move(plan->items),
+           std::move(plan->saves),
+           std::move(plan->copies),
+           std::move(plan->loads),
+           {},
+           std::move(plan->misses)};
   plan->items.clear();
-  plan->copies.clear();
+  for (std::vector<StepPlan::Copy>* copies : {&plan->saves, &plan->copies, &plan->loads}) copies->clear();
+  swap_.NextStep();
+  saves_ = &plan->saves;
   plan->misses.clear();
   ++step_;
   KeepPatience();
@@ -369,7 +395,7 @@ Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
   for (Sequence* s : waiting_) {
     if (s->held && (no_held || s->started)) continue;
     FindCached(*s, id);
-    if (s->tokens.size() - hits_.size() * block_size_ > s->held) return s;
+    if (s->tokens.size() - NumKnown(*s) > s->held) return s;
   }
   return nullptr;
 }
@@ -383,13 +409,13 @@ bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
   uint64_t id;
   Sequence* s = NextWaiting(crowded, &id);
   if (s == nullptr || ScoresLater(*s, *plan) || CrowdsDecodes(*s) || !FreeBlocks(*s)) return false;
-  const Chunk chunk = FitChunk(s, static_cast<uint32_t>(hits_.size()) * block_size_, phases, plan);
+  const Chunk chunk = FitChunk(s, NumKnown(*s), phases, plan);
   switch (chunk.fit) {
     case Chunk::Fit::kLater: return false;
     case Chunk::Fit::kNever: Remove(s); break;
     case Chunk::Fit::kNow:
       if (Crowded()) Preempt(LongParked());
-      StartRunning(s, id);
+      StartRunning(s, id, plan);
       AddChunk(s, chunk.count, plan);
       break;
   }
@@ -411,7 +437,7 @@ bool Scheduler::FreeBlocks(const Sequence& s) {
 }
 
 // A waiting sequence begins with hits_, whose last block is that of `id`, and takes all its other blocks.
-void Scheduler::StartRunning(Sequence* s, uint64_t id) {
+void Scheduler::StartRunning(Sequence* s, uint64_t id, StepPlan* plan) {
   const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
   waiting_.erase(s);
   if (!s->started) {
@@ -427,7 +453,9 @@ void Scheduler::StartRunning(Sequence* s, uint64_t id) {
   const uint32_t need = NumNewBlocks(*s);
   s->blocks = hits_;
   for (uint32_t i = 0; i < need; ++i) s->blocks.push_back(blocks_->Allocate());
-  s->num_computed = cached;
+  for (size_t i = hits_.size(); i < s->saved.size(); ++i) plan->loads.push_back({s->saved[i], s->blocks[i]});
+  s->num_computed = NumKnown(*s);
+  ForgetSaved(s);
   s->num_registered = static_cast<uint32_t>(hits_.size());
   s->parent_id = id;
   InsertRunning(s);
@@ -458,14 +486,20 @@ Status Scheduler::CheckIntegrity() const {
   std::vector<uint32_t> refs(blocks_->num_usable() + 1);
   if (running_.size() > most_running_) return broken(running_.back(), "runs beyond what max_num_seqs lets");
   uint32_t unstarted = 0, promoted = 0;
+  size_t saved = 0;
   for (const Sequence* s : running_) promoted += s->promoted;
   for (const Sequence* s : waiting_) {
     if (s->state != Sequence::State::kWaiting) return broken(s, "is in the waiting queue in another state");
     if (!s->blocks.empty() || s->num_computed != 0) return broken(s, "waits and holds blocks");
+    if (s->saved.size() != BlocksFor(s->num_saved) || s->num_saved > s->tokens.size()) {
+      return broken(s, "has saved other blocks than those of its tokens");
+    }
+    saved += s->saved.size();
     unstarted += !s->started;
     promoted += s->promoted;
   }
   if (promoted != num_promoted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of promoted sequences is wrong.");
+  if (saved != swap_.num_used()) return Status::Error(LLMC_ERR_INTERNAL, "The count of saved blocks is wrong.");
   if (unstarted != num_unstarted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of new sequences is wrong.");
   for (size_t i = 0; i < running_.size(); ++i) {
     const Sequence* s = running_[i];

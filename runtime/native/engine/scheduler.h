@@ -1,5 +1,6 @@
 // Continuous batching: which sequences compute which tokens in the next step, in which graph. Touches no device.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -9,6 +10,7 @@
 #include "engine/block_manager.h"
 #include "engine/graph_ladder.h"
 #include "engine/speculation/lookahead.h"
+#include "engine/swap_space.h"
 
 namespace llmc {
 
@@ -44,6 +46,9 @@ struct Sequence {
   uint64_t root_id = BlockManager::kRoot;  // what its blocks begin behind in the prefix cache
   uint64_t parent_id = BlockManager::kRoot;
   uint64_t last_step = 0;
+  // While it waits: the places of its leading blocks in the host's memory, and how many tokens these have.
+  std::vector<uint32_t> saved;
+  uint32_t num_saved = 0;
 
   // Before it computes anything.
   void SetRoot(uint64_t root) { root_id = parent_id = root; }
@@ -86,7 +91,8 @@ struct StepPlan {
   struct Copy {
     uint32_t from, to;
   };
-  std::vector<Copy> copies;  // in this order, before the replay
+  // In this order, before the replay: blocks to places of the host's memory, blocks to blocks, places to blocks.
+  std::vector<Copy> saves, copies, loads;
   BucketMiss miss;  // of this step, count 0: none
   std::vector<Sequence*> misses;  // no graph may run these: the engine must fail them
   bool guessing = false;  // sequences end in guesses now
@@ -117,6 +123,8 @@ class Scheduler {
   // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
   void Enable(uint32_t graph, bool on) { ladder_.Enable(graph, on); }
   bool Enabled(uint32_t graph) const { return ladder_.Enabled(graph); }
+  // Preempted sequences may keep their blocks there.
+  SwapSpace* swap() { return &swap_; }
   // The model has more graphs than before; the new ones are off.
   void TakeNewGraphs() { ladder_.TakeNewGraphs(); }
 
@@ -233,7 +241,7 @@ class Scheduler {
     return BlocksFor(static_cast<uint32_t>(s.tokens.size())) - static_cast<uint32_t>(hits_.size());
   }
   bool FreeBlocks(const Sequence& s);
-  void StartRunning(Sequence* s, uint64_t id);
+  void StartRunning(Sequence* s, uint64_t id, StepPlan* plan);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
   // Priorities: eviction.cc.
@@ -244,6 +252,11 @@ class Scheduler {
   void Evict(Sequence* victim);
   void KeepPatience();
   void Promote(uint64_t arrival);
+  // Tokens that a waiting sequence begins with: those of hits_, or more that were saved.
+  uint32_t NumKnown(const Sequence& s) const {
+    return std::max(static_cast<uint32_t>(hits_.size()) * block_size_, s.num_saved);
+  }
+  void ForgetSaved(Sequence* s);
   void ReleaseBlocks(Sequence* s);
   void RegisterBlocks(Sequence* s);
   void InsertRunning(Sequence* s);
@@ -252,6 +265,8 @@ class Scheduler {
   bool gives_vectors_, whole_prompts_;
   SchedulerOptions options_;
   BlockManager* blocks_;
+  SwapSpace swap_;
+  std::vector<StepPlan::Copy>* saves_ = nullptr;  // of the plan that is being made
   uint32_t block_size_;
   size_t most_running_;
   uint32_t watermark_;

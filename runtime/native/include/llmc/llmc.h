@@ -168,8 +168,9 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *
  * Kind "opencl": `library`, the loader of OpenCL drivers (libOpenCL.so.1); `device`, its number among all OpenCL devices of
  * the machine (the first GPU, or the first device); `eager` (0: graphs are recorded once and replayed, where the driver has
- * command buffers; 1: every kernel is launched by itself; the same bits); `cache`, a folder for programs as the driver has
- * built them (none).
+ * command buffers; 1: every kernel is launched by itself; the same bits); `sample` (1: the device draws tokens, where the
+ * artifact has the kernels; 0: the host does; the same tokens); `offload_mib` (0), as much of the weights stays in the
+ * host's memory, where kernels read it; `cache`, a folder for programs as the driver has built them (none).
  *
  * Kind "cuda": `library`, the driver (libcuda.so.1); `device`, its number among the GPUs that the process may use (0);
  * `eager` (0: one CUDA graph a bucket; 1: every kernel is launched by itself; the same bits); `graph_mib`, the most that
@@ -284,8 +285,8 @@ typedef struct llmc_engine_options {
   uint32_t max_tokens_per_step; /* of a step with prefill; 0: the largest prefill or mixed graph */
   uint32_t prefix_cache;        /* 1 on (default), 0 off */
   uint32_t miss_policy;
-  uint32_t reserved;
-  uint64_t kv_bytes; /* bytes for the KV pool; 0: see num_blocks */
+  uint32_t swap_always; /* 1: blocks go to the swap space also where computing them again takes less; 0: default */
+  uint64_t kv_bytes;    /* bytes for the KV pool; 0: see num_blocks */
   /* Steps with somebody waiting behind a higher priority, after which the one that has been there longest counts as the
    * highest priority until it ends, one request at a time; 0: 512. */
   uint32_t priority_patience;
@@ -298,6 +299,7 @@ typedef struct llmc_engine_options {
   /* A smaller model with the same tokens that guesses; NULL: none. It is loaded on the engine's device, with a KV pool of
    * its own for as many tokens as the engine's; the engine keeps a reference. */
   const llmc_artifact *draft;
+  uint64_t swap_bytes; /* of the host's memory, for KV blocks of preempted sequences; 0: they are computed again */
 } llmc_engine_options;
 #define LLMC_MAX_SPECULATE_TOKENS 64
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);

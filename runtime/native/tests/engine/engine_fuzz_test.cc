@@ -13,7 +13,7 @@ namespace {
 uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0, total_masks = 0,
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
-         total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0;
+         total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -45,6 +45,8 @@ void Property(uint32_t seed) {
   if (pick(0, 1)) options.priority_patience = pick(1, 20);
   options.speculate_tokens = pick(0, 1) ? 0 : pick(1, 9);
   options.speculate_always = pick(0, 3) != 0;
+  options.swap_always = pick(0, 1) != 0;
+  if (pick(0, 1) != 0) options.swap_bytes = shape.kv_block_bytes * pick(1, 2 * blocks);
   const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
   if (reach < 2) return;
 
@@ -188,6 +190,7 @@ void Property(uint32_t seed) {
   total_accepted += s.accepted_tokens;
   CHECK(s.accepted_tokens <= s.drafted_tokens && s.num_speculative_steps <= s.drafted_tokens);
   CHECK((s.drafted_tokens > 0) <= (options.speculate_tokens > 0));
+  total_loads += device->loads;
   total_decode_chunks += device->decode_chunks;
   uint64_t misses = 0;
   for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
@@ -206,7 +209,7 @@ int main() {
   for (uint64_t total :
        {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks, total_scored,
         total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits, total_parked, total_evictions,
-        total_promotions, total_beams, total_best_of, total_drafted, total_accepted, total_drafts}) {
+        total_promotions, total_beams, total_best_of, total_drafted, total_accepted, total_drafts, total_loads}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -162,18 +162,46 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
+  // A place is given twice only behind what was read of it.
+  llmc::Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override {
+    saved_.resize(static_cast<size_t>(num_places) * shape_.block_size);
+    *ns = 1;
+    return llmc::Status::Ok();
+  }
+  llmc::Status SaveBlock(uint32_t block, uint32_t place) override {
+    return Swap(block, place, [this](uint64_t* of_block, uint64_t* of_place) {
+      std::copy_n(of_block, shape_.block_size, of_place);
+      ++saves;
+    });
+  }
+  llmc::Status LoadBlock(uint32_t place, uint32_t block) override {
+    return Swap(block, place, [this](uint64_t* of_block, uint64_t* of_place) {
+      std::copy_n(of_place, shape_.block_size, of_block);
+      std::fill_n(of_place, shape_.block_size, 0xdead);
+      ++loads;
+    });
+  }
+
   int fail_after = 0;
   bool poison = false;
   uint32_t wrong = 0;  // per cent of the rows are another text's
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
-  uint64_t walks = 0, runs = 0, copies = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;
+  uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;
 
  private:
+  template <class Copy>
+  llmc::Status Swap(uint32_t block, uint32_t place, Copy copy) {
+    const size_t size = static_cast<size_t>(shape_.block_size);
+    if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
+    if (block == 0 || block >= num_blocks_ || (place + 1) * size > saved_.size()) return Bad("swap");
+    copy(pool_.data() + block * size, saved_.data() + place * size);
+    return llmc::Status::Ok();
+  }
   static llmc::Status Bad(std::string what) { return llmc::Status::Error(LLMC_ERR_INTERNAL, std::move(what)); }
   llmc::ModelShape shape_;
   uint32_t num_blocks_;
-  std::vector<uint64_t> pool_;
+  std::vector<uint64_t> pool_, saved_;
   std::vector<float> logits_;
   const bool late_ = late, draws_ = draws;
   llmc::Fence enqueued_ = 0, last_fence_ = 0;
