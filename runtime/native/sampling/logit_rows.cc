@@ -130,6 +130,11 @@ const Passes& Widest() {
 RowScan ScanRow(const float* row, uint32_t n) { return Widest().scan(row, n); }
 void ExpRow(const float* row, uint32_t n, float max, float scale, float* out) { Widest().exp(row, n, max, scale, out); }
 double SumRow(const float* row, uint32_t n) { return Widest().sum(row, n); }
+double SumSpans(const float* row, uint32_t n) {
+  double total = 0;
+  for (uint32_t begin = 0; begin < n; begin += kSumSpan) total += SumRow(row + begin, std::min(kSumSpan, n - begin));
+  return total;
+}
 float ExpNegative(float x) { return Exp(x); }
 
 }  // namespace llmc

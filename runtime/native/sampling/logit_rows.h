@@ -16,6 +16,9 @@ RowScan ScanRow(const float* row, uint32_t n);
 void ExpRow(const float* row, uint32_t n, float max, float scale, float* out);
 // Sum of eight interleaved chains, added in order.
 double SumRow(const float* row, uint32_t n);
+// Of a whole row: the sums of spans, added in order. Devices that sample add up in this order, too.
+constexpr uint32_t kSumSpan = 512;
+double SumSpans(const float* row, uint32_t n);
 // exp(x) for x ≤ 0 by a fixed polynomial: the same bits on every machine. 0 below -87.
 float ExpNegative(float x);
 

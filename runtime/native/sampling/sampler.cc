@@ -52,7 +52,7 @@ Sampler::Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids)
       maxima_scratch_(maxima_.size()),
       output_counts_(vocab_size_),
       seen_(vocab_size_),
-      span_sums_((vocab_size_ + kSpan - 1) / kSpan) {
+      span_sums_((vocab_size_ + kSumSpan - 1) / kSumSpan) {
   candidates_.reserve(vocab_size_);
 }
 
@@ -223,15 +223,15 @@ int32_t Sampler::DrawFromAll(const float* row, float max, float inv_temperature,
   float* w = weights_.data();
   ExpRow(row, vocab_size_, max, inv_temperature, w);
   double total = 0;
-  for (uint32_t begin = 0, span = 0; begin < vocab_size_; begin += kSpan, ++span) {
-    span_sums_[span] = SumRow(w + begin, std::min(kSpan, vocab_size_ - begin));
+  for (uint32_t begin = 0, span = 0; begin < vocab_size_; begin += kSumSpan, ++span) {
+    span_sums_[span] = SumRow(w + begin, std::min(kSumSpan, vocab_size_ - begin));
     total += span_sums_[span];
   }
   const double target = uniform * total;
   double before = 0;
   uint32_t last = 0;
-  for (uint32_t begin = 0, span = 0; begin < vocab_size_; begin += kSpan, ++span) {
-    const uint32_t size = std::min(kSpan, vocab_size_ - begin);
+  for (uint32_t begin = 0, span = 0; begin < vocab_size_; begin += kSumSpan, ++span) {
+    const uint32_t size = std::min(kSumSpan, vocab_size_ - begin);
     const double sum = span_sums_[span];
     if (before + sum <= target && begin + size < vocab_size_) {
       before += sum;
@@ -263,7 +263,7 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
     if (params.min_p > 0) {
       for (uint32_t i = 0; i < vocab_size_; ++i) w[i] = w[i] >= params.min_p ? w[i] : 0.0f;
     }
-    mass = SumRow(w, vocab_size_);
+    mass = SumSpans(w, vocab_size_);
   }
   // Without top_k the number of candidates is not known in advance: look at more until they suffice.
   uint32_t k = top_k ? static_cast<uint32_t>(params.top_k) : std::min(256u, vocab_size_);
@@ -311,7 +311,7 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
 double Sampler::LogSum(const float* row, float max) {
   float* w = weights_.data();
   ExpRow(row, vocab_size_, max, 1.0f, w);
-  return std::log(SumRow(w, vocab_size_)) + max;
+  return std::log(SumSpans(w, vocab_size_)) + max;
 }
 
 void Sampler::Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out) {

@@ -100,7 +100,7 @@ class Sampler {
   double LogSum(const float* row, float max);
   void Logprobs(const float* row, float max, uint32_t num_top, SampleResult* out);
 
-  static constexpr uint32_t kBlock = 64, kSpan = 512;
+  static constexpr uint32_t kBlock = 64;
   uint32_t vocab_size_;
   std::vector<int32_t> eos_token_ids_;
   std::vector<float> modified_, weights_, maxima_, maxima_scratch_;
