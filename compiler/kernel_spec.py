@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 
 Param = int | float | str | bool
+BUFFERS = "buffers"
+"""Parameter of a kernel that no command calls: how many operands it has."""
 
 
 class KernelSpecError(ValueError):

@@ -96,7 +96,9 @@ def _graphs(state: CompileState, on_step: OnStep) -> None:
     state.graphs = plan_graphs(state.buckets, params, common, state.cache, state.tracer.bind, on_step)
     requests = weight_requests(resolved.weight_shapes(), state.lists, resolved.act_dtype, resolved.recipe)
     state.layout = plan_weights(requests, resolved.target)
-    state.specs = sorted({c.spec for of in state.lists for c in of.commands}, key=KernelSpec.symbol)
+    model = resolved.model_record()
+    drawing = () if model.vector_width else resolved.target.sampling_kernels(model.vocab_size)
+    state.specs = sorted({*drawing, *(c.spec for of in state.lists for c in of.commands)}, key=KernelSpec.symbol)
 
 
 def _tune(state: CompileState, on_step: OnStep) -> None:

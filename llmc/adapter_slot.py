@@ -37,6 +37,11 @@ class AdapterSlot:
         return self.columns, self.panel, self.lanes, len(self.rows)
 
     @property
+    def counted_bytes(self) -> int:
+        """Of what kernels count in a slot: a number, or a word of several."""
+        return self.item_bytes * self.lanes
+
+    @property
     def shrunk_width(self) -> int:
         """Floats that A of one part makes of a row, in whole panels."""
         return _up(self.rank, self.panel)

@@ -22,8 +22,8 @@ ADAPTERS, ADAPTER_X = "adapters", "adapter_x"
 """Attribute of a site that has a pool: {"rows": of each part, "rank", "slots"}; and its input, as floats."""
 SHRUNK = "shrunk"
 _SHRUNK = BufferSource.of_scratch(SHRUNK)
-_MOST_WORDS = 1 << 31
-"""Of a pool: kernels count words of 4 bytes in an int32."""
+_MOST_COUNTED = 1 << 31
+"""Of a pool: kernels count in an int32."""
 
 
 def slot_of(site: Site, graph: GraphParams) -> AdapterSlot:
@@ -31,7 +31,7 @@ def slot_of(site: Site, graph: GraphParams) -> AdapterSlot:
     found, (_, columns) = site.attributes[ADAPTERS], site.attributes["weight_shapes"]["weight"]
     rows = tuple(int(count) for count in found["rows"])
     slot = graph.target.adapter_slot(int(columns), rows, int(found["rank"]), graph.act_dtype)
-    if slot.bytes * int(found["slots"]) >= 4 * _MOST_WORDS:
+    if slot.bytes * int(found["slots"]) >= slot.counted_bytes * _MOST_COUNTED:
         raise CompileError(
             f"{found['slots']} adapters of rank {found['rank']} of a layer of {sum(rows)} rows are more than kernels "
             "count; lower --lora-slots or --lora-rank"

@@ -14,7 +14,7 @@ from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import CommandList, GraphShape, Operand, round_up
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import BUFFERS, KernelSpec
 from llmc.compiler.ops.adapters import spec_slot
 from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
@@ -114,7 +114,9 @@ def graphs_bin(
 ) -> bytes:
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
-    num_buffers = {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
+    # A kernel that no command calls says itself what it takes.
+    num_buffers = {s: int(s.as_dict()[BUFFERS]) for s in kernels if BUFFERS in s.as_dict()}
+    num_buffers |= {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
     slots = _adapter_slots((commands for _, commands in graphs.values()), target)
     weight_index = {w.name: i for i, w in enumerate(layout.weights)}
     builders: dict[int, _Commands] = {}

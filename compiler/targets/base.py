@@ -148,6 +148,10 @@ class Target(ABC):
 
     # Code
 
+    def sampling_kernels(self, vocab: int) -> Sequence[KernelSpec]:
+        """Kernels beside those of graphs, by which a device draws tokens of so many; none: the host draws them."""
+        return ()
+
     @abstractmethod
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
         """What the device is told of a kernel: at most `graphs_format.MAX_LAUNCH_FACTS` numbers (FORMAT.md)."""

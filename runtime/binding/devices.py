@@ -87,7 +87,14 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "idle_spin_us": "idle_spin_us",
         "weight_memory": "weights",
     },
-    "opencl": {"eager": "eager", "device_number": "device", "program_cache": "cache", "opencl_library": "library"},
+    "opencl": {
+        "eager": "eager",
+        "device_number": "device",
+        "device_sampling": "sample",
+        "offload_mib": "offload_mib",
+        "program_cache": "cache",
+        "opencl_library": "library",
+    },
     "cuda": {"eager": "eager", "device_number": "device", "graph_mib": "graph_mib", "cuda_library": "library"},
 }
 """By kind: keyword arguments of engines and replayers that go to the device that they open, and its names for them."""

@@ -21,6 +21,7 @@ from support.adapters import logprobs_of, make_adapter, merged_model
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
 from support.marks import rare
+from support.opencl import needs_opencl
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
@@ -67,7 +68,7 @@ def check_against_merged(
         np.testing.assert_allclose(found, wanted, atol=bound, rtol=0, err_msg=str(adapter))
 
 
-@pytest.mark.parametrize("target", ["native", "reference"])
+@pytest.mark.parametrize("target", ["native", "reference", pytest.param("opencl", marks=needs_opencl)])
 def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path, kernel_cache: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "llama")
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", target=target, **LORA).close()

@@ -21,6 +21,8 @@ from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
 from support.failing import fails
+from support.marks import rare
+from support.opencl import needs_opencl
 from support.parity import FAMILIES, check_bits, reference_logits
 from support.quantized_checkpoints import make_int8_model, save_tensors
 from support.stored_checkpoints import tensor
@@ -66,6 +68,26 @@ def test_logits_and_bits(kv_dtype: str, name: str, tmp_path: Path, kernel_cache:
         check_bits(artifact)
     # Both store the same numbers, but for those that lie between two and round either way.
     assert relative_error(logits_of(fast, tokens), alike) < bound / 4
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        ("mistral-window", "int8"),
+        rare("qwen3-gqa7", "bf16"),
+        rare("qwen3-gqa7", "fp8_e4m3"),
+        rare("mistral-window", "fp8_e5m2"),
+    ],
+)
+def test_logits_and_bits_on_opencl(kv_dtype: str, name: str, tmp_path: Path, kernel_cache: Path) -> None:
+    kind, overrides = FAMILIES[name]
+    model = make_tiny_model(tmp_path / "model", kind, **overrides)
+    options = {"buckets": LADDER, "dtype": "f32", "kv_dtype": kv_dtype, "target": "opencl"}
+    artifact = compile_tiny(model, tmp_path / "out", kernel_cache, **options)
+    tokens = random_tokens(artifact.info.vocab_size, 48)
+    check_every_bucket(artifact, tokens, reference_logits(model, tokens), LAYERS * ROUNDING[kv_dtype])
+    check_bits(artifact)
 
 
 @pytest.mark.parametrize("kv_dtype", list(KV_DTYPES))

@@ -21,6 +21,7 @@ from llmc.runtime.request_error import RequestError
 
 from support.compiled import compile_tiny
 from support.marks import rare
+from support.opencl import needs_opencl
 from support.tiny_encoders import (
     SPECIAL,
     VOCAB,
@@ -117,6 +118,23 @@ def test_on_the_reference_target(family: str, compiled: Callable[..., Path], tmp
     model = make_encoder(tmp_path / "model", family)
     options = {**LADDER, "buckets": "prefill=2x64", "target": "reference"}
     check_embeddings(model, compiled(model, **options), POOLINGS[family])
+
+
+@needs_opencl
+@pytest.mark.parametrize("family", ["bert", *(rare(family) for family in POOLINGS if family != "bert")])
+def test_on_opencl(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", family)
+    check_embeddings(model, compiled(model, **LADDER | {"target": "opencl"}), POOLINGS[family])
+
+
+@needs_opencl
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_scores_on_opencl(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
+    options = {"buckets": "prefill=2x64", "target": "opencl"}
+    one, three = (make_encoder(tmp_path / str(labels) / "model", family, labels=labels) for labels in (1, 3))
+    check_scores(one, compiled(one, **options), typed=family == "bert")
+    check_labels(three, compiled(three, **options))
 
 
 @verifies(lambda family, dtype: [Claim(family, "embed", dtype=dtype)])

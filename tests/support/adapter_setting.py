@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.tiny_models import make_tiny_model
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SLOTS, RANK = 3, 12
+LADDER = f"{MIXED_LADDER},mixed=[3,8]x[9,24]"
 
 
 @dataclass(frozen=True)
@@ -36,19 +38,24 @@ def with_tokenizer(setting: Setting, folder: Path, chat_artifact: Path) -> Setti
     return Setting(setting.model, artifact, setting.adapters)
 
 
-def make_setting(factory: pytest.TempPathFactory, kernel_cache: Path) -> Setting:
-    """Made once a run."""
+def make_setting(
+    factory: pytest.TempPathFactory,
+    kernel_cache: Path,
+    target: str = "native",
+    ladder: str = LADDER,
+    **model_fields: Any,
+) -> Setting:
+    """Made once a run for each target."""
 
     def make(root: Path) -> None:
-        model = make_tiny_model(root / "model", "llama")
-        ladder = f"{MIXED_LADDER},mixed=[3,8]x[9,24]"
+        model = make_tiny_model(root / "model", "llama", **model_fields)
         compile_tiny(
             model, root / "artifact", kernel_cache, buckets=ladder, dtype="f32", block_size=16, lora_slots=SLOTS,
-            lora_rank=RANK,
+            lora_rank=RANK, target=target,
         ).close()  # fmt: skip
         make_adapter(root / "a", model, ("q_proj",), rank=8, seed=1)
         make_adapter(root / "b", model, ALL, rank=RANK, seed=2)
         make_adapter(root / "c", model, ("down_proj", "v_proj"), rank=3, seed=3)
 
-    root = made_once(factory, "adapters", make)
+    root = made_once(factory, f"adapters-{target}", make)
     return Setting(root / "model", root / "artifact", {name: root / name for name in "abc"})

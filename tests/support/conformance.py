@@ -53,10 +53,12 @@ def shared_artifact(name: str, target: str, factory: pytest.TempPathFactory, cac
     return made_once(factory, place, make) / "out"
 
 
-def check_conformance(suite: Path, artifact: Path) -> None:
-    """Runs the suite on a device of the kind that the artifact is for, opened in every way that OPTIONS has."""
+def check_conformance(suite: Path, artifact: Path, programs: Path | None = None) -> None:
+    """Runs the suite on a device of the kind that the artifact is for, opened in every way that OPTIONS has.
+    programs: its cache, where it has one."""
     kind = read_graphs(artifact).target.kind
-    folder = {"opencl": {"cache": str(artifact.parent / "programs")}, "cuda": {"library": cuda_library()}}.get(kind, {})
+    cached = {} if programs is None else {"cache": str(programs)}
+    folder = {"opencl": cached, "cuda": {"library": cuda_library()}}.get(kind, {})
     for ways in OPTIONS.get(kind, ({},)):
         given = [f"{key}={value}" for key, value in {**folder, **ways}.items()]
         run = subprocess.run([suite, kind, artifact, *given], capture_output=True, text=True, timeout=600)

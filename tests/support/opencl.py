@@ -10,6 +10,8 @@ import pytest
 
 from llmc.runtime.binding import Device, LlmcError
 
+from support.adapter_setting import Setting, make_setting
+from support.artifacts import shared
 from support.paths import ROOT
 
 
@@ -23,7 +25,18 @@ def missing_opencl() -> str:
     return ""
 
 
+def program_cache(factory: pytest.TempPathFactory) -> Path:
+    """Where all tests of a run keep what the driver built."""
+    return shared(factory) / "programs"
+
+
 needs_opencl = pytest.mark.skipif(bool(missing_opencl()), reason=missing_opencl() or "-")
+
+
+def opencl_setting(factory: pytest.TempPathFactory, kernel_cache: Path) -> Setting:
+    """A small artifact with everything: mixed graphs, adapters, and rows of logits of several pieces."""
+    ladder = "prefill=[1,8]x[16],decode=[1,8]x[128],mixed=[8]x[24]"
+    return make_setting(factory, kernel_cache, "opencl", ladder, vocab_size=9001, num_hidden_layers=2)
 
 
 def stub_library(folder: Path) -> Path:

@@ -102,6 +102,7 @@ EXPORT i32 clGetProgramBuildInfo(void *p, void *d, u32 what, size_t room, void *
   return text("line 1: no such word", room, to, size);
 }
 EXPORT i32 clReleaseProgram(void *p) { return 0; }
+EXPORT i32 clRetainProgram(void *p) { return 0; }
 EXPORT void *clCreateKernel(void *p, const char *name, i32 *e) {
   *e = code("CreateKernel");
   return &one;

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmc.adapter_slot import AdapterSlot
-from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
+from llmc.compiler.targets.gpu.sampling import sampling_specs
 from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
@@ -31,11 +30,6 @@ class GpuTarget(RowsTarget):
     def code_key(self) -> str:
         return json.dumps(self.record(), sort_keys=True)
 
-    def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
-        raise CompileError(
-            f"target {self.name} takes no LoRA adapters by name: leave out --lora-slots, or merge one with --merge-lora"
-        )
-
     def graph_sources(self) -> Sequence[Path]:
         return [*super().graph_sources(), _HERE / "backend.py"]
 
@@ -47,6 +41,9 @@ class GpuTarget(RowsTarget):
         from llmc.compiler.targets.gpu.launch import launch_of
 
         return launch_of(spec).facts()
+
+    def sampling_kernels(self, vocab: int) -> Sequence[KernelSpec]:
+        return sampling_specs(vocab)
 
     def kernel(self, spec: KernelSpec) -> Any:
         """The TIR of a kernel. Raises KernelSpecError."""

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
 """Work items of a group."""
@@ -27,9 +28,11 @@ class Launch:
     rows: int
     groups: int
     tile_rows: int = 1
+    stage: tuple[int, ...] = ()
+    """Of sampling: its number, and sizes that the device must know."""
 
     def facts(self) -> tuple[int, ...]:
-        return ITEMS, self.rows, self.groups, self.tile_rows
+        return ITEMS, self.rows, self.groups, self.tile_rows, *self.stage
 
 
 Params = dict[str, Param]
@@ -57,6 +60,8 @@ _UNITS: dict[str, Callable[[Params], int]] = {
     "latent_attention": lambda p: int(p["num_heads"]),
     "expert_order": lambda p: int(p["top_k"]),
     "expert_gather": lambda p: int(p["top_k"]),
+    "silu_gate": lambda p: int(p["dim"]),
+    "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())),
 }
 # Those that whole groups work on.
 _GROUPS: dict[str, Callable[[Params], int]] = {
@@ -65,6 +70,7 @@ _GROUPS: dict[str, Callable[[Params], int]] = {
     "expert_quantize": lambda p: int(p["top_k"]),
     "paged_attention": lambda p: int(p["num_heads"]),
     "fused": _fused_groups,
+    "adapter_shrink": lambda p: int(p["width"]),
     "expert_linear": lambda p: _tiles(p) * int(p["top_k"]),
     "expert_linear_quant": lambda p: _tiles(p) * int(p["top_k"]),
 }
@@ -78,6 +84,9 @@ def launch_of(spec: KernelSpec) -> Launch:
     p = spec.as_dict()
     on_samples = spec.op in _ON_SAMPLES or p.get("rows") == _NUM_SAMPLES
     rows = _SAMPLES if on_samples else _TOKENS
+    if spec.op in STAGES:
+        vocab = int(p["vocab"])
+        return Launch(_FIXED, 1, stage=(STAGES.index(spec.op) + 1, block_of(vocab), candidates_of(vocab)))
     if spec.op in _LINEARS:
         return Launch(rows, _tiles(p), LINEAR_ROWS)
     if spec.op in _BY_COLUMNS:

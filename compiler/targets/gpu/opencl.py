@@ -22,6 +22,10 @@ float llmc_max(float a, float b) { return a > b ? a : b; }
 float llmc_min(float a, float b) { return a < b ? a : b; }
 """
 """What all kernels of a program share: functions that their texts call."""
+NEXT_PROGRAM = "\n//// program\n"
+"""Between programs of one file. Kernels that draw tokens are one: a driver builds it once for all models of a
+vocabulary."""
+_SAMPLING = b" void sample_"
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class OpenClTarget(GpuTarget):
         return {**super().listings(spec, variant), "cl": self.text(spec)}
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
-        path.write_bytes(b"\n".join((PRELUDE.encode(), *codes)))
+        of_sampling = [code for code in codes if _SAMPLING in code]
+        parts = [[code for code in codes if _SAMPLING not in code], of_sampling] if of_sampling else [codes]
+        path.write_bytes(NEXT_PROGRAM.encode().join(b"\n".join((PRELUDE.encode(), *part)) for part in parts))
 
 
 def names() -> tuple[str, ...]:

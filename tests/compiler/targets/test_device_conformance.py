@@ -15,7 +15,7 @@ from support.artifacts import TinyArtifact
 from support.conformance import MODELS, check_conformance, conformance_artifact, shared_artifact
 from support.cuda import fake_nvcc, kernels_on_host, stub_library
 from support.native_build import native_program
-from support.opencl import needs_opencl
+from support.opencl import needs_opencl, program_cache
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,8 @@ def test_devices_keep_their_promises(
 def test_opencl_keeps_them_too(
     suite: Path, name: str, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
 ) -> None:
-    check_conformance(suite, shared_artifact(name, "opencl", tmp_path_factory, kernel_cache))
+    artifact = shared_artifact(name, "opencl", tmp_path_factory, kernel_cache)
+    check_conformance(suite, artifact, program_cache(tmp_path_factory))
 
 
 @pytest.mark.parametrize(

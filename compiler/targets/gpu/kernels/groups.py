@@ -16,7 +16,7 @@ from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, 
 
 MOST_GROUPS = 1 << 16
 _UNIT_BYTES = 64  # what the beginnings of operands are multiples of
-_ITEM_BYTES = {"float32": 4, "uint16": 2, "int32": 4, "uint8": 1}
+_ITEM_BYTES = {"float32": 4, "uint16": 2, "int32": 4, "uint8": 1, "float64": 8}
 
 
 class Groups(Calling):

@@ -7,11 +7,22 @@ from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_template
+from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_shrink, silu_gate
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
 from llmc.compiler.targets.gpu.kernels.linear import expert_linear, linear
 from llmc.compiler.targets.gpu.kernels.rows import quantize_rows, rms_norm
+from llmc.compiler.targets.gpu.kernels.sampling import (
+    sample_best,
+    sample_draw,
+    sample_edit,
+    sample_mask,
+    sample_rank,
+    sample_scan,
+    sample_sum,
+    sample_top,
+)
 from llmc.compiler.targets.reference.kernels.frame import called
 from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
 
@@ -26,6 +37,17 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "expert_quantize": quantize_rows,
     "paged_attention": paged_attention,
     "fused": fused,
+    "adapter_shrink": adapter_shrink,
+    "adapter_expand": adapter_expand,
+    "silu_gate": silu_gate,
+    "sample_mask": sample_mask,
+    "sample_edit": sample_edit,
+    "sample_scan": sample_scan,
+    "sample_sum": sample_sum,
+    "sample_best": sample_best,
+    "sample_draw": sample_draw,
+    "sample_top": sample_top,
+    "sample_rank": sample_rank,
 }
 """Those that have more than one item work on a unit; all others are the plain ones, a unit an item."""
 

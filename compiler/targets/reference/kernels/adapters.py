@@ -13,7 +13,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
 
 
-class _Pool:
+class Pool:
     """Its sizes and places, in numbers of `dtype`."""
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -29,10 +29,10 @@ class _Pool:
         self.a, self.b = ([at // self.item_bytes for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
 
 
-class _Slot:
+class Slot:
     """The slot of a tile."""
 
-    def __init__(self, k: Frame, pool: _Pool, number: Expr) -> None:
+    def __init__(self, k: Frame, pool: Pool, number: Expr) -> None:
         self._k, self._pool = k, pool
         self._first = let(number * pool.slot)
 
@@ -59,17 +59,17 @@ class _Slot:
 
 
 @contextmanager
-def _rows(k: Frame, pool: _Pool) -> Iterator[tuple[Expr, _Slot]]:
+def _rows(k: Frame, pool: Pool) -> Iterator[tuple[Expr, Slot]]:
     """Each row of this task's tiles, with its slot."""
     with k.share(let(k.raw("tiles", T.int32(0)))) as tile:
         at = let(tile * (2 + pool.tile_rows) + 1)
-        of = _Slot(k, pool, let(k.raw("tiles", at)))
+        of = Slot(k, pool, let(k.raw("tiles", at)))
         with T.serial(let(k.raw("tiles", at + 1))) as i:
             yield let(k.raw("tiles", at + 2 + i)), of
 
 
 def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
-    pool = _Pool(spec)
+    pool = Pool(spec)
     stride, of_part = row_width(pool.columns, pool.dtype), pool.width // len(pool.rows)
     buffers = {"x": pool.dtype, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
     with Frame(spec.symbol(), buffers) as k, _rows(k, pool) as (row, of):
@@ -85,7 +85,7 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
-    pool = _Pool(spec)
+    pool = Pool(spec)
     n, of_part = sum(pool.rows), pool.width // len(pool.rows)
     buffers = {"x": "f32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
     with Frame(spec.symbol(), buffers) as k, _rows(k, pool) as (row, of):

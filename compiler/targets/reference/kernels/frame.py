@@ -19,6 +19,7 @@ _UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothi
 NUM_TOKENS, BLOCK_TABLE_STRIDE = 0, 3
 TIR_DTYPE = {
     "f32": "float32", **dict.fromkeys(HALVES, "uint16"), "i8": "int32", "i32": "int32", "u8": "uint8", "bool": "uint8",
+    "f64": "float64",
 }  # fmt: skip
 """How a buffer of each dtype is declared: 16-bit floats as their bits, int8 activations as the words of their rows."""
 

@@ -14,7 +14,7 @@ constexpr size_t kMostJitLog = 600;
 }  // namespace
 
 Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, std::unique_ptr<CuPrograms>* out) {
-  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kCuKind, kMaxCuLevel));
+  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kCuKind, kMaxCuLevel, false));
   std::unique_ptr<CuPrograms> made(new CuPrograms(std::move(machine)));
   const CuMachine& cuda = *made->machine_;
   std::vector<uint32_t> counts(artifact.code().size());

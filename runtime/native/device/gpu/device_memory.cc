@@ -19,6 +19,8 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks) {
   }
   of.logits = RoundUp(uint64_t{of.max_samples} * artifact.shape().output_width() * sizeof(float), kAlignment);
   for (const WeightRecord& weight : artifact.weights()) of.weights += weight.bytes;
+  for (const AdapterSlot& slot : artifact.shape().adapters)
+    of.adapters += slot.bytes() * artifact.shape().adapter_slots;
   of.pool = (of.key_block + of.value_block) * num_blocks * static_cast<uint64_t>(artifact.model().num_layers);
   return of;
 }
@@ -28,9 +30,10 @@ Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name
   if (total() <= bytes) return Status::Ok();
   return Status::Error(LLMC_ERR_OUT_OF_MEMORY,
                        "the artifact '" + artifact.directory() + "' needs " + MemorySize(total()) + " (weights " +
-                           MemorySize(weights) + ", KV pool " + MemorySize(pool) + ", arena " + MemorySize(arena) +
-                           ") and '" + name + "' has " + MemorySize(bytes) + (of.empty() ? "" : " " + of) +
-                           "; ask for a smaller KV pool, or choose another device");
+                           MemorySize(weights) + ", KV pool " + MemorySize(pool) +
+                           (adapters == 0 ? "" : ", adapters " + MemorySize(adapters)) + ", arena " +
+                           MemorySize(arena) + ") and '" + name + "' has " + MemorySize(bytes) +
+                           (of.empty() ? "" : " " + of) + "; ask for a smaller KV pool, or choose another device");
 }
 
 Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks) {

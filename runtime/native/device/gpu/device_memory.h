@@ -9,13 +9,13 @@
 namespace llmc {
 
 struct DeviceMemory {
-  uint64_t weights = 0, pool = 0, arena = 0, step = 0, logits = 0;
+  uint64_t weights = 0, pool = 0, adapters = 0, arena = 0, step = 0, logits = 0;
   uint64_t key_block = 0, value_block = 0;  // of one layer
   uint32_t max_samples = 1;                 // of any graph
 
   // num_blocks: of the KV pool, the dummy block included.
   static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks);
-  uint64_t total() const { return weights + pool + arena + step + logits; }
+  uint64_t total() const { return weights + pool + adapters + arena + step + logits; }
   // Whether a device called `name` with so many bytes has room for it. of: what these bytes are, for an error.
   Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes, const std::string& of = "") const;
 };

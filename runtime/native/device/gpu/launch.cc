@@ -20,14 +20,14 @@ Status UnsupportedArtifact(const Artifact& artifact, const std::string& what) {
   return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
 }
 
-Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level) {
+Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level, bool takes_adapters) {
   const TargetFacts& target = artifact.target();
   if (target.kind != kind) {
     return UnsupportedArtifact(artifact, "is for devices of kind '" + target.kind + "' (target " + target.name +
                                              ") and this one is of kind '" + kind +
                                              "'; open one of that kind, or compile it for this");
   }
-  if (!artifact.adapters().empty()) {
+  if (!takes_adapters && !artifact.adapters().empty()) {
     return UnsupportedArtifact(artifact, "has room for LoRA adapters, which devices of kind '" + kind +
                                              "' do not take; compile it without --lora-slots");
   }

@@ -57,6 +57,7 @@ constexpr cl_uint kClDeviceName = 0x102B;
 constexpr cl_uint kClDriverVersion = 0x102D;
 constexpr cl_uint kClDeviceVersion = 0x102F;
 constexpr cl_uint kClDeviceExtensions = 0x1030;
+constexpr cl_bitfield kClMemAllocHostPtr = 1 << 4;
 constexpr cl_uint kClDeviceDoubleFpConfig = 0x1032;
 constexpr cl_uint kClProgramBinarySizes = 0x1165;
 constexpr cl_uint kClProgramBinaries = 0x1166;
@@ -83,6 +84,7 @@ constexpr cl_uint kClKernelWorkGroupSize = 0x11B0;
   X(cl_int, BuildProgram, (cl_program, cl_uint, const cl_device_id*, const char*, void (*)(cl_program, void*), void*)) \
   X(cl_int, GetProgramInfo, (cl_program, cl_uint, size_t, void*, size_t*))                                             \
   X(cl_int, GetProgramBuildInfo, (cl_program, cl_device_id, cl_uint, size_t, void*, size_t*))                          \
+  X(cl_int, RetainProgram, (cl_program))                                                                               \
   X(cl_int, ReleaseProgram, (cl_program))                                                                              \
   X(cl_kernel, CreateKernel, (cl_program, const char*, cl_int*))                                                       \
   X(cl_int, ReleaseKernel, (cl_kernel))                                                                                \

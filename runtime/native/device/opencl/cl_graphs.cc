@@ -14,8 +14,9 @@ ClGraphs::~ClGraphs() {
 }
 
 Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
-                      const ClMemory& memory, cl_command_queue queue, bool record, std::unique_ptr<ClGraphs>* out) {
-  std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), memory.step(), queue));
+                      const ClMemory& memory, const ClWork& work, cl_command_queue queue, bool record,
+                      std::unique_ptr<ClGraphs>* out) {
+  std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), work.step.get(), queue));
   made->recorded_ = record && made->machine_->command_buffers() != nullptr;
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
@@ -27,7 +28,7 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
       const GpuLaunch& facts = programs.launch(command.kernel);
       OneLaunch launch{programs.kernel(command.kernel), {}, facts.items, facts.items * facts.GroupsIn(record_of)};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
-        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs));
+        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs, work));
       }
       // A recorded command has arguments of its own: PoCL 3.1 takes them from the kernel when it replays.
       if (made->recorded_) {

@@ -15,9 +15,10 @@ namespace llmc {
 
 class ClGraphs {
  public:
-  // record: false launches every kernel of a step by itself. Programs and memory must outlive the graphs.
+  // record: false launches every kernel of a step by itself. Programs, memory and work must outlive the graphs.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
-                     const ClMemory& memory, cl_command_queue queue, bool record, std::unique_ptr<ClGraphs>* out);
+                     const ClMemory& memory, const ClWork& work, cl_command_queue queue, bool record,
+                     std::unique_ptr<ClGraphs>* out);
   ~ClGraphs();
   ClGraphs(const ClGraphs&) = delete;
   ClGraphs& operator=(const ClGraphs&) = delete;

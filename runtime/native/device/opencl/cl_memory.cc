@@ -1,43 +1,61 @@
 #include "device/opencl/cl_memory.h"
 
 namespace llmc {
-
 Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, uint32_t num_blocks,
-                      cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
+                      uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
   std::unique_ptr<ClMemory> made(new ClMemory(std::move(machine)));
   made->num_blocks_ = num_blocks;
-  const DeviceMemory bytes = made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
-  LLMC_RETURN_IF_ERROR(bytes.CheckFits(artifact, made->machine_->name(), made->machine_->memory_bytes()));
+  made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
+  made->first_offloaded_ = artifact.weights().size();
+  while (made->first_offloaded_ > 0 && made->offloaded_bytes_ < offload_bytes) {
+    made->offloaded_bytes_ += artifact.weights()[--made->first_offloaded_].bytes;
+  }
+  made->slots_ = artifact.shape().adapters;
+  made->num_slots_ = artifact.shape().adapter_slots;
+  DeviceMemory taken = made->bytes_;
+  taken.weights -= made->offloaded_bytes_;
+  LLMC_RETURN_IF_ERROR(taken.CheckFits(artifact, made->machine_->name(), made->machine_->memory_bytes()));
 
-  LLMC_RETURN_IF_ERROR(made->Allocate("arena", bytes.arena, false, &made->arena_));
-  LLMC_RETURN_IF_ERROR(made->Allocate("inputs", bytes.step, true, &made->step_));
-  LLMC_RETURN_IF_ERROR(made->Allocate("logits", bytes.logits, false, &made->logits_));
-  LLMC_RETURN_IF_ERROR(made->ClearArena(queue));
-  for (int32_t layer = 0; layer < artifact.model().num_layers; ++layer) {
+  const auto num_layers = static_cast<uint64_t>(artifact.model().num_layers);
+  for (uint64_t layer = 0; layer < num_layers; ++layer) {
     for (auto* pool : {&made->keys_, &made->values_}) {
-      const uint64_t pool_bytes = (pool == &made->keys_ ? bytes.key_block : bytes.value_block) * num_blocks;
+      const uint64_t bytes = (pool == &made->keys_ ? made->bytes_.key_block : made->bytes_.value_block) * num_blocks;
       pool->emplace_back();
-      if (pool_bytes == 0) continue;  // values that are a part of keys
-      LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", pool_bytes, false, &pool->back()));
-      LLMC_RETURN_IF_ERROR(made->Fill(queue, pool->back(), pool_bytes));
+      if (bytes == 0) continue;  // values that are a part of keys
+      LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", bytes, kClMemReadWrite, &pool->back()));
+      LLMC_RETURN_IF_ERROR(made->Fill(queue, pool->back(), bytes));
     }
   }
+  LLMC_RETURN_IF_ERROR(made->MakeAdapters(queue));
   LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, queue));
   LLMC_RETURN_IF_CL_ERROR("Filling the memory of '" + made->machine_->name() + "'", (*made->machine_)->Finish(queue));
   *out = std::move(made);
   return Status::Ok();
 }
 
-Status ClMemory::Allocate(const std::string& what, uint64_t bytes, bool read_only, ClBuffer* out) const {
+Status ClMemory::MakeWork(const Artifact& artifact, cl_command_queue queue, ClWork* out) const {
+  const DeviceMemory sizes = DeviceMemory::Of(artifact, num_blocks_);
+  ClWork made;
+  made.arena_bytes = sizes.arena;
+  made.step_bytes = sizes.step;
+  made.logit_bytes = sizes.logits;
+  LLMC_RETURN_IF_ERROR(Allocate("arena", made.arena_bytes, kClMemReadWrite, &made.arena));
+  LLMC_RETURN_IF_ERROR(Allocate("inputs", made.step_bytes, kClMemReadOnly, &made.step));
+  LLMC_RETURN_IF_ERROR(Allocate("logits", made.logit_bytes, kClMemReadWrite, &made.logits));
+  LLMC_RETURN_IF_ERROR(ClearArena(queue, made));
+  *out = std::move(made);
+  return Status::Ok();
+}
+
+Status ClMemory::Allocate(const std::string& what, uint64_t bytes, cl_bitfield flags, ClBuffer* out) const {
   if (bytes > machine_->buffer_bytes()) {
     return Status::Error(LLMC_ERR_OUT_OF_MEMORY, what + " needs a buffer of " + MemorySize(bytes) + " and '" +
                                                      machine_->name() + "' takes at most " +
                                                      MemorySize(machine_->buffer_bytes()) +
-                                                     "; ask for a smaller KV pool, smaller buckets, or another device");
+                                                     "; make that smaller, or choose another device");
   }
   cl_int code = kClSuccess;
-  cl_mem memory = (*machine_)->CreateBuffer(machine_->context(), read_only ? kClMemReadOnly : kClMemReadWrite, bytes,
-                                            nullptr, &code);
+  cl_mem memory = (*machine_)->CreateBuffer(machine_->context(), flags, bytes, nullptr, &code);
   LLMC_RETURN_IF_CL_ERROR("Taking " + MemorySize(bytes) + " for " + what + " from '" + machine_->name() + "'", code);
   *out = ClBuffer(machine_, memory);
   return Status::Ok();
@@ -50,14 +68,15 @@ Status ClMemory::Fill(cl_command_queue queue, const ClBuffer& buffer, uint64_t b
   return Status::Ok();
 }
 
-Status ClMemory::ClearArena(cl_command_queue queue) const { return Fill(queue, arena_, bytes_.arena); }
-
 Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   // What a truncated file lacks is an error of Read, and a signal of its mapping.
   std::vector<unsigned char> host;
   for (const WeightRecord& weight : artifact.weights()) {
+    // What the driver keeps on the host kernels read over the bus, each time anew.
+    const bool stays = weights_.size() >= first_offloaded_;
+    const cl_bitfield flags = stays ? kClMemReadOnly | kClMemAllocHostPtr : kClMemReadOnly;
     weights_.emplace_back();
-    LLMC_RETURN_IF_ERROR(Allocate("a weight", weight.bytes, true, &weights_.back()));
+    LLMC_RETURN_IF_ERROR(Allocate("a weight", weight.bytes, flags, &weights_.back()));
     host.resize(weight.bytes);
     LLMC_RETURN_IF_ERROR(artifact.weight_file().Read(weight.file_offset, weight.bytes, host.data()));
     LLMC_RETURN_IF_CL_ERROR("Copying weights to '" + machine_->name() + "'",
@@ -67,16 +86,40 @@ Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   return Status::Ok();
 }
 
-ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs) const {
+// All empty: an adapter of rank 0 is none.
+Status ClMemory::MakeAdapters(cl_command_queue queue) {
+  for (const AdapterSlot& slot : slots_) {
+    const uint64_t bytes = slot.bytes() * num_slots_;
+    adapters_.emplace_back();
+    LLMC_RETURN_IF_ERROR(Allocate("slots of adapters", bytes, kClMemReadOnly, &adapters_.back()));
+    LLMC_RETURN_IF_ERROR(Fill(queue, adapters_.back(), bytes));
+  }
+  return Status::Ok();
+}
+
+Status ClMemory::LoadAdapter(cl_command_queue queue, uint32_t slot, const std::vector<AdapterMatrix>& matrices) const {
+  std::vector<char> host;
+  for (uint32_t linear = 0; linear < slots_.size(); ++linear) {
+    const uint64_t bytes = slots_[linear].bytes();
+    host.resize(bytes);
+    PackAdapter(slots_[linear], linear, matrices, host.data());
+    LLMC_RETURN_IF_CL_ERROR("Copying an adapter to '" + machine_->name() + "'",
+                            (*machine_)->EnqueueWriteBuffer(queue, adapters_[linear].get(), kClTrue, slot * bytes,
+                                                            bytes, host.data(), 0, nullptr, nullptr));
+  }
+  return Status::Ok();
+}
+
+ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const ClWork& work) const {
   const auto at = [](uint64_t bytes) { return static_cast<cl_int>(bytes / kAlignment); };
   switch (static_cast<OperandKind>(operand.kind)) {
-    case OperandKind::kArena: return {arena_.get(), at(operand.offset)};
+    case OperandKind::kArena: return {work.arena.get(), at(operand.offset)};
     case OperandKind::kWeight: return {weights_[operand.index].get(), at(operand.offset)};
-    case OperandKind::kInput: return {step_.get(), at(inputs.offsets[operand.index] + operand.offset)};
+    case OperandKind::kInput: return {work.step.get(), at(inputs.offsets[operand.index] + operand.offset)};
     case OperandKind::kKeyPool: return {keys_[operand.index].get(), 0};
     case OperandKind::kValuePool: return {values_[operand.index].get(), 0};
-    case OperandKind::kOutput: return {logits_.get(), at(operand.offset)};
-    case OperandKind::kAdapters: break;  // refused when the artifact was opened
+    case OperandKind::kOutput: return {work.logits.get(), at(operand.offset)};
+    case OperandKind::kAdapters: return {adapters_[operand.index].get(), 0};
   }
   return {nullptr, 0};
 }
@@ -84,16 +127,43 @@ ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs
 Status ClMemory::CopyBlock(cl_command_queue queue, uint32_t from, uint32_t to) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(from, to, num_blocks_));
   if (from == to) return Status::Ok();
-  for (const auto* pool : {&keys_, &values_}) {
-    const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
+  return CopyBetween(queue, {&keys_, &values_}, from, {&keys_, &values_}, to);
+}
+
+Status ClMemory::CopyBetween(cl_command_queue queue, const Pools& from, uint32_t from_block, const Pools& to,
+                             uint32_t to_block) const {
+  for (uint32_t kind = 0; kind < 2; ++kind) {
+    const uint64_t bytes = kind == 0 ? bytes_.key_block : bytes_.value_block;
     if (bytes == 0) continue;
-    for (const ClBuffer& layer : *pool) {
-      LLMC_RETURN_IF_CL_ERROR("Copying a KV block on '" + machine_->name() + "'",
-                              (*machine_)->EnqueueCopyBuffer(queue, layer.get(), layer.get(), from * bytes, to * bytes,
-                                                             bytes, 0, nullptr, nullptr));
+    for (size_t layer = 0; layer < from[kind]->size(); ++layer) {
+      LLMC_RETURN_IF_CL_ERROR(
+          "Copying a KV block on '" + machine_->name() + "'",
+          (*machine_)->EnqueueCopyBuffer(queue, (*from[kind])[layer].get(), (*to[kind])[layer].get(),
+                                         from_block * bytes, to_block * bytes, bytes, 0, nullptr, nullptr));
     }
   }
   return Status::Ok();
+}
+
+Status ClMemory::OpenSwapSpace(uint32_t num_places) {
+  for (size_t layer = 0; layer < keys_.size(); ++layer) {
+    for (auto* pool : {&saved_keys_, &saved_values_}) {
+      const uint64_t bytes = (pool == &saved_keys_ ? bytes_.key_block : bytes_.value_block) * num_places;
+      pool->emplace_back();
+      if (bytes == 0) continue;
+      LLMC_RETURN_IF_ERROR(Allocate("swap space", bytes, kClMemReadWrite | kClMemAllocHostPtr, &pool->back()));
+    }
+  }
+  num_places_ = num_places;
+  return Status::Ok();
+}
+
+Status ClMemory::SaveBlock(cl_command_queue queue, uint32_t block, uint32_t place) const {
+  return CopyBetween(queue, {&keys_, &values_}, block, {&saved_keys_, &saved_values_}, place);
+}
+
+Status ClMemory::LoadBlock(cl_command_queue queue, uint32_t place, uint32_t block) const {
+  return CopyBetween(queue, {&saved_keys_, &saved_values_}, place, {&keys_, &values_}, block);
 }
 
 }  // namespace llmc

@@ -1,6 +1,7 @@
 #include "device/opencl/cl_programs.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "core/crc32.h"
@@ -10,6 +11,7 @@ namespace {
 
 constexpr const char* kKind = "opencl";
 constexpr size_t kMostLog = 600;
+constexpr std::string_view kNextProgram = "\n//// program\n";
 
 }  // namespace
 
@@ -19,8 +21,8 @@ ClPrograms::~ClPrograms() {
 }
 
 Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
-                         const std::string& cache_folder, std::unique_ptr<ClPrograms>* out) {
-  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel));
+                         const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out) {
+  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel, true));
   std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cache_folder));
   const ClMachine& cl = *made->machine_;
   for (const KernelRecord& kernel : artifact.kernels()) {
@@ -28,25 +30,37 @@ Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifac
     LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
     made->launches_.push_back(launch);
   }
-  made->programs_.reserve(artifact.code().size());
+  std::vector<size_t> first_of(1, 0);  // programs of each file, the first
   for (size_t i = 0; i < artifact.code().size(); ++i) {
     const MappedFile& file = artifact.code_file(i);
-    Program program;
-    LLMC_RETURN_IF_ERROR(made->BuildProgram(artifact.code_name(artifact.code()[i]),
-                                            reinterpret_cast<const char*>(file.data()), file.size(), &program));
-    made->num_cached_ += program.cached ? 1 : 0;
-    made->programs_.push_back(std::move(program));
+    const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+    for (size_t at = 0; at <= text.size();) {
+      const size_t end = std::min(text.find(kNextProgram, at), text.size());
+      made->programs_.emplace_back();
+      LLMC_RETURN_IF_ERROR(made->BuildProgram(artifact.code_name(artifact.code()[i]), text.data() + at, end - at, known,
+                                              &made->programs_.back()));
+      made->num_cached_ += made->programs_.back().cached ? 1 : 0;
+      at = end + kNextProgram.size();
+    }
+    first_of.push_back(made->programs_.size());
   }
   made->kernels_.reserve(artifact.kernels().size());
   for (const KernelRecord& kernel : artifact.kernels()) {
-    cl_int code = kClSuccess;
-    cl_kernel found = cl->CreateKernel(made->programs_[kernel.code].program, artifact.symbol(kernel), &code);
-    if (code != kClSuccess) {
+    cl_kernel found = nullptr;
+    for (size_t i = first_of[kernel.code]; found == nullptr && i < first_of[kernel.code + 1]; ++i) {
+      cl_int code = kClSuccess;
+      found = cl->CreateKernel(made->programs_[i].program, artifact.symbol(kernel), &code);
+      if (code != kClSuccess) {
+        found = nullptr;
+        continue;
+      }
+      made->kernels_.push_back(found);
+      made->symbols_.emplace_back(made->programs_[i].program, artifact.symbol(kernel));
+    }
+    if (found == nullptr) {
       return artifact.Corrupt(artifact.code_name(artifact.code()[kernel.code]),
                               std::string("it has no kernel '") + artifact.symbol(kernel) + "'");
     }
-    made->kernels_.push_back(found);
-    made->symbols_.emplace_back(made->programs_[kernel.code].program, artifact.symbol(kernel));
   }
   *out = std::move(made);
   return Status::Ok();
@@ -60,10 +74,18 @@ Status ClPrograms::Another(uint32_t index, cl_kernel* out) const {
   return Status::Ok();
 }
 
-Status ClPrograms::BuildProgram(const std::string& name, const char* source, size_t bytes, Program* out) {
+Status ClPrograms::BuildProgram(const std::string& name, const char* source, size_t bytes, const ClPrograms* known,
+                                Program* out) {
   const ClMachine& cl = *machine_;
   out->key = cl.name() + "\n" + cl.driver() + "\n" + cl.build_options() + "\n" + std::to_string(bytes) + " " +
              std::to_string(Crc32(source, bytes)) + " " + std::to_string(HashOf(source, bytes));
+  for (size_t i = 0; known != nullptr && i < known->programs_.size(); ++i) {
+    if (known->programs_[i].key != out->key) continue;
+    LLMC_RETURN_IF_CL_ERROR("Keeping " + name + " on '" + cl.name() + "'",
+                            cl->RetainProgram(known->programs_[i].program));
+    *out = known->programs_[i];
+    return Status::Ok();
+  }
   const cl_device_id device = cl.device();
   const std::vector<unsigned char> binary = cache_.Read(out->key);
   // What a driver no longer takes is built anew.

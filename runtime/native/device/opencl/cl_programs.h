@@ -16,9 +16,9 @@ namespace llmc {
 
 class ClPrograms {
  public:
-  // Builds all that there is. LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
+  // Builds all that there is; `known`, unless it is null, has some of it already. LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
   static Status Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
-                      const std::string& cache_folder, std::unique_ptr<ClPrograms>* out);
+                      const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out);
   ~ClPrograms();
   ClPrograms(const ClPrograms&) = delete;
   ClPrograms& operator=(const ClPrograms&) = delete;
@@ -41,13 +41,13 @@ class ClPrograms {
   };
   ClPrograms(std::shared_ptr<const ClMachine> machine, const std::string& cache_folder)
       : machine_(std::move(machine)), cache_(cache_folder) {}
-  Status BuildProgram(const std::string& name, const char* source, size_t bytes, Program* out);
+  Status BuildProgram(const std::string& name, const char* source, size_t bytes, const ClPrograms* known, Program* out);
   Status FromBinary(const std::vector<unsigned char>& binary, Program* out) const;
   std::string Log(cl_program program) const;
 
   std::shared_ptr<const ClMachine> machine_;
   ClBinaryCache cache_;
-  std::vector<Program> programs_;  // one a code file
+  std::vector<Program> programs_;  // one or more a code file
   std::vector<cl_kernel> kernels_;
   std::vector<std::pair<cl_program, std::string>> symbols_;  // of a kernel
   std::vector<GpuLaunch> launches_;

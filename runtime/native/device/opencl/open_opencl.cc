@@ -34,6 +34,10 @@ Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   reader.Text("library", &choice.library);
   reader.Number("device", 1024, &choice.device);
   reader.Flag("eager", &options.eager);
+  reader.Flag("sample", &options.sample);
+  uint32_t offload_mib = 0;
+  reader.Number("offload_mib", UINT32_MAX, &offload_mib);
+  options.offload_bytes = uint64_t{offload_mib} << 20;
   reader.Text("cache", &options.cache_folder);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   std::shared_ptr<const ClMachine> machine;

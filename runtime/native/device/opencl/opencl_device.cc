@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/clock.h"
+
 namespace llmc {
 namespace {
 
@@ -25,7 +27,6 @@ Status ClQueue::Open() {
 
 OpenClDevice::~OpenClDevice() {
   if (queue_.get() != nullptr) (*machine_)->Finish(queue_.get());
-  if (read_ != nullptr) (*machine_)->ReleaseEvent(read_);
 }
 
 Status OpenClDevice::Create(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact,
@@ -38,54 +39,99 @@ Status OpenClDevice::Create(std::shared_ptr<const ClMachine> machine, std::share
   return Status::Ok();
 }
 
-// Programs first: what this device cannot run is refused before anything large is taken.
 Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& options) {
-  const Artifact& artifact = *artifact_;
-  LLMC_RETURN_IF_ERROR(ClPrograms::Build(machine_, artifact, options.cache_folder, &programs_));
+  options_ = options;
+  // Programs first: what this device cannot run is refused before anything large is taken.
+  LLMC_RETURN_IF_ERROR(ClPrograms::Build(machine_, *artifact_, options.cache_folder, nullptr, &run_.programs));
   LLMC_RETURN_IF_ERROR(queue_.Open());
-  LLMC_RETURN_IF_ERROR(ClMemory::Make(machine_, artifact, num_blocks, queue_.get(), &memory_));
-  LLMC_RETURN_IF_ERROR(
-      ClGraphs::Make(machine_, artifact, *programs_, *memory_, queue_.get(), !options.eager, &graphs_));
-  uint64_t bytes = 0, samples = 0;
-  for (uint32_t g = 0; g < artifact.graphs().size(); ++g) {
-    bytes = std::max(bytes, graphs_->inputs(g).bytes);
-    samples = std::max<uint64_t>(samples, artifact.graphs()[g].max_samples);
+  LLMC_RETURN_IF_ERROR(ClMemory::Make(machine_, *artifact_, num_blocks, options.offload_bytes, queue_.get(), &memory_));
+  if (options.sample) {
+    LLMC_RETURN_IF_ERROR(ClSampling::Make(machine_, *artifact_, *run_.programs, *memory_, queue_.get(), &sampling_));
   }
-  inputs_.resize(bytes / kWordBytes);
-  logits_.resize(samples * artifact.shape().output_width());
+  return MakeRunner(*artifact_, 0, &run_);
+}
+
+Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
+  LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, queue_.get(), &out->work));
+  LLMC_RETURN_IF_ERROR(ClGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, queue_.get(),
+                                      !options_.eager, &out->graphs));
+  out->inputs.resize(out->work.step_bytes / kWordBytes);
+  out->logits.resize(out->work.logit_bytes / sizeof(float));
   // A driver may leave code unfinished until it is used: nothing is compiled once this returns.
-  for (uint32_t g = 0; g < artifact.graphs().size(); ++g) LLMC_RETURN_IF_ERROR(RunEmpty(g));
-  programs_->Store();
+  for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
+    LLMC_RETURN_IF_ERROR(RunEmpty(out, static_cast<uint32_t>(g)));
+  }
+  // Its kernels are those of any graph, and may be at work.
+  if (sampling_ != nullptr && first_new == 0) LLMC_RETURN_IF_ERROR(sampling_->RunEmpty(out->work.logits));
+  out->programs->Store();
   return Status::Ok();
 }
 
-Status OpenClDevice::WriteInputs(uint64_t bytes) {
+// Kernels of graphs that are new have objects of their own, so that they may be built and run beside steps.
+class OpenClDevice::Joining final : public NewGraphs {
+ public:
+  Joining(OpenClDevice* device, std::shared_ptr<const Artifact> artifact)
+      : device_(device), artifact_(std::move(artifact)), shapes_(artifact_->shape().graphs) {}
+
+  Status Prepare() override {
+    LLMC_RETURN_IF_ERROR(ClPrograms::Build(device_->machine_, *artifact_, device_->options_.cache_folder,
+                                           device_->run_.programs.get(), &run_.programs));
+    return device_->MakeRunner(*artifact_, device_->artifact_->graphs().size(), &run_);
+  }
+  void Adopt() noexcept {
+    std::swap(device_->run_, run_);
+    std::swap(device_->shape_.graphs, shapes_);
+    std::swap(device_->artifact_, artifact_);
+  }
+
+ private:
+  OpenClDevice* device_;
+  std::shared_ptr<const Artifact> artifact_;
+  std::vector<GraphShape> shapes_;
+  Runner run_;
+};
+
+Status OpenClDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
+  LLMC_RETURN_IF_ERROR(artifact->CheckExtends(*artifact_));
+  *out = std::make_unique<Joining>(this, artifact);
+  return Status::Ok();
+}
+
+void OpenClDevice::Adopt(NewGraphs* graphs) { static_cast<Joining*>(graphs)->Adopt(); }
+
+Status OpenClDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
   LLMC_RETURN_IF_CL_ERROR("Copying a step's inputs to '" + machine_->name() + "'",
-                          (*machine_)->EnqueueWriteBuffer(queue_.get(), memory_->step(), kClFalse, 0, bytes,
-                                                          inputs_.data(), 0, nullptr, nullptr));
+                          (*machine_)->EnqueueWriteBuffer(queue_.get(), runner.work.step.get(), kClFalse, 0, bytes,
+                                                          runner.inputs.data(), 0, nullptr, nullptr));
   return Status::Ok();
 }
 
 // What counts rows may lie in the arena, too, where an earlier step has written.
-Status OpenClDevice::RunEmpty(uint32_t graph) {
-  std::fill(inputs_.begin(), inputs_.end(), 0);
-  LLMC_RETURN_IF_ERROR(memory_->ClearArena(queue_.get()));
-  LLMC_RETURN_IF_ERROR(WriteInputs(graphs_->inputs(graph).bytes));
-  LLMC_RETURN_IF_ERROR(graphs_->Enqueue(graph));
+Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
+  std::fill(runner->inputs.begin(), runner->inputs.end(), 0);
+  LLMC_RETURN_IF_ERROR(memory_->ClearArena(queue_.get(), runner->work));
+  LLMC_RETURN_IF_ERROR(WriteInputs(*runner, runner->graphs->inputs(graph).bytes));
+  LLMC_RETURN_IF_ERROR(runner->graphs->Enqueue(graph));
   LLMC_RETURN_IF_CL_ERROR("Replaying a graph on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
   return Status::Ok();
 }
 
+// Of adapters the tiles that there are, and nothing where there are no pools.
 Status OpenClDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  const StepLayout& inputs = graphs_->inputs(batch.graph);
-  FillStep(model(), num_blocks(), batch, inputs, inputs_.data());
-  return WriteInputs(inputs.bytes);
+  const StepLayout& inputs = run_.graphs->inputs(batch.graph);
+  FillStep(model(), num_blocks(), batch, inputs, run_.inputs.data());
+  uint64_t bytes = inputs.offsets[kAdapterTiles];
+  if (!artifact_->adapters().empty()) {
+    int32_t* tiles = run_.inputs.data() + bytes / kWordBytes;
+    tiler_.Write(ViewOf(batch), tiles);
+    bytes += (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kWordBytes;
+  }
+  return WriteInputs(run_, bytes);
 }
 
 Status OpenClDevice::Enqueue(const StepBatch& batch, Fence* fence) {
-  if (read_ != nullptr) (*machine_)->ReleaseEvent(std::exchange(read_, nullptr));
   *fence = ++last_fence_;
   const Status status = Submit(batch);
   // What was put in before the error may still read the inputs.
@@ -101,7 +147,7 @@ Status OpenClDevice::Begin(const StepBatch& batch) {
 
 Status OpenClDevice::RunCommand(uint32_t command) {
   LLMC_RETURN_IF_ERROR(CheckCommand(*artifact_, begun_, command));
-  LLMC_RETURN_IF_ERROR(graphs_->EnqueueCommand(begun_, command));
+  LLMC_RETURN_IF_ERROR(run_.graphs->EnqueueCommand(begun_, command));
   LLMC_RETURN_IF_CL_ERROR("A kernel on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
   return Status::Ok();
 }
@@ -109,7 +155,7 @@ Status OpenClDevice::RunCommand(uint32_t command) {
 Status OpenClDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) {
   LLMC_RETURN_IF_ERROR(CheckOperand(*artifact_, begun_, command, operand, bytes));
   if (bytes == 0) return Status::Ok();
-  const ClPlace& place = graphs_->place(begun_, command, operand);
+  const ClPlace& place = run_.graphs->place(begun_, command, operand);
   LLMC_RETURN_IF_CL_ERROR(
       "Reading memory of '" + machine_->name() + "'",
       (*machine_)->EnqueueReadBuffer(queue_.get(), place.memory, kClTrue, static_cast<uint64_t>(place.at) * kAlignment,
@@ -118,33 +164,68 @@ Status OpenClDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t by
 }
 
 Status OpenClDevice::Submit(const StepBatch& b) {
-  const ClMachine& cl = *machine_;
   LLMC_RETURN_IF_ERROR(TakeInputs(b));
-  LLMC_RETURN_IF_ERROR(graphs_->Enqueue(b.graph));
-  if (b.num_samples != 0) {
-    LLMC_RETURN_IF_CL_ERROR("Reading logits from '" + cl.name() + "'",
-                            cl->EnqueueReadBuffer(queue_.get(), memory_->logits(), kClFalse, 0,
-                                                  uint64_t{b.num_samples} * model().output_width() * sizeof(float),
-                                                  logits_.data(), 0, nullptr, &read_));
-  }
-  LLMC_RETURN_IF_CL_ERROR("Starting a step on '" + cl.name() + "'", cl->Flush(queue_.get()));
+  LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(b.graph));
+  num_samples_ = b.num_samples;
+  LLMC_RETURN_IF_CL_ERROR("Starting a step on '" + machine_->name() + "'", (*machine_)->Flush(queue_.get()));
   return Status::Ok();
 }
 
 Status OpenClDevice::Wait(Fence, const float** logits) {
   const ClMachine& cl = *machine_;
-  const cl_int code = read_ != nullptr ? cl->WaitForEvents(1, &read_) : cl->Finish(queue_.get());
+  const uint64_t bytes = uint64_t{num_samples_} * model().output_width() * sizeof(float);
+  const cl_int code = bytes == 0 ? cl->Finish(queue_.get())
+                                 : cl->EnqueueReadBuffer(queue_.get(), run_.work.logits.get(), kClTrue, 0, bytes,
+                                                         run_.logits.data(), 0, nullptr, nullptr);
   LLMC_RETURN_IF_CL_ERROR("A step on '" + cl.name() + "'", code);
-  *logits = logits_.data();
+  *logits = run_.logits.data();
   return Status::Ok();
+}
+
+Status OpenClDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) {
+  if (!tasks.empty()) return sampling_->Draw(run_.work.logits, tasks, outcomes);
+  LLMC_RETURN_IF_CL_ERROR("A step on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
+  return Status::Ok();
+}
+
+// Block 0 is nobody's.
+Status OpenClDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
+  constexpr uint32_t kTimes = 8;
+  LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
+  // The first copies take pages from the system.
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t begin = MonotonicNs();
+    for (uint32_t i = 0; i < kTimes; ++i) {
+      LLMC_RETURN_IF_ERROR(memory_->SaveBlock(queue_.get(), 0, 0));
+      LLMC_RETURN_IF_ERROR(memory_->LoadBlock(queue_.get(), 0, 0));
+    }
+    LLMC_RETURN_IF_CL_ERROR("Copying KV blocks on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
+    *ns = std::max<uint64_t>((MonotonicNs() - begin) / kTimes, 1);
+  }
+  return Status::Ok();
+}
+
+Status OpenClDevice::SaveBlock(uint32_t block, uint32_t place) {
+  ++num_saved_;
+  return memory_->SaveBlock(queue_.get(), block, place);
+}
+
+Status OpenClDevice::LoadBlock(uint32_t place, uint32_t block) {
+  ++num_loaded_;
+  return memory_->LoadBlock(queue_.get(), place, block);
 }
 
 void OpenClDevice::GetStats(std::vector<DeviceStat>* out) const {
   *out = {{"weight_bytes", memory_->weight_bytes()},
+          {"offloaded_weight_bytes", memory_->offloaded_bytes()},
           {"kv_pool_bytes", memory_->pool_bytes()},
-          {"recorded_graphs", graphs_->recorded() ? artifact_->graphs().size() : 0},
-          {"programs", programs_->num_programs()},
-          {"cached_programs", programs_->num_cached()}};
+          {"recorded_graphs", run_.graphs->recorded() ? artifact_->graphs().size() : 0},
+          {"programs", run_.programs->num_programs()},
+          {"cached_programs", run_.programs->num_cached()},
+          {"saved_blocks", num_saved_},
+          {"loaded_blocks", num_loaded_},
+          {"drawn_on_device", sampling_ == nullptr ? 0 : sampling_->num_on_device()},
+          {"drawn_on_host", sampling_ == nullptr ? 0 : sampling_->num_on_host()}};
 }
 
 }  // namespace llmc

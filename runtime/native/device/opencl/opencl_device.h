@@ -12,11 +12,14 @@
 #include "device/opencl/cl_machine.h"
 #include "device/opencl/cl_memory.h"
 #include "device/opencl/cl_programs.h"
+#include "device/opencl/cl_sampling.h"
 
 namespace llmc {
 
 struct OpenClDeviceOptions {
+  bool sample = true;        // draw tokens on the device, where the artifact has the kernels
   bool eager = false;        // launch kernels one by one where graphs could be recorded
+  uint64_t offload_bytes = 0;  // of weights, that stay in the host's memory
   std::string cache_folder;  // of binaries; empty: none
 };
 
@@ -44,13 +47,23 @@ class OpenClDevice final : public Device, public CommandRunner {
                        uint32_t num_blocks, const OpenClDeviceOptions& options, std::unique_ptr<OpenClDevice>* out);
   ~OpenClDevice() override;
 
-  const ModelShape& model() const override { return artifact_->shape(); }
+  const ModelShape& model() const override { return shape_; }
+  Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
+  void Adopt(NewGraphs* graphs) override;
   uint32_t num_blocks() const override { return memory_->num_blocks(); }
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
+  bool samples() const override { return sampling_ != nullptr; }
+  Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
   bool overlaps() const override { return true; }
+  Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
+    return memory_->LoadAdapter(queue_.get(), slot, matrices);
+  }
   Status CopyBlock(uint32_t from, uint32_t to) override { return memory_->CopyBlock(queue_.get(), from, to); }
-  void Visit(uint32_t graph) override { static_cast<void>(RunEmpty(graph).ok()); }
+  Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
+  Status SaveBlock(uint32_t block, uint32_t place) override;
+  Status LoadBlock(uint32_t place, uint32_t block) override;
+  void Visit(uint32_t graph) override { static_cast<void>(RunEmpty(&run_, graph).ok()); }
   void GetStats(std::vector<DeviceStat>* out) const override;
   CommandRunner* command_runner() override { return this; }
   Status Begin(const StepBatch& batch) override;
@@ -59,24 +72,37 @@ class OpenClDevice final : public Device, public CommandRunner {
 
  private:
   OpenClDevice(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact)
-      : machine_(std::move(machine)), artifact_(std::move(artifact)), queue_(machine_) {}
+      : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()), queue_(machine_) {}
   Status Load(uint32_t num_blocks, const OpenClDeviceOptions& options);
-  Status WriteInputs(uint64_t bytes);
+  // What runs the graphs of an artifact; the other members stay when graphs are added.
+  struct Runner {
+    std::unique_ptr<ClPrograms> programs;
+    ClWork work;
+    std::unique_ptr<ClGraphs> graphs;
+    std::vector<int32_t> inputs;  // of the step, as they lie in the device's buffer
+    std::vector<float> logits;
+  };
+  class Joining;
+  // first_new: of the graphs, those before have run already.
+  Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out);
+  Status WriteInputs(const Runner& runner, uint64_t bytes);
   // Replays a graph for no row at all, to the end.
-  Status RunEmpty(uint32_t graph);
+  Status RunEmpty(Runner* runner, uint32_t graph);
   // Whether the batch is one of this device's; then its inputs are in the queue.
   Status TakeInputs(const StepBatch& batch);
   Status Submit(const StepBatch& batch);
 
   std::shared_ptr<const ClMachine> machine_;
   std::shared_ptr<const Artifact> artifact_;
+  ModelShape shape_;  // the engine keeps a reference
+  OpenClDeviceOptions options_;
   ClQueue queue_;
-  std::unique_ptr<ClPrograms> programs_;
   std::unique_ptr<ClMemory> memory_;
-  std::unique_ptr<ClGraphs> graphs_;
-  std::vector<int32_t> inputs_;  // of the step, as they lie in the device's buffer
-  std::vector<float> logits_;
-  cl_event read_ = nullptr;  // of the logits of the last step
+  Runner run_;
+  std::unique_ptr<ClSampling> sampling_;  // nullptr: the host draws
+  uint32_t num_samples_ = 0;              // of the last step
+  uint64_t num_saved_ = 0, num_loaded_ = 0;  // blocks
+  AdapterTiler tiler_;
   Fence last_fence_ = 0;
   uint32_t begun_ = 0;  // graph of the step that is run command by command
 };

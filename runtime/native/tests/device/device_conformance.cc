@@ -117,6 +117,7 @@ class Suite {
       for (int round = 0; round < 6; ++round) Company(g, round);
       CheckGuards("graph " + std::to_string(g));
     }
+    if (device_->samples()) Draws();
     Copies();
     CheckGuards("copies");
     Mistakes();
@@ -372,6 +373,59 @@ class Suite {
       }
     }
     for (const Part& p : parts) Free(p.table);
+  }
+
+  // What a device draws is what the host draws of the same rows: tokens, logprobs and ranks.
+  void Draws() {
+    const uint32_t vocab = static_cast<uint32_t>(model().vocab_size);
+    const uint32_t tokens = std::min(model().graphs[fill_].max_tokens, Reach(model().graphs[fill_]));
+    const std::vector<int32_t> table = TableOf(tokens);
+    const StepBatch b = BatchOf(fill_, {{6, 0, tokens, table, 1}});
+    std::vector<int32_t> text;
+    for (uint32_t position = 0; position < tokens; ++position) text.push_back(Token(6, position));
+    std::vector<uint32_t> mask((vocab + 31) / 32);
+    for (uint32_t& word : mask) word = Pick(0, UINT32_MAX);
+    std::vector<llmc::SamplingParams> params(8);
+    std::vector<llmc::SampleTask> tasks;
+    for (uint32_t i = 0; i < params.size(); ++i) {
+      llmc::SamplingParams& p = params[i];
+      p.seed = i;
+      p.temperature = i % 4 == 0 ? 0.0f : 0.3f * static_cast<float>(i);
+      p.top_k = i % 4 == 1 ? 5 : 0;
+      p.top_p = i % 4 == 2 ? 0.7f : 1.0f;
+      p.num_logprobs = static_cast<int32_t>(i % 3) - 1;
+      if (i >= 4) p.repetition_penalty = 1.2f;
+      if (i >= 6) p.logit_bias = {{1, 2.5f}, {1, -0.5f}};
+      llmc::SampleTask draw;
+      draw.params = &p;
+      draw.context = {text.data(), tokens, tokens / 2, i};
+      if (i % 2 != 0) draw.context.mask = mask.data(), draw.context.num_mask_words = static_cast<uint32_t>(mask.size());
+      tasks.push_back(draw);
+    }
+    llmc::SampleTask score;
+    score.token = 3;
+    score.num_top = 4;
+    tasks.push_back(score);
+    std::vector<llmc::SampleOutcome> found(tasks.size());
+    llmc::Fence fence = 0;
+    CHECK_OK(device_->Enqueue(b, &fence));
+    CHECK_OK(device_->Sample(fence, tasks, &found));
+    const float* logits = nullptr;
+    CHECK_OK(device_->Run(b, &logits));
+    llmc::Sampler host(model().vocab_size, model().eos_token_ids);
+    for (size_t i = 0; i < tasks.size() && logits != nullptr; ++i) {
+      const llmc::SampleOutcome wanted = host.Do(tasks[i], logits);
+      CHECK_OK(found[i].status);
+      CHECK_EQ(found[i].result.token, wanted.result.token);
+      CHECK_EQ(found[i].result.rank, wanted.result.rank);
+      CHECK_EQ(found[i].result.num_top, wanted.result.num_top);
+      CHECK(std::memcmp(&found[i].result.logprob, &wanted.result.logprob, sizeof(float)) == 0);
+      for (uint32_t top = 0; top < std::min(found[i].result.num_top, wanted.result.num_top); ++top) {
+        CHECK_EQ(found[i].result.top_token_ids[top], wanted.result.top_token_ids[top]);
+        CHECK(found[i].result.top_logprobs[top] == wanted.result.top_logprobs[top]);
+      }
+    }
+    Free(table);
   }
 
   // A copied block is its own from then on, and both halves go on as if there were one.

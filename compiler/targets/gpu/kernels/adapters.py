@@ -1,0 +1,101 @@
+"""What LoRA adapters add to a linear layer, and the gate that stands apart from one with adapters.
+
+`adapter_shrink`: a group makes one number; each item takes every 64th column, and sums meet in one tree.
+`adapter_expand`: an item makes one number, a chain over the rank ascending.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.kernels.fold import Fold, add
+from llmc.compiler.targets.gpu.kernels.groups import calling
+from llmc.compiler.targets.gpu.kernels.linear import fma
+from llmc.compiler.targets.gpu.launch import ITEMS
+from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot
+from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
+from llmc.compiler.targets.reference.kernels.functions import silu
+from llmc.compiler.targets.reference.kernels.rows import write_activation
+
+
+def _chosen(number: Expr, starts: list[int], values: list[Expr]) -> Expr:
+    """The value of the last of `starts` that `number` has reached."""
+    found = values[0]
+    for start, value in zip(starts[1:], values[1:], strict=True):
+        found = T.Select(number >= start, value, found)
+    return found
+
+
+class _Place:
+    """A row of a tile and the slot of its adapter. number: of the row, counted through all tiles, `count` of each."""
+
+    def __init__(self, k: Frame, pool: Pool, number: Expr) -> None:
+        at = let(T.truncdiv(number, pool.tile_rows) * (2 + pool.tile_rows) + 1)
+        of_tile = let(T.truncmod(number, pool.tile_rows))
+        self.slot = Slot(k, pool, let(k.raw("tiles", at)))
+        # A tile that is not full has its last row again.
+        self.row = let(k.raw("tiles", at + 2 + of_tile))
+        self.used = let(T.Cast("int32", of_tile < k.raw("tiles", at + 1)))
+
+
+def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
+    pool = Pool(spec)
+    stride, parts = row_width(pool.columns, pool.dtype), len(pool.rows)
+    of_part = pool.width // parts
+    buffers = {"x": pool.dtype, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+    with Frame(spec.symbol(), buffers) as k:
+        item, fold = calling(k).item, Fold(add)
+        count = let(k.raw("tiles", T.int32(0)) * (pool.tile_rows * pool.width))
+        with calling(k).share_groups(count) as unit:
+            place, number = _Place(k, pool, let(T.truncdiv(unit, pool.width))), let(T.truncmod(unit, pool.width))
+            r, starts = let(T.truncmod(number, of_part)), [part * of_part for part in range(parts)]
+            rank = let(_chosen(number, starts, [place.slot.rank(part) for part in range(parts)]))
+            scale = let(_chosen(number, starts, [place.slot.scale(part) for part in range(parts)]), "float32")
+            first = let(_chosen(number, starts, [place.slot.a(part) for part in range(parts)]) + r * pool.columns)
+            wanted = let(T.Cast("int32", T.And(place.used == 1, r < rank)))
+            total = Cell(T.float32(0.0))
+            # No branch around the tree, which every item has to come to: who is not wanted has no columns.
+            turns = let(T.truncdiv(pool.columns - item + (ITEMS - 1), ITEMS) * wanted)
+            with T.serial(turns) as turn:
+                i = let(turn * ITEMS + item)
+                total.set(fma(k.load("x", place.row * stride + i), k.load("pool", first + i), total.get()))
+            found = let(fold(item, total.get()) * scale, "float32")
+            with when(T.And(item == 0, wanted == 1)):
+                k.store("out", found, place.row * pool.width + number)
+    return k.function()
+
+
+def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
+    pool = Pool(spec)
+    n, parts = sum(pool.rows), len(pool.rows)
+    of_part, starts = pool.width // parts, [sum(pool.rows[:part]) for part in range(parts)]
+    buffers = {"x": "f32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+    with Frame(spec.symbol(), buffers) as k:
+        count = let(k.raw("tiles", T.int32(0)) * pool.tile_rows)
+        with k.share(let(count * n)) as unit:
+            place, column = _Place(k, pool, let(T.truncdiv(unit, n))), let(T.truncmod(unit, n))
+            rank = let(_chosen(column, starts, [place.slot.rank(part) for part in range(parts)]))
+            within = let(column - _chosen(column, starts, [T.int32(start) for start in starts]))
+            first = let(_chosen(column, starts, [place.slot.b(part) for part in range(parts)]) + within * rank)
+            source = let(
+                place.row * pool.width + _chosen(column, starts, [T.int32(part * of_part) for part in range(parts)])
+            )
+            with when(T.And(place.used == 1, rank > 0)):
+                total = Cell(T.float32(0.0))
+                with T.serial(rank) as r:
+                    total.set(fma(k.raw("x", source + r), k.load("pool", first + r), total.get()))
+                at = let(place.row * n + column)
+                k.store("out", k.raw("out", at) + total.get(), at)
+    return k.function()
+
+
+def silu_gate(spec: KernelSpec) -> tirx.PrimFunc:
+    p = spec.as_dict()
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    with Frame(spec.symbol(), {"x": "f32", "out": act}) as k, k.share(let(k.scalar(int(p["rows"])) * dim)) as unit:
+        row, i = let(T.truncdiv(unit, dim)), let(T.truncmod(unit, dim))
+        at = let(row * (2 * dim) + i)
+        write_activation(k, row, dim, act, i, silu(k.raw("x", at)) * k.raw("x", at + dim))
+    return k.function()

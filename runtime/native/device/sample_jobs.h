@@ -1,0 +1,109 @@
+// SampleJobs: the tasks of a step as records that kernels read, and what they wrote as outcomes (FORMAT.md, sampling).
+// For every device that draws with the kernels of targets for GPUs. Allocates when it is made, and for rows that are
+// rare: very long histories.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "artifact/artifact.h"
+#include "sampling/sampler.h"
+
+namespace llmc {
+
+// A stage is one kernel, launched in this order where it has work.
+enum class SampleStage : uint32_t { kMask, kEdit, kScan, kSum, kBest, kDraw, kTop, kRank };
+constexpr uint32_t kNumSampleStages = 8;
+
+// What a stage's kernel is given, each a part of one of the three memories of SampleSizes.
+enum class SampleOperand : uint32_t {
+  kJobs,
+  kNumbers,
+  kEdits,
+  kChanges,
+  kMasks,              // upload
+  kLogits,                                                // of the step
+  kCopies,
+  kPartials,
+  kMaxima,
+  kSums,                     // scratch
+  kResults,
+  kTotals,
+  kCounts                              // result
+};
+constexpr uint32_t kNumSampleOperands = 13;
+// In the order of the kernel's arguments.
+const std::vector<SampleOperand>& OperandsOf(SampleStage stage);
+
+// Sizes of the memories of a round, and where its parts begin, in bytes; parts begin at multiples of kAlignment.
+struct SampleSizes {
+  // block, candidates: launch facts of the kernels.
+  SampleSizes(uint32_t vocab_size, uint32_t max_model_len, uint32_t block, uint32_t candidates);
+
+  uint32_t vocab, block, candidates, pieces, spans, blocks;
+  uint32_t max_jobs, max_copies, max_edits, max_changes;
+  uint64_t offsets[kNumSampleOperands] = {};
+  uint64_t upload_bytes = 0, scratch_bytes = 0, result_bytes = 0;
+
+  uint64_t offset(SampleOperand operand) const { return offsets[static_cast<uint32_t>(operand)]; }
+};
+
+class SampleJobs {
+ public:
+  SampleJobs(const SampleSizes& sizes, std::vector<int32_t> eos_token_ids);
+
+  // Lists a round of tasks, from `first` on, of as many as there is room for; returns the one behind the last.
+  size_t List(const std::vector<SampleTask>& tasks, size_t first);
+  // To copy to the device: the first bytes of its memory, scalars first. Kernels have work only where groups(stage) > 0.
+  const unsigned char* upload() const { return upload_.data(); }
+  uint64_t upload_bytes() const { return used_upload_; }
+  uint32_t groups(SampleStage stage) const;
+  // What Finish reads of the result: its first bytes, and where there are logprobs those from told_begin on, too.
+  uint64_t drawn_bytes() const;
+  uint64_t told_begin() const { return sizes_.offset(SampleOperand::kTotals); }
+  uint64_t told_bytes() const;
+  // Puts what the kernels wrote into the outcomes of the round's tasks; those that the host has to do are appended to
+  // *host.
+  void Finish(const std::vector<SampleTask>& tasks, const unsigned char* result, std::vector<SampleOutcome>* outcomes,
+              std::vector<size_t>* host) const;
+
+ private:
+  struct Change {
+    uint32_t edit, kind;
+    float value;
+  };
+  enum class Kind : uint32_t { kBest, kDraw, kTop, kTell };
+  struct Job {
+    size_t task;
+    Kind kind;
+    int32_t words[16];
+    double uniform, top_p;
+    size_t from;  // job that a kTell tells of, as listed
+  };
+  // Whether the kernels can do a task at all.
+  bool Takes(const SampleTask& task) const;
+  bool Room(const SampleTask& task) const;
+  void ListDraw(const SampleTask& task, size_t index);
+  void ListTell(const SampleTask& task, size_t index, size_t from);
+  // Copies of the changes that the sampler makes, by logit.
+  void Modify(const SampleTask& task, Job* job);
+  void AddChange(int32_t token, uint32_t kind, float value);
+  void StopsEarly(const SampleTask& task);
+  void WriteUpload();
+  int32_t* Words(SampleOperand operand) { return reinterpret_cast<int32_t*>(upload_.data() + sizes_.offset(operand)); }
+
+  SampleSizes sizes_;
+  std::vector<int32_t> eos_token_ids_;
+  std::vector<unsigned char> upload_;
+  uint64_t used_upload_ = 0;
+  std::vector<Job> jobs_;
+  std::vector<size_t> place_;  // of a job as listed, where it lies
+  std::vector<size_t> host_;   // tasks of the round that no kernel takes
+  uint32_t num_copies_ = 0, num_edits_ = 0, num_changes_ = 0, num_mask_words_ = 0;
+  uint32_t first_of_[5] = {};  // the first job of each kind, and their number
+  std::vector<int32_t> edit_of_;  // of a token of the row that is being listed; -1: none
+  std::vector<int32_t> edited_, counts_;
+  std::vector<Change> changes_;
+};
+
+}  // namespace llmc

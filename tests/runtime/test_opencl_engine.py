@@ -1,0 +1,153 @@
+"""Engines and servers on an OpenCL device: what the others are tested for, on one artifact with everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.buckets import Bucket
+from llmc.compiler.extend import add_buckets
+from llmc.runtime.adapters.adapters import Adapters
+from llmc.runtime.binding import Artifact, Engine, SamplingParams
+
+from support.adapter_setting import Setting, with_tokenizer
+from support.engine_driver import Output, bits, mixed_requests
+from support.opencl import needs_opencl, opencl_setting, program_cache
+from support.server_harness import running_server
+
+pytestmark = needs_opencl
+NAMES = (None, "a", "b", "c", "b", None, "a", "c", "b")
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Setting:
+    return opencl_setting(tmp_path_factory, kernel_cache)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Options of engines: what the driver has built is kept for the run."""
+    return {"program_cache": str(program_cache(tmp_path_factory))}
+
+
+def drive(engine: Engine, requests: list[tuple[list[int], SamplingParams, int]]) -> list[list[tuple[Any, ...]]]:
+    """Runs requests with the numbers of adapters to their ends; the bits of each of their continuations."""
+    ids = [engine.submit(prompt, params, adapter=adapter) for prompt, params, adapter in requests]
+    outputs = {i: [Output() for _ in range(params.n)] for i, (_, params, _) in zip(ids, requests, strict=True)}
+    while engine.step():
+        engine.check_integrity()
+        for event in engine.poll():
+            output = outputs[event.request_id][event.output_index]
+            if event.kind == "token":
+                output.ids.append(event.token_id)
+                output.logprobs.append(event.logprob)
+                output.top.append(event.top_logprobs)
+            else:
+                assert event.kind == "finished", event.error_message
+                output.reason = event.finish_reason
+    return [[bits(output) for output in outputs[i]] for i in ids]
+
+
+@pytest.fixture(scope="module")
+def with_adapters(setting: Setting, programs: dict[str, Any]) -> Callable[..., tuple[Engine, list[Any]]]:
+    """Opens an engine with the adapters of NAMES, and says the requests that it gets."""
+
+    def opened(**options: Any) -> tuple[Engine, list[Any]]:
+        with Artifact(setting.artifact) as artifact:
+            engine = Engine(artifact, **programs, **options)
+            adapters = Adapters(setting.artifact, artifact, engine)
+            numbers = {name: adapters.load(name, setting.adapters[name]).id for name in "cab"}
+        requests = zip(mixed_requests(), NAMES, strict=True)
+        return engine, [(prompt, params, numbers.get(name or "", 0)) for (prompt, params), name in requests]
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def alone(with_adapters: Callable[..., tuple[Engine, list[Any]]]) -> list[list[tuple[Any, ...]]]:
+    """Each request by itself, launched kernel by kernel, with weights on the host."""
+    engine, requests = with_adapters(eager=True, prefix_cache=0, offload_mib=1)
+    assert 0 < engine.stats.device["offloaded_weight_bytes"] <= engine.stats.device["weight_bytes"]
+    with engine:
+        return [drive(engine, [request])[0] for request in requests]
+
+
+@pytest.mark.parametrize("tiny_pool", [False, True])
+def test_bits_do_not_depend_on_company(
+    tiny_pool: bool,
+    with_adapters: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+) -> None:
+    """Batches, chunks, mixed steps, slots, prefix cache, preemption, recorded graphs."""
+    options = {"num_blocks": 10, "max_num_seqs": 8} if tiny_pool else {"num_blocks": 100, "max_tokens_per_step": 17}
+    engine, requests = with_adapters(**options)
+    rng = np.random.default_rng(tiny_pool)
+    with engine:
+        for _ in range(2):  # the second round starts with a warm prefix cache
+            order = [int(i) for i in rng.permutation(len(requests))]
+            found = drive(engine, [requests[i] for i in order])
+            assert found == [alone[i] for i in order]
+        stats = engine.stats
+    assert tiny_pool == (stats.num_preemptions > 0)
+    assert stats.num_mixed_steps > 0
+    assert stats.prefix_hit_tokens > 0
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_blocks_that_were_swapped_have_their_bits(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]]
+) -> None:
+    """Those that the host's memory has no room for are computed again."""
+    for swap_bytes, prefix_cache in ((1 << 17, 1), (1 << 20, 0)):
+        engine, requests = with_adapters(
+            num_blocks=10, max_num_seqs=8, swap_bytes=swap_bytes, swap_always=1, prefix_cache=prefix_cache
+        )
+        with engine:
+            assert drive(engine, requests) == alone
+            stats = engine.stats
+        assert stats.num_preemptions > 0
+        assert stats.device["saved_blocks"] >= stats.device["loaded_blocks"] > 0
+
+
+def test_graphs_that_join(
+    setting: Setting,
+    with_adapters: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    kernel_cache: Path,
+    tmp_path: Path,
+) -> None:
+    """Larger than those before, so that what graphs work on grows; slots, KV blocks and programs stay."""
+    new = [Bucket.parse("decode:4x128"), Bucket.parse("prefill:8x32")]
+    add_buckets(setting.artifact, new, tmp_path / "more", cache_dir=kernel_cache, jobs=1)
+    engine, requests = with_adapters()
+    with engine, Artifact(tmp_path / "more") as more:
+        half = drive(engine, requests[:4])
+        before = len(engine.graph_stats())
+        joined = engine.add_graphs(more)
+        for index in range(before):
+            engine.enable_graph(index, False)
+        for index in joined:
+            engine.enable_graph(index, True)
+        rest = drive(engine, requests[4:])
+        stats = engine.graph_stats()
+    assert half + rest == alone
+    assert all(stats[index].replays > 0 for index in joined)
+
+
+def test_a_server(setting: Setting, programs: dict[str, Any], chat_artifact: Path, tmp_path: Path) -> None:
+    """HTTP from end to end: text, a stream, logprobs, chat and an adapter."""
+    served = with_tokenizer(setting, tmp_path, chat_artifact)
+    with running_server(served.artifact, device_options=programs, lora=(("b", served.adapters["b"]),)) as server:
+        body = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+        whole = server.post("/v1/completions", model="tiny", **body).json()["choices"][0]
+        other = server.post("/v1/completions", model="b", **body).json()["choices"][0]
+        events = server.events("/v1/completions", model="tiny", **body)
+        answer = server.chat("hello", max_tokens=4)
+    assert "".join(event["choices"][0]["text"] for event in events if event.get("choices")) == whole["text"]
+    assert len(whole["logprobs"]["tokens"]) == 8
+    assert whole["logprobs"] != other["logprobs"]
+    assert answer["usage"]["completion_tokens"] <= 4
