@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated
 
 import typer
@@ -19,7 +20,30 @@ class DeviceFlags:
         int | None,
         typer.Option("--device-number", min=0, max=1024, metavar="N", help="Which GPU: its number in llmc devices."),
     ] = None
+    swap_space: Annotated[
+        float,
+        typer.Option(
+            "--swap-space", min=0, max=65536, metavar="GIB", help="On a GPU: host memory for KV blocks that must go."
+        ),
+    ] = 0.0
+
+    cpu_offload_gib: Annotated[
+        float,
+        typer.Option(
+            "--cpu-offload-gib",
+            min=0,
+            max=65536,
+            metavar="GIB",
+            help="On a GPU: as much of the weights stays on the host.",
+        ),
+    ] = 0.0
 
     def options(self) -> dict[str, int | bool | None]:
         """What an engine is given."""
-        return {"eager": self.enforce_eager or None, "device_number": self.device_number}
+        swap = {"swap_bytes": int(self.swap_space * 2**30)} if self.swap_space else {}
+        return {
+            "eager": self.enforce_eager or None,
+            "device_number": self.device_number,
+            "offload_mib": ceil(self.cpu_offload_gib * 2**10) or None,
+            **swap,
+        }

@@ -96,8 +96,8 @@ HEADINGS: Mapping[str, Headings] = {
             "logprobs",
         ),
         "Engine": (
-            "threads", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number", "prefix_cache",
-            "speculate", "draft", "miss_policy", "record_misses",
+            "threads", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number", "cpu_offload_gib",
+            "swap_space", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
         ),
         "Budget and warm-up": (
             "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio", "skip_warmup", "warmup_seconds",
@@ -113,7 +113,8 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Engine": (
             "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "enforce_eager",
-            "device_number", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
+            "device_number", "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft", "miss_policy",
+            "record_misses",
         ),
         "Re-planning": (
             "replan", "replan_cost", "replan_interval", "replan_margin", "replan_graphs", "replan_memory",
