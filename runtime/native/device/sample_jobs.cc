@@ -64,10 +64,10 @@ const std::vector<SampleOperand>& OperandsOf(SampleStage stage) {
   return operands[static_cast<uint32_t>(stage)];
 }
 
-SampleSizes::SampleSizes(uint32_t vocab_size, uint32_t max_model_len, uint32_t block_size, uint32_t most)
+SampleSizes::SampleSizes(uint32_t vocab_size, uint32_t max_model_len, uint32_t block_size, uint32_t most_candidates)
     : vocab(vocab_size),
       block(block_size),
-      candidates(most),
+      candidates(most_candidates),
       pieces(Ceil(vocab_size, kPiece)),
       spans(Ceil(vocab_size, kSpan)),
       blocks(Ceil(vocab_size, block_size)),

@@ -37,8 +37,8 @@ const std::vector<SampleOperand>& OperandsOf(SampleStage stage);
 
 // Sizes of the memories of a round, and where its parts begin, in bytes; parts begin at multiples of kAlignment.
 struct SampleSizes {
-  // block, candidates: launch facts of the kernels.
-  SampleSizes(uint32_t vocab_size, uint32_t max_model_len, uint32_t block, uint32_t candidates);
+  // block_size, most_candidates: launch facts of the kernels.
+  SampleSizes(uint32_t vocab_size, uint32_t max_model_len, uint32_t block_size, uint32_t most_candidates);
 
   uint32_t vocab, block, candidates, pieces, spans, blocks;
   uint32_t max_jobs, max_copies, max_edits, max_changes;

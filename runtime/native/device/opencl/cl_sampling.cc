@@ -67,9 +67,9 @@ Status ClSampling::Make(std::shared_ptr<const ClMachine> machine, const Artifact
   return Status::Ok();
 }
 
-const ClBuffer& ClSampling::MemoryOf(SampleOperand operand, const ClBuffer& logits) const {
-  if (operand == SampleOperand::kLogits) return logits;
-  return operand < SampleOperand::kLogits ? upload_ : operand < SampleOperand::kResults ? scratch_ : result_;
+cl_mem ClSampling::MemoryOf(SampleOperand operand, const ClBuffer& logits) const {
+  if (operand == SampleOperand::kLogits) return logits.get();
+  return (operand < SampleOperand::kLogits ? upload_ : operand < SampleOperand::kResults ? scratch_ : result_).get();
 }
 
 Status ClSampling::Launch(SampleStage stage, uint32_t groups, const ClBuffer& logits) const {
@@ -82,7 +82,7 @@ Status ClSampling::Launch(SampleStage stage, uint32_t groups, const ClBuffer& lo
     if (code == kClSuccess) code = set_code;
   };
   for (const SampleOperand operand : OperandsOf(stage)) {
-    cl_mem memory = MemoryOf(operand, logits).get();
+    cl_mem memory = MemoryOf(operand, logits);
     set(sizeof(cl_mem), static_cast<const void*>(&memory));
   }
   for (const SampleOperand operand : OperandsOf(stage)) {

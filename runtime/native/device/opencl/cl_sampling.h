@@ -33,7 +33,7 @@ class ClSampling {
   ClSampling(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const SampleSizes& sizes,
              cl_command_queue queue);
   Status Launch(SampleStage stage, uint32_t groups, const ClBuffer& logits) const;
-  const ClBuffer& MemoryOf(SampleOperand operand, const ClBuffer& logits) const;
+  cl_mem MemoryOf(SampleOperand operand, const ClBuffer& logits) const;
   Status RunRound(const ClBuffer& logits);
 
   std::shared_ptr<const ClMachine> machine_;
