@@ -1,4 +1,4 @@
-"""The commands of docs/buckets.md run as they are shown, if they need no compiled model and no server; its pictures exist."""
+"""The commands of docs/buckets.md run as shown, if they need no compiled model and no server; its pictures exist."""
 
 from __future__ import annotations
 
