@@ -166,6 +166,7 @@ def run_command(
             num_threads=threads,
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,
+            swap_bytes=device.swap_bytes,
             weight_memory=weight_memory.value,
             device_options=device.options(),
             prefix_cache=prefix_cache,

@@ -321,6 +321,7 @@ def serve_command(
         record_trace=record_trace,
         max_body_bytes=max_body_bytes,
         kv_bytes=pool_bytes if planner.budget is None else planner.budget.kv_bytes,
+        swap_bytes=device.swap_bytes,
         record_trace_max_bytes=trace_bytes,
         lora=tuple(adapters.items()),
         allow_runtime_lora=allow_runtime_lora,

@@ -50,6 +50,8 @@ class LLM(Frontend, VectorCalls):
     counts as the highest, 0: 512.
     kv_bytes: bytes of the KV pool, 0: enough for max_num_seqs sequences of max_model_len, at most 1 GiB. num_blocks:
     the same in KV blocks, and wins. A pool that holds less than max_model_len limits requests, and is warned of.
+    swap_bytes: host memory for KV blocks of preempted sequences, where a device has memory of its own; 0: they are
+    computed again.
     prefix_cache: KV blocks of equal prompt prefixes are reused.
     speculate: "ngram" or "ngram:K" guesses next tokens from prompt and output, at most K in a step, and changes no
     result; "draft" or "draft:K" has a smaller model guess, the artifact `draft`; None: "draft" with one, else "off".
@@ -86,6 +88,7 @@ class LLM(Frontend, VectorCalls):
         priority_patience: int = 0,
         num_blocks: int = 0,
         kv_bytes: int = 0,
+        swap_bytes: int = 0,
         prefix_cache: bool = True,
         speculate: str | None = None,
         draft: str | Path | None = None,
@@ -129,6 +132,7 @@ class LLM(Frontend, VectorCalls):
                     priority_patience=priority_patience,
                     num_blocks=num_blocks,
                     kv_bytes=kv_bytes,
+                    swap_bytes=swap_bytes,
                     prefix_cache=prefix_cache,
                     miss_policy=misses.of_engine,
                     weight_memory=weight_memory,

@@ -38,12 +38,14 @@ class DeviceFlags:
         ),
     ] = 0.0
 
+    @property
+    def swap_bytes(self) -> int:
+        return int(self.swap_space * 2**30)
+
     def options(self) -> dict[str, int | bool | None]:
-        """What an engine is given."""
-        swap = {"swap_bytes": int(self.swap_space * 2**30)} if self.swap_space else {}
+        """What a device is given."""
         return {
             "eager": self.enforce_eager or None,
             "device_number": self.device_number,
             "offload_mib": ceil(self.cpu_offload_gib * 2**10) or None,
-            **swap,
         }

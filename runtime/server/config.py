@@ -20,7 +20,8 @@ class ServerConfig:
     first is the one that answers name. allowed_hosts: names that clients may use for this server; none: those of this
     machine for a server without keys that listens to it alone, else any. generation_config: "auto" takes sampling
     defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
-    num_threads, kv_bytes: 0 for the engine's default. idle_spin_us: microseconds that threads without work spin.
+    num_threads, kv_bytes: 0 for the engine's default.
+    swap_bytes: of host memory for KV blocks that must go. idle_spin_us: microseconds that threads without work spin.
     device_options: as LLM takes them. record_misses: the file that bucket misses are appended to; None: none.
     replan: what the server does about its own buckets.
     guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
@@ -60,6 +61,7 @@ class ServerConfig:
     pin_threads: bool = True
     idle_spin_us: int = 1000
     kv_bytes: int = 0
+    swap_bytes: int = 0
     weight_memory: str = "copied"
     device_options: Mapping[str, Any] = field(default_factory=dict)
     prefix_cache: bool = True

@@ -55,6 +55,7 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         max_waiting=config.max_queue,
         priority_patience=config.priority_patience,
         kv_bytes=config.kv_bytes,
+        swap_bytes=config.swap_bytes,
         weight_memory=config.weight_memory,
         prefix_cache=config.prefix_cache,
         misses=MissOptions(config.miss_policy, config.record_misses, on_bucket_news),

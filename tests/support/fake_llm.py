@@ -123,6 +123,7 @@ class FakeEngine:
             num_preemptions=0,
             num_evictions=0,
             num_promotions=0,
+            num_speculative_steps=0,
             max_request_tokens=self.max_request_tokens,
             **times,
             **decode,

@@ -68,5 +68,5 @@ def test_the_page_about_devices_names_what_there_is() -> None:
                  "overlaps", "profile", "num_blocks", "model"):  # fmt: skip
         assert f"{name}(" in contract
         assert f"`{name}" in page
-    without_default = re.findall(r"virtual [^;]*?(\w+)\([^;]*\)[^;]*= 0;", contract)
+    without_default = re.findall(r"virtual [^;]*?(\w+)\([^;]*\)[^;]*= 0;", contract[contract.index("class Device {") :])
     assert sorted(without_default) == ["CopyBlock", "Enqueue", "Wait", "model", "num_blocks"]

@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-Status CudaDevice::Create(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
+Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
                           const CuGraphBudget& budget, std::unique_ptr<CudaDevice>* out) {
   LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, num_blocks));
   const CuScope scope(*machine);

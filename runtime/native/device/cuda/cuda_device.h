@@ -16,7 +16,7 @@ namespace llmc {
 
 class CudaDevice final : public Device, public CommandRunner {
  public:
-  static Status Create(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
+  static Status Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
                        const CuGraphBudget& budget, std::unique_ptr<CudaDevice>* out);
 
   const ModelShape& model() const override { return artifact_->shape(); }

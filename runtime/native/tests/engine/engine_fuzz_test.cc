@@ -207,9 +207,10 @@ int main() {
   }
   // The test must have reached what it is for.
   for (uint64_t total :
-       {total_preemptions, total_cached, total_copies, total_misses, total_mixed, total_masks, total_scored,
-        total_timeouts, total_decode_chunks, total_mixed_preemptions, total_mixed_hits, total_parked, total_evictions,
-        total_promotions, total_beams, total_best_of, total_drafted, total_accepted, total_drafts, total_loads}) {
+       {total_preemptions, total_cached,  total_copies,    total_misses,        total_mixed,
+        total_masks,       total_scored,  total_timeouts,  total_decode_chunks, total_mixed_preemptions,
+        total_mixed_hits,  total_parked,  total_evictions, total_promotions,    total_beams,
+        total_best_of,     total_drafted, total_accepted,  total_drafts,        total_loads}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }
