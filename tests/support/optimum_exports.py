@@ -55,7 +55,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 def export(family: str, folder: Path) -> None:
     import torch
-    from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
+    from optimum.exporters.onnx import main_export
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
