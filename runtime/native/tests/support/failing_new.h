@@ -23,6 +23,14 @@ inline void* Allocate(std::size_t bytes) {
 
 void* operator new(std::size_t bytes) { return llmc_test::Allocate(bytes); }
 void* operator new[](std::size_t bytes) { return llmc_test::Allocate(bytes); }
+// std::stable_sort asks for room in this way, and does without.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return llmc_test::Allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
