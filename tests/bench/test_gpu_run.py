@@ -12,6 +12,7 @@ import pytest
 
 from bench.gpu.random_model import write_random_model
 from llmc.compiler.store.bundle import create_bundle
+from llmc.runtime.binding.abi import library_candidates
 
 from support.compiled import compile_tiny
 from support.cuda import fake_nvcc, kernels_on_host, stub_library
@@ -47,7 +48,7 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     environment = {
         **os.environ,
         "PYTHON": sys.executable,
-        "LLMC_LIBRARY": str(next((ROOT / "build").glob("*/libllmc.so"))),
+        "LLMC_LIBRARY": str(next(path for path in library_candidates() if path.is_file())),
         "LLMC_CUDA_LIBRARY": str(stub_library(tmp_path)),
         "STUB_CUDA_KERNELS": str(kernels_on_host(tmp_path / "compiled", tmp_path)),
         "PATH": "/usr/bin:/bin",
