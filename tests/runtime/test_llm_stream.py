@@ -13,6 +13,7 @@ import pytest
 import llmc
 from llmc import TokenDelta
 from llmc.runtime.async_llm import AsyncLLM
+from llmc.runtime.binding import LlmcError
 from llmc.runtime.binding.engine import Engine
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
@@ -131,6 +132,11 @@ def test_options_and_their_documentation_are_those_of_llm() -> None:
     assert inspect.signature(LLM) == inspect.signature(AsyncLLM)
     for name in KEYWORDS:
         assert f"{name}:" in (LLM.__doc__ or "") or f"{name}," in (LLM.__doc__ or ""), name
+
+
+def test_a_cpu_has_no_use_for_swap_space(chat_artifact: Path) -> None:
+    with pytest.raises(LlmcError, match=r"^This device.s KV blocks are in the host.s memory already; leave"):
+        LLM(chat_artifact, num_threads=1, swap_bytes=1 << 20)
 
 
 def test_a_budget_and_a_warm_up_on_a_loop(chat_artifact: Path) -> None:
