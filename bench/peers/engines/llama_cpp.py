@@ -30,6 +30,7 @@ class LlamaCpp(Engine):
         Variant("BF16", "16-bit", ("bf16", "f32")),
         Variant("Q8_0", "int8", ("int8", "f32"), {"quantize": "Q8_0"}),
         Variant("Q4_0", "int4", ("int8", "f32"), {"quantize": "Q4_0"}),
+        Variant("Q4_K_M", "int4", ("int8", "f32"), {"quantize": "Q4_K_M"}),
     )
     memory_factor, memory_base = 1.1, 3 << 28
 
@@ -83,6 +84,13 @@ class LlamaCpp(Engine):
         folder = self.build / "bin"
         names = [name for name in os.listdir(folder) if ".so" in name or name == "llama-server"]
         return sum(os.lstat(folder / name).st_size for name in names)
+
+    def file(self, model: str, name: str) -> Path:
+        """The model as a GGUF file of that variant."""
+        variant = next(one for one in self.variants if one.name == name)
+        if not self.build.exists():
+            raise Skip(f"llama.cpp makes its {name} file: --engines llmc,llama.cpp")
+        return self.prepare(model, variant).path
 
     def prepare(self, model: str, variant: Variant) -> Prepared:
         log = self.workspace.log(f"prepare-{self.name}-{model}-{variant.name}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.peers.engines.base import Engine, Prepared, Variant
+from bench.peers.engines.llama_cpp import LlamaCpp
 from bench.peers.environment import Skip, run, written_whole
 from bench.peers.process import Command
 from llmc.compiler.targets.cpu.target import native_target
@@ -35,6 +36,9 @@ class Llmc(Engine):
         _quantized("w8a8", "int8"),
         _quantized("w4a16", "int4"),
         _quantized("w4a8", "int4"),
+        # The same file that llama.cpp runs.
+        Variant("gguf-Q8_0", "int8", ("f32",), {"gguf": "Q8_0"}),
+        Variant("gguf-Q4_K_M", "int4", ("f32",), {"gguf": "Q4_K_M"}),
     )
     memory_factor, memory_base = 1.05, 3 << 28
     offline = True
@@ -57,12 +61,14 @@ class Llmc(Engine):
     def prepare(self, model: str, variant: Variant) -> Prepared:
         log = self.workspace.log(f"prepare-llmc-{model}-{variant.name}")
         options = ["--quant", variant.options["quant"]] if "quant" in variant.options else ["--dtype", "bf16"]
+        source = self.workspace.model(model)
+        if "gguf" in variant.options:
+            source = LlamaCpp(self.workspace, self.settings).file(model, variant.options["gguf"])
         limits = ["--max-num-seqs", self.settings.max_batch, "--max-model-len", self.settings.max_len]
 
         def compile_to(path: Path) -> None:
             self._check_flags(options)
             self.workspace.say(f"compile {model} for llmc {variant.name}")
-            source = self.workspace.model(model)
             run([*LLMC, "compile", source, "-o", path, *options, *map(str, limits)], log)
 
         target = self.workspace.converted(model, self.name, f"{variant.name}-{compiler_hash()}")
