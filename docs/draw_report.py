@@ -10,8 +10,8 @@ from llmc.buckets import Limits, parse_spec
 from llmc.buckets.cost import FlopsCost, ModelShape
 from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace
+from llmc.runtime.report.screenshot import screenshot
 from llmc.runtime.simulation.report import report_html
-from llmc.runtime.simulation.screenshot import screenshot
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
 LONGEST = 4096

@@ -1,82 +1,22 @@
-"""Pictures of a what-if as SVG: heat maps over the bucket grid, histograms and curves. No script, no font, no file."""
+"""Pictures of a what-if as SVG: heat maps over the bucket grid, histograms and curves."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from html import escape
 
 import numpy as np
 
 from llmc.buckets.bucket import Bucket, rank
+from llmc.runtime.report.svg import DASHES, FAINT, GROUND, INK, PANEL, RULE, Svg, heat, round_steps, series
 from llmc.runtime.simulation.figures import count, duration
 from llmc.runtime.simulation.what_if import Floats, GraphUse, Outcome
 
-INK, FAINT, RULE, PANEL = "#1c2530", "#66727f", "#d9e0e7", "#f4f6f8"
-SERIES = ("#0b6bcb", "#c2570c", "#1a7f5a", "#8250df", "#b3261e", "#57606a")
-_TRAFFIC = ("#eaf2fb", "#b9d6f2", "#6aa9e0", "#2470b8", "#0b3d6e")
-_WASTE = ("#fdf1e3", "#fbd3a6", "#f4a261", "#d9622b", "#9c2f10")
+_TRAFFIC, _WASTE, _BORDER = "var(--s1)", "var(--waste)", "var(--s2)"
 _NAMES = {"prefill": "prompt tokens of a step", "mixed": "tokens of a step", "decode": "tokens of context"}
 _COLUMNS, _ROWS = 96, 32
 _WIDEST_BAR = 72
 
 At = Callable[[float, float], tuple[float, float]]  # the pixel of (sequences or share, tokens)
-
-
-@dataclass
-class Svg:
-    """Shapes by their pixel coordinates; `label` is for those who cannot see them."""
-
-    width: int
-    height: int
-    label: str
-    _shapes: list[str] = field(default_factory=list)
-
-    def rect(
-        self, x: float, y: float, width: float, height: float, fill: str, title: str = "", stroke: str = ""
-    ) -> None:
-        edge = f' stroke="{stroke}"' if stroke else ""
-        body = f"<title>{escape(title)}</title>" if title else ""
-        self._shapes.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}" fill="{fill}"'
-            f"{edge}>{body}</rect>"
-        )
-
-    def line(self, points: Sequence[tuple[float, float]], color: str, width: float = 1, dash: str = "") -> None:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        self._shapes.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"{dashed}/>')
-
-    def text(self, x: float, y: float, words: str, color: str = FAINT, anchor: str = "start", size: float = 11) -> None:
-        self._shapes.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" font-size="{size:g}" text-anchor="{anchor}">'
-            f"{escape(words)}</text>"
-        )
-
-    def html(self) -> str:
-        head = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.label)}">'
-        return head + "".join(self._shapes) + "</svg>"
-
-
-def shade(palette: Sequence[str], share: float) -> str:
-    """A colour between the first of the palette, at 0, and the last, at 1."""
-    at = min(max(share, 0.0), 1.0) * (len(palette) - 1)
-    left = min(int(at), len(palette) - 2)
-    mix = [
-        round(int(palette[left][i : i + 2], 16) * (1 - at + left) + int(palette[left + 1][i : i + 2], 16) * (at - left))
-        for i in (1, 3, 5)
-    ]
-    return "#" + "".join(f"{value:02x}" for value in mix)
-
-
-def round_steps(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` steps of 1, 2 or 5 times a power of ten, the last one at or above `high`, 0 among them."""
-    rough = max(high - min(low, 0.0), 1e-9) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
-    first, last = math.floor(min(low, 0.0) / step), math.ceil(high / step - 1e-9)
-    return [n * step for n in range(first, max(last, first + 1) + 1)]
 
 
 def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
@@ -113,7 +53,7 @@ def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
         title = f"{count(value)} steps, {value / total:.2%}"
         # By the root: a few cells hold most of the steps, and the others should still show.
         svg.rect(x, y, longest / _COLUMNS * across + 0.3, (high - low) * down + 0.3,
-                 shade(_TRAFFIC, 0.12 + 0.88 * (value / most) ** 0.5), title)  # fmt: skip
+                 heat(_TRAFFIC, 0.12 + 0.88 * (value / most) ** 0.5), title)  # fmt: skip
     _borders(svg, uses, at)
     _axes(svg, at, batches, sorted({use.bucket.seq for use in uses}), phase)
     return svg.html()
@@ -136,8 +76,8 @@ def _borders(svg: Svg, uses: Sequence[GraphUse], at: At) -> None:
             if owner[j, i] != owner[j, i + 1]:
                 edges.append([at(rows[j], columns[i + 1]), at(rows[j + 1], columns[i + 1])])
             for edge in edges:
-                svg.line(edge, "#ffffff", 1.8)
-                svg.line(edge, "#5d6b79", 0.7)
+                svg.line(edge, GROUND, 1.8)
+                svg.line(edge, INK, 0.8)
 
 
 def _ticks(svg: Svg, positions: Sequence[tuple[float, int]], y: float, anchor: str = "end") -> None:
@@ -184,10 +124,10 @@ def _histogram(phase: str, uses: Sequence[GraphUse], loads: Sequence[tuple[int, 
         value, size = float(weights[column]), longest / _COLUMNS
         x, y = at(value / most, column * size)
         title = f"about {(column + 0.5) * size:.0f} tokens: {count(value)} steps, {value / total:.2%}"
-        svg.rect(x + 0.3, y, size * across - 0.6, value / most * deep, _TRAFFIC[3], title)
+        svg.rect(x + 0.3, y, size * across - 0.6, value / most * deep, _TRAFFIC, title)
     for seq in seqs:
         x, y = at(1, seq)
-        svg.line([(x, y), (x, height - bottom)], SERIES[1], 1.1, "3 2")
+        svg.line([(x, y), (x, height - bottom)], _BORDER, 1.1, "3 2")
     _ticks(svg, [(at(0, seq)[0], seq) for seq in seqs], height - bottom + 15)
     svg.text(left, height - 8, f"{_NAMES[phase]}; dashed: the buckets")
     svg.text(8, 10, "steps", size=10)
@@ -213,12 +153,12 @@ def waste_map(outcome: Outcome, phase: str, width: int = 560) -> str:
             if use is None:
                 continue
             x = left + i * wide
-            heat = (use.padding_s / most) ** 0.5
-            fill = shade(_WASTE, heat) if use.replays else PANEL
+            share = (use.padding_s / most) ** 0.5
+            fill = heat(_WASTE, 0.08 + 0.92 * share) if use.replays else PANEL
             svg.rect(x + 1, y + 1, wide - 2, high - 2, fill, _words(use), "" if use.replays else RULE)
             if use.replays and wide >= 24 and high >= 13:
-                color = "#ffffff" if heat > 0.62 else INK
-                svg.text(x + wide / 2, y + high / 2 + 4, f"{use.padding:.0%}", color, "middle", min(11, wide / 2.9))
+                size = min(11, wide / 2.9)
+                svg.text(x + wide / 2, y + high / 2 + 4, f"{use.padding:.0%}", anchor="middle", size=size, on=True)
     _ticks(svg, [(left + (i + 0.5) * wide, seq) for i, seq in enumerate(seqs)], height - bottom + 15, "middle")
     svg.text(left, height - 8, f"{_NAMES[phase]}; number: share of padding, colour: its time, up to {duration(most)}")
     svg.text(8, 10, "sequences", size=10)
@@ -243,15 +183,13 @@ def _waste_bars(phase: str, uses: Sequence[GraphUse], width: int) -> str:
         x, asked = left + (i + 0.5) * wide - bar / 2, use.asked / most * deep
         padded = (use.computed - use.asked) / most * deep
         base = height - bottom
-        svg.rect(x, base - asked, bar, asked, _TRAFFIC[3], _words(use))
-        svg.rect(x, base - asked - padded, bar, padded, _WASTE[2], _words(use))
+        svg.rect(x, base - asked, bar, asked, _TRAFFIC, _words(use))
+        svg.rect(x, base - asked - padded, bar, padded, _WASTE, _words(use))
         if use.replays and wide >= 22:
-            svg.text(
-                x + bar / 2, base - asked - padded - 4, f"{use.padding:.0%}", "#9c4a12", "middle", min(11, wide / 2.9)
-            )
-    svg.rect(left, height - 17, 10, 10, _TRAFFIC[3])
+            svg.text(x + bar / 2, base - asked - padded - 4, f"{use.padding:.0%}", INK, "middle", min(11, wide / 2.9))
+    svg.rect(left, height - 17, 10, 10, _TRAFFIC)
     svg.text(left + 15, height - 8, "tokens asked for")
-    svg.rect(left + 120, height - 17, 10, 10, _WASTE[2])
+    svg.rect(left + 120, height - 17, 10, 10, _WASTE)
     svg.text(left + 135, height - 8, "padding, and its share")
     return svg.html()
 
@@ -293,11 +231,11 @@ def coverage_chart(outcomes: Sequence[Outcome], width: int = 560) -> str:
         used = np.sort([use.replays for use in one.graphs])[::-1]
         shares = np.cumsum(used) / max(used.sum(), 1)
         points = [at(0, 0), *(at(n + 1, float(share)) for n, share in enumerate(shares))]
-        svg.line(points, SERIES[index % len(SERIES)], 2)
+        svg.line(points, series(index), 2, DASHES[index % len(DASHES)])
         hot = int(np.searchsorted(shares, 0.95)) + 1
         x, y = at(hot, float(shares[hot - 1]))
-        svg.rect(x - 3.5, y - 3.5, 7, 7, SERIES[index % len(SERIES)], f"{hot} graphs serve 95 % of the steps")
-        svg.text(x + 8, y + 16 + 13 * index, f"{hot} graphs: 95 %", SERIES[index % len(SERIES)])
+        svg.rect(x - 3.5, y - 3.5, 7, 7, series(index), f"{hot} graphs serve 95 % of the steps")
+        svg.text(x + 8, y + 16 + 13 * index, f"{hot} graphs: 95 %", series(index))
     for part in range(5):
         graphs = round(most * part / 4)
         svg.text(at(graphs, 0)[0], height - bottom + 15, f"{graphs}", anchor="middle")
@@ -331,7 +269,7 @@ def latency_chart(outcomes: Sequence[Outcome], width: int = 560) -> str:
         svg.line([at(0, 0), at(100, 0)], FAINT, 0.8)
     for index, curve in enumerate(curves):
         points = [at(float(p), float(s)) for p, s in zip(percents, curve, strict=True)]
-        svg.line(points, SERIES[index % len(SERIES)], 2)
+        svg.line(points, series(index), 2, DASHES[index % len(DASHES)])
     for percent in (1, 25, 50, 75, 99):
         svg.text(at(percent, low)[0], height - bottom + 15, f"p{percent}", anchor="middle")
     svg.text(left, height - 8, "percentile of the requests")

@@ -18,8 +18,8 @@ from llmc.buckets.grids import Limits
 from llmc.buckets.step_cost import AssumedCost, LoadCost, StepCosts, num_pairs
 from llmc.buckets.trace import Trace, write_trace
 from llmc.cli.main import main
+from llmc.runtime.report.screenshot import browser
 from llmc.runtime.simulation.figures import duration
-from llmc.runtime.simulation.screenshot import browser
 from llmc.runtime.simulation.what_if import Ladder, Outcome, Server, WhatIf, percentile
 
 CONSTANT = StepCosts.of_model(AssumedCost(1000.0, 0.01), "assumed")  # 1 ms a token of prompt, 10 ms a decode step
@@ -250,7 +250,8 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.count[tag] = self.count.get(tag, 0) + 1
-        self.outside += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset")]
+        links = [(name, value or "") for name, value in attrs if name in ("src", "href", "srcset")]
+        self.outside += [f"{name}={value}" for name, value in links if not value.startswith("#")]
         if tag != "meta":
             self.open.append(tag)
 
@@ -291,7 +292,7 @@ def test_the_picture_shows_the_whole_page(trace_file: Path, tmp_path: Path) -> N
 def test_without_a_browser_the_picture_is_one_sentence(
     trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.simulation.screenshot.browser", lambda: None)
+    monkeypatch.setattr("llmc.runtime.report.screenshot.browser", lambda: None)
     assert simulate(trace_file, "--buckets", LADDERS[0], "--png", str(tmp_path / "x.png")) == 1
     assert "needs Chromium" in capsys.readouterr().err
 

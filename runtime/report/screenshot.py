@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from llmc.buckets import BucketError
+from llmc.runtime.report.page import ReportError
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _FLAGS = (
@@ -28,10 +28,10 @@ def browser() -> str | None:
 
 
 def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2) -> None:
-    """Writes a picture of the whole page, `scale` pixels a point. Raises BucketError without a browser or a picture."""
+    """Writes a picture of the whole page, `scale` pixels a point. Raises ReportError without a browser or a picture."""
     program = browser()
     if program is None:
-        raise BucketError(
+        raise ReportError(
             f"a picture needs Chromium, none of {', '.join(_PROGRAMS)} is installed: write --html instead"
         )
     with tempfile.TemporaryDirectory(prefix="llmc-report-") as folder:
@@ -43,16 +43,16 @@ def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2) -> None:
         size = [f"--force-device-scale-factor={scale}", f"--window-size={width},{height}"]
         _run([*command, *size, f"--screenshot={picture}", file.as_uri()])
         if not picture.is_file():
-            raise BucketError(f"{program} drew no picture of the report: write --html instead")
+            raise ReportError(f"{program} drew no picture of the report: write --html instead")
         try:
             shutil.copyfile(picture, png)
         except OSError as error:
-            raise BucketError(f"cannot write picture {png}: {error.strerror or error}") from error
+            raise ReportError(f"cannot write picture {png}: {error.strerror or error}") from error
 
 
 def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BucketError(f"{command[0]} could not draw the report ({error}): write --html instead") from error
+        raise ReportError(f"{command[0]} could not draw the report ({error}): write --html instead") from error
     return done.stdout
