@@ -26,8 +26,10 @@ Examples:
   llmc profile qwen.llmc --bucket decode:1x512 --context 128 --threads 2
   llmc profile qwen.llmc --phase prefill --repeat 5 --trace prefill.json
   llmc profile qwen.llmc --bucket prefill:1x512 --json > profile.json
+  llmc profile qwen.llmc --bucket decode:1x512 --html profile.html
 
-Open the file of --trace in ui.perfetto.dev or chrome://tracing.
+--html writes one file for any browser: a timeline to zoom into, a roofline, tables by op and by layer. Open the file of
+--trace in ui.perfetto.dev or chrome://tracing.
 """
 
 
@@ -56,6 +58,7 @@ def profile_command(
     repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median one is shown."),
     top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json has all."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with a timeline, one file."),
     as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON on stdout."),
 ) -> None:
     from llmc.cli.render.profile import print_profile
@@ -65,6 +68,7 @@ def profile_command(
     from llmc.runtime.profile.profiler import profile_bucket
     from llmc.runtime.profile.report import profile_data, write_trace
     from llmc.runtime.profile.steps import full_step, longest_context
+    from llmc.runtime.report.page import check_html_option, write_page
 
     tables = read_graphs(artifact)
     index = choose_graph(tables, bucket, phase.value)
@@ -76,6 +80,7 @@ def profile_command(
         raise typer.BadParameter(f"--context is for decode steps, {graph.name} starts with an empty cache")
     if trace is not None and not trace.parent.is_dir():
         raise typer.BadParameter(f"--trace {trace}: there is no directory {trace.parent}")
+    check_html_option(html)
     manifest = read_manifest(artifact)
     with Artifact(artifact) as opened:
         step = full_step(tables, graph, context)
@@ -92,10 +97,16 @@ def profile_command(
     if trace is not None:
         write_trace(profile, trace)
     data = profile_data(profile)
+    if html is not None:
+        from llmc.runtime.profile.html import profile_html
+
+        write_page(profile_html(data, artifact.resolve().name), html)
     if as_json:
         print(json.dumps(data, indent=2))
-    else:
-        print_profile(data, top)
+        return
+    print_profile(data, top)
+    if html is not None:
+        print(f"\nwrote {html}")
 
 
 def choose_graph(tables: Tables, bucket: str | None, phase: str) -> int:

@@ -82,6 +82,15 @@ def op_of(symbol: str) -> str:
     return symbol.rsplit("_", 1)[0] or symbol
 
 
+def is_written(family: int, kind: str, position: int, count: int) -> bool:
+    """Whether a command of `family` writes its operand of `kind`, at `position` of `count`."""
+    if kind in ("k_pool", "v_pool"):
+        return family == _ROPE
+    # Of attention, results of segments of the context, beside the output.
+    partial = kind == "arena" and family == _ATTENTION and position == count - 2 > 1
+    return position == count - 1 or partial
+
+
 def _row_unit(graph: Graph, rows: int) -> int:
     tile = 1
     while tile < rows and tile < graph.row_unit:
@@ -107,7 +116,7 @@ def _buffers(
     views = []
     for position, operand in enumerate(operands):
         kind, index, size = OPERAND_KINDS[operand.kind], operand.index, operand.bytes
-        written = position == len(operands) - 1
+        written = is_written(command.family, kind, position, len(operands))
         # A gather reads all tokens; it and what follows it write the rows that are sampled.
         rows = graph.max_samples if sampled and (written or command.family != _GATHER) else graph.max_tokens
         dtype, shape = "f32", tuple[Dim, ...]()
@@ -117,8 +126,6 @@ def _buffers(
             reads = (command.family == _LINEAR and op not in _PLAIN_ROWS) or op == "adapter_shrink"
             packed = written if packs else reads and position == 0
             dtype, shape = _arena_type(tables, graph, size, packed, rows)
-            # Results of segments of the context, beside the output.
-            written = written or (command.family == _ATTENTION and position == len(operands) - 2 > 1)
         elif kind == "weight":
             weight = tables.weights[index]
             name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
@@ -134,7 +141,6 @@ def _buffers(
             keys, values = model.kv_widths()
             width = (keys, model.block_size) if kind == "k_pool" else (model.block_size, values)
             shape = ("num_blocks", model.num_kv_heads, width[0] // lanes, width[1], lanes)
-            written = command.family == _ROPE
         views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))
     # Reads first: a kernel may write where it reads.
     named = [

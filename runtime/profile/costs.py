@@ -8,6 +8,7 @@ from typing import Any
 
 from llmc.graphs_format import FAMILIES, OPERAND_KINDS
 from llmc.graphs_records import Command, Graph, Tables
+from llmc.runtime.graph_view import is_written
 from llmc.runtime.profile.steps import Step
 
 Params = dict[str, Any]
@@ -17,14 +18,24 @@ _ON_SAMPLES = 2  # parameter `rows` of a kernel that works on the sampled rows
 @dataclass(frozen=True)
 class Cost:
     """memory_bytes: weights and KV cache, which no cache holds; bytes: those and the activations; flops: of matrix
-    products and attention, a multiply-add being two."""
+    products and attention, a multiply-add being two; written_bytes: of `bytes`, those that are written."""
 
     memory_bytes: int
     bytes: int
     flops: int
+    written_bytes: int = 0
+
+    @property
+    def read_bytes(self) -> int:
+        return self.bytes - self.written_bytes
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.memory_bytes + other.memory_bytes, self.bytes + other.bytes, self.flops + other.flops)
+        return Cost(
+            self.memory_bytes + other.memory_bytes,
+            self.bytes + other.bytes,
+            self.flops + other.flops,
+            self.written_bytes + other.written_bytes,
+        )
 
 
 NOTHING = Cost(0, 0, 0)
@@ -67,15 +78,19 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     model, family = tables.model, FAMILIES[command.family]
     num_samples = len(step.sequences)
     rows = num_samples if params.get("rows") == _ON_SAMPLES else step.num_tokens
-    weights = activations = 0
-    for operand in tables.operands_of(command):
-        kind = OPERAND_KINDS[operand.kind]
+    weights = activations = written = 0
+    operands = tables.operands_of(command)
+    for position, operand in enumerate(operands):
+        kind, moved = OPERAND_KINDS[operand.kind], 0
         if kind == "weight":
             weights += operand.bytes
         elif kind == "arena":
-            activations += operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
+            moved = operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
         elif kind == "output":
-            activations += num_samples * model.vocab_size * 4
+            moved = num_samples * model.vocab_size * 4
+        activations += moved
+        if is_written(command.family, kind, position, len(operands)):
+            written += moved
     token_bytes = (model.key_block_bytes + model.value_block_bytes) // model.block_size
     kv = flops = 0
     if family == "linear":
@@ -91,6 +106,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     elif family == "rope":
         weights = min(weights, step.num_tokens * int(params.get("rotary_dim", model.head_dim)) * 4)
         kv = step.num_tokens * token_bytes
+        written += kv
     elif family == "attention" and "kv_dtype" in params:  # the other one merges what this one left in pieces
         window = int(params.get("window", model.sliding_window))
         chunk = int(params.get("chunk", 0))
@@ -98,7 +114,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         # Values of a latent key are a part of it.
         both = model.head_dim + int(params.get("rank", model.head_dim))
         flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
-    return Cost(weights + kv, weights + kv + activations, flops)
+    return Cost(weights + kv, weights + kv + activations, flops, written)
 
 
 def arithmetic(family: str, params: Params, manifest: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from llmc.graphs_format import FAMILIES
 from llmc.graphs_records import Graph, Tables
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
-from llmc.runtime.graph_view import op_of
+from llmc.runtime.graph_view import commands_of, op_of
 from llmc.runtime.profile.costs import Cost, arithmetic, command_cost, kernel_params
 from llmc.runtime.profile.steps import Step
 
@@ -60,18 +60,21 @@ def as_replay(times: npt.NDArray[np.uint64], barriers: npt.NDArray[np.bool_], to
 
 @dataclass(frozen=True)
 class CommandProfile:
-    """A command of the profiled bucket. kernel_ns, imbalance_ns, sync_ns: one value a thread.
+    """A command of the profiled bucket. name, layer: as CommandView has them. start_ns, since the replay began,
+    kernel_ns, imbalance_ns, sync_ns: one value a thread.
 
     limit, share: the limit that binds it (None for a command that neither reads weights or KV cache nor multiplies) and
     what it reaches of that.
     """
 
     index: int
+    name: str
     symbol: str
     family: str
     layer: int
     barrier: bool
     cost: Cost
+    start_ns: tuple[float, ...]
     kernel_ns: tuple[float, ...]
     imbalance_ns: tuple[float, ...]
     sync_ns: tuple[float, ...]
@@ -176,6 +179,7 @@ def _commands(
     tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step, replay: Replay, limits: dict[str, float | None]
 ) -> tuple[CommandProfile, ...]:
     params, found = kernel_params(manifest), []
+    views = commands_of(tables, graph)
     for index, command in enumerate(tables.commands_of(graph)):
         symbol, family = tables.kernels[command.kernel].symbol, FAMILIES[command.family]
         mine = params.get(symbol, {})
@@ -188,11 +192,13 @@ def _commands(
         found.append(
             CommandProfile(
                 index=index,
+                name=views[index].name,
                 symbol=symbol,
                 family=family,
-                layer=command.layer,
+                layer=views[index].layer,
                 barrier=command.barrier,
                 cost=cost,
+                start_ns=tuple(map(float, replay.start[:, index])),
                 kernel_ns=tuple(map(float, kernel)),
                 imbalance_ns=tuple(map(float, replay.imbalance[:, index])),
                 sync_ns=tuple(map(float, replay.sync[:, index])),

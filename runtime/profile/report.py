@@ -47,6 +47,7 @@ def _rates(cost: Cost, ns: float) -> dict[str, Any]:
     return {
         "bytes": cost.bytes,
         "memory_bytes": cost.memory_bytes,
+        "written_bytes": cost.written_bytes,
         "flops": cost.flops,
         "gb_per_s": _rate(cost.bytes, ns),
         "gflop_per_s": _rate(cost.flops, ns),
@@ -57,8 +58,11 @@ def _grouped(profile: Profile, key: Callable[[CommandProfile], str]) -> list[dic
     groups: dict[str, list[CommandProfile]] = {}
     for command in profile.commands:
         groups.setdefault(key(command), []).append(command)
-    rows = [_group(name, commands, profile.replay.total) for name, commands in groups.items()]
-    return sorted(rows, key=lambda row: -row["us"])
+    return [_group(name, commands, profile.replay.total) for name, commands in groups.items()]
+
+
+def _slowest_first(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(groups, key=lambda row: -row["us"])
 
 
 def _threads(profile: Profile) -> list[dict[str, Any]]:
@@ -75,10 +79,16 @@ def _threads(profile: Profile) -> list[dict[str, Any]]:
     ]
 
 
+def group_of(layer: int, index: int, first: int) -> str:
+    """What stands for a layer: "layer 3", or where a command of none is; first: the first command of a layer."""
+    return f"layer {layer}" if layer >= 0 else "before layers" if index < first else "after layers"
+
+
 def profile_data(profile: Profile) -> dict[str, Any]:
     """Plain data; times in microseconds, limits in bytes or operations a second."""
     main = _threads(profile)[0]
     total = profile.replay.total / 1e3
+    first = next((command.index for command in profile.commands if command.layer >= 0), 0)
     return {
         "bucket": profile.bucket,
         "sequences": [{"start": start, "tokens": count} for start, count in profile.step.sequences],
@@ -92,17 +102,22 @@ def profile_data(profile: Profile) -> dict[str, Any]:
         },
         "replay": {"us": total, **{f"{name}_share": main[f"{name}_us"] / total for name in SHARES}},
         "per_thread": _threads(profile),
-        "families": _grouped(profile, lambda command: command.family),
-        "kernels": _grouped(profile, lambda command: command.symbol),
+        "families": _slowest_first(_grouped(profile, lambda command: command.family)),
+        "ops": _slowest_first(_grouped(profile, lambda command: command.op)),
+        "kernels": _slowest_first(_grouped(profile, lambda command: command.symbol)),
+        "layers": _grouped(profile, lambda command: group_of(command.layer, command.index, first)),
         "commands": [
             {
                 "index": command.index,
+                "name": command.name,
+                "group": group_of(command.layer, command.index, first),
                 "symbol": command.symbol,
                 "op": command.op,
                 "family": command.family,
                 "layer": command.layer,
                 "barrier": command.barrier,
                 "us": command.ns / 1e3,
+                "start_us_per_thread": [ns / 1e3 for ns in command.start_ns],
                 "us_per_thread": [ns / 1e3 for ns in command.kernel_ns],
                 "imbalance_us_per_thread": [ns / 1e3 for ns in command.imbalance_ns],
                 "sync_us_per_thread": [ns / 1e3 for ns in command.sync_ns],
