@@ -323,7 +323,7 @@ def _render(tables: Tables, manifest: dict[str, Any], graph: Graph | None, outpu
     if graph is not None and output is Format.dot:
         return graph_dot(tables, graph).encode()
     if output is Format.json:
-        data = artifact_data(tables, manifest) if graph is None else graph_data(tables, graph)
+        data = artifact_data(tables, manifest) if graph is None else graph_data(tables, graph, manifest)
         return (json.dumps(data, indent=2) + "\n").encode()
     return (artifact_text(tables, manifest) if graph is None else graph_text(tables, graph)).encode()
 

@@ -82,6 +82,11 @@ def op_of(symbol: str) -> str:
     return symbol.rsplit("_", 1)[0] or symbol
 
 
+def group_of(layer: int, index: int, first: int) -> str:
+    """What stands for a layer: "layer 3", or where a command of none is; first: the first command of a layer."""
+    return f"layer {layer}" if layer >= 0 else "before layers" if index < first else "after layers"
+
+
 def is_written(family: int, kind: str, position: int, count: int) -> bool:
     """Whether a command of `family` writes its operand of `kind`, at `position` of `count`."""
     if kind in ("k_pool", "v_pool"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from llmc.graphs_records import Graph, Tables
-from llmc.runtime.graph_view import BufferView, CommandView, commands_of, memory_plan, role_of
+from llmc.runtime.graph_view import BufferView, CommandView, commands_of, group_of, memory_plan, role_of
+from llmc.runtime.profile.costs import command_cost, kernel_params
+from llmc.runtime.profile.steps import full_step
 
 _COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
 
@@ -21,14 +24,28 @@ _CATEGORIES = {
     "gather": "Tensor",
 }
 
+_FOR_VIEWERS = (
+    "For viewers such as Netron: no runtime can run this. Nodes are kernel calls of domain llmc; weights have shapes "
+    "and no values, inputs but input_ids zeros."
+)
+
 
 class InspectError(RuntimeError):
     """A graph that cannot be shown as asked."""
 
 
-def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
-    """Plain data of one graph: shapes, commands, and the memory plan (offsets and sizes in bytes)."""
-    commands = commands_of(tables, graph)
+def graph_data(tables: Tables, graph: Graph, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Plain data of one graph: shapes, commands, and the memory plan (offsets and sizes in bytes).
+
+    read_bytes, written_bytes, flops: of a step that fills the bucket. arena_live_bytes: of values that are needed.
+    """
+    commands, params = commands_of(tables, graph), kernel_params(manifest)
+    plan, step = memory_plan(commands), full_step(tables, graph)
+    costs = [
+        command_cost(tables, graph, raw, params.get(view.symbol, {}), step)
+        for raw, view in zip(tables.commands_of(graph), commands, strict=True)
+    ]
+    first = next((c.index for c in commands if c.layer >= 0), 0)
     return {
         "bucket": graph.name,
         "max_tokens": graph.max_tokens,
@@ -45,7 +62,12 @@ def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
                 "op": c.op,
                 "family": c.family,
                 "layer": c.layer,
+                "group": group_of(c.layer, c.index, first),
                 "barrier": c.barrier,
+                "read_bytes": cost.read_bytes,
+                "written_bytes": cost.written_bytes,
+                "flops": cost.flops,
+                "arena_live_bytes": sum(v.bytes for v in plan if v.first <= c.index <= v.last),
                 "operands": [
                     {
                         "kind": b.kind,
@@ -59,7 +81,7 @@ def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
                     for b in c.buffers
                 ],
             }
-            for c in commands
+            for c, cost in zip(commands, costs, strict=True)
         ],
         "memory_plan": [
             {
@@ -71,7 +93,7 @@ def graph_data(tables: Tables, graph: Graph) -> dict[str, Any]:
                 "first_command": v.first,
                 "last_command": v.last,
             }
-            for v in memory_plan(commands)
+            for v in plan
         ],
     }
 
@@ -130,9 +152,9 @@ def _viewer_facts(command: CommandView) -> dict[str, str]:
 def graph_onnx(tables: Tables, graph: Graph) -> bytes:
     """An ONNX model for viewers: a node of domain `llmc` a command, an edge a computed value.
 
-    Weights and the inputs of a step, except input_ids, are sparse initializers without values: viewers show these
-    inside the node that reads them, with their shapes, and need no data. Raises InspectError where the package onnx is
-    missing.
+    Every input of a step is declared. Viewers show inside the node that reads it, with its shape, what has an
+    initializer: weights have sparse ones without values, inputs except input_ids zeros, for the checker takes no input
+    that is sparse. The model says that it is for viewers alone. Raises InspectError where the package onnx is missing.
     """
     try:
         import onnx
@@ -160,8 +182,13 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
         indices = helper.make_tensor(f"{buffer.name}.indices", TensorProto.INT64, [0], [])
         return helper.make_sparse_tensor(values, indices, [int(extent) for extent in buffer.shape])
 
+    def zeros(buffer: BufferView) -> Any:
+        extents = [int(extent) for extent in buffer.shape]
+        return helper.make_tensor(buffer.name, types[buffer.dtype], extents, bytes(4 * math.prod(extents)), raw=True)
+
     nodes: list[Any] = []
     constants: list[Any] = []
+    defaults: list[Any] = []
     inputs: list[Any] = []
     between: list[Any] = []
     outputs: list[Any] = []
@@ -172,10 +199,12 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
         for buffer in _reads(c):
             if buffer.name not in known:
                 known.add(buffer.name)
-                if buffer.kind in ("weight", "input") and buffer.name != "input_ids":
-                    constants.append(without_data(buffer))
-                else:
+                if buffer.kind != "weight":
                     inputs.append(info(buffer))
+                if buffer.kind == "weight":
+                    constants.append(without_data(buffer))
+                elif buffer.kind == "input" and buffer.name != "input_ids":
+                    defaults.append(zeros(buffer))
         for buffer in _writes(c):
             known.add(buffer.name)
             is_output = buffer.kind == "output" or buffer.name in last_pool.values()
@@ -195,8 +224,17 @@ def graph_onnx(tables: Tables, graph: Graph) -> bytes:
             node.metadata_props.add(key=key, value=value)
         nodes.append(node)
     name = graph.name.replace(":", "_")
-    body = helper.make_graph(nodes, name, inputs, outputs, value_info=between, sparse_initializer=constants)
+    body = helper.make_graph(
+        nodes,
+        name,
+        inputs,
+        outputs,
+        initializer=defaults,
+        value_info=between,
+        sparse_initializer=constants,
+        doc_string=_FOR_VIEWERS,
+    )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("llmc", 1)]
-    model = helper.make_model(body, producer_name="llmc", opset_imports=opsets, ir_version=10)
+    model = helper.make_model(body, producer_name="llmc", opset_imports=opsets, ir_version=10, doc_string=_FOR_VIEWERS)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())

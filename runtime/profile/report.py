@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.runtime.graph_view import group_of
 from llmc.runtime.profile.costs import NOTHING, Cost
 
 if TYPE_CHECKING:
@@ -77,11 +78,6 @@ def _threads(profile: Profile) -> list[dict[str, Any]]:
         }
         for thread in range(profile.num_threads)
     ]
-
-
-def group_of(layer: int, index: int, first: int) -> str:
-    """What stands for a layer: "layer 3", or where a command of none is; first: the first command of a layer."""
-    return f"layer {layer}" if layer >= 0 else "before layers" if index < first else "after layers"
 
 
 def profile_data(profile: Profile) -> dict[str, Any]:

@@ -186,10 +186,13 @@ def test_onnx_passes_the_checker(artifact: Path, tmp_path: Path) -> None:
         names = ast.literal_eval(fact["input_names"])
         assert len(names) == len(node.input), node.name
         assert all(names), node.name
-    assert [i.name for i in model.graph.input] == ["input_ids"]
+    inputs = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input}
+    assert inputs == {"input_ids": (32,), "positions": (32,), "slot_mapping": (32,), "sample_index": (2,)}
+    assert "For viewers" in model.doc_string
     constants = {c.values.name: tuple(c.dims) for c in model.graph.sparse_initializer}
     assert {name: constants[name] for name in NAMES} == dict(zip(NAMES, SHAPES, strict=True))
-    assert constants["positions"] == (32,)
+    defaults = {i.name: tuple(i.dims) for i in model.graph.initializer}
+    assert defaults == {name: shape for name, shape in inputs.items() if name != "input_ids"}
     assert sum(len(c.values.raw_data) for c in model.graph.sparse_initializer) == 0
     assert {o.name for o in model.graph.output} == {"logits", "k_pool_0.1", "v_pool_0.1"}
     made = {name for n in nodes for name in n.output}
