@@ -22,7 +22,7 @@ from llmc.cli.render.stored_weights import (
     weights_by_scheme,
 )
 from llmc.cli.render.text_columns import table
-from llmc.graphs_format import DTYPES, FAMILIES
+from llmc.graphs_format import DTYPES, FAMILIES, PHASES
 from llmc.graphs_records import Graph, ModelRecord, Tables
 from llmc.manifest import read_manifest
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
@@ -343,6 +343,12 @@ def inspect(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="What llmc compile would make of a model: its config.json is enough.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the graph of a bucket as one page for a browser.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --html: times, from llmc profile --json of the bucket.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     allow_unknown_config: Annotated[
         bool, typer.Option("--allow-unknown-config", help="With --dry-run: as of llmc compile.")
@@ -360,6 +366,8 @@ def inspect(
       llmc inspect qwen.llmc --bucket decode:1x512
       llmc inspect qwen.llmc --bucket decode:1x512 --format dot | dot -Tsvg > decode.svg
       llmc inspect qwen.llmc --bucket decode:1x512 --format onnx -o decode.onnx
+      llmc inspect qwen.llmc --bucket decode:1x512 --html decode.html
+      llmc inspect qwen.llmc --bucket decode:1x512 --html decode.html --profile profile.json
       llmc inspect qwen.llmc --waste metrics.txt
       llmc inspect --dry-run config.json
     """
@@ -368,7 +376,8 @@ def inspect(
             raise typer.BadParameter(f"--json is --format json, not {output_format.value}; leave out one of them")
         output_format = Format.json
     if dry_run:
-        if bucket is not None or output is not None or verify or waste is not None or output_format.is_of_a_bucket:
+        given = (bucket, output, waste, html, profile)
+        if verify or output_format.is_of_a_bucket or any(option is not None for option in given):
             raise typer.BadParameter("--dry-run looks at a model, not at an artifact: --json is all it takes beside")
         from llmc.cli.inspect_dry_run import dry_run_command
 
@@ -379,6 +388,12 @@ def inspect(
     if verify:
         typer.echo(check_bytes(artifact, tables), err=True)
     manifest = read_manifest(artifact)
+    if profile is not None and html is None:
+        raise typer.BadParameter("--profile goes with --html: name a file for the page", param_hint="--profile")
+    if html is not None:
+        if waste is not None or output is not None or output_format.is_of_a_bucket:
+            raise typer.BadParameter("--html takes --bucket, --profile and --json beside; leave the others out")
+        return _write_html(tables, manifest, artifact, bucket, html, profile, as_json=output_format is Format.json)
     if output_format is Format.onnx and output is None:
         raise typer.BadParameter("--format onnx is binary; name a file", param_hint="-o")
     if waste is not None:
@@ -399,6 +414,30 @@ def inspect(
         output.write_bytes(data)
     except OSError as error:
         raise InspectError(f"cannot write {output}: {error.strerror}") from None
+
+
+def _write_html(
+    tables: Tables,
+    manifest: dict[str, Any],
+    artifact: Path,
+    bucket: str | None,
+    html: Path,
+    profile: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """The page of `bucket`, by default the first decode bucket, or the first of all."""
+    from llmc.cli.render.graph_html import graph_html, with_times
+    from llmc.runtime.report.page import check_html_option, write_page
+
+    check_html_option(html)
+    decode = [graph for graph in tables.graphs if PHASES[graph.phase] == "decode"]
+    graph = find_graph(tables, bucket, Format.text) or (decode or tables.graphs)[0]
+    data = graph_data(tables, graph, manifest)
+    if profile is not None:
+        data = with_times(data, profile)
+    write_page(graph_html(data, artifact.resolve().name, [one.name for one in tables.graphs]), html)
+    typer.echo(json.dumps(data, indent=2) if as_json else f"wrote {html}, the graph of {graph.name}")
 
 
 def register(app: typer.Typer) -> None:

@@ -86,7 +86,11 @@ class Svg:
 
     def html(self) -> str:
         about = f"<desc>{escape(self.description)}</desc>" if self.description else ""
-        head = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">{about}'
+        # Narrower, its letters are too small: it scrolls.
+        head = (
+            f'<svg viewBox="0 0 {self.width} {self.height}" style="min-width:{self.width * 3 // 4}px" role="img" '
+            f'aria-label="{escape(self.title)}">{about}'
+        )
         return (
             f'<figure class="scroll" tabindex="0" aria-label="{escape(self.title)}">{head}'
             f"{''.join(self._shapes)}</svg></figure>"
