@@ -31,6 +31,7 @@ Examples:
   llmc bench serve --url http://127.0.0.1:8000 --rate 4 --burstiness 0.5 --goodput ttft:500,tpot:50
   llmc bench serve --url http://127.0.0.1:8000 --dataset trace.csv --num-prompts 500 --time-scale 0.5
   llmc bench serve --url http://127.0.0.1:8000 --dataset chats.jsonl --endpoint chat --output result.json
+  llmc bench serve --url http://127.0.0.1:8000 --rate 4 --html report.html
 """
 _LATENCY_HELP = """Run one batch of equal requests on the engine, again and again, without a server.
 
@@ -38,6 +39,7 @@ _LATENCY_HELP = """Run one batch of equal requests on the engine, again and agai
 Examples:
   llmc bench latency qwen.llmc --input-len 128 --output-len 64
   llmc bench latency qwen.llmc --batch 8 --repeats 10 --threads 2 --json
+  llmc bench latency qwen.llmc --batch 8 --html latency.html
 """
 _THROUGHPUT_HELP = """Run many requests of random tokens through the engine, without a server.
 
@@ -45,6 +47,7 @@ _THROUGHPUT_HELP = """Run many requests of random tokens through the engine, wit
 Examples:
   llmc bench throughput qwen.llmc --num-prompts 64 --input-len 256 --output-len 128
   llmc bench throughput qwen.llmc --concurrency 16 --range-ratio 0.5 --repeats 3 --json
+  llmc bench throughput qwen.llmc --num-prompts 64 --html throughput.html
 """
 
 
@@ -107,6 +110,7 @@ def serve_command(
     output: Path | None = typer.Option(
         None, "-o", "--output", metavar="FILE", help="Write the result and every request's times there."
     ),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions, one file."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> int:
@@ -119,7 +123,7 @@ def serve_command(
         strict=strict, goodput=tuple(goodput), max_model_len=max_model_len, vocab_size=vocab_size,
         extra_body=extra_body, warmup=warmup, timeout_s=timeout, seed=seed,
     )  # fmt: skip
-    return bench_serve(options, output, quiet=quiet, as_json=as_json)
+    return bench_serve(options, output, quiet=quiet, as_json=as_json, html=html)
 
 
 def latency_command(
@@ -136,6 +140,7 @@ def latency_command(
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions, one file."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
     from llmc.cli.bench_offline import OfflineOptions, bench_offline
@@ -145,7 +150,7 @@ def latency_command(
         range_ratio=0.0, concurrency=batch, warmup=warmup, repeats=repeats, threads=threads, kv_bytes=kv_bytes,
         weight_memory=weight_memory.value, seed=seed,
     )  # fmt: skip
-    bench_offline(options, output, as_json=as_json)
+    bench_offline(options, output, as_json=as_json, html=html)
 
 
 def throughput_command(
@@ -166,6 +171,7 @@ def throughput_command(
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions, one file."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
     from llmc.cli.bench_offline import OfflineOptions, bench_offline
@@ -175,4 +181,4 @@ def throughput_command(
         range_ratio=range_ratio, concurrency=concurrency, warmup=warmup, repeats=repeats, threads=threads,
         kv_bytes=kv_bytes, weight_memory=weight_memory.value, seed=seed,
     )  # fmt: skip
-    bench_offline(options, output, as_json=as_json)
+    bench_offline(options, output, as_json=as_json, html=html)

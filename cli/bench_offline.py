@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from llmc.cli.render.bench import BenchError, check_output, print_spreads, write_result
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.loadgen.answer import Outcome
+from llmc.runtime.loadgen.buckets import BucketUse, of_engine, used_between
 from llmc.runtime.loadgen.measure import Report, Spread, report
 from llmc.runtime.loadgen.workload import Ask, Lengths, RandomTokens
+from llmc.runtime.report.page import check_html_option, write_page
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,10 @@ class OfflineOptions:
     seed: int
 
 
-def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool) -> None:
+def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool, html: Path | None = None) -> None:
     """Runs and prints it. Raises errors of one sentence."""
     check_output(output)
+    check_html_option(html)
     with Artifact(options.artifact) as artifact:
         info = artifact.info
         longest = options.input_len + options.output_len
@@ -59,11 +63,15 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
             artifact, num_threads=options.threads, kv_bytes=options.kv_bytes, weight_memory=options.weight_memory
         ) as engine:
             found = []
+            before: list[BucketUse] = []
             for number, run in enumerate(runs):
+                if number == options.warmup:
+                    before = of_engine(artifact.graphs(), engine.graph_stats())
                 outcomes = drive(engine, [run.ask(i) for i in range(len(run))], concurrency)
                 if number >= options.warmup:
                     found.append(outcomes)
             stats = engine.stats
+            buckets = used_between(before, of_engine(artifact.graphs(), engine.graph_stats())) or []
     reports = [report(outcomes) for outcomes in found]
     together = _spreads(reports, [outcome for outcomes in found for outcome in outcomes])
     result = {
@@ -72,10 +80,13 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
         "preemptions": stats.num_preemptions,
         "bucket_misses": stats.num_bucket_misses,
         **{name: None if spread is None else asdict(spread) for name, spread in together.items()},
+        "buckets": [asdict(use) for use in buckets],
         "runs": [one.as_dict() for one in reports],
     }
     if output is not None:
         write_result(output, result)
+    if html is not None:
+        write_page(_html(options, result, found), html)
     if as_json:
         print(json.dumps(result, indent=2))
         return
@@ -90,6 +101,24 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
         print_spreads({name.removesuffix("_per_s").replace("_", " "): together[name] for name in rates}, "per second")
     print()
     print_spreads({name: together[f"{name.lower()}_ms"] for name in ("TTFT", "TPOT", "E2E")}, "ms")
+    if html is not None:
+        print(f"\nwrote {html}")
+
+
+def _html(options: OfflineOptions, result: Mapping[str, Any], found: Sequence[list[Outcome]]) -> str:
+    from llmc.runtime.loadgen.html import bench_html
+
+    every = report([outcome for outcomes in found for outcome in outcomes]).as_dict()
+    # Rates and requests at once are those of runs, which stand behind each other.
+    rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+    means = {name: result[name]["mean"] for name in rates}
+    runs = f"{options.repeats} run{'s' if options.repeats > 1 else ''} after {options.warmup} for warming up"
+    lead = (
+        f"{options.artifact.resolve().name}: {options.num_prompts} requests of {options.input_len} + "
+        f"{options.output_len} tokens, {result['threads']} threads, {runs}; over time: the last run."
+    )
+    title = f"{'Latency' if options.kind == 'latency' else 'Throughput'} of the engine"
+    return bench_html(title, lead, result, every | means, [o for outcomes in found for o in outcomes], last=found[-1])
 
 
 def _spreads(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> dict[str, Spread | None]:

@@ -21,11 +21,13 @@ from llmc.cli.render.bench import BenchError, check_output, print_report, write_
 from llmc.regular_file import open_regular
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
+from llmc.runtime.loadgen.buckets import BucketUse, of_server, used_between
 from llmc.runtime.loadgen.http import Address, HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, ServerFacts, ask_once, run_load, server_facts
 from llmc.runtime.loadgen.measure import GOODPUT_METRICS, report
 from llmc.runtime.loadgen.workload import FIRST_ID, GivenPrompts, Lengths, RandomTokens, Workload
 from llmc.runtime.offline.prompts import read_file
+from llmc.runtime.report.page import check_html_option, write_page
 
 _DEFAULT_PROMPTS = 200
 _DEFAULT_VOCAB = 256
@@ -70,9 +72,12 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def bench_serve(options: ServeOptions, output: Path | None, *, quiet: bool, as_json: bool) -> int:
+def bench_serve(
+    options: ServeOptions, output: Path | None, *, quiet: bool, as_json: bool, html: Path | None = None
+) -> int:
     """Runs it; returns the exit code, 1 when no request completed. Raises errors of one sentence."""
     check_output(output)
+    check_html_option(html)
     limits = parse_goodput(options.goodput)
     extra = parse_extra(options.extra_body)
     if options.time_scale <= 0 or not math.isfinite(options.time_scale):
@@ -81,7 +86,7 @@ def bench_serve(options: ServeOptions, output: Path | None, *, quiet: bool, as_j
         raise BenchError(f"--timeout {options.timeout_s:g} is not above 0")
     # Read before the server is asked: a wrong file is told at once.
     source = read_dataset(options.dataset)
-    facts, plan, outcomes = asyncio.run(_run(options, source, extra, quiet=quiet or as_json))
+    facts, plan, outcomes, buckets = asyncio.run(_run(options, source, extra, quiet=quiet or as_json))
     found = report(outcomes, limits)
     notes = list(plan.notes)
     if found.tokens_counted:
@@ -92,19 +97,37 @@ def bench_serve(options: ServeOptions, output: Path | None, *, quiet: bool, as_j
     # A result file is passed on; a key is not.
     del settings["api_key"]
     settings["rate"] = None if math.isinf(options.rate) else options.rate
-    result = {"settings": settings, "server": asdict(facts), "notes": notes, "report": found.as_dict()}
+    result: dict[str, Any] = {
+        "settings": settings,
+        "server": asdict(facts),
+        "notes": notes,
+        "report": found.as_dict(),
+        "buckets": None if buckets is None else [asdict(use) for use in buckets],
+    }
     if output is not None:
         write_result(output, {**result, "requests": [_record(o, outcomes[0].start_ns) for o in outcomes]})
+    if html is not None:
+        from llmc.runtime.loadgen.html import bench_html
+
+        lead = f"{facts.model} at {options.url}: {found.requests:,} requests in {found.duration_s:.2f} s."
+        write_page(
+            bench_html(
+                "How a server answers", lead, result, result["report"], outcomes, [f"{note}." for note in notes]
+            ),
+            html,
+        )
     if as_json:
         print(json.dumps(result, indent=2))
     else:
         print_report(found, notes)
+        if html is not None:
+            print(f"\nwrote {html}")
     return 0 if found.completed else 1
 
 
 async def _run(
     options: ServeOptions, source: Source, extra: dict[str, Any], *, quiet: bool
-) -> tuple[ServerFacts, Plan, list[Outcome]]:
+) -> tuple[ServerFacts, Plan, list[Outcome], list[BucketUse] | None]:
     headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
     client = HttpClient(Address.parse(options.url), headers, options.timeout_s)
     try:
@@ -115,8 +138,10 @@ async def _run(
         )
         for number in range(options.warmup):
             await ask_once(client, _warmup_ask(options, plan, facts, number), config)
+        before = await of_server(client)
         with _progress(len(plan.workload), quiet) as on_end:
-            return facts, plan, await run_load(client, plan.workload, plan.arrival_s.tolist(), config, on_end)
+            outcomes = await run_load(client, plan.workload, plan.arrival_s.tolist(), config, on_end)
+        return facts, plan, outcomes, None if before is None else used_between(before, await of_server(client))
     finally:
         await client.close()
 

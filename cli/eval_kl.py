@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from llmc.cli.eval_perplexity import JSON, TEXT, THREADS, TOKENS, WINDOW
+from llmc.cli.eval_perplexity import HTML, JSON, TEXT, THREADS, TOKENS, WINDOW
 from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
+from llmc.runtime.report.page import check_html_option, write_page
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress
@@ -27,6 +27,7 @@ Examples:
   llmc eval kl w4a8.llmc --against f32.llmc --text held-out.txt
   llmc eval kl w4a8.llmc --reference models/qwen2.5-0.5b --text held-out.txt --tokens 5000
   llmc eval kl w4a8.llmc --against f32.llmc --text held-out.txt --json
+  llmc eval kl w4a8.llmc --against f32.llmc --text held-out.txt --html kl.html
 """
 
 
@@ -41,10 +42,12 @@ def kl_command(
     window: int | None = WINDOW,
     threads: int = THREADS,
     cache_dir: Path | None = typer.Option(None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Cache of --reference."),
+    html: Path | None = HTML,
     as_json: bool = JSON,
 ) -> None:
     if (against is None) == (reference is None):
         raise typer.BadParameter("give either --against ARTIFACT or --reference MODEL")
+    check_html_option(html)
     sample = read_sample(text)
     from llmc.runtime.eval.divergence import divergence
 
@@ -58,8 +61,12 @@ def kl_command(
             num_threads=threads,
             on_step=lambda done, total: progress("compare", done, total),
         )
+    if html is not None:
+        from llmc.runtime.eval.html import divergence_html
+
+        write_page(divergence_html(found, str(artifact), str(against or reference), text.name), html)
     if as_json:
-        print(json.dumps({**asdict(found), "tokens_per_s": found.tokens_per_s}, indent=2))
+        print(json.dumps(found.as_dict(), indent=2))
         return
     print(f"mean KL          {found.kl_mean:.6f} ± {found.standard_error:.6f} nats a token")
     print(f"99.9 % quantile  {found.kl_quantile_999:.6f}")
@@ -70,6 +77,8 @@ def kl_command(
         f"{found.tokens:,} tokens in {found.windows:,} windows of {found.window}, "
         f"{found.seconds:.1f} s, {found.tokens_per_s:,.0f} tokens/s"
     )
+    if html is not None:
+        print(f"wrote {html}")
 
 
 def _compiled(model: Path, cache_dir: Path | None, progress: Progress) -> Path:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
+from llmc.runtime.report.page import check_html_option, write_page
 
 PERPLEXITY_HELP = """Measure the perplexity of a text with the engine, in windows of --window tokens.
 
@@ -22,11 +22,13 @@ Examples:
   llmc eval perplexity qwen.llmc --text held-out.txt
   llmc eval perplexity Qwen/Qwen3-0.6B --text held-out.txt --tokens 20000 --window 1024
   llmc eval perplexity qwen.llmc --text held-out.txt --json
+  llmc eval perplexity qwen.llmc --text held-out.txt --html perplexity.html
 """
 TEXT = typer.Option(..., metavar="FILE", help="UTF-8 text to predict.")
 TOKENS = typer.Option(None, min=2, metavar="N", help="Most tokens of the text; all of them unless given.")
 WINDOW = typer.Option(None, min=2, metavar="N", help="Tokens of a window; 512, or what the artifact holds.")
 THREADS = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use.")
+HTML = typer.Option(None, "--html", metavar="FILE", help="Write a report with distributions, one file.")
 JSON = typer.Option(False, "--json", help="Print the result as JSON on stdout.")
 
 
@@ -38,8 +40,10 @@ def perplexity_command(
     tokens: int | None = TOKENS,
     window: int | None = WINDOW,
     threads: int = THREADS,
+    html: Path | None = HTML,
     as_json: bool = JSON,
 ) -> None:
+    check_html_option(html)
     sample = read_sample(text)
     from llmc import artifact_path
     from llmc.runtime.eval.perplexity import perplexity
@@ -53,11 +57,17 @@ def perplexity_command(
             num_threads=threads,
             on_window=lambda done, total: progress("score", done, total),
         )
+    if html is not None:
+        from llmc.runtime.eval.html import perplexity_html
+
+        write_page(perplexity_html(found, str(model), text.name), html)
     if as_json:
-        print(json.dumps({**asdict(found), "tokens_per_s": found.tokens_per_s}, indent=2))
+        print(json.dumps(found.as_dict(), indent=2))
         return
     print(f"perplexity {found.perplexity:.4f} ± {found.standard_error:.4f}")
     print(
         f"{found.tokens:,} tokens predicted in {found.windows:,} windows of {found.window}, "
         f"{found.seconds:.1f} s, {found.tokens_per_s:,.0f} tokens/s"
     )
+    if html is not None:
+        print(f"wrote {html}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmc.cli.eval_perplexity import JSON, THREADS
+from llmc.cli.eval_perplexity import HTML, JSON, THREADS
+from llmc.runtime.report.page import check_html_option, write_page
 
 if TYPE_CHECKING:
     from llmc.runtime.eval.run_tasks import Score
@@ -23,7 +24,7 @@ local_ceval, local_cmmlu, local_gsm8k and local_humaneval, with the files below 
 \b
 Examples:
   llmc eval tasks qwen.llmc --tasks local_mmlu,local_gsm8k --data data --limit 50
-  llmc eval tasks qwen.llmc --tasks local_mmlu_anatomy --data data --num-fewshot 0
+  llmc eval tasks qwen.llmc --tasks local_mmlu_anatomy --data data --num-fewshot 0 --html anatomy.html
   llmc eval tasks qwen.llmc --tasks mine --include-path my-tasks --json
   llmc eval tasks --base-url http://localhost:8000 --tokenizer qwen.llmc --tasks hellaswag
 """
@@ -44,8 +45,10 @@ def tasks_command(
     served_model: str | None = typer.Option(None, "--model", metavar="NAME", help="Model of the server; its first."),
     tokenizer: Path | None = typer.Option(None, metavar="PATH", help="Artifact or model whose tokenizer it has."),
     threads: int = THREADS,
+    html: Path | None = HTML,
     as_json: bool = JSON,
 ) -> None:
+    check_html_option(html)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise typer.BadParameter("--tasks is empty; name a task")
@@ -63,10 +66,16 @@ def tasks_command(
         found = run_on_server(base_url, served_model, tokenizer, run)
     else:
         found = run_on_artifact(_artifact(model or Path()), run, threads)
+    if html is not None:
+        from llmc.runtime.eval.html import tasks_html
+
+        write_page(tasks_html(found, base_url or str(model)), html)
     if as_json:
         print(json.dumps([asdict(score) for score in found], indent=2))
-    else:
-        _print(found)
+        return
+    _print(found)
+    if html is not None:
+        print(f"wrote {html}")
 
 
 def _artifact(model: Path) -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,8 @@ class Divergence:
     """KL(reference ‖ artifact) in nats over `tokens` predictions; quantile_999: 99.9 % are at most that.
 
     top1_agreement: the share of predictions whose likeliest token is the same. The perplexities are of the text's own
-    tokens, for reference and artifact. standard_error: of the mean, as if tokens were independent.
+    tokens, for reference and artifact. standard_error: of the mean, as if tokens were independent. each: KL of every
+    prediction.
     """
 
     kl_mean: float
@@ -42,6 +44,13 @@ class Divergence:
     windows: int
     window: int
     seconds: float
+    each: tuple[float, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, without those of tokens."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "each"} | {
+            "tokens_per_s": self.tokens_per_s
+        }
 
     @property
     def tokens_per_s(self) -> float:
@@ -94,6 +103,7 @@ def divergence(
         windows=len(found),
         window=length,
         seconds=seconds,
+        each=tuple(kl.tolist()),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from llmc.runtime.eval.windows import mean_and_error, text_windows, window_length
 from llmc.runtime.llm import LLM
@@ -17,7 +18,8 @@ from llmc.runtime.request_error import RequestError
 @dataclass(frozen=True)
 class Perplexity:
     """perplexity: exp of the mean of −ln p over `tokens` predicted tokens. standard_error: of it, as if tokens were
-    independent. window: tokens of a window at most; seconds: that scoring took."""
+    independent. window: tokens of a window at most; seconds: that scoring took. losses: −ln p of each predicted token,
+    a tuple a window."""
 
     perplexity: float
     standard_error: float
@@ -25,6 +27,13 @@ class Perplexity:
     windows: int
     window: int
     seconds: float
+    losses: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, without those of tokens."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "losses"} | {
+            "tokens_per_s": self.tokens_per_s
+        }
 
     @property
     def tokens_per_s(self) -> float:
@@ -55,7 +64,8 @@ def perplexity(
     for output in outputs:
         if output.error is not None:
             raise RequestError(output.error.message)
-    losses = [-entry.logprob for output in outputs for entry in output.prompt_logprobs or ()]
-    mean, error = mean_and_error(losses)
+    losses = tuple(tuple(-entry.logprob for entry in output.prompt_logprobs or ()) for output in outputs)
+    every = [loss for window in losses for loss in window]
+    mean, error = mean_and_error(every)
     value = math.exp(mean)
-    return Perplexity(value, value * error, len(losses), len(prompts), length, seconds)
+    return Perplexity(value, value * error, len(every), len(prompts), length, seconds, losses)

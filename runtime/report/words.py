@@ -16,7 +16,8 @@ def number(value: float | None, digits: int = 3) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     rounded = round(value, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{rounded:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.replace("-", "−")
 
 
 def microseconds(value: float) -> str:
