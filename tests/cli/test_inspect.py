@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -199,6 +200,55 @@ def test_onnx_passes_the_checker(artifact: Path, tmp_path: Path) -> None:
     assert {v.name for v in model.graph.value_info} == made - {o.name for o in model.graph.output}
 
 
+def times_of(artifact: Path, bucket: str) -> dict[str, Any]:
+    """What llmc profile --json prints, as far as it is read: command n takes n + 1 µs."""
+    commands = json.loads(invoke(artifact, "--bucket", bucket, "--json")[1])["commands"]
+    return {
+        "bucket": bucket,
+        "threads": 2,
+        "commands": [{"symbol": one["kernel"], "us": one["index"] + 1} for one in commands],
+    }
+
+
+def test_html_holds_what_json_prints(artifact: Path, tmp_path: Path) -> None:
+    file, times = tmp_path / "graph.html", tmp_path / "profile.json"
+    times.write_text(json.dumps(times_of(artifact, "prefill:2x16")))
+    code, printed = invoke(artifact, "--bucket", "prefill:2x16", "--html", file, "--profile", times, "--json")
+    assert code == 0
+    (held,) = re.findall(r'id="report-data">(.*?)</script>', file.read_text())
+    data = json.loads(held)
+    assert data == json.loads(printed)
+    assert [one["us"] for one in data["commands"]] == list(range(1, 10))
+    # 32 tokens: 32 rows of 32 floats are read, and written as bfloat16, beside 32 floats of weights.
+    norm = data["commands"][1]
+    assert (norm["read_bytes"], norm["written_bytes"]) == (32 * DIM * 4 + DIM * 4, 32 * DIM * 2)
+    assert max(one["arena_live_bytes"] for one in data["commands"]) <= data["arena_bytes"]
+
+
+def test_html_shows_a_decode_bucket_unless_told(artifact: Path, tmp_path: Path) -> None:
+    code, text = invoke(artifact, "--html", tmp_path / "graph.html")
+    assert (code, text) == (0, f"wrote {tmp_path / 'graph.html'}, the graph of decode:4x64\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"bucket": "decode:4x64"}, "is of decode:4x64, not of prefill:2x16"),
+        ({"commands": [{"symbol": "linear_0", "us": 1}]}, "of another artifact"),
+        ({"commands": [{"symbol": "linear_0"}]}, "is not what llmc profile --json prints"),
+        ({"commands": None}, "is not what llmc profile --json prints"),
+    ],
+)
+def test_a_profile_of_something_else_is_refused(
+    change: dict[str, Any], says: str, artifact: Path, tmp_path: Path
+) -> None:
+    times = tmp_path / "profile.json"
+    times.write_text(json.dumps(times_of(artifact, "prefill:2x16") | change))
+    with pytest.raises(InspectError, match=says):
+        invoke(artifact, "--bucket", "prefill:2x16", "--html", tmp_path / "graph.html", "--profile", times)
+    assert not (tmp_path / "graph.html").exists()
+
+
 def test_dot(artifact: Path, tmp_path: Path) -> None:
     target = tmp_path / "g.dot"
     assert invoke(artifact, "--bucket", "decode:4x64", "--format", "dot", "-o", target)[0] == 0
@@ -224,6 +274,9 @@ def test_dot(artifact: Path, tmp_path: Path) -> None:
         ["--format", "dot"],
         ["--format", "onnx", "--bucket", "decode:4x64"],
         ["--format", "png"],
+        ["--profile", "profile.json"],
+        ["--html", "x.html", "--format", "dot"],
+        ["--html", "x.html", "-o", "x.json"],
     ],
 )
 def test_usage_errors_exit_with_2(artifact: Path, arguments: list[str]) -> None:
