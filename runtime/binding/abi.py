@@ -187,6 +187,8 @@ class Request(ctypes.Structure):
         ("vector", POINTER(c_float)),
         ("vector_capacity", c_uint64),
         ("adapter", c_uint64),
+        ("num_output_tokens", c_uint64),
+        *_each(c_uint32, "output_index", "reserved"),
     ]
 
 

@@ -248,6 +248,8 @@ class Engine(Handle):
         deadline_ns: int = 0,
         vector: npt.NDArray[np.float32] | None = None,
         adapter: int = 0,
+        num_output_tokens: int = 0,
+        output_index: int = 0,
         **sampling: Any,
     ) -> int:
         """Queues a request and returns its id. Other keyword arguments override fields of `params`.
@@ -255,7 +257,10 @@ class Engine(Handle):
         guided: each token needs a mask (set_token_mask). num_prompt_logprobs: None, or 0 … 20 alternatives beside each
         of the prompt's tokens. deadline_ns: on time.monotonic_ns(), when the request ends with reason "timeout"; 0:
         never. vector: of a model that gives vectors, an array of vector_width numbers, which is filled before the
-        request is "finished"; it is kept until then. adapter: what load_adapter returned, 0: none. Raises LlmcError.
+        request is "finished"; it is kept until then. adapter: what load_adapter returned, 0: none.
+
+        num_output_tokens: so many at the end of prompt_ids were drawn already, elsewhere, as continuation output_index
+        of a request with the same seed; what follows has the bits that it would have had there. Raises LlmcError.
         """
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
         prompt = int32("prompt_ids", prompt_ids)
@@ -268,6 +273,7 @@ class Engine(Handle):
         request.prompt_token_ids = prompt.ctypes.data_as(abi.I32P)
         request.num_prompt_tokens = prompt.size
         request.guided, request.deadline_ns, request.adapter = int(guided), deadline_ns, adapter
+        request.num_output_tokens, request.output_index = num_output_tokens, output_index
         request.num_prompt_logprobs = -1 if num_prompt_logprobs is None else num_prompt_logprobs
         native = initial("llmc_sampling_params_init", abi.SamplingParams)
         for name in _PLAIN_SAMPLING:

@@ -101,6 +101,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
                               : "max_model_len with one output token; shorten it."));
   }
   LLMC_RETURN_IF_ERROR(CheckVector(c));
+  LLMC_RETURN_IF_ERROR(CheckResumed(c));
   for (uint64_t i = 0; i < c.num_prompt_tokens; ++i) {
     if (c.prompt_token_ids[i] < 0 || c.prompt_token_ids[i] >= model_.vocab_size) {
       return Invalid("prompt_token_ids[" + std::to_string(i) + "] is " + std::to_string(c.prompt_token_ids[i]) +
@@ -114,9 +115,10 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   auto request = std::make_unique<Request>();
   request->vector = c.vector;
   LLMC_RETURN_IF_ERROR(MakeSamplingParams(*c.sampling, model_.vocab_size, &request->params));
-  const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens);
+  const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens - c.num_output_tokens);
   request->max_length = static_cast<uint32_t>(
       std::min<uint64_t>(max_length_, static_cast<uint64_t>(num_prompt) + (vectors ? 0 : request->params.max_tokens)));
+  request->first_output = c.output_index;
   request->guided = c.guided != 0;
   request->num_prompt_logprobs = c.num_prompt_logprobs;
   request->deadline_ns = c.deadline_ns;
@@ -129,7 +131,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   sequence->held = request->guided;
   sequence->score_end = c.num_prompt_logprobs < 0 ? 0 : num_prompt - 1;
   sequence->tokens.reserve(request->max_length);
-  sequence->tokens.assign(c.prompt_token_ids, c.prompt_token_ids + num_prompt);
+  sequence->tokens.assign(c.prompt_token_ids, c.prompt_token_ids + c.num_prompt_tokens);
   request->sequences.push_back(std::move(sequence));
   LLMC_RETURN_IF_ERROR(SetUpRanking(request.get()));
   request->num_unfinished = request->params.n;
@@ -202,6 +204,26 @@ Status Engine::CheckVector(const llmc_request& c) const {
     return Invalid(
         "A model that gives vectors draws no tokens: leave n at 1, guided, best_of and beam_width at 0 and "
         "num_prompt_logprobs at -1.");
+  }
+  return Status::Ok();
+}
+
+// Whether what a request says of output that it already has can be.
+Status Engine::CheckResumed(const llmc_request& c) const {
+  if (c.num_output_tokens == 0 && c.output_index == 0) return Status::Ok();
+  if (c.num_output_tokens >= c.num_prompt_tokens) {
+    return Invalid("num_output_tokens is " + std::to_string(c.num_output_tokens) + " of " +
+                   std::to_string(c.num_prompt_tokens) + " prompt_token_ids; leave at least one for the prompt.");
+  }
+  if (c.num_output_tokens >= c.sampling->max_tokens) {
+    return Invalid("num_output_tokens is " + std::to_string(c.num_output_tokens) + " but max_tokens is " +
+                   std::to_string(c.sampling->max_tokens) + "; nothing is left to draw.");
+  }
+  if (c.sampling->n != 1 || c.sampling->best_of > 1 || c.sampling->beam_width != 0 || c.num_prompt_logprobs != -1 ||
+      model_.vector_width > 0) {
+    return Invalid(
+        "A request with num_output_tokens or output_index is one continuation of a model that writes text: leave n at "
+        "1, best_of and beam_width at 0 and num_prompt_logprobs at -1.");
   }
   return Status::Ok();
 }
@@ -620,7 +642,8 @@ void Engine::ListTasks() {
       SampleTask draw;
       draw.row = row;
       draw.params = &r.params;
-      draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt, output_index};
+      draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt,
+                      r.first_output + output_index};
       if (r.guided) {
         const TokenMask& mask = r.masks[output_index];
         draw.context.mask = mask.words.data();
@@ -669,7 +692,7 @@ void Engine::Fork(Sequence* parent) {
   Request* r = parent->request;
   r->forked = true;
   counters_.prompt_tokens += parent->num_prompt;
-  counters_.cached_tokens += parent->num_cached;
+  counters_.cached_tokens += std::min(parent->num_cached, parent->num_prompt);
   for (uint32_t i = 1; i < (r->beams != nullptr ? 1 : r->params.n); ++i) {
     auto child = std::make_unique<Sequence>();
     child->request = r;
@@ -902,7 +925,7 @@ llmc_event Engine::MakeEvent(const Sequence& s, uint32_t output_index, uint32_t 
   event.output_index = output_index;
   event.token_id = -1;
   event.num_prompt_tokens = s.num_prompt;
-  event.num_cached_tokens = s.num_cached;
+  event.num_cached_tokens = std::min(s.num_cached, s.num_prompt);  // output that it came with may be cached, too
   event.num_output_tokens = static_cast<uint32_t>(s.tokens.size()) - s.num_prompt;
   event.time_ns = MonotonicNs();
   if (kind == LLMC_EVENT_FINISHED || kind == LLMC_EVENT_FAILED) {

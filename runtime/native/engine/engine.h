@@ -39,6 +39,7 @@ struct Request {
   uint64_t deadline_ns = 0;  // 0: none
   uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
   uint32_t num_unfinished = 0;
+  uint32_t first_output = 0;  // its continuations are drawn as those from this index on
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<TokenMask> masks;  // [n] when guided
   uint32_t num_told = 1;  // continuations that the caller hears of
@@ -129,6 +130,7 @@ class Engine {
   void ListTasks();
   void NameOwners();
   Status CheckVector(const llmc_request& c) const;
+  Status CheckResumed(const llmc_request& c) const;
   Status CheckMatrices(const std::vector<AdapterMatrix>& matrices) const;
   Status TakeSlot(uint64_t* id, uint32_t* slot);
   Adapter* FindAdapter(uint64_t id);

@@ -238,7 +238,8 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
       draw.params = &params_[i];
     }
     // As the model draws: with the same random number, which tells much of what it will say.
-    draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt, s.output_index};
+    draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt,
+                    s.request->first_output + s.output_index};
     draws_.push_back(draw);
   }
   // Once it is on its way nothing may stop before it was waited for.

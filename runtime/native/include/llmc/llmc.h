@@ -355,7 +355,13 @@ typedef struct llmc_request {
   float *vector;                        /* of a model that gives vectors, see below; NULL for any other */
   uint64_t vector_capacity;             /* in floats, vector_width at least */
   uint64_t adapter;                     /* as llmc_engine_load_adapter gave it; 0: none (default) */
+  uint64_t num_output_tokens;           /* so many at the end of prompt_token_ids are output already, see below; 0 */
+  uint32_t output_index;                /* which continuation of the undivided request this one is; default 0 */
+  uint32_t reserved;
 } llmc_request;
+/* A request goes on where another engine left off: prompt_token_ids are the prompt and what was drawn of one
+   continuation, of which num_output_tokens, below max_tokens, count as output, and output_index is its index there. n
+   is 1. With the same seed and artifact what follows has the bits that the undivided request would have had. */
 LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
 enum {
