@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llmc.runtime.binding.engine import Event
 from llmc.runtime.text.detokenizer import Decode, OutputText
@@ -36,9 +36,10 @@ class _Output:
     __slots__ = (
         *("text", "num_tokens", "last_token_ns", "finish_reason", "stop_reason", "finish_detail"),
         *("new_text", "new_token_ids", "new_logprobs", "changed", "finish_told"),
+        *("told_token_ids", "told_text", "owes_told"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, told_token_ids: Sequence[int]) -> None:
         self.text: OutputText | None = None
         self.num_tokens = 0
         self.last_token_ns = 0
@@ -50,6 +51,13 @@ class _Output:
         self.new_logprobs: list[TokenLogprob] = []
         self.changed = False
         self.finish_told = False
+        self.told_token_ids = told_token_ids
+        self.told_text: list[str] = []
+        self.owes_told = bool(told_token_ids)
+
+
+class Diverged(Exception):
+    """A token was drawn that is not the one that another engine drew of the same request."""
 
 
 class Generation:
@@ -57,6 +65,9 @@ class Generation:
     taken yet are merged.
 
     index: what the deltas carry. decode: as `decoder` makes it. limit: names what ends a request that fills it.
+    told: tokens by output index that the reader has from elsewhere: they are one delta of their own, and the request
+    fails where the engine draws others. resumes: the only continuation there is, of whose told tokens the engine was
+    given all but the last.
     """
 
     def __init__(
@@ -66,6 +77,9 @@ class Generation:
         decode: Decode,
         limit: ContextLimit | None = None,
         index: int = 0,
+        *,
+        told: Mapping[int, Sequence[int]] | None = None,
+        resumes: int | None = None,
     ) -> None:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.params = params
@@ -75,12 +89,15 @@ class Generation:
         self.token_gaps_ns = array("q")
         self._limit = limit
         self._first_token_ns = 0
-        self._outputs = [_Output() for _ in range(params.n)]
+        self._first_output = resumes or 0
+        self._outputs = [_Output((told or {}).get(self._first_output + place, ())) for place in range(params.n)]
         self._make_text: Callable[[], OutputText] = lambda: OutputText(
             decode, prompt_token_ids, params.stop, params.min_tokens
         )
         self._prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
         self._num_ended = self._num_ended_by_engine = 0
+        if resumes is not None:
+            self._give(self._outputs[0])
 
     @property
     def done(self) -> bool:
@@ -120,6 +137,8 @@ class Generation:
             self._num_ended_by_engine += 1
         try:
             self._take(event)
+        except Diverged as error:
+            self.fail(RequestFailure("diverged", str(error)))
         except Exception as error:  # whatever a tokenizer's decoder raises must end this request, not the others
             log.debug("the answer of a request cannot be turned into text", exc_info=True)
             self.fail(RequestFailure("internal", f"the answer cannot be turned into text: {error}"))
@@ -141,6 +160,10 @@ class Generation:
         for index, output in enumerate(self._outputs):
             if not output.changed or output.finish_told:
                 continue
+            if output.owes_told and output.num_tokens < len(output.told_token_ids) and output.finish_reason is None:
+                continue
+            if output.owes_told and output.num_tokens >= len(output.told_token_ids):
+                return self._told(index, output)
             failed = output.finish_reason == "error"
             # What came before an error is told by itself: a reader may want to raise at the error.
             before = failed and bool(output.new_token_ids or any(output.new_text))
@@ -149,21 +172,44 @@ class Generation:
             logprobs = None if self.params.logprobs is None else tuple(output.new_logprobs)
             output.new_text, output.new_token_ids, output.new_logprobs = [], [], []
             output.changed, output.finish_told = before, ended
-            prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+            prompt_logprobs = self._take_prompt_logprobs()
             return TokenDelta(
                 index=self.index,
-                output_index=index,
+                output_index=self._first_output + index,
                 text=text,
                 token_ids=token_ids,
                 logprobs=logprobs,
                 finish_reason=output.finish_reason if ended else None,
                 stop_reason=output.stop_reason if ended else None,
                 finish_detail=output.finish_detail if ended else None,
-                prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+                prompt_logprobs=prompt_logprobs,
                 num_cached_tokens=self.num_cached_tokens,
                 error=self.failure if failed and ended else None,
             )
         return None
+
+    def _give(self, output: _Output) -> None:
+        """Brings a continuation to where the engine goes on with it."""
+        for token_id in output.told_token_ids[:-1]:
+            output.told_text.append(self._text(output).push(token_id))
+            output.num_tokens += 1
+
+    def _told(self, index: int, output: _Output) -> TokenDelta:
+        output.owes_told = False
+        output.changed = bool(output.new_token_ids) or output.finish_reason is not None
+        return TokenDelta(
+            index=self.index,
+            output_index=self._first_output + index,
+            text="".join(output.told_text),
+            token_ids=tuple(output.told_token_ids),
+            prompt_logprobs=self._take_prompt_logprobs(),
+            num_cached_tokens=self.num_cached_tokens,
+            told=True,
+        )
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        found, self._prompt_logprobs = self._prompt_logprobs, None
+        return None if found is None else tuple(found)
 
     def _take(self, event: Event) -> None:
         if event.kind == "token":
@@ -171,7 +217,8 @@ class Generation:
             if output.finish_reason is None:
                 self._count(output, event)
                 text = self._text(output)
-                output.new_text.append(text.push(event.token_id))
+                told = output.num_tokens <= len(output.told_token_ids)
+                (output.told_text if told else output.new_text).append(text.push(event.token_id))
                 if text.stop_reason is not None:
                     self._finish(output, "stop")
         elif event.kind == "prompt_logprobs":
@@ -199,10 +246,21 @@ class Generation:
         self._first_token_ns = self._first_token_ns or event.time_ns
         output.last_token_ns = event.time_ns
         output.num_tokens += 1
+        output.changed = True
+        if output.num_tokens <= len(output.told_token_ids):
+            self._check_told(output, event.token_id)
+            return
         output.new_token_ids.append(event.token_id)
         if self.params.logprobs is not None:
             output.new_logprobs.append(_token_logprob(event))
-        output.changed = True
+
+    def _check_told(self, output: _Output, token_id: int) -> None:
+        told = output.told_token_ids[output.num_tokens - 1]
+        if token_id != told:
+            raise Diverged(
+                f"token {output.num_tokens} of the answer is {token_id}, and {told} where it began: "
+                "serve the same artifact, built for the same target, everywhere"
+            )
 
     def _text(self, output: _Output) -> OutputText:
         if output.text is None:

@@ -43,6 +43,7 @@ class TokenDelta:
     whose text is left out. finish_reason, stop_reason and finish_detail, on the last delta of a continuation only, are
     those of CompletionOutput; error comes with the reason "error", in a delta of its own. prompt_logprobs come with the
     first delta of a request that asked for them. num_cached_tokens: prompt tokens that came from the prefix cache.
+    told: its reader has this from elsewhere; it is only what goes on from here.
     """
 
     index: int
@@ -56,6 +57,7 @@ class TokenDelta:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     num_cached_tokens: int = 0
     error: RequestFailure | None = None
+    told: bool = False
 
 
 @dataclass(frozen=True)

@@ -422,10 +422,13 @@ class AsyncEngine:
         more: dict[str, Any] = {} if stream.vector is None else {"vector": stream.vector}
         if request.adapter:
             more["adapter"] = request.adapter
+        given = request.given_token_ids
+        if request.resumes is not None:
+            more |= {"num_output_tokens": len(given), "output_index": request.resumes}
         deadline_ns = 0 if request.deadline_s is None else stream.started_ns + int(request.deadline_s * 1e9)
         try:
             engine_id = self.engine.submit(
-                request.prompt_token_ids,
+                (*request.prompt_token_ids, *given) if given else request.prompt_token_ids,
                 request.params,  # type: ignore[arg-type]  # has the fields of the engine's own parameters
                 priority=request.priority,
                 guided=request.guide is not None,

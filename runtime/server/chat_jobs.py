@@ -23,10 +23,10 @@ from .tools.plan import ChatPlan, plan_chat
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """request: ready to be submitted. make_output: reads one continuation."""
+    """request: ready to be submitted. make_output: makes the reader of a continuation, by its index."""
 
     request: EngineRequest
-    make_output: Callable[[], ChatOutput]
+    make_output: Callable[[int], ChatOutput]
 
 
 async def prepare_chat(
@@ -59,7 +59,7 @@ async def prepare_chat(
         guide=guide,
         adapter=server.adapter_id(model),
     )
-    return PreparedChat(engine_request, plan.output(ids))
+    return PreparedChat(engine_request, plan.output(ids, request_id))
 
 
 async def count_prompt(server: ServerContext, body: ChatRequest) -> int:

@@ -86,7 +86,9 @@ class RequestStream:
             request = self.request
             decode = decoder(self._tokenizer, request.params)
             prompt = request.prompt_token_ids
-            self._generation = Generation(prompt, request.params, decode, self._limit, request.index)
+            self._generation = Generation(
+                prompt, request.params, decode, self._limit, request.index, told=request.told, resumes=request.resumes
+            )
         return self._generation
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.outputs import RequestFailure
@@ -17,6 +17,8 @@ class EngineRequest:
     deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes a Guide of
     an empty text; called in a worker thread. index: what its deltas carry. vector_width: numbers of the vector that it
     gives in place of tokens, 0: it gives tokens. adapter: the engine's number of a LoRA adapter, 0 for none.
+    told, resumes: as in Generation; a request that resumes a continuation has n 1, and `prompt_token_ids` is the prompt
+    alone.
     """
 
     request_id: str
@@ -28,6 +30,13 @@ class EngineRequest:
     index: int = 0
     vector_width: int = 0
     adapter: int = 0
+    told: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    resumes: int | None = None
+
+    @property
+    def given_token_ids(self) -> Sequence[int]:
+        """The output that the engine begins behind; it draws the last token that was told once more, as a check."""
+        return () if self.resumes is None else self.told.get(self.resumes, ())[:-1]
 
 
 @dataclass(frozen=True)

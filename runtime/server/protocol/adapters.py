@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from .common import ApiModel
+from .api_model import ApiModel
 
 AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 AdapterPath = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]

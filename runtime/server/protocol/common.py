@@ -8,23 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    field_validator,
 )
-from pydantic_core import CoreSchema
 
 from llmc.runtime.params import SamplingParams
 
 from ..errors import ApiError
 from ..refusals import CONFLICT
+from .api_model import ApiModel
+from .failover import Failover
 from .forms import Choices, GuidedJson, ResponseFormat, Structured
 from .ranking import check_ranking
 from .shapes import NULL, OFF, Items, Text, is_off
@@ -57,47 +52,6 @@ _REFUSED: Mapping[str, str] = {
     "return_prompt_text": "the rendered prompt is not sent back: use /tokenize and /detokenize",
     "watermarking": "answers are not marked: leave it out",
 }
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if type(value) is float and value.is_integer() else value
-
-
-def _whole_list(value: Any) -> Any:
-    """A list, or one of lists as prompts are, with whole numbers for floats that are."""
-    if type(value) is not list or not value:
-        return value
-    kinds = set(map(type, value))
-    if list in kinds:
-        return [_whole_list(item) for item in value]
-    return [_whole(item) for item in value] if float in kinds else value
-
-
-class ApiModel(BaseModel):
-    """Types are taken as they are: "1" is no number and 1 is no text; but 1.0 is 1, as JSON Schema has it."""
-
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
-
-    @classmethod
-    def add_rules(cls, schema: dict[str, Any]) -> None:
-        """Writes into the JSON schema what `check` refuses and no field's type tells."""
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        schema = handler(core)
-        cls.add_rules(handler.resolve_ref_schema(schema))
-        return schema
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _whole_numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        """Floats go to fields of floats, too; a list is looked through only where it has some."""
-        if type(value) is float:
-            try:
-                return handler(value)
-            except ValidationError:
-                return handler(_whole(value))
-        return handler(_whole_list(value))
 
 
 class StreamOptions(ApiModel):
@@ -154,7 +108,7 @@ _CONSTRAINTS = (
 
 class SamplingFields(ApiModel):
     """Parameters that both endpoints take; null is as good as absent. priority: lower runs first. use_beam_search: with
-    best_of beams, or n; length_penalty and early_stopping are for that.
+    best_of beams, or n; length_penalty and early_stopping are for that. llmc_failover: of a router.
 
     Subclasses name in `refused` what would change the answer and has no effect here, and why.
     """
@@ -193,6 +147,7 @@ class SamplingFields(ApiModel):
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    llmc_failover: Failover | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
     guided_json: GuidedJson | None = None
@@ -237,6 +192,9 @@ class SamplingFields(ApiModel):
         if self.stream_options is not None and not self.stream:
             message = "stream_options is for streams: set stream to true, or leave it out"
             raise ApiError(message, param="stream_options", code="invalid_value")
+        if self.llmc_failover is not None and self.llmc_failover.sent is not None and not self.stream:
+            message = "llmc_failover.sent is for streams: set stream to true, or leave it out"
+            raise ApiError(message, param="llmc_failover.sent", code="invalid_value")
         unknown = sorted(extra.keys() - self.refused.keys())
         if unknown:
             log.debug("fields without effect: %s", ", ".join(unknown))
@@ -285,6 +243,8 @@ class SamplingFields(ApiModel):
             given["top_p"] = max(self.top_p, _LEAST_TOP_P)
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
+        elif self.llmc_failover is not None:
+            given["seed"] = self.llmc_failover.seed
         if self.use_beam_search:
             # Nothing is drawn: defaults of the model for that have no effect.
             defaults = {}

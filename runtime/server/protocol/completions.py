@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from ..errors import ApiError
+from .api_model import ApiModel
 from .chat import TemplateVariables
 from .chat_messages import Messages
-from .common import ApiModel, SamplingFields, is_token_ids
+from .common import SamplingFields, is_token_ids
 from .shapes import NULL, Items, Objects
 
 MAX_PROMPTS = 1024

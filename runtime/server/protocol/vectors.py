@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from .common import ApiModel, is_token_ids
+from .api_model import ApiModel
+from .common import is_token_ids
 from .completions import Prompt
 from .shapes import Text, list_of, one_of, shaped, text_or_list
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,7 @@ from fastapi.responses import Response
 from llmc.runtime.gathered import Gathered
 from llmc.runtime.outputs import TokenLogprob
 from llmc.runtime.server.event_stream import DONE, EventStream, large_sse, sse, until_gone
-from llmc.runtime.server.request_stream import RequestStream
+from llmc.runtime.server.request_stream import RequestStream, merged
 
 from .. import answers
 from ..bodies import json_route
@@ -21,6 +22,7 @@ from ..bounds import check_bounds
 from ..chat_jobs import prepare_chat
 from ..chat_output import ChatDelta, ChatOutput
 from ..context import ServerContext
+from ..failover import Resumption
 from ..json_text import json_response
 from ..logprobs import chat_logprobs, prompt_logprobs_json
 from ..protocol.chat import ChatRequest
@@ -41,9 +43,10 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         check_bounds(server.engine, body)
         job = await _prepare(server, body, model, request)
-        (stream,) = answers.submit(server, [job.request], streams=bool(body.stream))
+        streams = answers.submit(server, job.resumption.engine_requests([job.request]), streams=bool(body.stream))
         if body.stream:
-            return EventStream(job.events(stream), stream.close)
+            return EventStream(job.events(streams), partial(answers.close_all, streams))
+        (stream,) = streams
         found = await until_gone(request, stream.close, answers.gather(stream))
         size = answers.size_of([found], body.num_logprobs, body.prompt_logprobs)
         return await json_response(server.lanes, lambda: job.answer(found), size)
@@ -52,26 +55,31 @@ def router(server: ServerContext) -> APIRouter:
 
 
 async def _prepare(server: ServerContext, body: ChatRequest, model: str, request: Request) -> _Job:
-    prepared = await prepare_chat(server, body, request, answers.new_id("chatcmpl"), model)
-    return _Job(server, body, model, int(time.time()), prepared.request, prepared.make_output)
+    failover = body.llmc_failover
+    answer_id = answers.new_id("chatcmpl") if failover is None else failover.id
+    created = int(time.time()) if failover is None else failover.created
+    prepared = await prepare_chat(server, body, request, answer_id, model)
+    resumption = Resumption(failover, body.num_outputs)
+    return _Job(server, body, model, created, prepared.request, prepared.make_output, resumption)
 
 
 @dataclass
 class _Job:
-    """One HTTP request: its engine request, and how the answer is told. make_output: reads one continuation."""
+    """One HTTP request: its engine request, and how the answer is told. make_output: as of PreparedChat."""
 
     server: ServerContext
     body: ChatRequest
     model: str
     created: int
     request: EngineRequest
-    make_output: Callable[[], ChatOutput]
+    make_output: Callable[[int], ChatOutput]
+    resumption: Resumption
 
     def answer(self, gathered: Gathered) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
         choices = []
         for index, output in enumerate(gathered.outputs):
-            reader = self.make_output()
+            reader = self.make_output(index)
             deltas = [*reader.push(output.text, output.token_ids), *reader.finish()]
             choice: dict[str, Any] = {
                 "index": index,
@@ -92,17 +100,22 @@ class _Job:
         body["usage"] = usage(self._num_prompt_tokens, gathered.num_tokens, gathered.num_cached_tokens)
         return body
 
-    async def events(self, stream: RequestStream) -> AsyncIterator[bytes]:
+    async def events(self, streams: Sequence[RequestStream]) -> AsyncIterator[bytes]:
         """The events of an answer that streams: roles first, then pieces, the finish reason on the last of a choice."""
-        readers = [self.make_output() for _ in range(self.body.num_outputs)]
-        num_output = num_cached = 0
-        for index in range(len(readers)):
-            yield self._event(index, {"role": "assistant", "content": ""}, num_output, num_cached)
-        if self.body.return_token_ids:
-            prompt_ids = list(self.request.prompt_token_ids)
-            yield sse({**self._head("chat.completion.chunk", []), "prompt_token_ids": prompt_ids})
-        async for delta in stream:
-            if delta.prompt_logprobs is not None and self.body.prompt_logprobs is not None:
+        readers = [self.make_output(index) for index in range(self.body.num_outputs)]
+        resumption = self.resumption
+        num_output, num_cached = resumption.num_tokens, 0
+        if not resumption.begun:
+            for event in self._begin():
+                yield event
+        async for delta in merged(streams):
+            if resumption.ended(0, delta.output_index):
+                continue
+            if (
+                delta.prompt_logprobs is not None
+                and self.body.prompt_logprobs is not None
+                and not resumption.num_tokens
+            ):
                 yield await large_sse(
                     self.server.lanes,
                     lambda entries=delta.prompt_logprobs: {  # type: ignore[misc]
@@ -111,11 +124,13 @@ class _Job:
                     },
                     len(delta.prompt_logprobs) * 3 * (1 + self.body.prompt_logprobs),
                 )
-            num_output += len(delta.token_ids)
             num_cached = delta.num_cached_tokens
             answers.check_end(delta)
             index, reader = delta.output_index, readers[delta.output_index]
             pieces = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []
+            if delta.told:
+                continue
+            num_output += len(delta.token_ids)
             more: dict[str, Any] = {}
             if self.body.logprobs and delta.logprobs:
                 more["logprobs"] = chat_logprobs(self.server.token_texts, delta.logprobs)
@@ -127,11 +142,24 @@ class _Job:
             told = [_delta(piece) for piece in pieces] or ([{}] if more else [])
             for position, piece in enumerate(told):
                 last = position == len(told) - 1
-                yield self._event(index, piece, num_output, num_cached, more if last else {})
+                event = self._event(index, piece, num_output, num_cached, more if last else {})
+                yield event + resumption.comment(delta) if last else event
+            if not told and (comment := resumption.comment(delta)):
+                yield comment
         if self.body.include_usage:
             total = usage(self._num_prompt_tokens, num_output, num_cached)
             yield sse({**self._head("chat.completion.chunk", []), "usage": total})
         yield DONE
+
+    def _begin(self) -> list[bytes]:
+        """What comes before the first token."""
+        role = {"role": "assistant", "content": ""}
+        events = [self._event(index, role, 0, 0) for index in range(self.body.num_outputs)]
+        if self.body.return_token_ids:
+            prompt_ids = list(self.request.prompt_token_ids)
+            events.append(sse({**self._head("chat.completion.chunk", []), "prompt_token_ids": prompt_ids}))
+        events[-1] += self.resumption.head
+        return events
 
     def _event(
         self,

@@ -22,6 +22,7 @@ from .. import answers
 from ..bodies import json_route
 from ..bounds import check_bounds
 from ..context import ServerContext
+from ..failover import Resumption, spread_seed
 from ..json_text import json_response
 from ..logprobs import completion_logprobs, prompt_logprobs_json
 from ..prompts import checked_max_tokens, encode_prompts
@@ -46,7 +47,7 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         check_bounds(server.engine, body)
         job = await _prepare(server, body, model, request)
-        streams = answers.submit(server, job.requests, streams=bool(body.stream))
+        streams = answers.submit(server, job.resumption.engine_requests(job.requests), streams=bool(body.stream))
         close = lambda: answers.close_all(streams)  # noqa: E731
         if body.stream:
             return EventStream(job.events(streams), close)
@@ -79,7 +80,10 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     params = body.sampling(
         server.sampling_defaults(), max_tokens=max(asked, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
     )
-    answer_id, adapter = answers.new_id("cmpl"), server.adapter_id(model)
+    failover = body.llmc_failover
+    answer_id = answers.new_id("cmpl") if failover is None else failover.id
+    created = int(time.time()) if failover is None else failover.created
+    adapter = server.adapter_id(model)
     requests = [
         EngineRequest(
             request_id=answer_id if len(ids) == 1 else f"{answer_id}-{index}",
@@ -93,7 +97,10 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
         )
         for index, one in enumerate(ids)
     ]
-    return _Job(server, body, model, answer_id, int(time.time()), requests, only_echo)
+    if body.seed is None:
+        requests = [spread_seed(failover, one) for one in requests]
+    resumption = Resumption(failover, body.num_outputs)
+    return _Job(server, body, model, answer_id, created, requests, only_echo, resumption)
 
 
 @dataclass
@@ -107,6 +114,7 @@ class _Job:
     created: int
     requests: list[EngineRequest]
     only_echo: bool
+    resumption: Resumption
 
     def answer(self, gathered: Sequence[Gathered]) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
@@ -131,19 +139,26 @@ class _Job:
 
     async def events(self, streams: Sequence[RequestStream]) -> AsyncIterator[bytes]:
         """The events of an answer that streams."""
-        num_output, cached = 0, [0] * len(streams)
+        resumption = self.resumption
+        num_output, cached = 0 if self.only_echo else resumption.num_tokens, [0] * len(self.requests)
         told: set[tuple[int, int]] = set()
         prompts: dict[int, Sequence[TokenLogprob]] = {}
         offsets: dict[tuple[int, int], int] = {}
         async for delta in merged(streams):
-            answers.check_end(delta)
             index = delta.index
-            num_output += 0 if self.only_echo else len(delta.token_ids)
-            cached[index] = delta.num_cached_tokens
             key = (index, delta.output_index)
+            if resumption.ended(*key):
+                continue
+            answers.check_end(delta)
+            cached[index] = delta.num_cached_tokens
             first = key not in told
             if delta.prompt_logprobs is not None:
                 prompts[index] = delta.prompt_logprobs
+            if delta.told:
+                told.add(key)
+                offsets[key] = self._offset(index, delta.token_ids)
+                continue
+            num_output += 0 if self.only_echo else len(delta.token_ids)
             if first:
                 told.add(key)
             size = self._size(delta, prompts.get(index) if first else None)
@@ -151,15 +166,25 @@ class _Job:
                 partial(self._chunk, index, delta, prompts.get(index), first=first, offset=offsets.get(key, 0)), size
             )
             if chunk is None:
+                if comment := resumption.comment(delta):
+                    yield comment
                 continue
             if chunk["logprobs"] is not None:
                 offsets[key] = offsets.get(key, 0) + sum(map(len, chunk["logprobs"]["tokens"]))
             so_far = usage(self._num_prompt_tokens, num_output, sum(cached))
             event = {**self._head([chunk]), "usage": so_far if self.body.continuous_usage else None}
-            yield await large_sse(self.server.lanes, lambda event=event: event, size)  # type: ignore[misc]
+            told_event = await large_sse(self.server.lanes, lambda event=event: event, size)  # type: ignore[misc]
+            yield told_event + resumption.comment(delta)
         if self.body.include_usage:
             yield sse({**self._head([]), "usage": usage(self._num_prompt_tokens, num_output, sum(cached))})
         yield DONE
+
+    def _offset(self, index: int, token_ids: Sequence[int]) -> int:
+        """Characters before the next token in the logprobs of an answer that has these tokens."""
+        if self.body.logprobs is None:
+            return 0
+        prompt = self.requests[index].prompt_token_ids if self.body.echo else ()
+        return sum(len(self.server.token_texts.label(token_id)) for token_id in (*prompt, *token_ids))
 
     def _size(self, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None) -> int:
         """About how many values a chunk tells."""

@@ -86,7 +86,7 @@ class _Job:
             yield await named_sse(self.server.lanes, error_event(as_api_error(error)))
 
     async def _events(self, stream: RequestStream, output: MessageOutput) -> AsyncIterator[dict[str, Any]]:
-        reader = self.prepared.make_output()
+        reader = self.prepared.make_output(0)
         yield {"type": "message_start", "message": self._message()}
         yield {"type": "ping"}
         num_output, last = 0, None

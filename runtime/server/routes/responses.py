@@ -188,7 +188,7 @@ class _Job:
         return self.num_bytes + answers.num_values(num_tokens, alternatives)
 
     async def _events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
-        output, reader, count = ResponseOutput(), self.prepared.make_output(), _TokenCount(self.server)
+        output, reader, count = ResponseOutput(), self.prepared.make_output(0), _TokenCount(self.server)
         started = self._response("in_progress")
         yield {"type": "response.created", "response": started}
         yield {"type": "response.in_progress", "response": started}

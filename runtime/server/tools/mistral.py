@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
 
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ class MistralParser(ToolCallParser):
 
     def _new_id(self) -> str:
         # The chat templates refuse any other length.
-        return uuid.uuid4().hex[:9]
+        return self._call_hash()[:9]
 
     def _run(self) -> Step[None]:
         while (yield from self._content_until(_CALLS)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Collection, Sequence
@@ -20,16 +21,19 @@ _CLOSING = {"{": "}", "[": "]"}
 class ToolCallParser(TextMachine):
     """Tells tool calls from content while the text comes in.
 
-    tool_names: functions that can be called; a call of another one is content. A call that is malformed before its
-    arguments begin is content, too; from there on the arguments stream as the model writes them, to where they stop
-    being JSON. Subclasses set `name` and `markers`, tokens that the text must show even where they are special.
+    tool_names: functions that can be called; a call of another one is content. answer: names the answer, and
+    with it its calls, which get the same ids whenever it is read; None: a name by chance. A call that is malformed
+    before its arguments begin is content, too; from there on the arguments stream as the model writes them, to where
+    they stop being JSON. Subclasses set `name` and `markers`, tokens that the text must show even where they are
+    special.
     """
 
     name: ClassVar[str]
     markers: ClassVar[tuple[str, ...]]
 
-    def __init__(self, tool_names: Collection[str]) -> None:
+    def __init__(self, tool_names: Collection[str], answer: str | None = None) -> None:
         self._tool_names = tool_names
+        self._answer = answer or uuid.uuid4().hex
         self.num_calls = 0
         super().__init__()
 
@@ -40,7 +44,11 @@ class ToolCallParser(TextMachine):
         raise NotImplementedError
 
     def _new_id(self) -> str:
-        return f"call_{uuid.uuid4().hex[:24]}"
+        return f"call_{self._call_hash()[:24]}"
+
+    def _call_hash(self) -> str:
+        """Of the next call, in hexadecimal digits."""
+        return hashlib.sha256(f"{self._answer} {self.num_calls}".encode()).hexdigest()
 
     def _start(self, name: str) -> None:
         call = {"index": self.num_calls, "id": self._new_id(), "type": "function"}

@@ -50,15 +50,15 @@ class ChatPlan:
         open_id, close_id = self._tokenizer.token_id(OPEN), self._tokenizer.token_id(CLOSE)
         return after_reasoning(make, self._vocab_size, open_id, close_id, self._inside(prompt_ids))
 
-    def output(self, prompt_ids: Sequence[int]) -> Callable[[], ChatOutput]:
-        """Makes readers of the answers to a prompt, one a continuation."""
+    def output(self, prompt_ids: Sequence[int], answer_id: str) -> Callable[[int], ChatOutput]:
+        """Makes readers of the answers to a prompt, by the index of the continuation."""
         reasons, inside = self._style is not None, self._inside(prompt_ids)
         parser, use = self._parser, self._use
 
-        def make() -> ChatOutput:
+        def make(output_index: int) -> ChatOutput:
             calls = None
             if parser is not None and use is not None:
-                calls = parser({tool.name for tool in use.tools})
+                calls = parser({tool.name for tool in use.tools}, f"{answer_id} {output_index}")
             counts = use is not None and not use.named
             return ChatOutputParser(ReasoningParser(inside) if reasons else None, calls, count_calls=counts)
 

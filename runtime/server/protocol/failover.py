@@ -1,0 +1,30 @@
+"""What a router adds to a request so that another server can go on with its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from .api_model import ApiModel
+from .shapes import Items
+
+# Continuations of all prompts of a request.
+MAX_SENT = 1 << 15
+
+
+class SentChoice(ApiModel):
+    """What a client has of a choice. token_ids: all that were drawn; ended: and its finish reason."""
+
+    token_ids: Items[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
+    ended: bool | None = None
+
+
+class Failover(ApiModel):
+    """id, created: of the answer. seed: of a request without one. A stream then tells in comments, `: llmc`, which
+    tokens it has told. sent: where it goes on from, one entry a choice; null: nothing was told."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    created: int = Field(ge=0, lt=2**53)
+    seed: int = Field(ge=0, lt=2**64)
+    sent: Items[SentChoice] | None = Field(None, max_length=MAX_SENT)
