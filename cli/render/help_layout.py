@@ -16,6 +16,7 @@ SUMMARIES: Mapping[str, str] = {
     "embed": "Give vectors of texts, or their labels, offline.",
     "rank": "Sort documents by how well they answer a query, offline.",
     "serve": "Serve a model over HTTP, as OpenAI's API does.",
+    "route": "Serve replicas behind one endpoint, with failover.",
     "chat": "Talk to a model in the terminal.",
     "warmup": "Warm every graph up and measure what it costs.",
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +118,11 @@ class ServerContext:
     def token_texts(self) -> TokenTexts:
         """The bytes of single tokens."""
         return TokenTexts(self.engine.path)
+
+    @functools.cached_property
+    def artifact_id(self) -> str:
+        """Names what is served: replicas of one artifact have the same."""
+        return hashlib.sha256((self.engine.path / "manifest.json").read_bytes()).hexdigest()[:16]
 
     async def guide_compiler(self) -> GuideCompiler:
         """Compiles constraints, made at first use. Raises RequestError when the model cannot be guided."""

@@ -122,7 +122,7 @@ def serve(
     on_listening and on_ready are called with the server's URL, on_stopping with why it ends. Raises ServerError, and
     the binding's errors.
     """
-    listener, stack = _listen(config.host, config.port), contextlib.ExitStack()
+    listener, stack = listen(config.host, config.port), contextlib.ExitStack()
     try:
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.ssl_certfile is not None else "http"
@@ -140,7 +140,7 @@ def serve(
             server.on_ready.append(lambda: on_ready(url))
         server.on_started.append(lambda: _yield_to_engine(config.nice))
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        _raise_file_limit()
+        raise_file_limit()
         process = ServerProcess(app, server, config, tls, on_stopping or (lambda _: None))
         server.on_failure.append(process.stop)
         process.run(sockets=[listener])
@@ -156,7 +156,7 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """A connection is an open file: many systems allow 1024 unless a process asks for more, as it may."""
     try:
         import resource
@@ -169,7 +169,7 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Bound first: a port in use is known before a model is loaded, and early clients wait instead of being refused."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -10,7 +10,10 @@ from ..context import ServerContext
 
 
 def router(server: ServerContext) -> APIRouter:
-    """The endpoints; every served name is listed as a model of its own, and so is every adapter, with its parent."""
+    """The endpoints; every served name is listed as a model of its own, and so is every adapter, with its parent.
+
+    artifact: the same where the same request has the same bits, as long as the servers have the same flags.
+    """
     routes = APIRouter(tags=["models"])
 
     def model(name: str) -> dict[str, Any]:
@@ -24,6 +27,7 @@ def router(server: ServerContext) -> APIRouter:
             "parent": None if adapter is None else server.model_name,
             "max_model_len": server.engine.max_model_len,
             "vocab_size": server.engine.vocab_size,
+            "artifact": server.artifact_id,
         }
 
     @routes.get("/v1/models")

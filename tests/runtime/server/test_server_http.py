@@ -218,8 +218,8 @@ def test_connections_may_be_many() -> None:
         "import resource as r\n"
         "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]\n"
         "r.setrlimit(r.RLIMIT_NOFILE, (256, hard))\n"
-        "from llmc.runtime.server.run import _raise_file_limit\n"
-        "_raise_file_limit()\n"
+        "from llmc.runtime.server.run import raise_file_limit\n"
+        "raise_file_limit()\n"
         "wanted = 65536 if hard == r.RLIM_INFINITY else min(65536, hard)\n"
         "print(r.getrlimit(r.RLIMIT_NOFILE) == (wanted, hard))\n"
     )

@@ -1,0 +1,1 @@
+"""One endpoint for many replicas: `llmc route`."""

@@ -1,0 +1,174 @@
+"""All replicas: which of them gets a request, who waits when all have enough, and how they are exchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from llmc.runtime.server.errors import ApiError
+
+from .config import RouterConfig
+from .prefixes import PrefixTable, Ring
+from .replica import Replica
+
+Excluded = set[tuple[str, int]]
+"""Replicas, by name and epoch, that a request is not to be given to."""
+_LOOK_S = 0.25
+
+
+class Fleet:
+    """Lives on the event loop. Whoever adds a replica has it watched until it is removed."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.replicas: dict[str, Replica] = {}
+        self.num_waiting = 0
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._prefixes = PrefixTable()
+        self._ring = Ring(())
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._pinned: dict[str, int] = {}  # streams that have begun, by artifact
+
+    def add(self, name: str, url: str | None) -> Replica:
+        """A replica that gets requests once it is ready; url None: it tells by `move` where it is. Raises UrlError."""
+        replica = Replica(name, url, self.config.replica_key, self.changed)
+        self.replicas[name] = replica
+        self._ring = Ring(self.replicas)
+        watch = replica.watch(self.config.health_interval_s, self.config.health_timeout_s)
+        self._watches[name] = asyncio.create_task(watch)
+        return replica
+
+    async def remove(self, name: str) -> None:
+        """Forgets a replica, which has nothing to do any more."""
+        replica = self.replicas.pop(name)
+        self._ring = Ring(self.replicas)
+        watch = self._watches.pop(name)
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        if replica.upstream is not None:
+            replica.upstream.abort_all()
+
+    async def close(self) -> None:
+        """Forgets all."""
+        for name in list(self.replicas):
+            await self.remove(name)
+
+    def default_model(self) -> str | None:
+        """The model of a request that names none: the first of the first replica."""
+        return next((replica.models[0] for replica in self.replicas.values() if replica.models), None)
+
+    def knows(self, model: str) -> bool:
+        """Some replica, well or not, serves it."""
+        return any(model in replica.models for replica in self.replicas.values())
+
+    async def acquire(
+        self, model: str | None, hashes: Sequence[bytes], excluded: Excluded, artifact: str | None = None
+    ) -> Replica:
+        """A replica for a request, which `Replica.end` gives back; waits for one if it must.
+
+        artifact: of a stream that has begun: draining replicas do, too. Raises ApiError: 404 for a model that nobody
+        serves, 429 where too many wait, 503 where none came in time.
+        """
+        deadline = time.monotonic() + self.config.patience_s
+        while True:
+            found = self._choose(model, hashes, excluded, artifact)
+            if found is not None:
+                found.begin()
+                if hashes:
+                    self._prefixes.note(hashes, found.name)
+                return found
+            if model is not None and artifact is None and self._all_known() and not self.knows(model):
+                names = ", ".join(sorted({name for replica in self.replicas.values() for name in replica.models}))
+                message = f"the model {model!r} does not exist: the replicas have {names}"
+                raise ApiError(message, status=404, param="model", code="model_not_found")
+            await self._wait(deadline, pinned=artifact is not None)
+
+    @contextlib.contextmanager
+    def pin(self, artifact: str) -> Iterator[None]:
+        """While a stream of it runs, one replica of `artifact` stays."""
+        self._pinned[artifact] = self._pinned.get(artifact, 0) + 1
+        try:
+            yield
+        finally:
+            self._pinned[artifact] -= 1
+            if not self._pinned[artifact]:
+                del self._pinned[artifact]
+
+    async def until_idle(self, replica: Replica) -> None:
+        """A draining replica has no request left, and no stream needs it as the last of its artifact."""
+        while replica.active or (self._pinned.get(replica.artifact) and self._is_last(replica)):
+            await asyncio.sleep(_LOOK_S)
+
+    def changed(self) -> None:
+        """Some replica may have room: who waits looks again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For GET /v1/llmc/replicas."""
+        return {
+            "object": "list",
+            "data": [replica.to_json() for replica in self.replicas.values()],
+            "waiting_requests": self.num_waiting,
+        }
+
+    def _choose(
+        self, model: str | None, hashes: Sequence[bytes], excluded: Excluded, artifact: str | None
+    ) -> Replica | None:
+        able = {
+            replica.name: replica
+            for replica in self.replicas.values()
+            if replica.ready
+            and (replica.name, replica.epoch) not in excluded
+            and (model is None or model in replica.models)
+            and (not replica.draining if artifact is None else replica.artifact == artifact)
+            # Who has begun was let in already.
+            and (replica.active < self.config.max_inflight or artifact is not None)
+        }
+        if not able:
+            return None
+        most = math.ceil(self.config.load_factor * (sum(one.active for one in able.values()) + 1) / len(able))
+        if hashes:
+            seen = self._prefixes.find(hashes)
+            if seen in able and able[seen].active < most:
+                return able[seen]
+            for name in self._ring.order(hashes[0]):
+                if name in able and able[name].active < most:
+                    return able[name]
+        return min(able.values(), key=lambda one: one.active)
+
+    async def _wait(self, deadline: float, *, pinned: bool) -> None:
+        left = deadline - time.monotonic()
+        full = any(one.ready and one.active >= self.config.max_inflight for one in self.replicas.values())
+        if full and self.num_waiting >= self.config.max_waiting and not pinned:
+            message = f"all replicas are full and {self.num_waiting} requests wait: try again in 1 s"
+            raise ApiError(message, status=429, code="queue_full", headers={"Retry-After": "1"})
+        if left <= 0:
+            why = "all replicas are full" if full else "no replica is well"
+            message = f"{why}, for {self.config.patience_s:g} s now: try again later"
+            raise ApiError(message, status=503, code="no_replica", headers={"Retry-After": "5"})
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self.num_waiting += 1
+        try:
+            await asyncio.wait_for(waiter, min(left, _LOOK_S))
+        except TimeoutError:
+            pass
+        finally:
+            self.num_waiting -= 1
+            self._waiters.remove(waiter)
+
+    def _all_known(self) -> bool:
+        """Every replica has said what it serves, so that a model that none has is none."""
+        return bool(self.replicas) and all(replica.models for replica in self.replicas.values())
+
+    def _is_last(self, replica: Replica) -> bool:
+        others: Collection[Replica] = self.replicas.values()
+        return not any(one is not replica and one.artifact == replica.artifact for one in others)

@@ -1,0 +1,94 @@
+"""Metrics of the router, and those of all replicas with a label that says whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from .fleet import Fleet
+from .replica import Replica
+from .upstream import Headers, ReplicaLost
+
+_SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(.*)$")
+_SUFFIXES = (b"_bucket", b"_sum", b"_count", b"_total", b"_created", b"_info")
+
+
+class RouterMetrics:
+    """The router's own; `page` adds the replicas'."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        new = self.registry
+        self.requests = Counter("llmc_router_requests", "Requests answered, by status.", ["status"], registry=new)
+        self.retries = Counter(
+            "llmc_router_retries", "Requests given to another replica before a byte was sent.", registry=new
+        )
+        self.failovers = Counter(
+            "llmc_router_failovers", "Streams that went on at another replica after bytes were sent.", registry=new
+        )
+        self.broken = Counter("llmc_router_broken_streams", "Streams that no replica could end.", registry=new)
+        self._waiting = Gauge("llmc_router_waiting_requests", "Requests that wait for a replica.", registry=new)
+        labels = ["replica"]
+        self._ready = Gauge("llmc_router_replica_ready", "1: it takes requests.", labels, registry=new)
+        self._active = Gauge("llmc_router_replica_active_requests", "Requests it has.", labels, registry=new)
+        self._lost = Counter("llmc_router_replica_lost", "How often it was lost.", labels, registry=new)
+        self._counted: dict[str, int] = {}
+
+    async def page(self, fleet: Fleet, headers: Headers, timeout_s: float) -> bytes:
+        """Prometheus's text. headers: what replicas are asked with. One that does not answer is left out."""
+        self._note(fleet)
+        texts = await asyncio.gather(*(_metrics_of(one, headers, timeout_s) for one in fleet.replicas.values()))
+        parts = {name: text for name, text in zip(fleet.replicas, texts, strict=True) if text}
+        return bytes(generate_latest(self.registry)) + merged(parts)
+
+    def _note(self, fleet: Fleet) -> None:
+        self._waiting.set(fleet.num_waiting)
+        for gauge in (self._ready, self._active):
+            gauge.clear()
+        for name, replica in fleet.replicas.items():
+            self._ready.labels(name).set(replica.ready and not replica.draining)
+            self._active.labels(name).set(replica.active)
+            self._lost.labels(name).inc(replica.num_lost - self._counted.get(name, 0))
+            self._counted[name] = replica.num_lost
+
+
+def merged(parts: dict[str, bytes]) -> bytes:
+    """Texts of several processes as one: samples get the label `replica`, and stand together by family."""
+    heads: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for name, text in parts.items():
+        label = b'replica="%s"' % name.replace("\\", "\\\\").replace('"', '\\"').encode()
+        for line in text.splitlines():
+            if line.startswith(b"# "):
+                words = line.split(b" ", 3)
+                if len(words) > 2:
+                    known = heads.setdefault(words[2], [])
+                    if not any(one.split(b" ", 2)[1] == words[1] for one in known):
+                        known.append(line)
+                    samples.setdefault(words[2], [])
+            elif match := _SAMPLE.match(line):
+                metric, brace, rest = match.groups()
+                labelled = metric + b"{" + label + (b"," + rest if brace and not rest.startswith(b"}") else b"")
+                labelled += b"" if brace and not rest.startswith(b"}") else b"}" + rest.removeprefix(b"}")
+                samples.setdefault(_family(metric, heads), []).append(labelled)
+    lines: list[bytes] = []
+    for family, found in samples.items():
+        lines += [*heads.get(family, ()), *found]
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _family(metric: bytes, heads: dict[bytes, list[bytes]]) -> bytes:
+    if metric in heads:
+        return metric
+    return next((base for end in _SUFFIXES if (base := metric.removesuffix(end)) in heads), metric)
+
+
+async def _metrics_of(replica: Replica, headers: Headers, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await replica.get(b"/metrics", headers)
+    except (TimeoutError, ReplicaLost):
+        return b""
+    return body if status == 200 else b""

@@ -1,0 +1,294 @@
+"""One request on its way: given to a replica, to another one where that is lost, until it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic_core
+from starlette.types import Send
+
+from llmc.runtime.server.bodies import check_size
+from llmc.runtime.server.errors import ApiError
+
+from .config import RouterConfig
+from .fleet import Excluded, Fleet
+from .metrics import RouterMetrics
+from .prefixes import block_hashes, prompt_text
+from .replica import Replica
+from .stream_marks import StreamFailed, StreamMarks
+from .upstream import Answer, Headers, ReplicaLost
+
+FIELD = "llmc_failover"
+_CONTINUED: Mapping[str, str] = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl"}
+_BUSY = frozenset({429, 502, 503, 504})
+_MAX_CHOICES = 1 << 15
+_ROOM_S = 0.1
+# Of one connection, or written anew for each.
+_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+    | {b"host", b"content-length", b"expect", b"x-request-id", b"x-request-timeout"}
+)
+
+
+class ClientLeft(Exception):
+    """The client closed its connection."""
+
+
+@dataclass
+class Inbound:
+    """A request as it came. target: path and query, as bytes of the request line."""
+
+    method: str
+    path: str
+    target: bytes
+    headers: Headers
+    body: bytes
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of a header; empty for none."""
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+class Relay:
+    """Answers one request through `send`; make one for each. request_id: passed on, and sent back."""
+
+    def __init__(self, fleet: Fleet, metrics: RouterMetrics, inbound: Inbound, request_id: bytes) -> None:
+        self._fleet, self._metrics, self._inbound = fleet, metrics, inbound
+        self._config: RouterConfig = fleet.config
+        self._request_id = request_id
+        self._began = time.monotonic()
+        self._body = _parsed(inbound)
+        model = self._body.get("model")
+        self._model = model if isinstance(model, str) and model else fleet.default_model()
+        text = prompt_text(self._body) if self._body else b""
+        self._hashes = block_hashes(text, self._config.block_chars) if text else []
+        self._failover: dict[str, Any] | None = None
+        self._marks: StreamMarks | None = None
+        self._started = False
+        self._artifact: str | None = None
+        self._pins = ExitStack()
+        self._continue()
+
+    async def run(self, send: Send) -> None:
+        """Sends the answer. Raises ApiError where none can be had and nothing was sent yet."""
+        excluded: Excluded = set()
+        refusal: tuple[int, Headers, bytes] | None = None
+        failed = 0
+        with self._pins:
+            while True:
+                if refusal is not None and refusal[0] != 503 and self._nobody_left(excluded):
+                    return await self._send_whole(send, *refusal)
+                replica = await self._acquire(send, excluded)
+                if replica is None:
+                    return
+                epoch = replica.epoch
+                try:
+                    refusal = await self._once(replica, send)
+                    if refusal is None:
+                        return
+                    self._metrics.retries.inc()
+                    await self._note_refusal(replica, epoch, refusal[0], excluded)
+                except (ReplicaLost, StreamFailed, ValueError) as error:
+                    failed += 1
+                    if not isinstance(error, StreamFailed) and epoch == replica.epoch:
+                        replica.lose(str(error))
+                    excluded.add((replica.name, epoch))
+                    (self._metrics.failovers if self._started else self._metrics.retries).inc()
+                    if failed > self._config.retries or (self._started and self._marks is None):
+                        return await self._give_up(send, error)
+                    if self._marks is not None:
+                        self._marks.restart()
+                finally:
+                    replica.end()
+
+    async def _once(self, replica: Replica, send: Send) -> tuple[int, Headers, bytes] | None:
+        """One try; returns what was answered by a replica that has no room, None once all is sent."""
+        assert replica.upstream is not None
+        inbound = self._inbound
+        answer = await replica.upstream.request(
+            inbound.method, inbound.target, self._headers(), self._body_for(replica)
+        )
+        try:
+            streams = answer.header(b"content-type").startswith(b"text/event-stream")
+            if self._started or streams:
+                return await self._pass_stream(replica, answer, send)
+            body = await answer.body()
+        finally:
+            answer.close()
+        whole = answer.status, answer.headers, body
+        if answer.status in _BUSY or _is_server_error(answer.status, body):
+            return whole
+        await self._send_whole(send, *whole)
+        return None
+
+    async def _pass_stream(self, replica: Replica, answer: Answer, send: Send) -> tuple[int, Headers, bytes] | None:
+        marks = self._marks
+        if answer.status != 200:
+            body = await answer.body()
+            if answer.status in _BUSY or answer.status >= 500:
+                return answer.status, answer.headers, body
+            # It has begun, and a replica of the same artifact does not take the rest.
+            await self._end_stream(send, b"data: " + body + b"\n\n")
+            return None
+        async for piece in answer.pieces():
+            told = piece if marks is None else marks.feed(piece)
+            if not told:
+                continue
+            if not self._started:
+                await self._start(send, answer.status, answer.headers)
+                self._artifact = replica.artifact
+                self._pins.enter_context(self._fleet.pin(replica.artifact))
+            await send({"type": "http.response.body", "body": told, "more_body": True})
+        if marks is not None and not marks.done:
+            raise ReplicaLost(f"{replica.name}: the stream ended early")
+        if not self._started:
+            await self._start(send, answer.status, answer.headers)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
+
+    def _continue(self) -> None:
+        """Prepares the request so that its answer does not depend on who gives it, and a stream can go on elsewhere."""
+        prefix = _CONTINUED.get(self._inbound.path)
+        # A router before this one sees to it itself.
+        if prefix is None or not self._body or self._inbound.method != "POST" or self._body.get(FIELD) is not None:
+            return
+        self._failover = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "seed": secrets.randbits(63),
+        }
+        if self._body.get("stream") is True:
+            self._marks = StreamMarks(_num_choices(self._body))
+
+    def _body_for(self, replica: Replica) -> bytes:
+        body = self._inbound.body
+        if self._failover is None:
+            return body
+        failover = self._failover
+        if self._marks is not None and self._started:
+            failover = {**failover, "sent": self._marks.sent()}
+        added = json.dumps(failover, separators=(",", ":")).encode()
+        # An object, as it was parsed; of two fields with one name the last one holds.
+        return b'%s,"%s":%s}' % (body.rstrip()[:-1], FIELD.encode(), added)
+
+    def _headers(self) -> Headers:
+        headers = [(name, value) for name, value in self._inbound.headers if name not in _HOP]
+        headers.append((b"x-request-id", self._request_id))
+        if timeout := self._inbound.header(b"x-request-timeout"):
+            headers.append((b"x-request-timeout", self._time_left(timeout)))
+        return headers
+
+    def _time_left(self, timeout: bytes) -> bytes:
+        """What is left of a client's limit for all tries; what is no number a replica refuses."""
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            return timeout
+        return (
+            timeout
+            if not math.isfinite(seconds) or seconds <= 0
+            else b"%g" % max(1e-3, seconds - (time.monotonic() - self._began))
+        )
+
+    async def _acquire(self, send: Send, excluded: Excluded) -> Replica | None:
+        try:
+            return await self._fleet.acquire(self._model, self._hashes, excluded, self._artifact)
+        except ApiError as error:
+            if not self._started:
+                raise
+            await self._end_stream(send, b"data: " + json.dumps(error.body()).encode() + b"\n\n")
+            return None
+
+    async def _note_refusal(self, replica: Replica, epoch: int, status: int, excluded: Excluded) -> None:
+        if status == 503 and epoch == replica.epoch:  # it starts or stops
+            replica.lose("it takes no requests now")
+        if self._started:  # the rest is wanted from any of them, once there is room
+            await asyncio.sleep(_ROOM_S)
+        else:
+            excluded.add((replica.name, epoch))
+
+    def _nobody_left(self, excluded: Excluded) -> bool:
+        """All that are well have refused it."""
+        well = [one for one in self._fleet.replicas.values() if one.ready and not one.draining]
+        able = [one for one in well if self._model in (None, *one.models)]
+        return bool(able) and not self._started and all((one.name, one.epoch) in excluded for one in able)
+
+    async def _give_up(self, send: Send, error: Exception) -> None:
+        if self._started:
+            if self._marks is None:  # nobody can go on with it: the client must see that it is cut off
+                raise ReplicaLost(str(error)) from error
+            event = error.event if isinstance(error, StreamFailed) else _event_of(_lost(error))
+            await self._end_stream(send, event)
+            return
+        raise _lost(error)
+
+    async def _end_stream(self, send: Send, event: bytes) -> None:
+        self._metrics.broken.inc()
+        await send({"type": "http.response.body", "body": event + b"data: [DONE]\n\n", "more_body": False})
+
+    async def _start(self, send: Send, status: int, headers: Headers) -> None:
+        self._started = True
+        kept = [(name, value) for name, value in headers if name not in _HOP]
+        kept.append((b"x-request-id", self._request_id))
+        await send({"type": "http.response.start", "status": status, "headers": kept})
+
+    async def _send_whole(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
+        kept = [(name, value) for name, value in headers if name not in _HOP]
+        kept += [(b"x-request-id", self._request_id), (b"content-length", b"%d" % len(body))]
+        self._started = True
+        await send({"type": "http.response.start", "status": status, "headers": kept})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def until_left(work: asyncio.Task[None], left: asyncio.Task[None]) -> None:
+    """Waits for an answer to be sent, or ends it once the client has left. Raises what `work` does, and ClientLeft."""
+    try:
+        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientLeft
+        work.result()
+    finally:
+        left.cancel()
+        work.cancel()
+
+
+def _parsed(inbound: Inbound) -> dict[str, Any]:
+    """The JSON object of a body; empty where it is none, which a replica says."""
+    if not inbound.body or b"json" not in inbound.header(b"content-type").lower():
+        return {}
+    check_size(inbound.body)
+    try:
+        body = pydantic_core.from_json(inbound.body)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _num_choices(body: Mapping[str, Any]) -> int:
+    """Of all prompts; what cannot be a request a replica refuses."""
+    n, prompt = body.get("n"), None if "messages" in body else body.get("prompt")
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    each = int(n) if isinstance(n, (int, float)) and 1 <= n <= _MAX_CHOICES else 1
+    return min(_MAX_CHOICES, each * (len(prompt) if several and isinstance(prompt, list) else 1))
+
+
+def _is_server_error(status: int, body: bytes) -> bool:
+    """A replica's own fault, which another one may not have."""
+    return status == 500 and b'"server_error"' in body
+
+
+def _lost(error: Exception) -> ApiError:
+    return ApiError(f"the replicas that tried were lost: {error}", status=502, code="replica_lost")
+
+
+def _event_of(error: ApiError) -> bytes:
+    return b"data: " + json.dumps(error.body()).encode() + b"\n\n"

@@ -1,0 +1,159 @@
+"""One replica as the router sees it: what it serves, how it is, what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from .upstream import Headers, ReplicaLost, Upstream
+
+log = logging.getLogger("llmc.router")
+State = Literal["starting", "ready", "lost"]
+_SOON_S = 0.05
+
+
+class Replica:
+    """A server at an address, which may change when it is started anew.
+
+    epoch counts its lives: what was said of an earlier one does not hold any more. draining: it gets no new requests,
+    and ends those it has. on_change: called when it may take requests that it might not before, or has room.
+    """
+
+    def __init__(self, name: str, url: str | None, key: str | None, on_change: Callable[[], None]) -> None:
+        self.name = name
+        self.upstream: Upstream | None = None
+        self.state: State = "starting"
+        self.models: tuple[str, ...] = ()
+        self.listed: list[dict[str, Any]] = []
+        self.artifact = ""
+        self.draining = False
+        self.active = self.epoch = self.num_requests = self.num_lost = 0
+        self.pid: int | None = None
+        self.last_error: str | None = None
+        self._headers: Headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+        self._on_change = on_change
+        self._look = asyncio.Event()
+        self._late_since: float | None = None
+        if url is not None:
+            self.move(url)
+
+    def move(self, url: str) -> None:
+        """It is, or soon will be, at this address."""
+        self.upstream = Upstream(url)
+        self.state, self._late_since = "starting", None
+        self.epoch += 1
+        self._look.set()
+
+    def lose(self, why: str) -> None:
+        """A request found it gone: it gets no others until it answers a look."""
+        if self.state == "ready":
+            log.warning("replica %s is lost: %s", self.name, why)
+            self.state, self.epoch = "lost", self.epoch + 1
+            self.num_lost += 1
+        self.last_error = why
+        self._look.set()
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+    def begin(self) -> None:
+        """It is given a request."""
+        self.active += 1
+        self.num_requests += 1
+
+    def end(self) -> None:
+        """It has one less."""
+        self.active -= 1
+        self._on_change()
+
+    async def watch(self, interval_s: float, timeout_s: float) -> None:
+        """Looks at it for ever: now and then while it is well, often while it is not."""
+        while True:
+            await self._once(timeout_s)
+            wait_s = interval_s if self.ready else min(interval_s, _SOON_S * 4)
+            self._look.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), wait_s)
+            if not self.ready:
+                await asyncio.sleep(_SOON_S)
+
+    async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
+        """Status and body. Raises ReplicaLost."""
+        if self.upstream is None:
+            raise ReplicaLost(f"{self.name} has not started")
+        answer = await self.upstream.request("GET", target, headers or self._headers, b"")
+        try:
+            return answer.status, await answer.body()
+        finally:
+            answer.close()
+
+    def to_json(self) -> dict[str, Any]:
+        """For GET /v1/llmc/replicas."""
+        return {
+            "name": self.name,
+            "url": None if self.upstream is None else f"http://{self.upstream.name}",
+            "state": "draining" if self.draining and self.ready else self.state,
+            "models": list(self.models),
+            "artifact": self.artifact,
+            "active_requests": self.active,
+            "requests": self.num_requests,
+            "times_lost": self.num_lost,
+            "last_error": self.last_error,
+            "pid": self.pid,
+        }
+
+    async def _once(self, timeout_s: float) -> None:
+        epoch = self.epoch
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, body = await self.get(b"/ready")
+                if status == 200 and self.state != "ready":
+                    await self._learn()
+        except TimeoutError:
+            self._late(timeout_s)
+            return
+        except (ReplicaLost, ValueError, KeyError) as error:
+            if epoch == self.epoch:
+                self._gone(str(error))
+            return
+        self._late_since = None
+        if epoch != self.epoch:  # it was lost, or moved, meanwhile: look again
+            return
+        if status == 200:
+            if self.state != "ready":
+                log.info("replica %s is ready: %s", self.name, ", ".join(self.models))
+                self.state, self.last_error = "ready", None
+            # Also where nothing changed here: adapters come and go.
+            self._on_change()
+        elif self.state == "ready":
+            self.state = "starting"
+            self.last_error = body.decode("utf-8", "replace")[:200]
+
+    async def _learn(self) -> None:
+        status, body = await self.get(b"/v1/models")
+        if status != 200:
+            raise ValueError(f"GET /v1/models gives status {status}: give --replica-api-key where it asks for a key")
+        self.listed = json.loads(body)["data"]
+        self.models = tuple(str(model["id"]) for model in self.listed)
+        self.artifact = str(self.listed[0].get("artifact", "")) if self.listed else ""
+
+    def _gone(self, why: str) -> None:
+        if self.state == "ready":
+            self.lose(why)
+        self.last_error = why
+
+    def _late(self, timeout_s: float) -> None:
+        """It does not answer: first it gets nothing new, then what it has goes elsewhere."""
+        now = time.monotonic()
+        self._late_since = self._late_since or now
+        if self.state == "ready" or now - self._late_since >= timeout_s:
+            self._gone(f"no answer within {timeout_s:g} s")
+            self.state = "lost"
+        if now - self._late_since >= timeout_s and self.upstream is not None:
+            self.upstream.abort_all()

@@ -1,0 +1,126 @@
+"""The router as a process: listens, starts replicas, obeys signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.hosts import ANY, LOOPBACK, AllowedHosts, is_loopback
+from llmc.runtime.server.http_protocol import bounded_protocol
+from llmc.runtime.server.run import listen, raise_file_limit
+
+from .app import RouterApp
+from .config import RouterConfig
+from .fleet import Fleet
+from .metrics import RouterMetrics
+from .spawn import Spawner
+
+log = logging.getLogger("llmc.router")
+_LOOK_S = 0.05
+
+
+class _Process(uvicorn.Server):
+    """uvicorn, which lets running requests end at a first signal; a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, app: RouterApp) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own would end the process by the signal, before local replicas have ended.
+        self.force_exit = self.should_exit
+        self.should_exit = self._app.stopping = True
+
+
+async def _main(
+    config: RouterConfig,
+    listener: socket.socket,
+    url: str,
+    say: Callable[[str], None],
+    on_ready: Callable[[str], None],
+) -> None:
+    fleet, metrics = Fleet(config), RouterMetrics()
+    spawner = Spawner(fleet, say)
+    for one in config.replicas:
+        fleet.add(one.split("://", 1)[-1].rstrip("/"), one)
+    for plan in config.spawn:
+        spawner.start(plan)
+    app = RouterApp(config, fleet, metrics, spawner.update if config.spawn else None)
+    hosts = config.allowed_hosts or ((*LOOPBACK, config.host) if is_loopback(config.host) else (ANY,))
+    process = _Process(
+        uvicorn.Config(
+            AllowedHosts(app, hosts),
+            http=bounded_protocol(config.client_timeout_s),
+            ws="none",
+            lifespan="off",
+            log_level=config.uvicorn_log_level,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            backlog=2048,
+        ),
+        app,
+    )
+
+    async def tell() -> None:
+        while not any(replica.ready for replica in fleet.replicas.values()):
+            await asyncio.sleep(_LOOK_S)
+        on_ready(url)
+
+    async def update() -> None:
+        try:
+            await spawner.update(None, None)
+        except ApiError as error:
+            log.warning("SIGHUP: %s", error)
+
+    tasks: set[asyncio.Task[None]] = {asyncio.create_task(tell())}
+
+    def hang_up() -> None:
+        task = asyncio.create_task(update())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    if config.spawn:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        await process.serve(sockets=[listener])
+    finally:
+        for task in list(tasks):
+            task.cancel()
+        await spawner.close()
+        await fleet.close()
+
+
+def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callable[[str], None]) -> None:
+    """Routes until a signal. say: gets the lines of local replicas; on_ready: the URL, once a replica is ready.
+
+    Raises ServerError where it cannot listen.
+    """
+    listener = listen(config.host, config.port)
+    try:
+        host, port = listener.getsockname()[:2]
+        raise_file_limit()
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        with contextlib.suppress(KeyboardInterrupt):
+            _run(_main(config, listener, url, say, on_ready))
+    finally:
+        listener.close()
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where it is installed, as uvicorn itself does."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

@@ -1,0 +1,193 @@
+"""Local replicas: started, watched, started again, exchanged for those of another artifact."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmc.runtime.server.errors import ApiError
+
+from .config import SpawnPlan
+from .fleet import Fleet
+from .replica import Replica
+
+log = logging.getLogger("llmc.router")
+_READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
+_WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONG_LIFE_S = 0.1, 10.0, 30.0
+_STOP_S = 60.0
+_LOOK_S = 0.1
+_MAX_LINE = 1 << 16
+
+
+class Local:
+    """A process that serves, and is started again whenever it ends by itself. say: gets its lines."""
+
+    def __init__(self, replica: Replica, plan: SpawnPlan, say: Callable[[str], None]) -> None:
+        self.replica, self.plan = replica, plan
+        self.num_starts = 0
+        self.last_line = ""
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._life = asyncio.create_task(self._live())
+
+    async def stop(self) -> None:
+        """Ends the process: it finishes what it has, and is killed if that takes too long."""
+        self._stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_S)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        self._life.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._life
+
+    async def _live(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping:
+            began = time.monotonic()
+            why = await self._run()
+            if self._stopping:
+                return
+            self.replica.lose(why)
+            self.replica.last_error = f"{why}: {self.last_line}"
+            log.warning("replica %s: %s, it is started again", self.replica.name, self.replica.last_error)
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONG_LIFE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    async def _run(self) -> str:
+        """One life of the process; returns how it ended."""
+        command = [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *self.plan.command, self.plan.artifact]
+        self.num_starts += 1
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE,
+            start_new_session=True,  # Ctrl+C is for the router, which drains
+        )
+        self._process, self.replica.pid = process, process.pid
+        assert process.stderr is not None
+        try:
+            while True:
+                try:
+                    line = await process.stderr.readline()
+                except ValueError:  # longer than any of ours
+                    continue
+                if not line:
+                    break
+                self.last_line = line.decode("utf-8", "replace").rstrip()
+                self._say(f"{self.replica.name}: {self.last_line}")
+                if found := _READY.search(self.last_line):
+                    self.replica.move(found[1])
+            code = await process.wait()
+        except asyncio.CancelledError:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            raise
+        return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+class Spawner:
+    """All local replicas. say: gets their lines."""
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        self._fleet, self._say = fleet, say
+        self._locals: list[Local] = []
+        self._numbers = itertools.count()
+        self._updating: asyncio.Task[None] | None = None
+
+    def start(self, plan: SpawnPlan) -> None:
+        """Starts the replicas of one artifact."""
+        for _ in range(plan.count):
+            self._start_one(plan)
+
+    async def update(self, model: str | None, artifact: str | None) -> dict[str, Any]:
+        """Exchanges the replicas that serve `model` (None: all) for those of `artifact` (None: what their paths name by
+        now), one after the other and each before the old one goes. Returns at once. Raises ApiError."""
+        if self._updating is not None and not self._updating.done():
+            raise ApiError("an update runs: wait for its end", status=409, code="updating")
+        old = [one for one in self._locals if model is None or model in one.replica.models]
+        if not old:
+            raise ApiError(f"no local replica serves the model {model!r}", status=404, param="model")
+        if artifact is not None and len({one.plan for one in old}) > 1:
+            raise ApiError("several artifacts are served: name the model to update", param="model")
+        if artifact is not None and not Path(artifact).exists():
+            raise ApiError(f"the artifact {artifact} does not exist", param="artifact")
+        self._updating = asyncio.create_task(self._exchange(old, artifact))
+        return {"updating": [one.replica.name for one in old]}
+
+    @property
+    def updating(self) -> bool:
+        """An update runs."""
+        return self._updating is not None and not self._updating.done()
+
+    async def close(self) -> None:
+        """Ends all processes."""
+        if self._updating is not None:
+            self._updating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._updating
+        await asyncio.gather(*(one.stop() for one in self._locals))
+        self._locals.clear()
+
+    def _start_one(self, plan: SpawnPlan) -> Local:
+        replica = self._fleet.add(f"r{next(self._numbers)}", None)
+        local = Local(replica, plan, self._say)
+        self._locals.append(local)
+        return local
+
+    async def _exchange(self, old: list[Local], artifact: str | None) -> None:
+        ending: list[asyncio.Task[None]] = []
+        try:
+            for one in old:
+                plan = one.plan if artifact is None else dataclasses.replace(one.plan, artifact=artifact)
+                new = self._start_one(plan)
+                if not await self._until_ready(new):
+                    log.error("the update ends here: %s does not start: %s", new.replica.name, new.last_line)
+                    await self._retire(new)
+                    return
+                one.replica.draining = True
+                log.info("replica %s takes the place of %s", new.replica.name, one.replica.name)
+                ending.append(asyncio.create_task(self._end(one)))
+            await asyncio.gather(*ending)
+        except asyncio.CancelledError:
+            for task in ending:
+                task.cancel()
+            raise
+
+    async def _until_ready(self, local: Local) -> bool:
+        """False where it ends before it is ready: it would again."""
+        while not local.replica.ready:
+            if local.num_starts > 1:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
+
+    async def _end(self, local: Local) -> None:
+        await self._fleet.until_idle(local.replica)
+        await self._retire(local)
+
+    async def _retire(self, local: Local) -> None:
+        self._locals.remove(local)
+        await local.stop()
+        await self._fleet.remove(local.replica.name)

@@ -1,0 +1,230 @@
+"""HTTP/1.1 to a replica: connections that stay open, bodies read as they come and no faster than they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+import httptools
+
+from llmc.runtime.loadgen.http import Address
+
+Headers = Sequence[tuple[bytes, bytes]]
+_MOST_BUFFERED = 256 << 10
+_MOST_IDLE = 64
+
+
+class ReplicaLost(Exception):
+    """A replica cannot be reached, or broke an answer off. unused: it said nothing, on a connection that was kept."""
+
+    def __init__(self, message: str, *, unused: bool = False) -> None:
+        super().__init__(message)
+        self.unused = unused
+
+
+class _Connection(asyncio.Protocol):
+    """One exchange at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.pieces: deque[bytes] = deque()
+        self.complete = self.keeps_alive = False
+        self.lost: str | None = None
+        self.heard = False
+        self._num_buffered = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._in_head = True
+
+    def begin(self) -> None:
+        """Before the next exchange."""
+        self.status, self.headers, self._in_head = 0, [], True
+        self.complete = self.keeps_alive = self.heard = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    @property
+    def has_head(self) -> bool:
+        return not self._in_head
+
+    async def wait(self) -> None:
+        """For news."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take(self) -> bytes:
+        """All of the body that has come and was not taken."""
+        data = self.pieces.popleft() if len(self.pieces) == 1 else b"".join(self.pieces)
+        self.pieces.clear()
+        self._num_buffered = 0
+        if self._paused and self.transport is not None:
+            self._paused = False
+            self.transport.resume_reading()
+        return data
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.lost = f"what it answers is no HTTP: {error}"
+            self.abort()
+        if self._num_buffered > _MOST_BUFFERED and not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = self.lost or f"it closed the connection{'' if exc is None else f': {exc}'}"
+        self._wake()
+
+    # --- httptools ----------------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status >= 200:
+            self._in_head = False
+        else:
+            self.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append(body)
+        self._num_buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        if not self._in_head:
+            self.complete, self.keeps_alive = True, self._parser.should_keep_alive()
+
+    def abort(self) -> None:
+        """Ends the connection, and with it what the replica does for it."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Answer:
+    """A status, headers and a body that comes. Close it at the end; what is not read by then is broken off."""
+
+    def __init__(self, upstream: Upstream, connection: _Connection) -> None:
+        self._upstream, self._connection = upstream, connection
+        self.status, self.headers = connection.status, connection.headers
+
+    def header(self, name: bytes) -> bytes:
+        """The last value of a header; empty for none."""
+        return next((value for key, value in reversed(self.headers) if key == name), b"")
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ReplicaLost when it breaks off."""
+        connection = self._connection
+        while True:
+            if connection.pieces:
+                yield connection.take()
+            elif connection.complete:
+                return
+            elif connection.lost is not None:
+                raise ReplicaLost(f"{self._upstream.name}: {connection.lost}")
+            else:
+                await connection.wait()
+
+    async def body(self) -> bytes:
+        """All of it. Raises ReplicaLost."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    def close(self) -> None:
+        """Keeps the connection where the answer is whole; may be called twice."""
+        connection = self._connection
+        self._upstream.release(connection, whole=connection.complete and not connection.pieces)
+
+
+class Upstream:
+    """The connections to one replica. Raises UrlError for an address that cannot be one."""
+
+    def __init__(self, url: str) -> None:
+        self.address = Address.parse(url)
+        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
+        self.name = f"{host}:{self.address.port}"
+        self._tls = ssl.create_default_context() if self.address.tls else None
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+
+    async def request(self, method: str, target: bytes, headers: Headers, body: bytes) -> Answer:
+        """Sends a request and waits for the head of its answer. Raises ReplicaLost."""
+        lines = [b"%s %s%s HTTP/1.1" % (method.encode(), self.address.prefix.encode(), target)]
+        lines.append(b"host: " + self.name.encode())
+        lines += [name + b": " + value for name, value in headers]
+        if body or method in ("POST", "PUT", "PATCH"):
+            lines.append(b"content-length: %d" % len(body))
+        message = b"\r\n".join(lines) + b"\r\n\r\n" + body
+        while True:
+            try:
+                return await self._exchange(message)
+            except ReplicaLost as error:
+                # It may close a connection that was kept just as it is used again.
+                if not error.unused:
+                    raise
+
+    def abort_all(self) -> None:
+        """Breaks off all that runs, and closes what is kept."""
+        for connection in (*self._busy, *self._idle):
+            connection.abort()
+        self._idle.clear()
+
+    def release(self, connection: _Connection, *, whole: bool) -> None:
+        """Takes a connection back."""
+        if connection not in self._busy:
+            return
+        self._busy.discard(connection)
+        if whole and connection.keeps_alive and connection.lost is None and len(self._idle) < _MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    async def _exchange(self, message: bytes) -> Answer:
+        connection, kept = await self._connection()
+        self._busy.add(connection)
+        try:
+            assert connection.transport is not None
+            connection.transport.write(message)
+            while not connection.has_head:
+                if connection.lost is not None:
+                    raise ReplicaLost(f"{self.name}: {connection.lost}", unused=kept and not connection.heard)
+                await connection.wait()
+            return Answer(self, connection)
+        except BaseException:
+            self.release(connection, whole=False)
+            raise
+
+    async def _connection(self) -> tuple[_Connection, bool]:
+        """An open connection, and whether it was used before."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.lost is None and connection.transport is not None and not connection.transport.is_closing():
+                connection.begin()
+                return connection, True
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                _Connection, self.address.host, self.address.port, ssl=self._tls
+            )
+        except OSError as error:
+            raise ReplicaLost(f"{self.name}: {error.strerror or error}") from error
+        return connection, False
