@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from llmc.models import ModelError, open_source
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.marks import rare
+from support.onnx_blocks import quantize_products
 from support.onnx_models import Runtime, export_decoder, export_encoder, save, store_weights_in
 from support.parity import check_bits
 from support.tiny_encoders import check_close, make_encoder, pooled, random_texts
@@ -88,6 +90,37 @@ def test_fused_operators(changes: dict[str, Any], kernel_cache: Path, tmp_path: 
     save(small_decoder(**changes), graph, external=True)
     (graph.parent / "config.json").write_text(json.dumps({"max_position_embeddings": POSITIONS}))
     check_decoder(graph, tmp_path / "artifact", kernel_cache)
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "zeros", "origin"),
+    [(4, 32, True, "llama"), rare(8, 64, False, "llama"), rare(4, 64, False, "qwen2"), rare(4, 32, False, "genai")],
+)
+def test_weights_of_integers(
+    bits: int, block: int, zeros: bool, origin: str, kernel_cache: Path, tmp_path: Path
+) -> None:
+    """Products of MatMulNBits keep their numbers: logits are as close as with weights of floats."""
+    graph = tmp_path / "exported" / "model.onnx"
+    if origin == "genai":
+        graph.parent.mkdir()
+        model = small_decoder()
+        (graph.parent / "config.json").write_text(json.dumps({"max_position_embeddings": POSITIONS}))
+    else:
+        checkpoint = make_tiny_model(
+            tmp_path / "checkpoint", origin, num_hidden_layers=2, hidden_size=64, intermediate_size=192,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        )  # fmt: skip
+        model = onnx.load(export_decoder(checkpoint, graph))
+    made = quantize_products(model, bits, block, zeros=zeros)
+    save(model, graph, external=True)
+    source = open_source(graph)
+    assert source.is_quantized
+    assert source.config().dtype == "bf16"
+    check_decoder(graph, tmp_path / "artifact", kernel_cache)
+    weights = json.loads((tmp_path / "artifact" / "manifest.json").read_text())["weights"].values()
+    kept = [weight for weight in weights if "format" in weight]
+    assert sum(len(weight["sources"]) for weight in kept) == made
+    assert {(weight["format"]["bits"], weight["format"]["group_size"]) for weight in kept} == {(bits, block)}
 
 
 @pytest.mark.parametrize(("window", "found"), [(7, (7, 7)), (90, (90, 90)), (None, (0, 0))])

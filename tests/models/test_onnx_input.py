@@ -18,6 +18,7 @@ from llmc.models import ModelError, open_source
 from llmc.models.loader import Parameter, load_parameters
 
 from support.failing import fails
+from support.onnx_blocks import quantize_products
 from support.onnx_models import save
 
 
@@ -69,6 +70,36 @@ def mixed(model: onnx.ModelProto) -> None:
     place = list(model.graph.node).index(embedded)
     mean = helper.make_node("ReduceMean", ["embedded"], [name], name="/mixes", axes=[1])
     model.graph.node.insert(place + 1, mean)
+
+
+def of_integers(change: Callable[[onnx.ModelProto, onnx.NodeProto], object]) -> Callable[[onnx.ModelProto], None]:
+    """Weights are rounded to 4 bits; the change is of the first product."""
+
+    def changed(model: onnx.ModelProto) -> None:
+        quantize_products(model, 4, 32, zeros=True)
+        change(model, node_of(model, "MatMulNBits"))
+
+    return changed
+
+
+def whole(name: str, value: int) -> Callable[[onnx.ModelProto], None]:
+    """With another attribute."""
+
+    def change(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        next(a for a in node.attribute if a.name == name).i = value
+
+    return of_integers(change)
+
+
+def part(place: int, change: Callable[[onnx.TensorProto], object]) -> Callable[[onnx.ModelProto], None]:
+    """With another tensor as an input."""
+    return of_integers(lambda model, node: change(tensor_of(model, node.input[place])))
+
+
+def scaled(tensor: onnx.TensorProto, value: float) -> None:
+    values = onnx.numpy_helper.to_array(tensor).copy()
+    values[-1] = value
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
 
 
 CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
@@ -125,6 +156,36 @@ CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "shape of other bytes": (
         lambda m: tensor_of(m, "layers.0.q").dims.__setitem__(0, 31),
         r"has 8192 bytes of tensor layers\.0\.q, whose shape \[31, 64\] takes 7936",
+    ),
+    "integers of 3 bits": (
+        whole("bits", 3),
+        r"\(MatMulNBits\) has weights of 3 bits, and llmc reads those of 4 and 8; quantize",
+    ),
+    "integers in small blocks": (
+        whole("block_size", 16),
+        r"has rows of \d+ numbers in blocks of 16; llmc reads blocks of a multiple of 32",
+    ),
+    "integers of no rows": (whole("N", 0), "has the attribute N = 0, not a positive number"),
+    "integers of more rows": (
+        whole("N", 4096),
+        r"has weights of shape \[.*\], and its sizes ask for \d+ elements",
+    ),
+    "scales of integers": (
+        part(2, lambda t: t.CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.int32), t.name))),
+        r"has scales of type int32, and llmc reads bfloat16 or float16 or float32; quantize",
+    ),
+    "zero points of floats": (
+        part(3, lambda t: t.CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), t.name))),
+        r"has zero points of type float32, and llmc reads uint8; quantize",
+    ),
+    "scale that is no number": (part(2, lambda t: scaled(t, np.nan)), r"tensor .*B has a scale of nan; export"),
+    "integers in act-order": (
+        of_integers(lambda _, node: node.input.append(node.input[2])),
+        r"has columns in an order of their own \(g_idx\); quantize",
+    ),
+    "integers that nobody stores": (
+        of_integers(lambda _, node: node.input.__setitem__(1, "nowhere")),
+        r"has no weights in the file; export the model with its weights as initializers",
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.files import open_file
 from llmc.models.sources.mapped import release
+from llmc.models.sources.onnx.blocks import BlockMatrix, block_matrices
 from llmc.models.sources.onnx.wire import read_skeleton
 from llmc.regular_file import open_regular
 
@@ -53,7 +55,8 @@ class _Place:
 class OnnxFile:
     """A model and where its tensors are.
 
-    model: the protobuf, in which large tensors have no data. opset: of ONNX's own operators.
+    model: the protobuf, in which large tensors have no data. opset: of ONNX's own operators. blocks: matrices of
+    integers, which have a shape and a dtype as if they were initializers of floats.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,9 +66,11 @@ class OnnxFile:
         self.model = _parsed(skeleton.model, path)
         self.opset = self._opset()
         self.initializers: dict[str, onnx.TensorProto] = {}
+        self.blocks: Mapping[str, BlockMatrix] = {}
         self._places: dict[str, _Place] = {}
         for tensor in self.model.graph.initializer:
             self._add(tensor, skeleton.places.get(tensor.name))
+        self.blocks = block_matrices(self)
 
     def _opset(self) -> int:
         import onnx
@@ -136,10 +141,13 @@ class OnnxFile:
         return _Place(path, self._maps[path], begin, end)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.initializers[name].dims)
+        block = self.blocks.get(name)
+        return tuple(self.initializers[name].dims) if block is None else block.shape
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
         """None for a type that is not read."""
+        if name in self.blocks:
+            return self.blocks[name].scales.dtype
         return DTYPES.get(self.initializers[name].data_type)
 
     def array(self, name: str) -> Array:

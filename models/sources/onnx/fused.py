@@ -11,6 +11,8 @@ import onnx
 
 from llmc.models.brief import brief_name
 from llmc.models.convert import Array
+from llmc.models.sources.onnx.blocks import BIAS, values_name
+from llmc.models.sources.onnx.blocks import OPERATOR as BLOCKS
 from llmc.models.sources.onnx.file import OnnxFile
 
 MICROSOFT = "com.microsoft"
@@ -203,9 +205,19 @@ def _causal(out: Written, call: Call, before: int, tokens: int) -> str:
     return name
 
 
+def _block_product(call: Call) -> Written:
+    out, node = Written(call), call.node
+    turned = out.add("Transpose", values_name(node), perm=[1, 0])
+    product = out.add("MatMul", node.input[0], turned, to=None if call.has(BIAS) else node.output[0])
+    if call.has(BIAS):
+        out.add("Add", product, node.input[BIAS], to=node.output[0])
+    return out
+
+
 FUSED: Mapping[tuple[str, str], Callable[[Call], Written]] = {
     (MICROSOFT, "RotaryEmbedding"): _rotary,
     _ATTENTION: _grouped_query,
+    BLOCKS: _block_product,
 }
 """By domain and operator. Raise NotWrittenOut."""
 

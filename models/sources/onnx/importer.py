@@ -22,6 +22,8 @@ from llmc.models.brief import brief, brief_name
 from llmc.models.convert import DTYPES as FLOATS
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
+from llmc.models.sources.onnx.blocks import OPERATOR as BLOCKS
+from llmc.models.sources.onnx.blocks import PARTS
 from llmc.models.sources.onnx.contrib import CONVERTERS
 from llmc.models.sources.onnx.file import OnnxFile
 from llmc.models.sources.onnx.fused import FUSED, Call, NotWrittenOut
@@ -71,7 +73,7 @@ def matrices_of(file: OnnxFile) -> frozenset[str]:
         if node.op_type in _PASSED_ON and inputs and inputs[0] is not None:
             of[node.output[0]] = inputs[0]
         found.update(name for name in inputs[: _MATRIX_READERS.get(node.op_type, 0)] if name is not None)
-    return frozenset(found)
+    return frozenset({*found, *file.blocks})
 
 
 def node_called(node: onnx.NodeProto) -> str:
@@ -142,6 +144,9 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
 
     def _node(self, node: onnx.NodeProto) -> None:
         names = [name for name in node.input if name]
+        if (node.domain, node.op_type) == BLOCKS:
+            # What a matrix is made of is read when it is packed.
+            names = [name for i, name in enumerate(node.input) if name and i not in PARTS]
         for name in names:
             self._load(name)
         if (node.domain, node.op_type) in FUSED:
@@ -157,7 +162,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
 
     def _write_out(self, node: onnx.NodeProto) -> None:
         """A fused operator, as several."""
-        shapes = [self._shape_of(name) if name else None for name in node.input]
+        shapes = [self._shape_of(name) if name in self.known or name in self._nodes else None for name in node.input]
         call = Call(node, shapes, [self.known.get(name) for name in node.input])
         try:
             written = FUSED[node.domain, node.op_type](call)

@@ -144,12 +144,13 @@ class OnnxSource(ModelSource):
             return ()
 
     def _dtype(self, matrices: frozenset[str]) -> str:
-        """Of the type that most elements have."""
+        """Of the type that most elements have; what is quantized has fewer bits than bf16."""
         elements: Counter[str] = Counter()
         names = {dtype: name for name, dtype in DTYPES.items()}
         for name in matrices:
             dtype = self._file.dtype(name)
-            elements["f32" if dtype is None else names.get(dtype, "f32")] += math.prod(self._file.shape(name))
+            stored = "f32" if dtype is None else names.get(dtype, "f32")
+            elements["bf16" if name in self._file.blocks else stored] += math.prod(self._file.shape(name))
         return max(elements, key=lambda name: elements[name], default="f32")
 
     def config(self) -> ModelConfig:
@@ -187,7 +188,7 @@ class OnnxSource(ModelSource):
 
     @property
     def is_quantized(self) -> bool:
-        return False
+        return bool(self._file.blocks)
 
     def checkpoint(self) -> Checkpoint:
         from llmc.models.sources.onnx.weights import OnnxCheckpoint

@@ -9,6 +9,7 @@ import numpy as np
 from llmc.models.convert import DTYPES, Array
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
+from llmc.models.sources.onnx.blocks import BLOCK_TYPES, BlockMatrix
 from llmc.models.sources.onnx.file import OnnxFile
 from llmc.models.sources.onnx.rows import Matrix
 from llmc.models.sources.reordered import RowsTaken
@@ -29,20 +30,28 @@ class Weight:
         count = self.matrix.shape[0] if self.rows is None else len(self.rows)
         return count, self.matrix.shape[1]
 
+    def blocks(self, file: OnnxFile) -> BlockMatrix | None:
+        """Where it is of integers."""
+        return None if self.matrix.name is None else file.blocks.get(self.matrix.name)
+
     def stored(self, file: OnnxFile) -> Array:
-        """As it lies."""
+        """As it lies, of floats."""
         if self.matrix.array is not None:
             return self.matrix.array
         assert self.matrix.name is not None
         return file.array(self.matrix.name)
 
     def tensor(self, file: OnnxFile) -> Tensor:
-        whole: Tensor = ArrayTensor(self.stored(file))
+        rows = None if self.rows is None or np.array_equal(self.rows, np.arange(self.matrix.shape[0])) else self.rows
+        blocks = self.blocks(file)
+        if blocks is not None and not self.matrix.turned:
+            return blocks.tensor(None if rows is None else rows.astype(np.int64))
+        whole: Tensor = ArrayTensor(self.stored(file)) if blocks is None else blocks.tensor(None)
         if self.matrix.turned:
             whole = Transposed(whole)
-        if self.rows is None or np.array_equal(self.rows, np.arange(whole.shape[0])):
+        if rows is None:
             return whole
-        return RowsTaken(whole, None, self.rows.astype(np.int32))
+        return RowsTaken(whole, None, rows.astype(np.int32))
 
 
 class OnnxCheckpoint(Checkpoint):
@@ -66,11 +75,13 @@ class OnnxCheckpoint(Checkpoint):
 
     def dtype(self, name: str) -> str:
         found = self._find(name)
+        if isinstance(found, Weight) and (blocks := found.blocks(self._file)) is not None:
+            return blocks.type_name
         dtype = found.stored(self._file).dtype if isinstance(found, Weight) else found.dtype
         return _NAMES.get(dtype, str(dtype))
 
     def check_dtype(self, name: str) -> None:
-        if self.dtype(name) not in DTYPES:
+        if self.dtype(name) not in (*DTYPES, *BLOCK_TYPES):
             raise ModelError(
                 f"{self.path}: {self.called(name)} is of type {self.dtype(name)}; export the model in float32, float16 "
                 "or bfloat16"
