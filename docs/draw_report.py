@@ -1,7 +1,15 @@
-"""Draws the picture of a report in buckets.md, from a made-up trace with a fixed seed: python -m docs.draw_report."""
+"""Draws the pictures of reports: python -m docs.draw_report [buckets] [profile] [graph] [bench].
+
+That of buckets.md is of a made-up trace with a fixed seed; the others are measured on examples/tiny-english, which the
+compiler extra compiles first.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +18,7 @@ from llmc.buckets import Limits, parse_spec
 from llmc.buckets.cost import FlopsCost, ModelShape
 from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace
+from llmc.cli import main as cli
 from llmc.runtime.report.screenshot import screenshot
 from llmc.runtime.simulation.report import report_html
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
@@ -36,14 +45,56 @@ def made_up_trace(requests: int = 6000) -> Trace:
     return Trace("made-up chat", np.cumsum(rng.exponential(0.5, requests) / swing), prompts, outputs)
 
 
-def main() -> None:
+IMAGES = Path(__file__).parent / "images"
+MODEL_DIR = Path(__file__).parent.parent / "examples" / "tiny-english"
+
+
+def draw_buckets() -> None:
     costs = StepCosts.of_model(FlopsCost(MODEL, 1.2e14, 1.6e12, 3e-4), "a roofline, 120 TFLOP/s and 1.6 TB/s")
     what_if = WhatIf(made_up_trace(), Server(LONGEST, 32), costs)
     ladders = [
         Ladder(name, tuple(sorted(parse_spec(spec, Limits(32, LONGEST, 32)))), spec) for name, spec in LADDERS.items()
     ]
     page = report_html(what_if, [what_if.run(ladder) for ladder in ladders])
-    screenshot(page, Path(__file__).parent / "images" / "buckets-report.png", scale=1)
+    screenshot(page, IMAGES / "buckets-report.png", scale=1)
+
+
+def draw_measured(names: set[str]) -> None:
+    """Pictures of what commands write; each shows the top of its page."""
+    with tempfile.TemporaryDirectory() as folder:
+        artifact, page, times = (Path(folder) / name for name in ("tiny-english.llmc", "page.html", "profile.json"))
+        ladder = "prefill=1x[64,128],decode=[1,4,8]x256"
+        _llmc("compile", MODEL_DIR, "-o", artifact, "--buckets", ladder)
+        if names & {"profile", "graph"}:
+            printed = _llmc("profile", artifact, "--bucket", "decode:8x256", "--html", page, "--json")
+            times.write_text(printed, encoding="utf-8")
+        if "profile" in names:
+            screenshot(page.read_text(encoding="utf-8"), IMAGES / "profile-report.png", scale=1, height=1200)
+        if "graph" in names:
+            _llmc("inspect", artifact, "--bucket", "decode:8x256", "--html", page, "--profile", times)
+            screenshot(page.read_text(encoding="utf-8"), IMAGES / "graph-report.png", scale=1, height=1240)
+        if "bench" in names:
+            load = ("--num-prompts", "60", "--input-len", "60", "--output-len", "90", "--range-ratio", "0.6")
+            _llmc("bench", "throughput", artifact, *load, "--concurrency", "8", "--repeats", "3", "--html", page)
+            screenshot(page.read_text(encoding="utf-8"), IMAGES / "bench-report.png", scale=1, height=1200)
+
+
+def _llmc(*arguments: str | Path) -> str:
+    """What a command prints. Raises SystemExit when it fails."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = cli.main([str(argument) for argument in arguments])
+    if code:
+        raise SystemExit(code)
+    return printed.getvalue()
+
+
+def main() -> None:
+    names = set(sys.argv[1:]) or {"buckets", "profile", "graph", "bench"}
+    if "buckets" in names:
+        draw_buckets()
+    if names - {"buckets"}:
+        draw_measured(names)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def roofline(kernels: Sequence[dict[str, Any]], families: Sequence[str], limits:
 
     A mark has the number of its row in the table of kernels.
     """
-    height, left, right, top, bottom = 380, 58, 16, 16, 44
+    height, left, right, top, bottom = 380, 58, 16, 26, 44
     svg = Svg(
         width,
         height,
@@ -103,18 +103,19 @@ def bandwidth_bars(kernels: Sequence[dict[str, Any]], families: Sequence[str], l
     most = max([read, *(k["gb_per_s"] for _, k in shown), 1e-3]) * 1.02
     across = (width - left - right) / most
     for place, (n, kernel) in enumerate(shown):
-        y, rate = top + place * line, kernel["gb_per_s"]
-        color = FAMILY_MARKS.get(families[n], _OTHER)[1]
-        svg.text(left - 8, y + 12, f"{n + 1}", anchor="end")
+        y, rate, color = top + place * line, kernel["gb_per_s"], FAMILY_MARKS.get(families[n], _OTHER)[1]
         svg.rect(left, y + 2, rate * across, line - 6, color, f"{kernel['name']}: {number(rate)} GB/s")
-        words = f"{number(rate)} {kernel['name'].rsplit('_', 1)[0]}"
-        inside = rate * across > (width - left - right) * 0.6
-        x = left + 6 if inside else left + rate * across + 6
-        svg.text(x, y + 12, words, GROUND if inside else "", size=11, on=not inside)
     if read:
         x = left + read * across
         svg.line([(x, top - 4), (x, height - 28)], INK, 1.8, "6 3")
         svg.text(x, top - 9, f"memory, {number(read)} GB/s", INK, "end" if x > width / 2 else "start")
+    for place, (n, kernel) in enumerate(shown):
+        y, rate = top + place * line, kernel["gb_per_s"]
+        svg.text(left - 8, y + 12, f"{n + 1}", anchor="end")
+        words = f"{number(rate)} {kernel['name'].rsplit('_', 1)[0]}"
+        inside = rate * across > (width - left - right) * 0.6
+        x = left + 6 if inside else left + rate * across + 6
+        svg.text(x, y + 12, words, GROUND if inside else "", size=11, on=not inside)
     svg.line([(left, height - 28), (width - right, height - 28)], FAINT)
     svg.text(left, height - 10, "GB/s of all that a kernel moves; beyond the limit: from a cache")
     return svg.html()

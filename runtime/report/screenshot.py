@@ -27,8 +27,11 @@ def browser() -> str | None:
     return next((path for name in _PROGRAMS if (path := shutil.which(name))), None)
 
 
-def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2) -> None:
-    """Writes a picture of the whole page, `scale` pixels a point. Raises ReportError without a browser or a picture."""
+def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2, height: int | None = None) -> None:
+    """Writes a picture of the whole page, or of its first `height` points, `scale` pixels a point.
+
+    Raises ReportError without a browser or a picture.
+    """
     program = browser()
     if program is None:
         raise ReportError(
@@ -38,8 +41,9 @@ def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2) -> None:
         file, picture = Path(folder) / "report.html", Path(folder) / "report.png"
         file.write_text(page.replace("</body>", f"{_MEASURE}</body>"), encoding="utf-8")
         command = [program, *_FLAGS, f"--user-data-dir={folder}/profile"]
-        found = _HEIGHT.search(_run([*command, f"--window-size={width},800", "--dump-dom", file.as_uri()]))
-        height = int(found[1]) if found else 4000
+        if height is None:
+            found = _HEIGHT.search(_run([*command, f"--window-size={width},800", "--dump-dom", file.as_uri()]))
+            height = int(found[1]) if found else 4000
         size = [f"--force-device-scale-factor={scale}", f"--window-size={width},{height}"]
         _run([*command, *size, f"--screenshot={picture}", file.as_uri()])
         if not picture.is_file():
