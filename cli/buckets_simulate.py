@@ -106,7 +106,7 @@ def simulate_command(
     if html is not None or png is not None:
         from llmc.runtime.simulation.report import report_html, write_report
 
-        page = report_html(what_if, outcomes)
+        page = report_html(what_if, outcomes, simulation_data(what_if, outcomes))
         write_report(page, html, png)
     if as_json:
         print(json.dumps(simulation_data(what_if, outcomes), indent=2))

@@ -165,5 +165,5 @@ def tasks_html(scores: Sequence[Score], model: str) -> str:
             section("Figures", table("Scores, in the order of the harness", columns, rows, tall=True)),
         ),
         method="Made by llmc eval tasks.",
-        data={"scores": [asdict(score) for score in scores]},
+        data=[asdict(score) for score in scores],
     ).html()

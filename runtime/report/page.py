@@ -9,6 +9,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Page:
     parts: Sequence[str]
     method: str
     warnings: Sequence[str] = ()
-    data: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | Sequence[Any] | None = None
     scripts: Sequence[str] = field(default=())
 
     def html(self) -> str:
@@ -70,10 +71,19 @@ def _policy(scripts: Iterable[str]) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}"
 
 
-def _data(data: Mapping[str, Any]) -> str:
+def _data(data: Mapping[str, Any] | Sequence[Any]) -> str:
     # A name may hold "</script>" or "<!--", which end or change the element whatever JSON says.
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{DATA_ID}">{text}</script>'
+
+
+def _finite(value: Any) -> Any:
+    """With null for what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_page(html: str, path: Path) -> None:

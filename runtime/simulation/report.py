@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from llmc.runtime.report.page import Page, card, key, pair, section, write_page
 from llmc.runtime.report.svg import DASH_NAMES, series
@@ -16,8 +17,8 @@ from llmc.runtime.simulation.what_if import Outcome, WhatIf, percentile
 _MISSES = 12
 
 
-def report_html(what_if: WhatIf, outcomes: Sequence[Outcome]) -> str:
-    """The whole page; pictures and style are in it."""
+def report_html(what_if: WhatIf, outcomes: Sequence[Outcome], data: Mapping[str, Any] | None = None) -> str:
+    """The whole page; pictures and style are in it. data: what --json prints, for machines."""
     return Page(
         title="What these buckets make of the traffic",
         lead=f"{headline(what_if)}.",
@@ -29,6 +30,7 @@ def report_html(what_if: WhatIf, outcomes: Sequence[Outcome]) -> str:
         ),
         method=_method(what_if),
         warnings=[f"{line}." for line in warnings(what_if, outcomes)],
+        data=data,
     ).html()
 
 

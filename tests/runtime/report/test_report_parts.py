@@ -28,6 +28,11 @@ def test_names_are_text_wherever_they_stand() -> None:
     assert "script-src 'none'" in page
 
 
+def test_numbers_that_json_has_not_are_null() -> None:
+    page = Page("t", "l", (), "m", data=[float("nan"), {"x": (float("inf"), 1.5)}]).html()
+    assert f'id="{DATA_ID}">[null, {{"x": [null, 1.5]}}]</script>' in page
+
+
 def test_a_page_lets_in_its_own_scripts_alone() -> None:
     page = Page("t", "l", (), "m", data={}, scripts=("timeline.js", "graph.js")).html()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
