@@ -13,6 +13,7 @@ from llmc.runtime.report.words import NONE, byte_count, microseconds, number, pe
 
 Data = dict[str, Any]
 _UNITS = {"read": "GB/s", "f32": "GFLOP/s", "bf16": "GFLOP/s", "int8": "GOP/s"}
+_DRAWN = 16  # threads, as timeline.js has it
 _COLUMNS = (
     Column("commands"),
     Column("time", help="In the kernel, mean of the threads"),
@@ -92,7 +93,7 @@ def _timeline(data: Data) -> str:
         '<div id="timeline"><noscript>The timeline needs scripts; the tables below have its figures.</noscript></div>',
         key((name, color, "box") for name, color in _FAMILY_KEY),
         '<dl class="facts" id="timeline-details" aria-live="polite"></dl></div>',
-        note=_KEYS,
+        note=_KEYS + (f" Of {data['threads']} threads {_DRAWN} are drawn." if data["threads"] > _DRAWN else ""),
     )
 
 

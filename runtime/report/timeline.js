@@ -3,7 +3,7 @@
 // arrows go on from there.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const ROW = 22, GAP = 3, AXIS = 22, LEAST = 0.4, ZOOM = 1.6, MAX_THREADS = 16;
+  const ROW = 22, GAP = 3, AXIS = 22, LEAST = 0.4, OWN = 20, NEAR = 5, ZOOM = 1.6, MAX_THREADS = 16;
   const data = JSON.parse(document.getElementById("report-data").textContent);
   const root = document.getElementById("timeline");
   const details = document.getElementById("timeline-details");
@@ -100,17 +100,26 @@
     rows.forEach((nodes, row) => {
       const y = AXIS + row * (ROW + GAP);
       shapes.push(make("text", { x: 0, y: y + 15, "font-size": 11 }, names[row]));
+      // Thousands of narrow bars: one path for those of a kind.
+      const narrow = new Map(), own = [];
+      let waits = "";
       for (const node of nodes) {
         if (node.wait && node.to + node.wait > view[0] && node.to < view[1]) {
           const from = Math.max(x(node.to), left), to = Math.min(x(node.to + node.wait), width - 2);
-          if (to - from >= LEAST) {
-            shapes.push(make("rect", { x: from, y: y + ROW / 2 - 2, width: to - from, height: 4, class: "wait" }));
-          }
+          if (to - from >= LEAST) waits += `M${from.toFixed(1)} ${y + ROW / 2}H${to.toFixed(1)}`;
         }
-        const from = Math.max(x(node.from), left), to = Math.min(x(node.to), width - 2);
-        if (node !== current && (to - from < LEAST || node.to < view[0] || node.from > view[1])) continue;
-        shapes.push(bar(node, from, y, Math.max(to - from, node === current ? 3 : LEAST)));
+        const from = Math.max(x(node.from), left), size = Math.min(x(node.to), width - 2) - from;
+        if (node === current) own.push(bar(node, from, y, Math.max(size, 3)));
+        if (node === current || size < LEAST || node.to < view[0] || node.from > view[1]) continue;
+        if (size >= OWN) own.push(bar(node, from, y, size));
+        else {
+          const shape = `M${from.toFixed(1)} ${y}h${size.toFixed(1)}v${ROW}h${(-size).toFixed(1)}z`;
+          narrow.set(node.kind, (narrow.get(node.kind) ?? "") + shape);
+        }
       }
+      if (waits) shapes.push(make("path", { d: waits, class: "wait" }));
+      for (const [kind, d] of narrow) shapes.push(make("path", { d, class: `bars ${kind}` }));
+      shapes.push(...own);
     });
     svg.replaceChildren(...shapes);
     if (focused) svg.querySelector("[tabindex='0']").focus({ preventScroll: true });
@@ -124,9 +133,12 @@
     });
     if (selected) mark.classList.add("current");
     mark.append(make("rect", { x, y, width: size, height: ROW, rx: size > 6 ? 3 : 0 }));
+    // Of "layer 12" the number will do.
+    const short = node.kind === "layer" ? node.label.split(" ").at(-1) : "";
     const fits = Math.floor((size - 8) / 6.6);
-    if (fits >= 3) {
-      const text = node.label.length > fits ? `${node.label.slice(0, fits - 1)}…` : node.label;
+    const text = node.label.length <= fits ? node.label
+      : short && short.length <= fits ? short : fits >= 3 ? `${node.label.slice(0, fits - 1)}…` : "";
+    if (text) {
       mark.append(make("text", { x: x + 5, y: y + 15, "font-size": 11 }, text));
     }
     return mark;
@@ -196,13 +208,22 @@
   const below = () => current.row >= 3 ? rows[current.row + 1]?.[current.place] : undefined;
   const above = () => current.row > 3 ? rows[current.row - 1][current.place] : current.parent;
 
-  const nodeOf = (target) => {
-    const mark = target.closest?.(".bar");
-    return mark ? rows[mark.dataset.row][mark.dataset.place] : null;
+  // By place, for narrow bars are no elements of their own.
+  const nodeAt = (event) => {
+    const box = svg.getBoundingClientRect(), scale = width / box.width;
+    const down = (event.clientY - box.top) * scale - AXIS, row = Math.floor(down / (ROW + GAP));
+    const perPixel = (view[1] - view[0]) / (width - left - 2);
+    const at = view[0] + ((event.clientX - box.left) * scale - left) * perPixel;
+    let best = null, far = NEAR * perPixel;
+    for (const node of down >= 0 && at >= view[0] - far ? rows[row] ?? [] : []) {
+      const distance = Math.max(node.from - at, at - node.to, 0);
+      if (distance < far) [best, far] = [node, distance];
+    }
+    return best;
   };
   let drag = null;
   svg.addEventListener("pointerdown", (event) => {
-    drag = { x: event.clientX, view: [...view], moved: false, node: nodeOf(event.target) };
+    drag = { x: event.clientX, view: [...view], moved: false, node: nodeAt(event) };
   });
   window.addEventListener("pointermove", (event) => {
     if (drag === null) return;
