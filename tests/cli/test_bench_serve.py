@@ -85,10 +85,15 @@ def test_table_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in text, text
 
 
-def test_a_run_without_one_answer_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_one_answer_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with serving(Stub(fault="status")) as stub:
-        data = bench(capsys, "serve", "--url", stub.url, "--num-prompts", "3", "--warmup", "0", code=1)
+        page = tmp_path / "report.html"
+        argv = ("--num-prompts", "3", "--warmup", "0", "--html", str(page))
+        data = bench(capsys, "serve", "--url", stub.url, *argv, code=1)
         assert data["report"]["failures"] == {"HTTP 429": 3}
+        assert data["buckets"] is None
+        for sentence in ("HTTP 429", "No request completed.", "The server does not tell of its buckets"):
+            assert sentence in page.read_text(encoding="utf-8")
         assert "the first request failed with HTTP 429: the queue is full" in refused(
             capsys, "serve", "--url", stub.url
         )

@@ -48,10 +48,11 @@ def test_a_storm_leaves_nothing_behind(
 def test_bench_serve_against_the_server(
     english_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    page = tmp_path / "report.html"
     with server_process(english_artifact, tmp_path / "server.log", "--threads", "1") as server:
         for endpoint, more in (("completions", ["--strict-in-out-len"]), ("chat", ["--ignore-eos"])):
             argv = ["--endpoint", endpoint, "--num-prompts", "12", "--input-len", "30", "--output-len", "20",
-                    "--range-ratio", "0.5", "--concurrency", "4", "--json", *more]  # fmt: skip
+                    "--range-ratio", "0.5", "--concurrency", "4", "--json", "--html", str(page), *more]  # fmt: skip
             capsys.readouterr()
             assert cli.main(["bench", "serve", "--url", server.url, *argv]) == 0
             data = json.loads(capsys.readouterr().out)
@@ -60,3 +61,8 @@ def test_bench_serve_against_the_server(
             assert (found["completed"], found["failures"], found["tokens_counted"]) == (12, {}, 0)
             assert found["ttft_ms"]["count"] == found["e2e_ms"]["count"] == 12
             assert 12 * 10 <= found["output_tokens"] <= 12 * 30
+            # Every token that was not cached goes through a bucket, but for the last of each answer.
+            computed = found["input_tokens"] - found["cached_tokens"] + found["output_tokens"] - 12
+            assert sum(use["tokens"] for use in data["buckets"]) == computed
+            text = page.read_text(encoding="utf-8")
+            assert all(f'<th scope="row">{use["bucket"]}</th>' in text for use in data["buckets"] if use["replays"])
