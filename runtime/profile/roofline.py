@@ -60,7 +60,8 @@ def roofline(kernels: Sequence[dict[str, Any]], families: Sequence[str], limits:
         svg.line([at(xs[0], y), at(xs[-1], y)], RULE)
         svg.text(left - 6, at(xs[0], y)[1] + 4, f"{y:g}", anchor="end")
     if read:
-        ends = [max(xs[0], ys[0] * 1e9 / read), min(xs[-1], most * 1e9 / read)]
+        highest = max((p for p in peaks.values() if p), default=most * 1e9)
+        ends = [max(xs[0], ys[0] * 1e9 / read), min(xs[-1], highest / read)]
         slope = [at(x, x * read / 1e9) for x in ends]
         svg.line(slope, INK, 1.8)
         x, y = slope[0]

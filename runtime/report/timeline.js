@@ -90,7 +90,7 @@
     svg.dataset.to = view[1];
     const x = (us) => left + (us - view[0]) / (view[1] - view[0]) * (width - left - 2);
     const shapes = [];
-    const rough = (view[1] - view[0]) / Math.max(2, Math.floor((width - left) / 110));
+    const rough = (view[1] - view[0]) / Math.max(4, Math.floor((width - left) / 110));
     const power = 10 ** Math.floor(Math.log10(rough));
     const unit = power * [1, 2, 5, 10].find((m) => power * m >= rough);
     for (let us = Math.ceil(view[0] / unit) * unit; us <= view[1]; us += unit) {

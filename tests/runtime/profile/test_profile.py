@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from llmc.runtime.binding.handle import isa_level
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.profile.costs import Cost, visible_keys
+from llmc.runtime.profile.html import profile_html
 from llmc.runtime.profile.profiler import as_replay, bound
 from llmc.runtime.profile.steps import Step, full_step
 
@@ -218,3 +220,15 @@ def test_probe_measures_what_the_cpu_has() -> None:
             probe.measure("disk")
     with pytest.raises(LlmcError, match="read_bytes is 4096"):
         Probe(1, read_bytes=4096)
+
+
+def test_a_report_without_limits_or_flops(tiny_artifact: TinyArtifact, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine may lack limits, a graph products."""
+    data = profile(tiny_artifact.artifact, capsys, "--bucket", "decode:1x64")
+    bare = data | {"limits": dict.fromkeys(data["limits"])}
+    none = bare | {"kernels": [row | {"flops": 0, "gflop_per_s": None} for row in data["kernels"]]}
+    for known, marks in ((data, True), (bare, True), (none, False)):
+        page = profile_html(known, "tiny")
+        assert ("<circle" in page) == marks
+        assert ("memory, " in page) == (known is data)
+        assert not re.search(r"\b(nan|inf)\b", page.partition("<main")[2].partition("</main>")[0])
