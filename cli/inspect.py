@@ -22,7 +22,7 @@ from llmc.cli.render.stored_weights import (
     weights_by_scheme,
 )
 from llmc.cli.render.text_columns import table
-from llmc.graphs_format import DTYPES, FAMILIES, PHASES
+from llmc.graphs_format import DTYPES, FAMILIES
 from llmc.graphs_records import Graph, ModelRecord, Tables
 from llmc.manifest import read_manifest
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
@@ -393,7 +393,10 @@ def inspect(
     if html is not None:
         if waste is not None or output is not None or output_format.is_of_a_bucket:
             raise typer.BadParameter("--html takes --bucket, --profile and --json beside; leave the others out")
-        return _write_html(tables, manifest, artifact, bucket, html, profile, as_json=output_format is Format.json)
+        from llmc.cli.inspect_html import graph_page
+
+        chosen = find_graph(tables, bucket, Format.text)
+        return graph_page(tables, manifest, artifact, chosen, html, profile, as_json=output_format is Format.json)
     if output_format is Format.onnx and output is None:
         raise typer.BadParameter("--format onnx is binary; name a file", param_hint="-o")
     if waste is not None:
@@ -414,30 +417,6 @@ def inspect(
         output.write_bytes(data)
     except OSError as error:
         raise InspectError(f"cannot write {output}: {error.strerror}") from None
-
-
-def _write_html(
-    tables: Tables,
-    manifest: dict[str, Any],
-    artifact: Path,
-    bucket: str | None,
-    html: Path,
-    profile: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """The page of `bucket`, by default the first decode bucket, or the first of all."""
-    from llmc.cli.render.graph_html import graph_html, with_times
-    from llmc.runtime.report.page import check_html_option, write_page
-
-    check_html_option(html)
-    decode = [graph for graph in tables.graphs if PHASES[graph.phase] == "decode"]
-    graph = find_graph(tables, bucket, Format.text) or (decode or tables.graphs)[0]
-    data = graph_data(tables, graph, manifest)
-    if profile is not None:
-        data = with_times(data, profile)
-    write_page(graph_html(data, artifact.resolve().name, [one.name for one in tables.graphs]), html)
-    typer.echo(json.dumps(data, indent=2) if as_json else f"wrote {html}, the graph of {graph.name}")
 
 
 def register(app: typer.Typer) -> None:
