@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def route_command(
     artifacts: list[str] = typer.Argument(
-        None, metavar="[ARTIFACT]...", help="Artifacts that local replicas serve, with --spawn."
+        None, metavar="ARTIFACT", help="Artifacts that local replicas serve, with --spawn."
     ),
     replica: list[str] = typer.Option([], metavar="URL", help="Address of a replica; may be repeated."),
     spawn: int = typer.Option(0, min=0, max=256, metavar="N", help="Local replicas of each artifact."),

@@ -104,6 +104,12 @@ HEADINGS: Mapping[str, Headings] = {
             "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio", "skip_warmup", "warmup_seconds",
         ),
     },
+    "route": {
+        "Replicas": ("replica", "spawn", "serve_flags", "replica_api_key", "admin_key"),
+        "Network": ("host", "port", "allowed_hosts", "max_body_size", "client_timeout"),
+        "Load": ("max_inflight", "max_waiting", "block_chars", "load_factor"),
+        "Losses": ("patience", "retries", "health_interval", "health_timeout"),
+    },
     "serve": {
         "Model": (
             "served_model_name", "generation_config", "chat_template", "tool_call_parser", "reasoning_parser",

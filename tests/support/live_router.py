@@ -97,12 +97,14 @@ def routing(*arguments: str | Path, serve_flags: str = SERVE_FLAGS) -> Iterator[
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    found: list[str] = []
+
+    def is_ready() -> bool:
+        found = re.search(r"^llmc: ready: (\S+)/v1$", "".join(router.log), re.M)
+        router.url = found[1] if found else ""
+        return found is not None
+
     try:
-        router.until(
-            lambda: bool(found.extend(re.findall(r"^llmc: ready: (\S+)/v1$", "".join(router.log), re.M)) or found)
-        )
-        router.url = found[0]
+        router.until(is_ready)
         yield router
         router.process.terminate()
         assert router.process.wait(PATIENCE_S) == 0, "".join(router.log)
@@ -124,7 +126,8 @@ async def _ask_all(url: str, asked: Sequence[Asked]) -> list[dict[str, Any]]:
         async def ask(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
             response = await client.post(path, json=body)
             assert response.status_code == 200, response.text
-            return unnamed(folded(response.text) if body.get("stream") else answer_of(response.text))
+            answer: dict[str, Any] = unnamed(folded(response.text) if body.get("stream") else answer_of(response.text))
+            return answer
 
         return await asyncio.gather(*(ask(path, body) for path, body in asked))
 

@@ -143,6 +143,7 @@ class Model(Answer):
     parent: str | None
     max_model_len: int
     vocab_size: int
+    artifact: str
 
 
 class ModelList(Answer):

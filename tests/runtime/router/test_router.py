@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from support.failover import STREAMS
@@ -44,7 +48,7 @@ def test_replicas_are_killed_and_no_client_sees_it(router: LiveRouter) -> None:
     answers: list[dict[str, Any]] = []
     client = threading.Thread(target=lambda: answers.extend(ask_all(router, asked)))
     client.start()
-    killed = []
+    killed: list[str] = []
     while client.is_alive() and len(killed) < 4:
         name = router.kill_busiest()
         killed += [name] if name is not None else []
@@ -57,3 +61,92 @@ def test_replicas_are_killed_and_no_client_sees_it(router: LiveRouter) -> None:
     for (_, body), found, wanted in zip(asked, answers, undisturbed, strict=True):
         assert found == wanted, body
     router.until_all_ready(2)
+
+
+def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> None:
+    """The path of the replicas is a link, which SIGHUP makes them look at anew; streams go on with the old artifact."""
+    new = tmp_path / "new"
+    shutil.copytree(english_artifact, new)
+    manifest = (new / "manifest.json").read_text()
+    (new / "manifest.json").write_text(manifest + "\n")  # another artifact, by its name
+    link = tmp_path / "served"
+    link.symlink_to(english_artifact)
+    with routing("--spawn", "2", link) as router:
+        router.until_all_ready(2)
+        asked = requests(seed=300, num_tokens=100)[:24]
+        undisturbed = ask_all(router, asked)
+        (old,) = {one["artifact"] for one in router.replicas().values()}
+        link.unlink()
+        link.symlink_to(new)
+        os.kill(router.process.pid, signal.SIGHUP)
+
+        def updated() -> bool:
+            found = router.replicas().values()
+            return len(found) == 2 and all(one["state"] == "ready" and one["artifact"] != old for one in found)
+
+        rounds = 0
+        while not updated() or rounds == 0:
+            assert ask_all(router, asked) == undisturbed
+            rounds += 1
+        assert set(router.replicas()) == {"r2", "r3"}
+        assert router.metric("llmc_router_broken_streams_total") == 0
+        assert "does not exist" in router.admin("/v1/llmc/update", artifact="/nowhere").text
+
+
+@pytest.mark.slow
+def test_a_replica_that_hangs_keeps_nobody(router: LiveRouter) -> None:
+    """It is stopped, not dead: it answers no look in time, and what it had goes on elsewhere."""
+    asked = requests(seed=500, num_tokens=150)[:16]
+    undisturbed = ask_all(router, asked)
+    answers: list[dict[str, Any]] = []
+    with routing(
+        *(word for one in router.replicas().values() for word in ("--replica", one["url"])), "--health-timeout", "1"
+    ) as second:
+        second.until_all_ready(2)
+        client = threading.Thread(target=lambda: answers.extend(ask_all(second, asked)))
+        pid = next(iter(router.replicas().values()))["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            client.start()
+            client.join()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert answers == undisturbed
+
+
+def test_the_router_dies_and_leaves_no_orphans(english_artifact: Path) -> None:
+    with routing("--spawn", "1", english_artifact, serve_flags="--threads 1 --skip-warmup") as one:
+        (pid,) = (replica["pid"] for replica in one.replicas().values())
+        one.process.kill()
+        one.process.wait()
+
+        def gone() -> bool:
+            try:
+                return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+            except FileNotFoundError:
+                return True
+
+        while not gone():
+            threading.Event().wait(0.05)
+        one.process.returncode = 0  # what the block below wants of a router that was told to end
+
+
+def test_models_ids_and_refusals(router: LiveRouter) -> None:
+    with httpx.Client(base_url=router.url, timeout=300) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert model["id"] == "tiny"
+        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}, headers={"X-Request-Id": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+        unknown = client.post("/v1/completions", json={"prompt": "a", "model": "none"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        wrong = client.post("/v1/completions", json={"prompt": "a", "temperature": -1})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+        assert client.post("/v1/llmc/replicas/r0/drain").status_code == 401
+        assert client.get("/health").json()["status"] == "ok"
+        text = client.get("/metrics").text
+        assert 'llmc_router_replica_ready{replica="' in text
+        assert text.count("# TYPE llmc_time_to_first_token_seconds ") == 1
+    name = next(iter(router.replicas()))
+    assert router.admin(f"/v1/llmc/replicas/{name}/drain").json()["state"] == "draining"
+    assert router.replicas()[name]["state"] == "draining"
+    assert router.admin(f"/v1/llmc/replicas/{name}/resume").json()["state"] == "ready"
