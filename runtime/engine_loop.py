@@ -9,6 +9,7 @@ from typing import Any
 from llmc.runtime.binding.engine import Event
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.guided.compiler import GuideError
+from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import SharedGuides
 
 from .context_limit import ContextLimit
@@ -153,15 +154,12 @@ class EngineLoop:
     def _set_mask(self, job: Job, event: Event) -> None:
         assert job.guides is not None
         try:
-            mask = job.guides.mask(event.output_index)
-            finished = job.guides.finished(event.output_index)
+            if job.guides.finished(event.output_index):
+                # The text is complete. The engine ends it by an eos, which is not told any more.
+                job.generation.finish_output(event.output_index)
+            set_masks(self._engine, event.request_id, event.output_index, job.guides)
         except GuideError as error:
             job.generation.fail(RequestFailure("guide", str(error)))
-            return
-        if finished:
-            # The text is complete. The engine ends it by an eos, which is not told any more.
-            job.generation.finish_output(event.output_index)
-        self._engine.set_token_mask(event.request_id, event.output_index, mask)
 
     def _abandon(self, running: Iterable[int]) -> None:
         """Cancels the requests that still run, and nobody waits for any more."""

@@ -383,6 +383,8 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_load_adapter": [c_void_p, POINTER(AdapterMatrix), c_uint64, U64P, _E],
     "llmc_engine_unload_adapter": [c_void_p, c_uint64, _E],
     "llmc_engine_set_token_mask": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, _E],
+    "llmc_engine_set_token_masks": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, I32P, c_uint64, _E],
+    "llmc_engine_get_guesses": [c_void_p, c_uint64, c_uint32, I32P, c_uint64, U64P, _E],
     "llmc_engine_wait": [c_void_p, c_uint64, POINTER(c_uint32), _E],
     "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_warm_load": [c_void_p, c_uint32, POINTER(WarmLoad), U64P, _E],

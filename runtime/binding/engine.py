@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_float, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_float, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
 import numpy as np
@@ -221,6 +221,8 @@ class Engine(Handle):
         self._events = (abi.Event * self._POLL_CAPACITY)()
         self._adapter_linears = artifact.adapter_linears()
         self._gives_vectors = artifact.info.vector_width > 0
+        self.speculate_tokens = int(native.speculate_tokens)
+        """Most guesses of a sequence in a step."""
         self._vectors: dict[int, npt.NDArray[np.float32]] = {}
         """Arrays that the engine may still write to."""
         self._vectors_lock = threading.Lock()
@@ -337,6 +339,32 @@ class Engine(Handle):
             raise TypeError(f"words is {array.dtype} of shape {array.shape}; pass uint32 of one dimension")
         pointer = array.ctypes.data_as(abi.U32P)
         call("llmc_engine_set_token_mask", self.pointer, request_id, output_index, pointer, array.size)
+
+    def set_token_masks(
+        self, request_id: int, output_index: int, words: Sequence[npt.NDArray[np.uint32]], guesses: Sequence[int]
+    ) -> None:
+        """The mask of the next token, then one behind each guess, all of one size, so that a step may check these
+        guesses. They change no token. Raises LlmcError."""
+        if len(words) != len(guesses) + 1:
+            raise ValueError(f"there are {len(words)} masks for {len(guesses)} guesses; pass one more than guesses")
+        masks, tokens = np.ascontiguousarray(words, dtype=np.uint32), int32("guesses", guesses)
+        call(
+            "llmc_engine_set_token_masks",
+            *(self.pointer, request_id, output_index, masks.ctypes.data_as(abi.U32P), masks.shape[1]),
+            *(tokens.ctypes.data_as(abi.I32P), tokens.size),
+        )
+
+    def guesses(self, request_id: int, output_index: int) -> list[int]:
+        """Tokens that may follow the text of a guided continuation, which "needs_mask": those that are worth a mask.
+        Raises LlmcError."""
+        if self.speculate_tokens == 0:
+            return []
+        tokens, count = (c_int32 * self.speculate_tokens)(), c_uint64()
+        call(
+            "llmc_engine_get_guesses",
+            *(self.pointer, request_id, output_index, tokens, self.speculate_tokens, byref(count)),
+        )
+        return tokens[: count.value]
 
     def wait(self, timeout_s: float | None = None) -> Ready:
         """Blocks, without the interpreter's lock, until there are events or work, or for timeout_s (None: no limit)."""

@@ -56,6 +56,11 @@ class TokenGuide:
             self._matcher.consume_token(token_id)
             self._check()
 
+    def forced(self) -> list[int]:
+        """The tokens that come next where the grammar leaves no choice of text, as the tokenizer has it; often none."""
+        # Of a copy: what a guide has worked on must depend on the text alone.
+        return [int(token) for token in self._matcher.deep_copy().compute_ff_tokens()]
+
     def copy(self) -> TokenGuide:
         """A guide of the same text so far, which goes on by itself."""
         return TokenGuide(self._matcher.deep_copy(), self._num_words)

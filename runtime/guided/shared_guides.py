@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +26,19 @@ class Guide(Protocol):
     def accept(self, token_id: int) -> None:
         """Moves past a token that was taken."""
 
+    def forced(self) -> list[int]:
+        """The tokens that come next where there is no choice of text; may be empty."""
+
     def copy(self) -> Guide:
         """A guide of the same text so far, which goes on by itself."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """masks: [guesses + 1], of the next token and behind each guess. guesses: allowed tokens, one behind another."""
+
+    masks: list[Mask]
+    guesses: list[int]
 
 
 class _State:
@@ -76,6 +88,46 @@ class SharedGuides:
         if state.mask is None:
             state.mask = state.guide.mask()
         return state.mask
+
+    def ahead(self, output_index: int, guesses: Sequence[int], most: int) -> Ahead:
+        """Looks ahead along what the guides force and, where they do not, along `guesses` of the next tokens, as long
+        as these are allowed and end no text: at most `most` tokens.
+
+        Each text on the way gets a guide of its own, which serves when a continuation comes there.
+        """
+        state = self._state(output_index)
+        masks, taken, forced = [self.mask(output_index)], list[int](), list[int]()
+        while len(taken) < most:
+            forced = forced or state.guide.forced()
+            following = list(guesses[: len(taken)]) == taken and len(guesses) > len(taken)
+            if not forced and not following:
+                break
+            token = forced.pop(0) if forced else int(guesses[len(taken)])
+            after = self._explore(state, token)
+            if after is None or after.mask is None:
+                break
+            masks.append(after.mask)
+            taken.append(token)
+            state = after
+        return Ahead(masks, taken)
+
+    def _explore(self, state: _State, token_id: int) -> _State | None:
+        """Where a token leads, with its mask; None where it is not allowed or ends the text."""
+        assert state.mask is not None
+        word, bit = divmod(token_id, 32)
+        if word >= len(state.mask) or not int(state.mask[word]) >> bit & 1:
+            return None
+        after = state.next.get(token_id)
+        if after is None:
+            after = _State(state.guide.copy(), 0, state)
+            after.guide.accept(token_id)
+            state.next[token_id] = after
+            self._states.add(after)
+        if after.guide.finished:
+            return None
+        if after.mask is None:
+            after.mask = after.guide.mask()
+        return after
 
     def accept(self, output_index: int, token_id: int) -> None:
         """Moves a continuation past a token that it took."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from llmc.runtime.binding.engine import Engine, Event
 from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import Guide, SharedGuides
 from llmc.runtime.server.niceness import give_way
 
@@ -142,12 +143,11 @@ class GuideWorkers:
                 return
 
     def _set_mask(self, work: _Work, event: Event) -> None:
-        mask = work.guides.mask(event.output_index)
         if work.guides.finished(event.output_index):
-            self._on_finished(event.request_id, event.output_index, mask)
+            self._on_finished(event.request_id, event.output_index, work.guides.mask(event.output_index))
             return
         try:
-            self._engine.set_token_mask(event.request_id, event.output_index, mask)
+            set_masks(self._engine, event.request_id, event.output_index, work.guides)
         except LlmcError as error:
             # It ended meanwhile.
             if error.name != "not_found":

@@ -55,7 +55,7 @@ def test_guesses_change_no_bit(options: dict[str, Any], llama: tuple[Path, Artif
     found, stats = run(llama[1], requests, speculate_tokens=5, speculate_always=1, **options)
     assert found == plain
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
-    assert 0 < stats.num_speculative_steps <= stats.num_decode_steps < without.num_decode_steps
+    assert 0 < stats.num_speculative_steps <= stats.num_steps < without.num_steps
     assert without.drafted_tokens == without.num_speculative_steps == 0
     assert (stats.num_preemptions > 0) == (options["num_blocks"] == 9)
     # How many guesses go along when that is measured depends on the machine: what comes out does not.

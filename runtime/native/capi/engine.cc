@@ -201,7 +201,28 @@ llmc_status llmc_engine_set_token_mask(llmc_engine* engine, uint64_t id, uint32_
   return llmc::Guard(error, [&]() -> Status {
     if (engine == nullptr) return NullArgument("engine");
     if (words == nullptr) return NullArgument("words");
-    return engine->engine->SetTokenMask(id, output_index, words, num_words);
+    return engine->engine->SetTokenMasks(id, output_index, words, num_words);
+  });
+}
+
+llmc_status llmc_engine_set_token_masks(llmc_engine* engine, uint64_t id, uint32_t output_index, const uint32_t* words,
+                                        uint64_t num_words, const int32_t* guesses, uint64_t num_guesses,
+                                        llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (words == nullptr) return NullArgument("words");
+    if (guesses == nullptr && num_guesses > 0) return NullArgument("guesses");
+    return engine->engine->SetTokenMasks(id, output_index, words, num_words, guesses, num_guesses);
+  });
+}
+
+llmc_status llmc_engine_get_guesses(llmc_engine* engine, uint64_t id, uint32_t output_index, int32_t* tokens,
+                                    uint64_t capacity, uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (tokens == nullptr && capacity > 0) return NullArgument("tokens");
+    if (count == nullptr) return NullArgument("count");
+    return engine->engine->GetGuesses(id, output_index, tokens, capacity, count);
   });
 }
 

@@ -270,11 +270,22 @@ Status Engine::Cancel(uint64_t id) {
   return Status::Ok();
 }
 
-Status Engine::SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words) {
+Status Engine::SetTokenMasks(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words,
+                             const int32_t* guesses, uint64_t num_guesses) {
   const uint64_t most = (static_cast<uint64_t>(model_.vocab_size) + 31) / 32;
   if (num_words < 1 || num_words > most) {
     return Invalid("num_words is " + std::to_string(num_words) + "; use 1 to " + std::to_string(most) +
                    ", one bit for each token of the vocabulary.");
+  }
+  if (num_guesses > LLMC_MAX_SPECULATE_TOKENS) {
+    return Invalid("num_guesses is " + std::to_string(num_guesses) + "; use 0 to " +
+                   std::to_string(LLMC_MAX_SPECULATE_TOKENS) + ".");
+  }
+  for (uint64_t i = 0; i < num_guesses; ++i) {
+    if (guesses[i] < 0 || guesses[i] >= model_.vocab_size) {
+      return Invalid("guesses[" + std::to_string(i) + "] is " + std::to_string(guesses[i]) + "; use 0 to " +
+                     std::to_string(model_.vocab_size - 1) + ".");
+    }
   }
   std::lock_guard<std::mutex> lock(mutex_);
   auto it = live_.find(id);
@@ -297,9 +308,27 @@ Status Engine::SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* 
     return Invalid(name + " is taking a token by its last mask; set the next one after that token's event.");
   }
   mask_inbox_.push_back(r);  // first: when memory runs out below, a look at the old mask does no harm
-  mask.words.assign(words, words + num_words);
+  mask.guesses.assign(guesses, guesses + num_guesses);
+  mask.words.assign(words, words + (num_guesses + 1) * num_words);
+  mask.num_words = static_cast<uint32_t>(num_words);
   mask.state = TokenMask::State::kReady;
   changed_.notify_all();
+  return Status::Ok();
+}
+
+Status Engine::GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity,
+                          uint64_t* count) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  *count = 0;
+  const auto it = live_.find(id);
+  if (it == live_.end() || output_index >= it->second->masks.size()) {
+    return Status::Error(LLMC_ERR_NOT_FOUND, "Continuation " + std::to_string(output_index) + " of request " +
+                                                 std::to_string(id) +
+                                                 " is unknown, is not guided or has finished; it needs no mask.");
+  }
+  const std::vector<int32_t>& offered = it->second->masks[output_index].offered;
+  *count = std::min<uint64_t>(offered.size(), capacity);
+  std::copy_n(offered.begin(), *count, tokens);
   return Status::Ok();
 }
 
@@ -647,7 +676,7 @@ void Engine::ListTasks() {
       if (r.guided) {
         const TokenMask& mask = r.masks[output_index];
         draw.context.mask = mask.words.data();
-        draw.context.num_mask_words = static_cast<uint32_t>(mask.words.size());
+        draw.context.num_mask_words = mask.num_words;
       }
       tasks_.push_back(draw);
       guessed_.push_back(kNoGuess);
@@ -661,6 +690,7 @@ void Engine::ListTasks() {
       SampleTask draw = tasks_.back();
       draw.row = row;
       draw.context.num_tokens = known + i + 1;
+      if (r.guided) draw.context.mask += draw.context.num_mask_words;
       tasks_.push_back(draw);
       guessed_.push_back(s.tokens[known + i]);
     }
@@ -708,6 +738,11 @@ void Engine::Fork(Sequence* parent) {
   }
 }
 
+// Whether a task draws behind a guess, which the task before it drew.
+bool Engine::ComesTrue(std::size_t task) const {
+  return task < tasks_.size() && guessed_[task] != kNoGuess && outcomes_[task - 1].result.token == guessed_[task];
+}
+
 void Engine::Postprocess() {
   NameOwners();
   // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
@@ -717,7 +752,7 @@ void Engine::Postprocess() {
     const SampleTask& task = tasks_[i];
     const SampleOutcome& outcome = outcomes_[i];
     Sequence* s = owners_[i];
-    guessed_right = guessed_[i] == kNoGuess || (guessed_right && outcomes_[i - 1].result.token == guessed_[i]);
+    guessed_right = guessed_[i] == kNoGuess || (guessed_right && ComesTrue(i));
     if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request, or the last token ended it
     if (!guessed_right) continue;
     if (guessed_[i] != kNoGuess) {
@@ -732,7 +767,7 @@ void Engine::Postprocess() {
       event.position = task.position;
       new_events_.push_back(event);
     } else if (outcome.status.ok()) {
-      AppendToken(s, outcome.result);
+      AppendToken(s, outcome.result, ComesTrue(i + 1));
     } else {
       // Its keys and values may not be finite either: nobody may begin with them.
       if (outcome.status.code == LLMC_ERR_NOT_FINITE) {
@@ -774,7 +809,7 @@ void Engine::GiveVectors(const float* rows) {
   }
 }
 
-void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
+void Engine::AppendToken(Sequence* s, const SampleResult& sample, bool more) {
   const SamplingParams& params = s->request->params;
   const bool stop = (!params.ignore_eos && Contains(model_.eos_token_ids, sample.token)) ||
                     Contains(params.stop_token_ids, sample.token);
@@ -793,9 +828,9 @@ void Engine::AppendToken(Sequence* s, const SampleResult& sample) {
   Request* r = s->request;
   if (r->first_token_ns == 0) r->first_token_ns = event.time_ns;
   if (s->tokens.size() >= r->max_length) return Finish(s, LLMC_FINISH_LENGTH, nullptr);
-  if (!r->guided) return;
+  if (!r->guided || more) return;
   s->held = true;
-  mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kWanted});
+  mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kWanted, speculator_.Offer(s)});
   new_events_.push_back(MakeEvent(*s, s->output_index, LLMC_EVENT_NEEDS_MASK));
 }
 
@@ -814,7 +849,7 @@ void Engine::Finish(Sequence* s, uint32_t reason, const SampleResult* stop) {
   scheduler_.Remove(s);
   s->finished = true;
   Request* r = s->request;
-  if (r->guided) mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kDone});
+  if (r->guided) mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kDone, {}});
   if (--r->num_unfinished == 0) MarkEnded(r);
 }
 
@@ -1001,7 +1036,10 @@ void Engine::Publish(bool stepped, bool progressed) {
     evictions_.clear();
     for (const EvictionCount& one : scheduler_.evictions()) evictions_.push_back({0, one.priority, one.count});
   }
-  for (const MaskUpdate& update : mask_updates_) update.mask->state = update.state;
+  for (MaskUpdate& update : mask_updates_) {
+    update.mask->state = update.state;
+    update.mask->offered.swap(update.offered);
+  }
   mask_updates_.clear();
   events_.insert(events_.end(), new_events_.begin(), new_events_.end());
   new_events_.clear();

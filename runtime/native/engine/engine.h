@@ -88,7 +88,11 @@ class Engine {
   Status LoadAdapter(const std::vector<AdapterMatrix>& matrices, uint64_t* id);
   // No request may use it from now on; its slot is free when the last one that does has ended.
   Status UnloadAdapter(uint64_t id);
-  Status SetTokenMask(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words);
+  // words: [num_guesses + 1][num_words].
+  Status SetTokenMasks(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words,
+                       const int32_t* guesses = nullptr, uint64_t num_guesses = 0);
+  // What may follow the text of a guided continuation: as many tokens as are worth masks, up to `capacity`.
+  Status GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity, uint64_t* count) const;
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
   // One iteration. A failed request is an event; an error or std::bad_alloc here means that the device failed or memory
@@ -138,7 +142,8 @@ class Engine {
   void GiveVectors(const float* rows);
   void Postprocess();
   void Fork(Sequence* parent);
-  void AppendToken(Sequence* sequence, const SampleResult& sample);
+  // more: the token behind it is there already, since it was guessed.
+  void AppendToken(Sequence* sequence, const SampleResult& sample, bool more);
   // Requests that rank their continuations: ranked.cc.
   Status SetUpRanking(Request* request) const;
   void KeepToken(Sequence* sequence, const SampleResult& sample, bool stop);
@@ -164,6 +169,7 @@ class Engine {
   void CopyMisses();
   void Publish(bool stepped, bool progressed);
   uint32_t Ready() const;
+  bool ComesTrue(std::size_t task) const;
   static bool IsHeld(const Request& request, const Sequence& sequence);
   llmc_event MakeEvent(const Sequence& sequence, uint32_t output_index, uint32_t kind) const;
 
@@ -191,6 +197,7 @@ class Engine {
   struct MaskUpdate {
     TokenMask* mask;
     TokenMask::State state;
+    std::vector<int32_t> offered;
   };
   std::vector<MaskUpdate> mask_updates_;
   uint64_t swap_block_ns_ = 0, token_ns_ = 0;

@@ -135,10 +135,10 @@ class Scheduler {
   // The plan's replay succeeded: its tokens are in the cache.
   void Commit(const StepPlan& plan);
 
-  // Guesses of decode steps (speculation/guess_rows.cc). Rows that some graph has beside those of the plan, and tokens of
-  // a sequence that graphs for such a step can hold.
-  uint32_t GuessRoom(const StepPlan& plan) const { return ladder_.Spare(plan.load, kDecodePhases); }
-  uint64_t GuessReach() const { return ladder_.LongestReach(kDecodePhases); }
+  // Guesses behind the decodes of a step (speculation/guess_rows.cc). Rows that some graph has beside those of the plan,
+  // and tokens of a sequence that graphs for such a step can hold.
+  uint32_t GuessRoom(const StepPlan& plan) const;
+  uint64_t GuessReach(const StepPlan& plan) const { return ladder_.LongestReach(GuessPhases(plan)); }
   // How many were added.
   uint32_t AddGuesses(const int32_t* guesses, uint32_t count, StepItem* item, StepPlan* plan);
   bool ChooseForGuesses(StepPlan* plan);
@@ -204,6 +204,7 @@ class Scheduler {
     return ladder_.Room(load, s.num_computed, 1, 1, phases) > 0;
   }
   static uint32_t NumScores(const Sequence& s, uint32_t count);
+  static PhaseSet GuessPhases(const StepPlan& plan) { return plan.mixed ? kPrefillPhases : kDecodePhases; }
   void CountMiss(const BucketMiss& miss);
   void ChooseGraph(PhaseSet phases, StepPlan* plan) const;
   uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }

@@ -284,6 +284,10 @@ SMALL = Guided.json_schema(
 )
 
 
+RECORD = """{"type": "object", "properties": {"number": {"enum": [1, 2]}, "truth": {"type": "boolean"}},
+    "required": ["number", "truth"], "additionalProperties": false}"""
+
+
 def test_llm_generates_what_the_guide_says(chat_artifact: Path) -> None:
     prompts = ["one", "another one", "x"]
     params = SamplingParams(max_tokens=40, seed=3, guided=SMALL)
@@ -313,6 +317,31 @@ def test_llm_with_a_stop_string_and_a_guide(chat_artifact: Path) -> None:
     for output in outputs:
         assert re.fullmatch("[ab]{2,4}", output.text)
         assert (output.finish_reason, output.stop_reason) == ("stop", "c")
+
+
+def test_guesses_change_no_bit_of_guided_text(chat_artifact: Path) -> None:
+    """With what the grammar forces, with n > 1, stop strings, logprobs and limits, beside requests without a guide."""
+    common: dict[str, Any] = {"max_tokens": 40, "logprobs": 2}
+    record = Guided.json_schema({"type": "array", "minItems": 3, "maxItems": 3, "items": json.loads(RECORD)})
+    params = [
+        SamplingParams(seed=3, guided=record, **common),
+        SamplingParams(temperature=0.0, guided=record, **common),
+        SamplingParams(n=3, seed=5, guided=Guided.choice(["yes, it is", "no, it is not"]), **common),
+        SamplingParams(seed=1, n=2, stop=["c"], guided=Guided.regex("(ab|ba){2,6}c(ab){9}"), **common),
+        SamplingParams(seed=4, guided=Guided.regex("(ab){9}"), max_tokens=7),
+        SamplingParams(temperature=0.0, **common),
+    ]
+    prompts = [f"text {number}" for number in range(len(params))]
+    told = []
+    for speculate in ("off", "ngram:6:always", "ngram:6"):
+        with LLM(chat_artifact, num_threads=1, num_blocks=200, speculate=speculate) as llm:
+            outputs = llm.generate(prompts, params)
+            told.append([(output.outputs, output.usage) for output in outputs])
+            before, alone = llm.stats().accepted_tokens, llm.generate(prompts[0], params[0])[0]
+            assert alone.outputs == outputs[0].outputs
+            if "always" in speculate:
+                assert llm.stats().accepted_tokens > before
+    assert told[0] == told[1] == told[2]
 
 
 def test_llm_refuses_before_anything_runs(chat_artifact: Path, tmp_path: Path) -> None:

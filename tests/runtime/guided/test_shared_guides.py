@@ -33,12 +33,15 @@ class Path:
     def mask(self) -> np.ndarray:
         Path.computed += 1
         self.masked.append(self.taken)
-        return np.array([hash(self.taken) & 0xFFFF], np.uint32)
+        return np.array([expected(self.taken)], np.uint32)
 
     def accept(self, token_id: int) -> None:
         # Every text on the way had its mask computed here, or where this one was copied from.
         assert self.masked[-1] == self.taken
         self.taken = (*self.taken, token_id)
+
+    def forced(self) -> list[int]:
+        return [9, 8] if self.taken[-1:] == (7,) else []
 
     def copy(self) -> Path:
         Path.copied += 1
@@ -54,7 +57,8 @@ def counted() -> None:
 
 
 def expected(taken: tuple[int, ...]) -> int:
-    return hash(taken) & 0xFFFF
+    """Tokens 0 to 9 are allowed but for 6."""
+    return hash(taken) << 10 & 0xFFFFFC00 | 0b1110111111
 
 
 def test_equal_texts_share_one_guide_and_one_mask() -> None:
@@ -102,10 +106,36 @@ def test_any_order_of_continuations(seed: int, n: int, width: int) -> None:
         token = rng.randrange(width)
         guides.accept(index, token)
         texts[index] = (*texts[index], token)
-        assert len(Path.alive) <= 3 * n
+        guesses = [rng.randrange(width) for _ in range(rng.randrange(3))]
+        if rng.random() < 0.3 and len(texts[index]) < 4:
+            ahead = guides.ahead(index, guesses, 2)
+            assert ahead.guesses == guesses[: 3 - len(texts[index])]
+            ways = [texts[index] + tuple(guesses[:length]) for length in range(len(ahead.guesses) + 1)]
+            assert [int(mask[0]) for mask in ahead.masks] == [expected(way) for way in ways]
+        # Of each text that somebody is at, two more that lie ahead.
+        assert len(Path.alive) <= 3 * n + 2 * 3 * n
     for index in list(texts):
         guides.drop(index)
     assert not Path.alive
+
+
+def test_what_lies_ahead_is_computed_once() -> None:
+    guides = SharedGuides(Path, 1)
+    ahead = guides.ahead(0, [1, 2, 6, 3], 4)
+    assert ahead.guesses == [1, 2], "6 is not allowed"
+    assert Path.computed == len(ahead.masks) == 3
+    for token in (1, 2):
+        guides.accept(0, token)
+        guides.mask(0)
+    assert (Path.computed, len(Path.alive)) == (3, 1)
+    guides = SharedGuides(Path, 1)
+    guides.mask(0)
+    guides.accept(0, 7)
+    # What is forced comes before what is guessed, and goes as far as the text does.
+    assert guides.ahead(0, [1, 2], 8).guesses == [9, 8]
+    assert guides.ahead(0, [9, 1], 1).guesses == [9]
+    guides.accept(0, 3)
+    assert len(Path.alive) == 1, "what lay on another way is gone"
 
 
 def test_stragglers_find_the_masks_of_those_ahead() -> None:

@@ -23,6 +23,8 @@ def event(kind: str, engine_id: int, output: int = 0, token: int = -1) -> Event:
 class Engine:
     """Notes the masks that are set."""
 
+    speculate_tokens = 0
+
     def __init__(self) -> None:
         self.masks: list[tuple[int, int, int]] = []
         self.changed = threading.Condition()
@@ -55,6 +57,9 @@ class Counting:
         if token_id < 0:
             raise GuideError("the grammar cannot go on")
         self.taken += 1
+
+    def forced(self) -> list[int]:
+        return []
 
     def copy(self) -> Counting:
         return Counting(self.pause, self.taken)

@@ -150,6 +150,9 @@ class Digits:
         assert token_id == 3 + len(self.taken)
         self.taken.append(token_id)
 
+    def forced(self) -> list[int]:
+        return []
+
     def copy(self) -> Digits:
         other = Digits()
         other.taken = list(self.taken)

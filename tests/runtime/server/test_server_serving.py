@@ -375,6 +375,9 @@ class Letters:
         if self._tokens and token_id != self._tokens.pop(0):
             raise ValueError("that token is not allowed")
 
+    def forced(self) -> list[int]:
+        return []
+
     def copy(self) -> Letters:
         made = copy.copy(self)
         made._tokens = list(self._tokens)

@@ -1,21 +1,34 @@
 #include "engine/speculation/guess_depth.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace llmc {
 
-void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices) {
-  const uint32_t seqs = static_cast<uint32_t>(choices->size());
+namespace {
+
+// Of times quick ones count more: what other programs take only ever adds to them.
+void Mix(double value, double* mean) { *mean += (*mean == 0 ? 1 : value < *mean ? 0.3 : 0.1) * (value - *mean); }
+
+}  // namespace
+
+// Into gains_, the likeliest guesses first; no choice has any depth yet.
+void GuessDepth::SortGains(std::vector<GuessChoice>* choices) {
   gains_.clear();
-  for (uint32_t i = 0; i < seqs; ++i) {
+  for (uint32_t i = 0; i < choices->size(); ++i) {
     GuessChoice& choice = (*choices)[i];
     choice.depth = 0;
     double odds = 1;
     for (uint32_t j = 0; j < choice.most; ++j) gains_.push_back({odds *= choice.odds, i, j + 1});
   }
-  if (gains_.empty() || !costs_.Known(seqs, contexts)) return;
   // Those of one sequence fall, and stay in their order.
   std::stable_sort(gains_.begin(), gains_.end(), [](const Gain& a, const Gain& b) { return a.odds > b.odds; });
+}
+
+void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices) {
+  const uint32_t seqs = static_cast<uint32_t>(choices->size());
+  SortGains(choices);
+  if (gains_.empty() || !costs_.Known(seqs, contexts)) return;
   const uint32_t most = std::min({room, static_cast<uint32_t>(gains_.size()), costs_.MostExtra(seqs)});
   double tokens = seqs, best_rate = seqs;
   uint32_t best = 0, levels = 0;
@@ -28,6 +41,26 @@ void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, std::vec
     if (extra > credit_ + kMostLoss) break;
     if (tokens / (1 + extra) > best_rate) {
       best_rate = tokens / (1 + extra);
+      best = count;
+    }
+  }
+  for (uint32_t i = 0; i < best; ++i) ++(*choices)[gains_[i].choice].depth;
+}
+
+void GuessDepth::ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, bool drafted,
+                             std::vector<GuessChoice>* choices) {
+  SortGains(choices);
+  if (gains_.empty() || row_ns_ == 0 || !costs_.Known(seqs, contexts)) return;
+  const double row = row_ns_ / costs_.Plain(seqs), draft_share = drafted ? DraftShare(seqs) : 0;
+  double gain = 0, best_gain = 0;
+  uint32_t best = 0, levels = 0;
+  for (uint32_t count = 1; count <= std::min<std::size_t>(room, gains_.size()); ++count) {
+    gain += gains_[count - 1].odds / seqs;
+    levels = std::max(levels, gains_[count - 1].level);
+    const double extra = row * count + draft_share * levels;
+    if (extra > credit_ + kMostLoss) break;
+    if (gain - extra > best_gain) {
+      best_gain = gain - extra;
       best = count;
     }
   }
@@ -49,17 +82,12 @@ bool GuessDepth::PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint3
   return gain > 2 * each * tokens;
 }
 
-void GuessDepth::Read(uint32_t tokens, uint64_t ns) {
-  const double each = static_cast<double>(ns) / tokens;
-  read_ns_ += (read_ns_ == 0 ? 1 : each < read_ns_ ? 0.3 : 0.1) * (each - read_ns_);
-}
+void GuessDepth::Read(uint32_t tokens, uint64_t ns) { Mix(static_cast<double>(ns) / tokens, &read_ns_); }
 
 void GuessDepth::Drafted(uint32_t levels, uint64_t ns) {
   if (levels == 0) return;
   levels_ = levels;
-  const double each = static_cast<double>(ns) / levels;
-  // As of steps: quick ones count more.
-  draft_ns_ += (draft_ns_ == 0 ? 1 : each < draft_ns_ ? 0.3 : 0.1) * (each - draft_ns_);
+  Mix(static_cast<double>(ns) / levels, &draft_ns_);
 }
 
 void GuessDepth::Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64_t tokens, uint64_t ns) {
@@ -72,6 +100,16 @@ void GuessDepth::Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64
     credit_ += (1 + kMostLoss) * tokens / seqs - (1 + costs_.Extra(seqs, guesses)) - DraftShare(seqs) * levels_;
   }
   levels_ = 0;
+  credit_ = std::min(credit_, kMostCredit);
+}
+
+void GuessDepth::TookMixed(uint32_t seqs, uint32_t guesses, uint32_t right, uint32_t rows, uint64_t ns) {
+  Mix(static_cast<double>(ns) / rows, &row_ns_);
+  const uint32_t levels = std::exchange(levels_, 0);
+  const double plain = seqs == 0 ? 0 : costs_.Plain(seqs);
+  if (plain <= 0) return;
+  credit_ += kMostLoss;
+  if (guesses > 0) credit_ += static_cast<double>(right) / seqs - guesses * row_ns_ / plain - DraftShare(seqs) * levels;
   credit_ = std::min(credit_, kMostCredit);
 }
 

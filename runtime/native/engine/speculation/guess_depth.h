@@ -23,6 +23,9 @@ class GuessDepth {
   // Fills in each depth for a decode step of these sequences; room: rows that a graph has beside one for each.
   // contexts: as StepCosts takes them. drafted: a draft makes them, one for each sequence at a time.
   void Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
+  // The same for the decodes of a step that computes prompts, too. There a row takes at most what the rows of such steps
+  // take in the mean, and a token that comes of it spares its part of a plain step.
+  void ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
   // Whether it pays that a draft reads so many tokens of a text whose guesses are right with these odds, up to `most` in a
   // step, while `left` tokens of it are to come: what its guesses promise is twice what reading takes.
   bool PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens, uint32_t left) const;
@@ -31,6 +34,8 @@ class GuessDepth {
   void Drafted(uint32_t levels, uint64_t ns);
   // A decode step with so many guesses took `ns`, without making them, and gave so many tokens.
   void Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64_t tokens, uint64_t ns);
+  // A mixed step of so many rows, guesses included, of which so many were right.
+  void TookMixed(uint32_t seqs, uint32_t guesses, uint32_t right, uint32_t rows, uint64_t ns);
 
   // Plain steps that may still be lost.
   double credit() const { return credit_; }
@@ -44,11 +49,13 @@ class GuessDepth {
   };
   // Before a draft was seen at work: of a level, as a share of a step, and of a token that is read, as one of a level.
   static constexpr double kDraftShare = 0.25, kReadShare = 0.1;
+  void SortGains(std::vector<GuessChoice>* choices);
   double DraftShare(uint32_t seqs) const { return draft_ns_ > 0 ? draft_ns_ / costs_.Plain(seqs) : kDraftShare; }
 
   StepCosts costs_;
   double credit_ = kFirstCredit;
   double draft_ns_ = 0, read_ns_ = 0;  // of a level; of a token that is read
+  double row_ns_ = 0;  // of a row of mixed steps
   uint32_t levels_ = 0;  // of the next step
   std::vector<Gain> gains_;
 };

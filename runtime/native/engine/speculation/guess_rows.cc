@@ -5,6 +5,11 @@
 
 namespace llmc {
 
+uint32_t Scheduler::GuessRoom(const StepPlan& plan) const {
+  const uint32_t room = ladder_.Spare(plan.load, GuessPhases(plan));
+  return plan.mixed ? std::min(room, budget() - std::min(budget(), plan.load.tokens)) : room;
+}
+
 // Adds `count` guesses behind the one token of an item, fewer where blocks are short: nobody is preempted for a guess.
 uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem* item, StepPlan* plan) {
   Sequence* s = item->sequence;
@@ -30,7 +35,7 @@ uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem*
 
 // The graph of a step with guesses; false where none holds it: then they are gone.
 bool Scheduler::ChooseForGuesses(StepPlan* plan) {
-  const int graph = ladder_.Choose(plan->load, kDecodePhases);
+  const int graph = ladder_.Choose(plan->load, GuessPhases(*plan));
   if (graph != kNoGraph) {
     plan->graph = static_cast<uint32_t>(graph);
     return true;

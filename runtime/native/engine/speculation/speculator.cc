@@ -11,11 +11,13 @@ namespace {
 // Guesses of a draft are judged like those behind a repetition of this length, of which there are none then.
 constexpr uint32_t kOfDraft = 4;
 
-// Who waits for masks has none for the tokens behind a guess, beams wait for one another, and n continuations are drawn
-// from one prompt.
+// Guesses of a guided sequence are offered as long as all of them are right with these odds: masks take the host's time.
+constexpr double kLeastOffered = 0.5;
+
+// Beams wait for one another, and n continuations are drawn from one prompt.
 bool MayGuess(const Sequence& s) {
   const Request& r = *s.request;
-  return r.forked && !r.guided && r.beams == nullptr && !s.scoring();
+  return r.forked && r.beams == nullptr && !s.scoring();
 }
 
 }  // namespace
@@ -29,10 +31,14 @@ uint32_t Speculator::MostOf(const Proposal& p, uint64_t reach) const {
 
 Speculator::Proposal Speculator::Propose(const StepItem& item, uint64_t reach) {
   Sequence* s = item.sequence;
-  const Proposal proposal{
-      s, static_cast<uint32_t>(s->tokens.size()), 0, static_cast<uint32_t>(guesses_.size()), 0, 0, false};
-  if (!MayGuess(*s)) return proposal;
+  Proposal proposal{};
+  proposal.sequence = s;
+  proposal.size = static_cast<uint32_t>(s->tokens.size());
+  proposal.first = static_cast<uint32_t>(guesses_.size());
+  proposal.decode = item.count == 1 && item.sample && MayGuess(*s);
+  if (!proposal.decode) return proposal;
   if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
+  if (s->request->guided) return AskHost(proposal, reach);
   return draft_ == nullptr ? LookUp(proposal, reach) : AskDraft(proposal, reach);
 }
 
@@ -42,8 +48,38 @@ Speculator::Proposal Speculator::LookUp(Proposal proposal, uint64_t reach) {
   lookup.Follow(s->tokens);
   proposal.match_length = lookup.match_length();
   lookup.Guess(s->tokens, MostOf(proposal, reach), &guesses_);
+  proposal.count = proposal.most = static_cast<uint32_t>(guesses_.size()) - proposal.first;
+  return proposal;
+}
+
+// Only behind guesses that the host has looked ahead along are there masks. Another one is judged, and stays at home.
+Speculator::Proposal Speculator::AskHost(Proposal proposal, uint64_t reach) {
+  Sequence* s = proposal.sequence;
+  const std::vector<int32_t>& known = s->request->masks[s->output_index].guesses;
+  PromptLookup& lookup = s->lookahead->lookup;
+  lookup.Follow(s->tokens);
+  // What a grammar leaves no choice of is as likely as what is repeated at length.
+  proposal.match_length = known.empty() ? lookup.match_length() : std::max(lookup.match_length(), kOfDraft);
+  proposal.most = std::min(MostOf(proposal, reach), static_cast<uint32_t>(known.size()));
+  if (known.empty()) lookup.Guess(s->tokens, std::min(MostOf(proposal, reach), 1u), &guesses_);
+  guesses_.insert(guesses_.end(), known.begin(), known.begin() + proposal.most);
   proposal.count = static_cast<uint32_t>(guesses_.size()) - proposal.first;
   return proposal;
+}
+
+std::vector<int32_t> Speculator::Offer(Sequence* s) {
+  std::vector<int32_t> offered;
+  const uint32_t size = static_cast<uint32_t>(s->tokens.size());
+  const uint32_t most = std::min(s->request->max_length - 1 - size, most_);
+  if (most == 0) return offered;
+  if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
+  PromptLookup& lookup = s->lookahead->lookup;
+  lookup.Follow(s->tokens);
+  const double odds = acceptance_.Odds(s->lookahead->evidence, lookup.match_length());
+  uint32_t count = 0;
+  for (double likely = odds; count < most && (always_ || likely >= kLeastOffered); likely *= odds) ++count;
+  lookup.Guess(s->tokens, count, &offered);
+  return offered;
 }
 
 // What it will say is asked for when it is known how much of it goes along.
@@ -53,13 +89,13 @@ Speculator::Proposal Speculator::AskDraft(Proposal proposal, uint64_t reach) {
   if (s->lookahead->draft == nullptr) s->lookahead->draft = std::make_unique<DraftState>(draft_.get());
   if (proposal.size >= draft_->max_length()) return proposal;
   proposal.unread = !draft_->Knows(*s);
-  if (!proposal.unread) proposal.count = MostOf(proposal, std::min<uint64_t>(reach, draft_->max_length()));
+  if (!proposal.unread) proposal.most = MostOf(proposal, std::min<uint64_t>(reach, draft_->max_length()));
   return proposal;
 }
 
 // A text is read in pieces, one a step, so that others do not wait for long: the first one that is worth it.
 Status Speculator::ReadOn() {
-  const uint32_t seqs = static_cast<uint32_t>(proposals_.size());
+  const uint32_t seqs = num_decodes_;
   for (const Proposal& p : proposals_) {
     if (!p.unread) continue;
     const Sequence& s = *p.sequence;
@@ -78,9 +114,10 @@ Status Speculator::ReadOn() {
 Status Speculator::MakeGuesses() {
   tasks_.clear();
   uint32_t levels = 0;
+  const auto asks = [this](std::size_t i) { return choices_[i].depth > 0 && !proposals_[i].sequence->request->guided; };
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
-    proposals_[i].count = 0;
-    if (choices_[i].depth > 0) tasks_.push_back({proposals_[i].sequence, choices_[i].depth, 0});
+    if (!asks(i)) continue;
+    tasks_.push_back({proposals_[i].sequence, choices_[i].depth, 0});
     levels = std::max(levels, choices_[i].depth);
   }
   if (tasks_.empty()) return Status::Ok();
@@ -89,7 +126,7 @@ Status Speculator::MakeGuesses() {
   depth_.Drafted(levels, MonotonicNs() - begin);
   std::size_t task = 0;
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
-    if (choices_[i].depth == 0) continue;
+    if (!asks(i)) continue;
     proposals_[i].first = tasks_[task].first;
     proposals_[i].count = choices_[i].depth = tasks_[task].depth;
     ++task;
@@ -107,21 +144,26 @@ void Speculator::ChooseAll(uint32_t room) {
 Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   proposals_.clear();
   draft_ns_ = 0;
-  if (most_ == 0 || plan->prefill || plan->miss.count > 0) return Status::Ok();
+  if (most_ == 0 || (plan->prefill && !plan->mixed) || plan->miss.count > 0) return Status::Ok();
   guesses_.clear();
   choices_.clear();
   contexts_ = 0;
-  const uint64_t reach = scheduler->GuessReach();
+  num_decodes_ = 0;
+  mixed_ = plan->mixed;
+  const uint64_t reach = scheduler->GuessReach(*plan);
   for (const StepItem& item : plan->items) {
     const Proposal& proposal = proposals_.emplace_back(Propose(item, reach));
-    contexts_ += item.start + 1;
+    num_decodes_ += proposal.decode || !mixed_;
+    if (proposal.decode || !mixed_) contexts_ += item.start + 1;
     const double odds =
-        proposal.count == 0 ? 0 : acceptance_.Odds(proposal.sequence->lookahead->evidence, proposal.match_length);
-    choices_.push_back({odds, proposal.count, 0});
+        proposal.most == 0 ? 0 : acceptance_.Odds(proposal.sequence->lookahead->evidence, proposal.match_length);
+    choices_.push_back({odds, proposal.most, 0});
   }
   const uint32_t room = scheduler->GuessRoom(*plan);
   if (always_) {
     ChooseAll(room);
+  } else if (mixed_) {
+    depth_.ChooseMixed(num_decodes_, contexts_, room, draft_ != nullptr, &choices_);
   } else {
     depth_.Choose(contexts_, room, draft_ != nullptr, &choices_);
   }
@@ -138,30 +180,38 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   if (plan->guessing && !scheduler->ChooseForGuesses(plan)) {
     for (Proposal& p : proposals_) p.depth = 0;
   }
+  num_rows_ = plan->load.tokens;
   return Status::Ok();
 }
 
 // Counts guesses up to the first wrong one. The first is judged also where it stayed at home: it would have been right if
 // the token came.
-void Speculator::Judge(const Proposal& p) {
+uint32_t Speculator::Judge(const Proposal& p) {
+  if (!p.decode) return 0;
   const uint32_t known = static_cast<uint32_t>(p.sequence->tokens.size()) - p.size;
   const uint32_t looked = std::min({std::max(p.depth, 1u), p.count, known});
   const int32_t* came = p.sequence->tokens.data() + p.size;
   const int32_t* guessed = guesses_.data() + p.first;
   const uint32_t hits = static_cast<uint32_t>(std::mismatch(came, came + looked, guessed).first - came);
   if (looked == 0 && p.match_length == kOfDraft) acceptance_.Age(kOfDraft, &p.sequence->lookahead->evidence);
-  if (looked == 0) return;
+  if (looked == 0) return 0;
   acceptance_.Add(p.match_length, std::min(hits + 1, looked), hits, &p.sequence->lookahead->evidence);
+  return std::min(hits, p.depth);
 }
 
 void Speculator::Learn(uint64_t tokens, uint64_t ns) {
   if (proposals_.empty()) return;
-  uint32_t taken = 0;
+  uint32_t taken = 0, right = 0;
   for (const Proposal& p : proposals_) {
     taken += p.depth;
-    Judge(p);
+    right += Judge(p);
   }
-  depth_.Took(static_cast<uint32_t>(proposals_.size()), contexts_, taken, tokens, ns - std::min(ns, draft_ns_));
+  const uint64_t own_ns = ns - std::min(ns, draft_ns_);
+  if (mixed_) {
+    depth_.TookMixed(num_decodes_, taken, right, num_rows_, own_ns);
+  } else {
+    depth_.Took(num_decodes_, contexts_, taken, tokens, own_ns);
+  }
   proposals_.clear();
 }
 

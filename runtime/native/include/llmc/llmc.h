@@ -516,6 +516,19 @@ LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id
  * LLMC_ERR_EMPTY_MASK. min_tokens gives way where the mask leaves only eos and stop ids. */
 LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                 const uint32_t *words, uint64_t num_words, llmc_error *error);
+/* The same with masks for tokens behind guesses, so that a step may check these, too: words[num_guesses + 1][num_words],
+ * a mask for the next token, then one behind each of guesses, which lead on from one another. A guess that its mask
+ * forbids is wrong. Masks behind wrong guesses are forgotten: set new ones after the last TOKEN event of the step, which
+ * a NEEDS_MASK event asks for. Guesses change no token; the engine checks as many of them as pay. num_guesses: at most
+ * LLMC_MAX_SPECULATE_TOKENS. guesses may be NULL without any. */
+LLMC_API llmc_status llmc_engine_set_token_masks(llmc_engine *engine, uint64_t id, uint32_t output_index,
+                                                 const uint32_t *words, uint64_t num_words, const int32_t *guesses,
+                                                 uint64_t num_guesses, llmc_error *error);
+/* Guesses of the tokens that may follow the text of a guided continuation, after its NEEDS_MASK event: of those that
+ * prompt and output repeat, as many as are worth a mask each; none without speculate_tokens. *count of them are copied.
+ * LLMC_ERR_NOT_FOUND: the request or continuation is not guided, or has ended. */
+LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, uint32_t output_index, int32_t *tokens,
+                                             uint64_t capacity, uint64_t *count, llmc_error *error);
 /* One iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) = 0 when there was nothing to do. On
  * an error the device failed or memory ran out: every request fails, with one event each (if there is no memory for the
  * events, in a later step), and the engine is as after its creation. */

@@ -174,7 +174,7 @@ int main() {
         std::vector<int32_t> tokens = job.prompt;
         tokens.insert(tokens.end(), outputs[need].tokens.begin(), outputs[need].tokens.end());
         const std::vector<uint32_t> mask = MaskOf(tokens);
-        FailEach(engine.get(), [&] { return engine->SetTokenMask(job.id, need.second, mask.data(), mask.size()); });
+        FailEach(engine.get(), [&] { return engine->SetTokenMasks(job.id, need.second, mask.data(), mask.size()); });
       }
       needs.clear();
       CHECK_OK(engine->Step(&more));

@@ -345,7 +345,7 @@ void TestGuided() {
   SetMask(engine.get(), guided.id, 1, guided.prompt, {});
   needs.clear();
   Status in_flight;
-  device->on_run = [&] { in_flight = engine->SetTokenMask(guided.id, 0, MaskOf({}).data(), 2); };
+  device->on_run = [&] { in_flight = engine->SetTokenMasks(guided.id, 0, MaskOf({}).data(), 2); };
   CHECK_OK(engine->Step(&progressed));
   CHECK(progressed);
   CHECK_EQ(in_flight.code, LLMC_ERR_INVALID_ARGUMENT);
@@ -526,14 +526,14 @@ void TestMaskErrors() {
   guided.params.n = 2;
   CHECK_OK(Submit(engine.get(), &guided));
   CHECK_OK(Submit(engine.get(), &plain));
-  CHECK_EQ(engine->SetTokenMask(99, 0, all, 2).code, LLMC_ERR_NOT_FOUND);
-  CHECK_EQ(engine->SetTokenMask(plain.id, 0, all, 2).code, LLMC_ERR_INVALID_ARGUMENT);
-  CHECK_EQ(engine->SetTokenMask(guided.id, 2, all, 2).code, LLMC_ERR_INVALID_ARGUMENT);
-  CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 0).code, LLMC_ERR_INVALID_ARGUMENT);
-  CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 3).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMasks(99, 0, all, 2).code, LLMC_ERR_NOT_FOUND);
+  CHECK_EQ(engine->SetTokenMasks(plain.id, 0, all, 2).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMasks(guided.id, 2, all, 2).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMasks(guided.id, 0, all, 0).code, LLMC_ERR_INVALID_ARGUMENT);
+  CHECK_EQ(engine->SetTokenMasks(guided.id, 0, all, 3).code, LLMC_ERR_INVALID_ARGUMENT);
   // Bits past the vocabulary allow nothing: the request fails, others go on.
-  CHECK_OK(engine->SetTokenMask(guided.id, 0, all, 2));
-  CHECK_OK(engine->SetTokenMask(guided.id, 1, none, 2));
+  CHECK_OK(engine->SetTokenMasks(guided.id, 0, all, 2));
+  CHECK_OK(engine->SetTokenMasks(guided.id, 1, none, 2));
   Outputs outputs;
   Needs needs;
   for (bool more = true; more;) {
@@ -546,12 +546,12 @@ void TestMaskErrors() {
     CHECK(Says(outputs[{guided.id, i}], "must allow eos"));
   }
   Compare(outputs[{plain.id, 0}], Reference(plain, 0, 64));
-  CHECK_EQ(engine->SetTokenMask(guided.id, 0, all, 2).code, LLMC_ERR_NOT_FOUND);
+  CHECK_EQ(engine->SetTokenMasks(guided.id, 0, all, 2).code, LLMC_ERR_NOT_FOUND);
   // min_tokens gives way where only eos is left; a mask shorter than the vocabulary allows nothing behind it.
   ends.params.min_tokens = 3;
   ends.params.ignore_eos = 0;
   CHECK_OK(Submit(engine.get(), &ends));
-  CHECK_OK(engine->SetTokenMask(ends.id, 0, eos, 1));
+  CHECK_OK(engine->SetTokenMasks(ends.id, 0, eos, 1));
   for (bool more = true; more;) {
     CHECK_OK(engine->Step(&more));
     Drain(engine.get(), &outputs, &needs);

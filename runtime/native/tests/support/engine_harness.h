@@ -213,12 +213,24 @@ inline void Drain(Engine* engine, Outputs* outputs, Needs* needs = nullptr) {
   }
 }
 
-// The mask of a continuation that needs one; a request that has ended meanwhile needs none.
+// The masks of a continuation that needs some, along what the engine guesses; a request that has ended meanwhile needs
+// none.
 inline void SetMask(Engine* engine, uint64_t id, uint32_t index, std::vector<int32_t> prompt,
                     const std::vector<int32_t>& out) {
   prompt.insert(prompt.end(), out.begin(), out.end());
-  const std::vector<uint32_t> mask = MaskOf(prompt);
-  const Status status = engine->SetTokenMask(id, index, mask.data(), mask.size());
+  int32_t guesses[LLMC_MAX_SPECULATE_TOKENS + 1];
+  uint64_t count = 0, ahead = 0;
+  Status status = engine->GetGuesses(id, index, guesses, LLMC_MAX_SPECULATE_TOKENS, &count);
+  std::vector<uint32_t> mask = MaskOf(prompt), words = mask;
+  guesses[count++] = kEos + 1;  // one of the host's own
+  for (; ahead < std::min<uint64_t>(count, LLMC_MAX_SPECULATE_TOKENS) &&
+         (mask[guesses[ahead] / 32] >> guesses[ahead] % 32 & 1) != 0;
+       ++ahead) {
+    prompt.push_back(guesses[ahead]);
+    mask = MaskOf(prompt);
+    words.insert(words.end(), mask.begin(), mask.end());
+  }
+  if (status.ok()) status = engine->SetTokenMasks(id, index, words.data(), mask.size(), guesses, ahead);
   if (status.code != LLMC_ERR_NOT_FOUND) CHECK_OK(status);
 }
 

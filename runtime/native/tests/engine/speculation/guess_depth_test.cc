@@ -65,7 +65,7 @@ void LossIsBounded() {
   constexpr double kSteps = 2000;
   for (double told : {0.3, 0.7, 0.99}) {
     for (double row : {0.01, 0.1, 0.4, 1.0}) {
-      for (uint32_t seqs : {1u, 8u}) {
+      for (uint32_t seqs : {1u, 8u, 16u}) {
         GuessDepth depth;
         const Served served = Serve(&depth, seqs, 0, told, static_cast<uint32_t>(kSteps), Line(row));
         // Credit at the start is one step; the last one may have taken longer than was foreseen.
@@ -124,6 +124,48 @@ void Drafts() {
       tokens += gave;
     }
     CHECK(each < 0.5 ? tokens / time > 1.8 : tokens / time > 0.97);
+  }
+}
+
+// Steps that compute prompts, too, every other one: rows take what they take there, and a token that comes of a guess
+// spares its part of a plain step. Gains where guesses are right, and little lost where they are wrong.
+void Mixed() {
+  constexpr uint32_t kSteps = 4000, kChunk = 64;
+  for (const uint32_t seqs : {1u, 8u, 16u}) {
+    for (const double odds : {0.0, 0.9}) {
+      for (const double told : {0.3, 0.9}) {
+        for (const double row : {0.01, 0.03, 0.3}) {
+          GuessDepth depth;
+          std::vector<GuessChoice> choices(seqs);
+          std::mt19937 rng(7);
+          std::uniform_real_distribution<double> uniform(0, 1);
+          double time = 0, plain = 0;
+          uint32_t guessed = 0;
+          for (uint32_t step = 0; step < kSteps; ++step) {
+            for (GuessChoice& choice : choices) choice = {told, 8, 7};
+            if (step % 2 == 0) {
+              depth.Took(seqs, 100 * seqs, 0, seqs, 1000000);
+              continue;
+            }
+            depth.ChooseMixed(seqs, 100 * seqs, 32, false, &choices);
+            uint32_t guesses = 0, right = 0;
+            for (const GuessChoice& choice : choices) {
+              guesses += choice.depth;
+              for (uint32_t i = 0; i < choice.depth && uniform(rng) < odds; ++i) ++right;
+            }
+            CHECK(guesses <= 32);
+            guessed += guesses;
+            const uint32_t rows = kChunk + seqs + guesses;
+            const double took = 1 + row * rows;
+            depth.TookMixed(seqs, guesses, right, rows, static_cast<uint64_t>(took * 1e6));
+            time += took - static_cast<double>(right) / seqs;
+            plain += 1 + row * (kChunk + seqs);
+          }
+          CHECK(time <= 1.02 * (plain + kSteps / 2) + 4);
+          if (odds == 0.9 && told == 0.9 && row == 0.01 && seqs == 1) CHECK(time < 0.8 * plain && guessed > kSteps / 2);
+        }
+      }
+    }
   }
 }
 
@@ -190,6 +232,7 @@ int main() {
   NoGuessesThatDoNotPay();
   Reading();
   Drafts();
+  Mixed();
   Costs();
   Odds();
   return Finish("guess_depth_test");

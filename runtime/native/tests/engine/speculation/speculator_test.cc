@@ -130,7 +130,7 @@ void ScarceBlocks() {
   }
 }
 
-// Nothing is guessed for guided requests, nor what is not forked yet; siblings guess each for itself.
+// What is not forked yet is not guessed; siblings guess each for itself. Guided requests as far as there are masks.
 void OfWhom() {
   auto engine = Make(WithRows({1, 2, 4, 8, 16}), 65, Guessing(3));
   Job job = Repeating(6, 12);
@@ -151,7 +151,80 @@ void OfWhom() {
     Drain(guided.get(), &outputs, &needs);
   }
   Compare(outputs[{job.id, 0}], Reference(job, 0, 64));
-  CHECK_EQ(guided->Stats().drafted_tokens, 0u);
+}
+
+// Guesses of the host, whose masks a step draws with; what is wrong of them is forgotten, masks too.
+void GuessesOfTheHost() {
+  auto engine = Make(WithRows({1, 2, 4, 8, 16}), 65, Guessing(6));
+  Job job = Simple(6, 20);
+  job.guided = true;
+  const Output want = Reference(job, 0, 64);
+  CHECK_OK(Submit(engine.get(), &job));
+  Outputs outputs;
+  Needs needs;
+  bool more = true;
+  for (uint32_t turn = 0; more || !needs.empty(); ++turn) {
+    Drain(engine.get(), &outputs, &needs);
+    for (const auto& need : needs) {
+      // The tokens that will come, of which every third time the third one is another.
+      std::vector<int32_t> text = job.prompt, guesses;
+      const std::vector<int32_t>& out = outputs[need].tokens;
+      text.insert(text.end(), out.begin(), out.end());
+      std::vector<uint32_t> words = MaskOf(text);
+      const uint64_t num_words = words.size();
+      for (size_t i = out.size(); i < std::min(out.size() + 5, want.tokens.size()); ++i) {
+        const bool wrong = turn % 3 == 2 && guesses.size() == 2;
+        guesses.push_back(wrong ? (want.tokens[i] + 1) % kVocab : want.tokens[i]);
+        text.push_back(guesses.back());
+        const std::vector<uint32_t> mask = MaskOf(text);
+        words.insert(words.end(), mask.begin(), mask.end());
+      }
+      CHECK_OK(engine->SetTokenMasks(job.id, 0, words.data(), num_words, guesses.data(), guesses.size()));
+    }
+    needs.clear();
+    CHECK_OK(engine->Step(&more));
+    CHECK_OK(engine->CheckIntegrity());
+    Drain(engine.get(), &outputs, &needs);
+  }
+  Compare(outputs[{job.id, 0}], want);
+  const llmc_engine_stats stats = engine->Stats();
+  CHECK(stats.num_decode_steps <= 7 && stats.accepted_tokens >= 12);
+  const uint32_t words[2] = {};
+  const int32_t guesses[LLMC_MAX_SPECULATE_TOKENS + 1] = {kVocab};
+  CHECK(engine->SetTokenMasks(1, 0, words, 1, guesses, LLMC_MAX_SPECULATE_TOKENS + 1)
+            .message.find("num_guesses is 65; use 0 to 64") == 0);
+  CHECK(engine->SetTokenMasks(1, 0, words, 1, guesses, 1).message.find("guesses[0] is 53; use 0 to 52") == 0);
+  uint64_t count;
+  CHECK_EQ(engine->GetGuesses(job.id, 0, nullptr, 0, &count).code, LLMC_ERR_NOT_FOUND);
+}
+
+// Decodes that ride along with a prompt's chunks bring guesses, too, within the tokens that a step may have.
+void MixedSteps() {
+  ModelShape shape = WithRows({1, 2, 4, 8});
+  AddGraph(&shape, Phase::kMixed, 12, 8, 16);
+  NullDevice* device;
+  for (const uint32_t most : {0u, 6u}) {
+    EngineOptions options = Guessing(4);
+    options.max_tokens_per_step = most;
+    options.prefix_cache = false;
+    auto engine = Make(shape, 65, options, &device);
+    Job first = Repeating(6, 40), second = Simple(5, 5);
+    Outputs outputs;
+    CHECK_OK(Submit(engine.get(), &first));
+    bool more;
+    for (int i = 0; i < 3; ++i) CHECK_OK(engine->Step(&more));
+    CHECK_OK(Submit(engine.get(), &second));
+    const llmc_engine_stats before = engine->Stats();
+    CHECK_OK(engine->Step(&more));
+    const llmc_engine_stats after = engine->Stats();
+    CHECK_EQ(after.num_mixed_steps, before.num_mixed_steps + 1);
+    // Guesses have what a chunk leaves.
+    CHECK_EQ(after.drafted_tokens - before.drafted_tokens, most ? 0u : 4u);
+    CHECK_EQ(after.scheduled_tokens - before.scheduled_tokens, most ? 6u : 10u);
+    RunAll(engine.get(), &outputs);
+    for (const Job& job : {first, second}) Compare(outputs[{job.id, 0}], Reference(job, 0, 64));
+    CHECK(engine->Stats().accepted_tokens > 0);
+  }
 }
 
 // A draft that says what the model says is right always; one that says something else now and then, less often. Its
@@ -259,6 +332,8 @@ int main() {
   PrefixCache();
   ScarceBlocks();
   OfWhom();
+  GuessesOfTheHost();
+  MixedSteps();
   Draft();
   DraftLimits();
   DraftFails();
