@@ -264,7 +264,7 @@ def serve_command(
     from llmc.runtime.server.hosts import is_loopback
     from llmc.runtime.server.run import serve
 
-    planner = WarmUpPlanner(artifact, warm, device.options())
+    planner = WarmUpPlanner(artifact, warm, device.options(), speculation.draft)
 
     config = ServerConfig(
         artifact=artifact,

@@ -80,7 +80,7 @@ class AsyncLLM(Frontend, AsyncVectorCalls):
         self.budget: Budget | None = None
         if options is not None:
             with Artifact(found) as artifact:
-                self.budget = decide_budget(artifact, options, num_blocks, device_options)
+                self.budget = decide_budget(artifact, options, num_blocks, device_options, speculation.draft)
         if self.budget is not None:
             kv_bytes = self.budget.kv_bytes
             device_options = {**self.budget.device_options, **(device_options or {})}

@@ -10,8 +10,18 @@ from llmc.manifest import ManifestError, read_manifest
 
 from .binding import Artifact
 from .request_error import RequestError
+from .warm_up.budget import graph_set_bytes
+from .warm_up.draft_memory import DraftMemory
 
 _TOKENIZER = "tokenizer.json"
+
+
+def draft_memory(draft: Path | None) -> DraftMemory | None:
+    """What a draft takes of memory, None without one. Raises the binding's errors."""
+    if draft is None:
+        return None
+    with Artifact(draft) as artifact:
+        return DraftMemory.of(artifact.info, graph_set_bytes(artifact.graphs(), artifact.info.vocab_size))
 
 
 @contextmanager

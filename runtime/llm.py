@@ -115,7 +115,7 @@ class LLM(Frontend, VectorCalls):
         found = self._artifact_path(Path(path))
         self.artifact: Any = Artifact(found)
         try:
-            self.budget = decide_budget(self.artifact, options, num_blocks, device_options)
+            self.budget = decide_budget(self.artifact, options, num_blocks, device_options, speculation.draft)
             if self.budget is not None:
                 kv_bytes = self.budget.kv_bytes
                 device_options = {**self.budget.device_options, **(device_options or {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llmc.machine import available_memory
@@ -11,6 +12,7 @@ from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
 from .binding import Artifact, ArtifactInfo, GraphInfo
+from .drafts import draft_memory
 from .request_error import RequestError
 
 
@@ -19,18 +21,21 @@ def decide_budget(
     options: BudgetOptions | None,
     num_blocks: int,
     device_options: Mapping[str, Any] | None = None,
+    draft: Path | None = None,
 ) -> Budget | None:
-    """The budget that `options` ask for, None for none. device_options: those that choose the device. Raises
-    BudgetError, RequestError when blocks are given, and LlmcError without the device."""
+    """The budget that `options` ask for, None for none. device_options: those that choose the device. draft: the
+    artifact of a model that guesses, which takes its part. Raises BudgetError, RequestError when blocks are given, and
+    LlmcError without the device."""
     if options is None:
         return None
     if num_blocks:
         raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
     graphs = artifact.graphs()
     free = device_memory(artifact.info.target_kind, device_options or {})
+    beside = draft_memory(draft)
     if free is not None:
-        return plan_on_device(artifact.info, graphs, free, options)
-    return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options)
+        return plan_on_device(artifact.info, graphs, free, options, beside)
+    return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options, beside)
 
 
 def warm(
@@ -47,7 +52,12 @@ def warm(
     dropped = frozenset(() if budget is None else budget.dropped)
     order = tuple(index for index in size_order(graphs) if index not in dropped)
     plan = WarmPlan(order, len(order), dropped=dropped, replay_s=seconds, skipped=skip)
-    warm_up = WarmUp(engine, graphs, plan, block_size=int(info.block_size), max_model_len=int(info.max_model_len))
+    warm_up = WarmUp(
+        *(engine, graphs, plan),
+        block_size=int(info.block_size),
+        max_model_len=int(info.max_model_len),
+        before=engine.warm_draft if engine.has_draft else None,
+    )
     warm_up.restrict()
     warm_up.run(on_step)
     return warm_up

@@ -78,9 +78,15 @@ def budget_options(
 class WarmUpPlanner:
     """Plans the warm-up of an artifact and keeps its cost table; `budget` is decided at once, with a line each step."""
 
-    def __init__(self, artifact: Path, options: WarmOptions, device: Mapping[str, Any] | None = None) -> None:
-        """device: the options that choose the device. Raises BucketError and BudgetError, and LlmcError for an artifact
-        that cannot be opened."""
+    def __init__(
+        self,
+        artifact: Path,
+        options: WarmOptions,
+        device: Mapping[str, Any] | None = None,
+        draft: Path | None = None,
+    ) -> None:
+        """device: the options that choose the device. draft: the artifact of a model that guesses, part of the budget.
+        Raises BucketError and BudgetError, and LlmcError for an artifact that cannot be opened."""
         from llmc.runtime.binding import Artifact
 
         self._artifact, self._options = artifact, options
@@ -94,13 +100,15 @@ class WarmUpPlanner:
         self.budget: Budget | None = None
         if options.budget is not None:
             from llmc.machine import available_memory
+            from llmc.runtime.drafts import draft_memory
             from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
 
             free = device_memory(info.target_kind, device or {})
+            beside = draft_memory(draft)
             if free is None:
-                self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget)
+                self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget, beside)
             else:
-                self.budget = plan_on_device(info, graphs, free, options.budget)
+                self.budget = plan_on_device(info, graphs, free, options.budget, beside)
             for line in self.budget.lines:
                 say(f"memory: {line}")
         self._recorder: CostRecorder | None = None

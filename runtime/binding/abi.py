@@ -391,6 +391,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_enable_graph": [c_void_p, c_uint32, c_uint32, _E],
     "llmc_engine_release_graph": [c_void_p, c_uint32, _E],
     "llmc_engine_add_graphs": [c_void_p, c_void_p, _E],
+    "llmc_engine_warm_draft": [c_void_p, U64P, _E],
     "llmc_engine_walk_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_step": [c_void_p, POINTER(c_uint32), _E],
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],

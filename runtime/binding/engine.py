@@ -223,6 +223,7 @@ class Engine(Handle):
         self._gives_vectors = artifact.info.vector_width > 0
         self.speculate_tokens = int(native.speculate_tokens)
         """Most guesses of a sequence in a step."""
+        self.has_draft = draft is not None
         self._vectors: dict[int, npt.NDArray[np.float32]] = {}
         """Arrays that the engine may still write to."""
         self._vectors_lock = threading.Lock()
@@ -394,6 +395,13 @@ class Engine(Handle):
         nanoseconds."""
         ns = c_uint64()
         call("llmc_engine_walk_graph", self.pointer, graph, byref(ns))
+        return ns.value
+
+    def warm_draft(self) -> int:
+        """Makes every graph of the draft warm; returns the wall time of all in nanoseconds. Raises LlmcError without a
+        draft."""
+        ns = c_uint64()
+        call("llmc_engine_warm_draft", self.pointer, byref(ns))
         return ns.value
 
     def enable_graph(self, graph: int, on: bool) -> None:

@@ -60,6 +60,7 @@ class ServerContext:
             warm_plan,
             block_size=engine.block_size,
             max_model_len=engine.limit.model_tokens,
+            before=engine.engine.warm_draft if engine.engine.has_draft else None,
         )
         self.ready = False
         self.draining = False

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
+from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
 # A command with its pointers resolved (cpu_program.h), and a row's int32 inputs: id, position, slot, sequence.
 COMMAND_BYTES = 128
@@ -129,6 +130,7 @@ def plan_budget(
     order: Sequence[int],
     available: int,
     options: BudgetOptions,
+    draft: DraftMemory | None = None,
 ) -> Budget:
     """Decides under `available` bytes. order: all graphs by index, the ones to keep first. Raises BudgetError."""
     usable = int(available * options.utilization)
@@ -136,14 +138,18 @@ def plan_budget(
         f"{size_text(available)} available, memory-utilization {options.utilization:g}: {size_text(usable)} to use"
     ]
     for_adapters = info.adapter_slots * info.adapter_bytes
-    left = usable - info.weight_bytes - for_adapters
+    for_draft = 0 if draft is None else draft.fixed
+    left = usable - info.weight_bytes - for_adapters - for_draft
     # Where a prompt runs in one step, the largest graph serves all of them.
     base = base_graphs(graphs, smallest=not info.whole_prompts)
     least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
     blocks_per_seq = -(-info.max_model_len // info.block_size)
     # One block more: the dummy block of padding.
     least_kv = (blocks_per_seq + 1) * info.kv_block_bytes
+    if draft is not None:
+        least_kv += draft.kv((blocks_per_seq + 1) * info.block_size)
     room = f"room for adapters ({for_adapters}), " if for_adapters else ""
+    room += f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
     if left < least + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of {available} bytes is {usable}, but weights "
@@ -153,6 +159,7 @@ def plan_budget(
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
     held = f", room for adapters {size_text(for_adapters)}" if for_adapters else ""
+    held += draft_text(draft)
     lines.append(f"weights {size_text(info.weight_bytes)}{held}, {size_text(left)} left")
     lines.append(
         f"graph-reserved-memory {options.graph_reserved:g}: {size_text(reserved)} for graphs, of which "
@@ -173,6 +180,7 @@ def plan_budget(
             f"{least_kv}: lower graph-reserved-memory {options.graph_reserved:g} or raise memory-utilization "
             f"{options.utilization:g}"
         )
+    kv_bytes = kv_beside_draft(kv_bytes, info, draft)
     if options.kv_bytes > kv_bytes:
         raise BudgetError(
             f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
@@ -185,9 +193,19 @@ def plan_budget(
     tokens = num_blocks * info.block_size
     lines.append(
         f"KV cache {size_text(kv_bytes)}: {num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
-        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}"
+        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}" + draft_kv_text(draft, tokens)
     )
     return Budget(tuple(sorted(kept)), dropped, graph_bytes, kv_bytes, tuple(lines))
+
+
+def draft_text(draft: DraftMemory | None) -> str:
+    """What a draft takes whatever is served, behind the weights of its model."""
+    return "" if draft is None else f", draft {size_text(draft.weights)} and {size_text(draft.graphs)} for its graphs"
+
+
+def draft_kv_text(draft: DraftMemory | None, tokens: int) -> str:
+    """The draft's KV cache, behind that of its model."""
+    return "" if draft is None else f"; the draft's {size_text(draft.kv(tokens))} for as many tokens"
 
 
 def _keep(

@@ -11,7 +11,16 @@ from typing import Any
 
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device
-from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, graph_set_bytes, size_text
+from llmc.runtime.warm_up.budget import (
+    Budget,
+    BudgetError,
+    BudgetOptions,
+    draft_kv_text,
+    draft_text,
+    graph_set_bytes,
+    size_text,
+)
+from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
 _FREE = "free_memory_bytes"
 
@@ -28,21 +37,33 @@ def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
     return int(free) if free.isdecimal() else None
 
 
-def plan_on_device(info: ArtifactInfo, graphs: Sequence[GraphInfo], free: int, options: BudgetOptions) -> Budget:
+def plan_on_device(
+    info: ArtifactInfo,
+    graphs: Sequence[GraphInfo],
+    free: int,
+    options: BudgetOptions,
+    draft: DraftMemory | None = None,
+) -> Budget:
     """Decides under `free` bytes of the device. Raises BudgetError."""
     usable = int(free * options.utilization)
-    left = usable - info.weight_bytes
+    for_draft = 0 if draft is None else draft.fixed
+    left = usable - info.weight_bytes - for_draft
     shared = graph_set_bytes(graphs, info.vocab_size)
-    least_kv = (-(-info.max_model_len // info.block_size) + 1) * info.kv_block_bytes
+    least_blocks = -(-info.max_model_len // info.block_size) + 1
+    least_kv = least_blocks * info.kv_block_bytes
+    if draft is not None:
+        least_kv += draft.kv(least_blocks * info.block_size)
+    held = f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
     if left < shared + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of the device's {free} free bytes is {usable}, but weights "
-            f"({info.weight_bytes}), what graphs share ({shared}) and the KV cache of one sequence ({least_kv}) need "
-            f"{info.weight_bytes + shared + least_kv}: raise it, free memory of the device, or choose another one"
+            f"({info.weight_bytes}), {held}what graphs share ({shared}) and the KV cache of one sequence "
+            f"({least_kv}) need {info.weight_bytes + for_draft + shared + least_kv}: raise it, free memory of the "
+            "device, or choose another one"
         )
     # No graph is lost without its instance: they give way to the KV cache of one sequence.
     instances = max(0, min(int(left * options.graph_reserved), left - least_kv) - shared)
-    kv_bytes = left - shared - instances
+    kv_bytes = kv_beside_draft(left - shared - instances, info, draft)
     if options.kv_bytes > kv_bytes:
         raise BudgetError(
             f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
@@ -53,10 +74,10 @@ def plan_on_device(info: ArtifactInfo, graphs: Sequence[GraphInfo], free: int, o
     tokens = blocks * info.block_size
     lines = (
         f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
-        f"weights {size_text(info.weight_bytes)}, {size_text(left)} left",
+        f"weights {size_text(info.weight_bytes)}{draft_text(draft)}, {size_text(left)} left",
         f"{len(graphs)} graphs share {size_text(shared)}; graph-reserved-memory {options.graph_reserved:g} leaves "
         f"{size_text(instances)} for their instances, and those beyond it run as launches of kernels",
         f"KV cache {size_text(kv_bytes)}: {blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
-        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}",
+        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}" + draft_kv_text(draft, tokens),
     )
     return Budget(tuple(range(len(graphs))), (), shared, kv_bytes, lines, instances >> 20)

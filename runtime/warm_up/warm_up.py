@@ -123,8 +123,10 @@ class WarmUp:
         block_size: int,
         max_model_len: int,
         watch: Watch | None = None,
+        before: Callable[[], object] | None = None,
     ) -> None:
-        """watch: what tells how busy the machine is; None: the machine's own counters."""
+        """watch: what tells how busy the machine is; None: the machine's own counters. before: makes warm what is
+        beside the graphs, such as a draft."""
         self._engine = engine
         self._graphs = graphs
         self._limits = block_size, max_model_len
@@ -138,6 +140,7 @@ class WarmUp:
         self._counting = threading.Lock()
         self.seconds = 0.0
         self.stopped = False
+        self._before = before
         self._replays = self._work()
         self._light_ns: dict[tuple[str, int, int, int], int] = {}
         self._replayed_ns = 0
@@ -225,6 +228,9 @@ class WarmUp:
         """Every replay of the plan, in order. A walk without rows makes a graph as warm as one of the same kernels that
         was replayed before."""
         plan, note = self.plan, ""
+        if self._before is not None and not plan.skipped:
+            self._before()
+            yield None
         for position, index in enumerate(() if plan.skipped else plan.order):
             graph = self._graphs[index]
             measure = index in plan.measure and plan.measure_within_s is None

@@ -75,6 +75,19 @@ def test_a_draft_changes_no_bit(llama: tuple[Path, Artifact]) -> None:
     assert stats.num_decode_steps < without.num_decode_steps
 
 
+def test_a_draft_is_warm_before_requests_and_in_the_budget(llama: tuple[Path, Artifact]) -> None:
+    model = llama[0].parent / "artifact"
+    graphs = llama[1].graphs()
+    for skip in (False, True):
+        with LLM(model, num_threads=1, draft=model, memory_utilization=0.5, kv_bytes=1 << 20, skip_warmup=skip) as llm:
+            assert llm.engine.has_draft
+            assert llm.warm_up.num_warm == (0 if skip else len(graphs))
+            assert any("the draft's" in line for line in llm.budget.lines)
+            assert llm.engine.warm_draft() > 0
+    with Engine(llama[1], num_threads=1) as engine, pytest.raises(LlmcError, match="engine has no draft to make warm"):
+        engine.warm_draft()
+
+
 def test_drafts_that_do_not_fit(llama: tuple[Path, Artifact], tmp_path: Path) -> None:
     model = llama[0].parent / "artifact"
     with pytest.raises(RequestError, match=r"speculate 'draft:3' needs a model that guesses"):

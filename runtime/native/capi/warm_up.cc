@@ -30,6 +30,13 @@ llmc_status llmc_engine_walk_graph(llmc_engine* engine, uint32_t graph, uint64_t
   });
 }
 
+llmc_status llmc_engine_warm_draft(llmc_engine* engine, uint64_t* ns, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> llmc::Status {
+    if (engine == nullptr) return llmc::NullArgument("engine");
+    return engine->engine->WarmDraft(ns);
+  });
+}
+
 llmc_status llmc_engine_enable_graph(llmc_engine* engine, uint32_t graph, uint32_t on, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
     if (engine == nullptr) return llmc::NullArgument("engine");

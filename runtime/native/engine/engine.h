@@ -100,6 +100,8 @@ class Engine {
   Status Step(bool* progressed);
   // Replays made-up tokens that write to the dummy block only.
   Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
+  // Makes every graph of the draft warm. ns: all of it.
+  Status WarmDraft(uint64_t* ns);
   // Calls every kernel of a graph for no row at all.
   Status WalkGraph(uint32_t graph, uint64_t* ns);
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.

@@ -49,6 +49,17 @@ Status Engine::WalkGraph(uint32_t graph, uint64_t* ns) {
   return Status::Ok();
 }
 
+Status Engine::WarmDraft(uint64_t* ns) {
+  if (speculator_.draft() == nullptr) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "The engine has no draft to make warm; create it with one.");
+  }
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const uint64_t begin = MonotonicNs();
+  LLMC_RETURN_IF_ERROR(speculator_.draft()->Warm());
+  if (ns != nullptr) *ns = MonotonicNs() - begin;
+  return Status::Ok();
+}
+
 Status Engine::EnableGraph(uint32_t graph, bool on) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);

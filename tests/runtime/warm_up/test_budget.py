@@ -23,6 +23,7 @@ from llmc.runtime.warm_up.budget import (
     plan_budget,
     size_order,
 )
+from llmc.runtime.warm_up.draft_memory import DraftMemory
 
 VOCAB, BLOCK, MAX_LEN, KV_BLOCK = 100, 16, 64, 1000
 
@@ -135,6 +136,29 @@ def test_a_small_share_keeps_the_base_and_says_what_it_dropped() -> None:
     assert budget.dropped == (1,)
     assert any("not kept: prefill:2x64" in line for line in budget.lines)
     assert plan(graph_reserved=0.5).dropped == ()
+
+
+@given(st.integers(20_000, 200_000), st.integers(1, 400), st.integers(1, 40), st.integers(0, 3000))
+def test_a_draft_has_its_part(available: int, kv_block: int, block_size: int, fixed: int) -> None:
+    """Whatever its blocks are, both caches fit, and the model's could not have two blocks more."""
+    draft = DraftMemory(fixed, 500, kv_block, block_size)
+    options = BudgetOptions(1.0, 0.5)
+    try:
+        budget = plan_budget(info(), LADDER, range(len(LADDER)), available, options, draft)
+    except BudgetError:
+        # The same without a draft, or the draft is what is too much.
+        return
+    room = available - 10_000 - fixed - 500 - budget.graph_bytes
+
+    def both(kv_bytes: int) -> int:
+        tokens = (kv_bytes // KV_BLOCK - 1) * BLOCK
+        return kv_bytes + (-(-tokens // block_size) + 1) * kv_block
+
+    assert both(budget.kv_bytes) <= room
+    each = KV_BLOCK + -(-kv_block * BLOCK // block_size)
+    assert both(budget.kv_bytes + KV_BLOCK) > room - each - 3 * kv_block
+    assert budget.kv_bytes // KV_BLOCK > MAX_LEN // BLOCK
+    assert any("the draft's" in line for line in budget.lines)
 
 
 def test_what_graphs_leave_goes_to_the_cache() -> None:

@@ -171,6 +171,24 @@ Status DraftModel::Guess(std::vector<Task>* tasks, std::vector<int32_t>* guesses
   return Status::Ok();
 }
 
+// The token reads and writes the dummy block only.
+Status DraftModel::Warm() {
+  StepBatch b;
+  b.num_tokens = b.num_seqs = b.num_samples = b.block_table_stride = 1;
+  b.input_ids = b.positions = b.slot_mapping = b.block_tables = b.sample_index = {0};
+  b.context_lens = {1};
+  b.query_start = {0, 1};
+  if (!model_.adapters.empty()) b.adapter_slots = {kNoAdapter};
+  for (std::size_t graph = 0; graph < model_.graphs.size(); ++graph) {
+    b.graph = static_cast<uint32_t>(graph);
+    device_->Reserve(b);
+    device_->Visit(b.graph);
+    const float* logits = nullptr;
+    LLMC_RETURN_IF_ERROR(device_->Run(b, &logits));
+  }
+  return Status::Ok();
+}
+
 // In as few steps as graphs hold. next: the token behind each row, kNoToken where there is none, kNotRun.
 Status DraftModel::RunRows(const std::vector<Row>& rows, std::vector<int32_t>* next) {
   next->clear();

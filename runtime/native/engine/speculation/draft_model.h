@@ -43,6 +43,10 @@ class DraftModel {
   // Reads on in its text, as far as one step goes: so many tokens. None where there is no block for them.
   Status Read(const Sequence& s, uint32_t* tokens);
 
+  // Replays each of its graphs with one made-up token, and calls each kernel for no row: its first guesses find code and
+  // weights in memory.
+  Status Warm();
+
   // Guesses of one sequence: in, how many are wanted; out, guesses[first, first + depth), fewer where blocks are short.
   struct Task {
     Sequence* sequence;

@@ -20,6 +20,8 @@ class Speculator {
   Speculator(uint32_t most, bool always, std::unique_ptr<DraftModel> draft)
       : most_(most), always_(always), draft_(std::move(draft)) {}
 
+  // The model that guesses; none: NULL.
+  DraftModel* draft() const { return draft_.get(); }
   // Adds guesses to the decodes of a step where they are expected to pay; from here on their sequences end in them. An error:
   // the draft's device failed.
   Status Plan(Scheduler* scheduler, StepPlan* plan);

@@ -278,6 +278,11 @@ void DraftFails() {
   const ModelShape shape = WithRows({1, 2, 4, 8});
   NullDevice *device, *draft;
   auto engine = MakeDrafted(shape, 65, Guessing(3), shape, 65, 0, &device, &draft);
+  // Warm before all that: each graph once, and nothing of it is left.
+  uint64_t ns = 0;
+  CHECK_OK(engine->WarmDraft(&ns));
+  CHECK(draft->runs == shape.graphs.size() && device->runs == 0 && ns > 0);
+  CHECK(Make(shape, 65, Guessing(3))->WarmDraft(&ns).message.find("The engine has no draft") == 0);
   Job job = Simple(10, 30);
   CHECK_OK(Submit(engine.get(), &job));
   bool more;
