@@ -7,16 +7,21 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION = 6
+VERSION = 7
+"""Of an artifact for several ranks."""
+VERSION_OF_ADAPTERS = 6
 """Of an artifact with pools of adapters."""
 VERSION_WITHOUT_ADAPTERS = 5
-VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION)
+VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION)
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_EOS = 8
 MAX_RANK = 4
 MAX_LAUNCH_FACTS = 7
 MAX_CODE_FILES = 16
+MAX_RANKS = 256
+COLLECTIVE = 1 << 31
+"""What a command adds to the index of a collective, in the place of a kernel's."""
 
 RECORDS = {
     "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
@@ -25,7 +30,7 @@ RECORDS = {
     "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 block_size, i32 kv_dtype, i32 vocab_size, "
     "i32 max_model_len, i32 max_num_seqs, i32 act_dtype, i32 sliding_window, i32 num_eos, i32 eos[8], i32 bos, "
     "u64 key_block_bytes, u64 value_block_bytes, i32 vector_width, i32 whole_prompts, i32 adapter_slots, "
-    "i32 adapter_rank, i32 reserved[4]",
+    "i32 adapter_rank, i32 num_ranks, i32 num_shared_weights, i32 reserved[2]",
     "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 code, u32 launch[7]",
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 layout_offset, u32 layout_length, u32 reserved",
@@ -38,19 +43,28 @@ RECORDS = {
     "code": "u32 name_offset, u32 name_length, u32 crc32, u32 reserved, u64 bytes",
     "adapter": "u32 weight, u32 columns, u32 panel, u32 lanes, u32 num_parts, u32 rows[8], u32 reserved, "
     "u64 slot_bytes",
+    "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 reserved[4]",
 }
 """Word for word the records of FORMAT.md."""
 
 SECTIONS = {
     "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
-    "adapter": 10,
+    "adapter": 10, "collective": 11,
 }  # fmt: skip
-"""Kind of the section that holds each record. That of `adapter` is there in files of VERSION alone."""
+"""Kind of the section that holds each record."""
+FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION}
+"""The first version that has a section, where that is not the first that is read."""
 
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32", "fp8_e4m3", "fp8_e5m2")
 DTYPE_BYTES = (4, 2, 2, 1, 1, 4, 1, 1)
+COLLECTIVES = ("all_reduce", "all_gather")
+COLLECTIVE_ROWS = ("tokens", "samples")
+RANK_0 = "rank0."
+"""What the names of weights of rank 0 begin with, where there are several."""
+ADDS_BIAS, ADDS_RESIDUAL = 1, 2
+"""Bits of what is added to a sum over ranks."""
 OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters")
 INPUTS = (
     "input_ids",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmc.adapter_slot import AdapterSlot
-from llmc.graphs_format import GRAPH_INPUTS, PHASES, input_shape
+from llmc.graphs_format import COLLECTIVE, COLLECTIVES, GRAPH_INPUTS, PHASES, input_shape
 from llmc.kv_dtypes import BY_CODE, KvDtype
 
 
@@ -49,7 +49,9 @@ class ModelRecord:
 
     key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of the vector that a text
     gives in place of logits, 0: it gives logits. whole_prompts 1: a step must hold all tokens of a text. adapter_slots:
-    of LoRA adapters that are held at once, 0: none can be; adapter_rank: the largest of theirs.
+    of LoRA adapters that are held at once, 0: none can be; adapter_rank: the largest of theirs. num_ranks: that run a
+    step together, each with num_kv_heads of the KV heads; 0: one alone. num_shared_weights: the first so many weights
+    are all ranks', those behind them are as many for each rank, one rank after the other.
     """
 
     num_layers: int
@@ -70,6 +72,8 @@ class ModelRecord:
     whole_prompts: int = 0
     adapter_slots: int = 0
     adapter_rank: int = 0
+    num_ranks: int = 0
+    num_shared_weights: int = 0
 
     @property
     def output_width(self) -> int:
@@ -120,6 +124,24 @@ class WeightRecord:
 
 
 @dataclass(frozen=True)
+class CollectiveRecord:
+    """What the ranks do together, in rows of float32: op and rows are indices into COLLECTIVES and COLLECTIVE_ROWS.
+
+    width: of a row of the result. adds: bits of ADDS_BIAS and ADDS_RESIDUAL, of a sum over ranks.
+    """
+
+    op: int
+    rows: int
+    width: int
+    adds: int = 0
+
+    @property
+    def num_operands(self) -> int:
+        """What is given, what is added, and the result."""
+        return 2 + self.adds.bit_count()
+
+
+@dataclass(frozen=True)
 class AdapterRecord:
     """The pool of a linear layer, for what loaded adapters add to it. weight: the layer's, by index."""
 
@@ -141,7 +163,10 @@ class OperandRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """One kernel call on operands[first_operand : first_operand + num_operands]; layer -1: none."""
+    """One kernel call on operands[first_operand : first_operand + num_operands]; layer -1: none.
+
+    kernel: from COLLECTIVE on, less that, the index of a collective.
+    """
 
     kernel: int
     first_operand: int
@@ -149,6 +174,11 @@ class Command:
     barrier: bool
     layer: int
     family: int
+
+    @property
+    def collective(self) -> int | None:
+        """The index of the collective, None of a kernel call."""
+        return self.kernel - COLLECTIVE if self.kernel >= COLLECTIVE else None
 
 
 @dataclass(frozen=True)
@@ -201,6 +231,24 @@ class Tables:
     commands: tuple[Command, ...]
     operands: tuple[OperandRecord, ...]
     adapters: tuple[AdapterRecord, ...] = ()
+    collectives: tuple[CollectiveRecord, ...] = ()
+
+    @property
+    def num_rank_weights(self) -> int:
+        """Weights that each rank has of its own; all weights where there is one rank."""
+        return (len(self.weights) - self.model.num_shared_weights) // max(1, self.model.num_ranks)
+
+    def weights_of(self, rank: int) -> tuple[WeightRecord, ...]:
+        """The weights that operands of a rank name, by index."""
+        shared, own = self.model.num_shared_weights, self.num_rank_weights
+        first = shared + rank * own
+        return self.weights[:shared] + self.weights[first : first + own]
+
+    def name_of(self, command: Command) -> str:
+        """The symbol of its kernel; of a collective what the ranks do, `_` and its number."""
+        if command.collective is None:
+            return self.kernels[command.kernel].symbol
+        return f"{COLLECTIVES[self.collectives[command.collective].op]}_{command.collective}"
 
     def commands_of(self, graph: Graph) -> tuple[Command, ...]:
         """The command list of `graph`, in the order of execution."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS
+from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS, RANK_0
 from llmc.graphs_records import Command, Graph, Tables
 
 Dim = int | str
@@ -116,7 +116,7 @@ def _arena_type(tables: Tables, graph: Graph, size: int, packed: bool, rows: int
 def _buffers(
     tables: Tables, graph: Graph, command: Command, sampled: bool, versions: dict[str, int]
 ) -> tuple[BufferView, ...]:
-    model, op = tables.model, op_of(tables.kernels[command.kernel].symbol)
+    model, op = tables.model, op_of(tables.name_of(command))
     operands = tables.operands_of(command)
     views = []
     for position, operand in enumerate(operands):
@@ -133,7 +133,7 @@ def _buffers(
             dtype, shape = _arena_type(tables, graph, size, packed, rows)
         elif kind == "weight":
             weight = tables.weights[index]
-            name, dtype, shape = weight.name, DTYPES[weight.dtype], weight.shape
+            name, dtype, shape = weight.name.removeprefix(RANK_0), DTYPES[weight.dtype], weight.shape
         elif kind == "input":
             name, dtype, shape = GRAPH_INPUTS[index], "i32", graph.input_shape(index)
         elif kind == "output":
@@ -169,13 +169,11 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
     sampled = False
     views = []
     for index, command in enumerate(tables.commands_of(graph)):
-        kernel = tables.kernels[command.kernel]
+        symbol = tables.name_of(command)
         sampled = sampled or command.family == _GATHER
         buffers = _buffers(tables, graph, command, sampled, versions)
         family = FAMILIES[command.family]
-        views.append(
-            CommandView(index, "", kernel.symbol, op_of(kernel.symbol), family, command.layer, command.barrier, buffers)
-        )
+        views.append(CommandView(index, "", symbol, op_of(symbol), family, command.layer, command.barrier, buffers))
     views = _named(views)
     # Only the layer that reads an activation tells that it is packed, and its weight that it is int8.
     read = {x.name: x for command in views if (x := _linear_input(command)) is not None}

@@ -7,7 +7,11 @@ import re
 from collections.abc import Sequence
 
 from llmc.graphs_format import (
+    ADDS_BIAS,
+    ADDS_RESIDUAL,
     ALIGNMENT,
+    COLLECTIVE_ROWS,
+    COLLECTIVES,
     DTYPE_BYTES,
     DTYPES,
     FAMILIES,
@@ -15,14 +19,17 @@ from llmc.graphs_format import (
     INPUTS,
     MAX_BUFFERS,
     MAX_CODE_FILES,
+    MAX_RANKS,
     OPERAND_KINDS,
     PHASES,
 )
-from llmc.graphs_records import CodeRecord, Graph, ModelRecord, OperandRecord, Tables
+from llmc.graphs_records import CodeRecord, CollectiveRecord, Command, Graph, ModelRecord, OperandRecord, Tables
 from llmc.kv_dtypes import BY_CODE as KV_BY_CODE
 
 _MAX_BLOCK_BYTES = 1 << 51
 _MAX_ADAPTER_SLOTS, _MAX_ADAPTER_RANK = 256, 512
+_MAX_WIDTH = 1 << 28
+_ALL_REDUCE, _ALL_GATHER = range(len(COLLECTIVES))
 _ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT, _ADAPTERS = range(len(OPERAND_KINDS))
 _CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A plain file name: no artifact makes anybody look outside of itself."""
@@ -44,6 +51,7 @@ def check_tables(tables: Tables) -> None:
     _check_kernels(tables)
     _check_weights(tables)
     _check_adapters(tables)
+    _check_ranks(tables)
     _check_operands(tables)
     _check_commands(tables)
     _check_graphs(tables)
@@ -111,10 +119,36 @@ def _check_adapters(tables: Tables) -> None:
         need(known, f"pool {i} of adapters is of weight {adapter.weight} of {len(tables.weights)}")
 
 
+def _check_ranks(tables: Tables) -> None:
+    model, count = tables.model, len(tables.weights)
+    ranks, shared = model.num_ranks, model.num_shared_weights
+    need(ranks == 0 or 2 <= ranks <= MAX_RANKS, f"the model record has {ranks} ranks, which are 2 to {MAX_RANKS}")
+    need((ranks == 0) <= (not tables.collectives and shared == 0), "graphs.bin has collectives of one rank")
+    need(0 <= shared <= count, f"the model record has {shared} shared weights of {count}")
+    own = tables.num_rank_weights
+    need(ranks == 0 or shared + own * ranks == count, f"{count - shared} weights are not as many for each of {ranks}")
+    first = tables.weights_of(0)
+    for rank in range(1, ranks):
+        for weight, other in zip(first[shared:], tables.weights_of(rank)[shared:], strict=True):
+            same = (weight.dtype, weight.shape, weight.layout) == (other.dtype, other.shape, other.layout)
+            need(same, f"weight {other.name!r} of rank {rank} is not like {weight.name!r} of rank 0")
+    for i, collective in enumerate(tables.collectives):
+        what = f"collective {i}"
+        need(collective.op < len(COLLECTIVES), f"{what} has the unknown op {collective.op}")
+        need(collective.rows < len(COLLECTIVE_ROWS), f"{what} has the unknown rows {collective.rows}")
+        need(1 <= collective.width <= _MAX_WIDTH, f"{what} has rows of {collective.width}, outside 1 to {_MAX_WIDTH}")
+        whole = collective.op == _ALL_REDUCE or collective.width % ranks == 0
+        need(whole, f"{what} gathers rows of {collective.width} from {ranks} ranks")
+        most = ADDS_BIAS | ADDS_RESIDUAL if collective.op == _ALL_REDUCE else 0
+        need(collective.adds & ~most == 0, f"{what} adds {collective.adds}, which {COLLECTIVES[collective.op]} cannot")
+
+
 def _check_operands(tables: Tables) -> None:
     model, weights, adapters = tables.model, tables.weights, tables.adapters
     inputs = len(GRAPH_INPUTS) if adapters else len(INPUTS)
-    limits = (1, len(weights), inputs, model.num_layers, model.num_layers, 1, len(adapters))
+    # What a rank has of its own, operands name as rank 0 has it.
+    named = model.num_shared_weights + tables.num_rank_weights
+    limits = (1, named, inputs, model.num_layers, model.num_layers, 1, len(adapters))
     blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
     for i, (kind, index, offset, size) in enumerate(tables.operands):
         need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
@@ -140,13 +174,34 @@ def _check_commands(tables: Tables) -> None:
     kernels, num_operands, num_layers = tables.kernels, len(tables.operands), tables.model.num_layers
     for i, command in enumerate(tables.commands):
         first, count = command.first_operand, command.num_operands
-        need(command.kernel < len(kernels), f"command {i} names kernel {command.kernel} of {len(kernels)}")
-        kernel = kernels[command.kernel]
-        needed = kernel.num_buffers
-        need(count == needed, f"command {i} has {count} operands, {kernel.symbol} takes {needed}")
+        if command.collective is None:
+            need(command.kernel < len(kernels), f"command {i} names kernel {command.kernel} of {len(kernels)}")
+            needed = kernels[command.kernel].num_buffers
+        else:
+            named, known = command.collective, len(tables.collectives)
+            need(named < known, f"command {i} names collective {named} of {known}")
+            needed = tables.collectives[named].num_operands
+        need(count == needed, f"command {i} has {count} operands, {tables.name_of(command)} takes {needed}")
         need(first + count <= num_operands, f"command {i} has operands from {first}, {count} of {num_operands}")
         need(-1 <= command.layer < num_layers, f"command {i} names layer {command.layer} of {num_layers}")
         need(command.family < len(FAMILIES), f"command {i} has the unknown family {command.family}")
+
+
+def _check_collective(tables: Tables, graph: Graph, command: Command, collective: CollectiveRecord) -> None:
+    """Its rows lie in the arena or the output, all that the graph may have of them, and a bias in a weight."""
+    what = f"graph {graph.name} has an {COLLECTIVES[collective.op]} that"
+    rows = (graph.max_tokens, graph.max_samples)[collective.rows]
+    whole = rows * collective.width * 4
+    parts = [(whole // tables.model.num_ranks if collective.op == _ALL_GATHER else whole, (_ARENA,))]
+    if collective.adds & ADDS_BIAS:
+        parts.append((collective.width * 4, (_WEIGHT,)))
+    if collective.adds & ADDS_RESIDUAL:
+        parts.append((whole, (_ARENA,)))
+    parts.append((whole, (_ARENA, _OUTPUT)))
+    for operand, (size, kinds) in zip(tables.operands_of(command), parts, strict=True):
+        need(operand.kind in kinds, f"{what} touches {OPERAND_KINDS[operand.kind]} where it must not")
+        need(operand.bytes >= size, f"{what} has an operand of {operand.bytes} bytes, {size} are needed")
+    need(command.barrier, f"{what} has no barrier behind it")
 
 
 def _check_graphs(tables: Tables) -> None:
@@ -159,6 +214,9 @@ def _check_graphs(tables: Tables) -> None:
             need(1 <= value <= 0x7FFFFFFF, f"graph {graph.name} has {name} {value}")
         first, last = graph.first_command, graph.first_command + graph.num_commands
         need(last <= len(reach), f"graph {graph.name} has commands {first} to {last} of {len(reach)}")
+        for command in tables.commands_of(graph):
+            if command.collective is not None:
+                _check_collective(tables, graph, command, tables.collectives[command.collective])
         if (first, last) not in needs:
             needs[first, last] = _merged(reach[first:last])
         for (kind, index), end in needs[first, last].items():

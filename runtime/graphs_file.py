@@ -10,12 +10,12 @@ from typing import Any
 from llmc.adapter_slot import ITEM_BYTES, AdapterSlot
 from llmc.graphs_format import (
     DTYPES,
+    FIRST_VERSIONS,
     MAGIC,
     MAX_ADAPTER_PARTS,
     MAX_EOS,
     MAX_RANK,
     SECTIONS,
-    VERSION,
     VERSIONS,
     layout,
     tables_crc32,
@@ -23,6 +23,7 @@ from llmc.graphs_format import (
 from llmc.graphs_records import (
     AdapterRecord,
     CodeRecord,
+    CollectiveRecord,
     Command,
     Graph,
     Header,
@@ -41,6 +42,8 @@ _HEADER, _SECTION = layout("header"), layout("section")
 _LAYOUTS = {kind: layout(name) for name, kind in SECTIONS.items() if name != "strings"}
 _SECTION_NAMES = {kind: name if name.endswith("s") else f"{name}s" for name, kind in SECTIONS.items()}
 
+_FIRST_VERSIONS = {SECTIONS[name]: version for name, version in FIRST_VERSIONS.items()}
+
 
 @dataclass(frozen=True)
 class _Section:
@@ -55,8 +58,8 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     need(magic == MAGIC, "graphs.bin does not start with LLMCGRPH: this is not an llmc artifact")
     need(
         version in VERSIONS,
-        f"graphs.bin has format version {version}, this llmc reads versions {' and '.join(map(str, VERSIONS))}: "
-        "compile the model again",
+        f"graphs.bin has format version {version}, this llmc reads versions {', '.join(map(str, VERSIONS[:-1]))} and "
+        f"{VERSIONS[-1]}: compile the model again",
     )
     need(header_bytes == _HEADER.size, f"graphs.bin has a header of {header_bytes} bytes instead of {_HEADER.size}")
     need(file_bytes == len(data), f"graphs.bin has {len(data)} bytes, its header says {file_bytes}: it is truncated")
@@ -83,7 +86,7 @@ def _read_sections(data: memoryview, num_sections: int, version: int) -> dict[in
         need(count <= 0xFFFFFFFF, f"section {name} has {count} records, too many")
         sections[kind] = _Section(record_bytes, offset, count)
     for kind, name in _SECTION_NAMES.items():
-        wanted = kind != SECTIONS["adapter"] or version == VERSION
+        wanted = version >= _FIRST_VERSIONS.get(kind, 0)
         which = "no" if wanted else "the"
         need((kind in sections) == wanted, f"graphs.bin of version {version} has {which} section {name}")
     return sections
@@ -112,6 +115,7 @@ class _Reader:
             commands=tuple(self._command(i, *record) for i, record in enumerate(self._records("command"))),
             operands=tuple(OperandRecord(*record) for record in self._records("operand")),
             adapters=tuple(self._adapter(i, model, record) for i, record in enumerate(self._records("adapter"))),
+            collectives=tuple(CollectiveRecord(*record) for record in self._records("collective")),
         )
 
     def _records(self, name: str) -> Iterator[tuple[int, ...]]:

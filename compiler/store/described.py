@@ -24,7 +24,7 @@ from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
 from llmc.compiler.weight_request import WeightRequest
-from llmc.graphs_format import PHASES, VERSION, VERSION_WITHOUT_ADAPTERS
+from llmc.graphs_format import PHASES, VERSION_OF_ADAPTERS, VERSION_WITHOUT_ADAPTERS
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
@@ -46,7 +46,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
     """What was asked for, and what made it."""
     components = resolved.graph_components()
     return {
-        "format_version": VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION,
+        "format_version": VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION_OF_ADAPTERS,
         "llmc_version": __version__,
         "fingerprint": key_of(components),
         "model": asdict(resolved.model),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from llmc.graphs_format import (
     ALIGNMENT,
+    COLLECTIVE,
     MAGIC,
     MAX_ADAPTER_PARTS,
     MAX_EOS,
@@ -17,6 +18,7 @@ from llmc.graphs_format import (
     MAX_RANK,
     SECTIONS,
     VERSION,
+    VERSION_OF_ADAPTERS,
     VERSION_WITHOUT_ADAPTERS,
     layout,
     tables_crc32,
@@ -24,6 +26,7 @@ from llmc.graphs_format import (
 from llmc.graphs_records import (
     AdapterRecord,
     CodeRecord,
+    CollectiveRecord,
     GraphSizes,
     KernelRecord,
     ModelRecord,
@@ -34,7 +37,7 @@ from llmc.graphs_records import (
 
 _HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
 _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
-_ADAPTER = layout("adapter")
+_ADAPTER, _COLLECTIVE = map(layout, ("adapter", "collective"))
 
 
 class GraphsWriteError(ValueError):
@@ -42,7 +45,8 @@ class GraphsWriteError(ValueError):
 
 
 class CommandRecord(NamedTuple):
-    """One kernel call. barrier: all threads meet after it; layer: -1 for none."""
+    """One kernel call. barrier: all threads meet after it; layer: -1 for none; kernel: COLLECTIVE more than the
+    index of a collective in the place of a kernel's."""
 
     kernel: int
     operands: tuple[OperandRecord, ...]
@@ -124,7 +128,8 @@ def pack_model(model: ModelRecord) -> bytes:
         _MODEL, "the model record", model.num_layers, model.num_kv_heads, model.head_dim, model.block_size,
         model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs, model.act_dtype,
         model.sliding_window, len(model.eos), *eos, model.bos, model.key_block_bytes, model.value_block_bytes,
-        model.vector_width, model.whole_prompts, model.adapter_slots, model.adapter_rank,
+        model.vector_width, model.whole_prompts, model.adapter_slots, model.adapter_rank, model.num_ranks,
+        model.num_shared_weights,
     )  # fmt: skip
 
 
@@ -165,9 +170,16 @@ def _adapter(adapter: AdapterRecord) -> bytes:
     return _pack(_ADAPTER, "a pool of adapters", adapter.weight, *slot.layout, *rows, slot.bytes)
 
 
-def _command(command: CommandRecord, num_kernels: int, operands: _Runs) -> bytes:
-    if not 0 <= command.kernel < num_kernels:
-        raise GraphsWriteError(f"a command names kernel {command.kernel}, there are {num_kernels}")
+def _collective(record: CollectiveRecord) -> bytes:
+    return _pack(_COLLECTIVE, "a collective", record.op, record.rows, record.width, record.adds)
+
+
+def _command(command: CommandRecord, num_kernels: int, num_collectives: int, operands: _Runs) -> bytes:
+    index, count, what = command.kernel, num_kernels, "kernel"
+    if index >= COLLECTIVE:
+        index, count, what = index - COLLECTIVE, num_collectives, "collective"
+    if not 0 <= index < count:
+        raise GraphsWriteError(f"a command names {what} {index}, there are {count}")
     first = operands.find(command.operands)
     if first is None:
         packed = [_pack(_OPERAND, "an operand", o.kind, o.index, o.offset, o.bytes) for o in command.operands]
@@ -186,6 +198,7 @@ def write_graphs(
     graphs: Sequence[GraphRecord],
     files: FileSums,
     adapters: Sequence[AdapterRecord] = (),
+    collectives: Sequence[CollectiveRecord] = (),
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
@@ -198,7 +211,9 @@ def write_graphs(
     for g in graphs:
         first = commands.find(g.commands)
         if first is None:
-            first = commands.add(g.commands, [_command(c, len(kernels), operands) for c in g.commands])
+            first = commands.add(
+                g.commands, [_command(c, len(kernels), len(collectives), operands) for c in g.commands]
+            )
         graph_data += _pack(
             _GRAPH, f"graph {g.phase}:{g.batch}x{g.seq}", g.phase, g.batch, g.seq, g.max_tokens, g.max_seqs,
             g.max_samples, g.max_blocks_per_seq, g.row_unit, first, len(g.commands), g.arena_bytes,
@@ -218,9 +233,12 @@ def write_graphs(
         ("target", _TARGET.size, 1, target_data),
         ("code", _CODE.size, len(files.code), code_data),
     )
-    if adapters:
+    version = VERSION_OF_ADAPTERS if adapters else VERSION_WITHOUT_ADAPTERS
+    version = VERSION if model.num_ranks else version
+    if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
-    version = VERSION if adapters else VERSION_WITHOUT_ADAPTERS
+    if version >= VERSION:
+        sections += (("collective", _COLLECTIVE.size, len(collectives), b"".join(map(_collective, collectives))),)
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)
     for name, record_bytes, count, records in sections:

@@ -103,7 +103,7 @@ class CommandReplay:
                 yield self._value(index, command, op, value, count)
 
     def _value(self, index: int, command: Command, op: str, value: ValueLayout, count: int) -> Value:
-        kernel = self._tables.kernels[command.kernel].symbol
+        kernel = self._tables.name_of(command)
         operands = list(self._tables.operands_of(command))
         weights = [o.index for o in operands if OPERAND_KINDS[o.kind] == "weight"]
         name = self._tables.weights[weights[0]].name.removesuffix(".weight") if weights else kernel.rpartition("_")[0]

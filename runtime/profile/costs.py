@@ -132,6 +132,6 @@ def step_cost(tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step
     """The cost of a whole step by kernel family."""
     params, total = kernel_params(manifest), dict.fromkeys(FAMILIES, NOTHING)
     for command in tables.commands_of(graph):
-        symbol = tables.kernels[command.kernel].symbol
+        symbol = tables.name_of(command)
         total[FAMILIES[command.family]] += command_cost(tables, graph, command, params.get(symbol, {}), step)
     return total

@@ -181,7 +181,7 @@ def _commands(
     params, found = kernel_params(manifest), []
     views = commands_of(tables, graph)
     for index, command in enumerate(tables.commands_of(graph)):
-        symbol, family = tables.kernels[command.kernel].symbol, FAMILIES[command.family]
+        symbol, family = tables.name_of(command), FAMILIES[command.family]
         mine = params.get(symbol, {})
         cost = command_cost(tables, graph, command, mine, step)
         kernel = replay.kernel[:, index]

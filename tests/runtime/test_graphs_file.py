@@ -136,7 +136,7 @@ def test_the_records_are_those_of_the_document() -> None:
     assert f"# The artifact format, version {f.VERSION}" in document
     assert {name: f.layout(name).size for name in f.RECORDS} == {
         "header": 64, "section": 24, "model": 128, "kernel": 48, "weight": 80, "graph": 64, "command": 24,
-        "operand": 24, "target": 32, "code": 24, "adapter": 64,
+        "operand": 24, "target": 32, "code": 24, "adapter": 64, "collective": 32,
     }  # fmt: skip
     assert len(f.DTYPES) == len(f.DTYPE_BYTES)
     for name, kind in f.SECTIONS.items():
@@ -160,8 +160,8 @@ def test_unknown_sections_are_ignored() -> None:
         (b"", "shorter than its header"),
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
         (poke(8, "I", 1), "format version 1"),
-        (poke(8, "I", 4), "format version 4, this llmc reads versions 5 and 6: compile the model again"),
-        (poke(8, "I", 7), "format version 7"),
+        (poke(8, "I", 4), "format version 4, this llmc reads versions 5, 6 and 7: compile the model again"),
+        (poke(8, "I", 8), "format version 8"),
         (poke(8, "I", 6), "graphs.bin of version 6 has no section adapters"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
@@ -228,7 +228,10 @@ def parse_or_refuse(data: bytes) -> None:
         return
     for graph in tables.graphs:
         for command in tables.commands_of(graph):
-            assert len(tables.operands_of(command)) == tables.kernels[command.kernel].num_buffers
+            if command.collective is None:
+                assert len(tables.operands_of(command)) == tables.kernels[command.kernel].num_buffers
+            else:
+                assert len(tables.operands_of(command)) == tables.collectives[command.collective].num_operands
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
@@ -326,10 +329,15 @@ def test_the_native_reader_knows_the_same_codes_and_limits() -> None:
     assert members("Phase") == [(spelt(name), code) for code, name in enumerate(f.PHASES)]
     assert members("Input") == [(spelt(name), code) for code, name in enumerate(f.GRAPH_INPUTS)]
     assert members("OperandKind") == [(pools.get(name, spelt(name)), code) for code, name in enumerate(f.OPERAND_KINDS)]
-    limits = {name: int(value) for name, value in re.findall(r"constexpr uint\d+_t k(\w+) = (\d+);", text)}
+    assert members("CollectiveOp") == [(spelt(name), code) for code, name in enumerate(f.COLLECTIVES)]
+    assert members("CollectiveRows") == [(spelt(name), code) for code, name in enumerate(f.COLLECTIVE_ROWS)]
+    assert f"kAddsBias = {f.ADDS_BIAS}, kAddsResidual = {f.ADDS_RESIDUAL};" in text
+    assert f"kCollective = 1u << {f.COLLECTIVE.bit_length() - 1};" in text
+    limits = {name: int(value) for name, value in re.findall(r"constexpr u?int\d+_t k(\w+) = (\d+);", text)}
     assert limits == {
         "MaxBuffers": f.MAX_BUFFERS, "NumFamilies": len(f.FAMILIES), "NumInputs": len(f.GRAPH_INPUTS),
-        "Alignment": f.ALIGNMENT, "MaxLaunchFacts": f.MAX_LAUNCH_FACTS, "TileRows": f.TILE_ROWS,
+        "Alignment": f.ALIGNMENT, "MaxLaunchFacts": f.MAX_LAUNCH_FACTS, "MaxRanks": f.MAX_RANKS,
+        "TileRows": f.TILE_ROWS,
     }  # fmt: skip
 
 
@@ -341,7 +349,10 @@ def test_documents_name_the_version_that_is_written_and_read() -> None:
     said = (runtime / "COMPATIBILITY.md").read_text()
     table = re.findall(r"^\| (\d+) \|", said[said.index("| format |") : said.index("**C ABI.**")], re.MULTILINE)
     assert [int(version) for version in table] == list(range(1, f.VERSION + 1))
-    assert f"[format](FORMAT.md), now {f.VERSION}, and version {f.VERSION_WITHOUT_ADAPTERS}" in said
+    assert (
+        f"[format](FORMAT.md), now {f.VERSION}, and versions {f.VERSION_OF_ADAPTERS} and {f.VERSION_WITHOUT_ADAPTERS}"
+        in said
+    )
     abi = re.search(r"LLMC_ABI_VERSION (\d+)", (runtime / "native" / "include" / "llmc" / "llmc.h").read_text())
     assert abi is not None
     assert f"`llmc_abi_version()` is {abi[1]}." in said

@@ -29,14 +29,15 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 6;
-constexpr uint32_t kVersionWithoutAdapters = 5;
-constexpr uint32_t kNumKinds = 10;
-constexpr uint32_t kAdapterKind = 10;
+constexpr uint32_t kVersion = 7;
+constexpr uint32_t kFirstVersion = 5;
+constexpr uint32_t kNumKinds = 11;
+constexpr uint32_t kAdapterKind = 10, kCollectiveKind = 11;
 constexpr uint32_t kMaxSections = 1024;
 constexpr struct {
   const char* name;
   uint32_t record_bytes;
+  uint32_t first_version = kFirstVersion;  // that has such a section
 } kSections[kNumKinds + 1] = {
     {"", 0},
     {"strings", 1},
@@ -48,7 +49,8 @@ constexpr struct {
     {"operands", sizeof(OperandRecord)},
     {"targets", sizeof(TargetRecord)},
     {"codes", sizeof(CodeRecord)},
-    {"adapters", sizeof(AdapterRecord)},
+    {"adapters", sizeof(AdapterRecord), 6},
+    {"collectives", sizeof(CollectiveRecord), 7},
 };
 
 // Of the whole file except the field itself.
@@ -121,6 +123,7 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
   LLMC_RETURN_IF_ERROR(artifact->CheckWeights());
   LLMC_RETURN_IF_ERROR(artifact->CheckAdapters());
+  LLMC_RETURN_IF_ERROR(artifact->CheckRanks());
   LLMC_RETURN_IF_ERROR(artifact->CheckGraphs());
   artifact->weight_file_.Prefetch();
   *out = std::move(artifact);
@@ -133,10 +136,10 @@ Status Artifact::ReadTables(const MappedFile& file) {
   if (file.size() < sizeof(header)) return Corrupt("graphs.bin", "it has only " + Str(file.size()) + " bytes");
   std::memcpy(&header, data, sizeof(header));
   if (std::memcmp(header.magic, "LLMCGRPH", 8) != 0) return Corrupt("graphs.bin", "it does not start with LLMCGRPH");
-  if (header.version != kVersion && header.version != kVersionWithoutAdapters) {
+  if (header.version < kFirstVersion || header.version > kVersion) {
     return Status::Error(LLMC_ERR_VERSION, "the artifact '" + directory_ + "' has format version " +
                                                Str(header.version) + " and this runtime reads versions " +
-                                               Str(kVersionWithoutAdapters) + " and " + Str(kVersion) +
+                                               Str(kFirstVersion) + " to " + Str(kVersion) +
                                                "; compile it again with this version of llmc");
   }
   if (header.header_bytes != sizeof(header)) {
@@ -178,8 +181,11 @@ Status Artifact::ReadTables(const MappedFile& file) {
     known[section.kind] = section;
   }
   for (uint32_t kind = 1; kind <= kNumKinds; ++kind) {
-    if (kind == kAdapterKind && header.version == kVersionWithoutAdapters) {
-      if (known[kind].kind) return Corrupt("graphs.bin", "it has a section of adapters, which version 5 has not");
+    if (header.version < kSections[kind].first_version) {
+      if (known[kind].kind) {
+        return Corrupt("graphs.bin", std::string("it has a section of ") + kSections[kind].name + ", which version " +
+                                         Str(header.version) + " has not");
+      }
     } else if (!known[kind].kind) {
       return Corrupt("graphs.bin", std::string("it has no section of ") + kSections[kind].name);
     }
@@ -196,6 +202,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   target_record_ = ReadSection<TargetRecord>(data, known[8])[0];
   code_ = ReadSection<CodeRecord>(data, known[9]);
   adapters_ = ReadSection<AdapterRecord>(data, known[kAdapterKind]);
+  collectives_ = ReadSection<CollectiveRecord>(data, known[kCollectiveKind]);
   return Status::Ok();
 }
 

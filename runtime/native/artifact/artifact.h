@@ -18,6 +18,8 @@ constexpr uint32_t kNumFamilies = 8;
 constexpr uint32_t kNumInputs = 9;
 constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kMaxLaunchFacts = 7;
+constexpr uint32_t kCollective = 1u << 31;  // what a command adds to the index of a collective
+constexpr int32_t kMaxRanks = 256;
 
 enum class OperandKind : uint32_t {
   kArena = 0,
@@ -28,6 +30,9 @@ enum class OperandKind : uint32_t {
   kOutput = 5,
   kAdapters = 6
 };
+enum class CollectiveOp : uint32_t { kAllReduce = 0, kAllGather = 1 };
+enum class CollectiveRows : uint32_t { kTokens = 0, kSamples = 1 };
+constexpr uint32_t kAddsBias = 1, kAddsResidual = 2;  // bits of CollectiveRecord.adds
 enum Input : uint32_t {
   kInputIds = 0,
   kPositions = 1,
@@ -45,7 +50,7 @@ struct ModelRecord {
   int32_t num_layers, num_kv_heads, head_dim, block_size, kv_dtype, vocab_size, max_model_len, max_num_seqs;
   int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
   uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer
-  int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, reserved[4];
+  int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, num_ranks, num_shared_weights, reserved[2];
 };
 struct KernelRecord {
   uint32_t symbol_offset, symbol_length, num_buffers, family, code, launch[kMaxLaunchFacts];
@@ -81,9 +86,13 @@ struct AdapterRecord {
   uint32_t weight, columns, panel, lanes, num_parts, rows[kMaxAdapterParts], reserved;
   uint64_t slot_bytes;
 };
+struct CollectiveRecord {
+  uint32_t op, rows, width, adds, reserved[4];
+};
 static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof(WeightRecord) == 80 &&
                   sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24 &&
-                  sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24 && sizeof(AdapterRecord) == 64,
+                  sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24 && sizeof(AdapterRecord) == 64 &&
+                  sizeof(CollectiveRecord) == 32,
               "records have the sizes of FORMAT.md");
 
 // Of input kAdapterTiles, behind the number of tiles: the slot of a tile's adapter, how many rows it has, the rows.
@@ -125,6 +134,23 @@ class Artifact {
   const std::vector<OperandRecord>& operands() const { return operands_; }
   const std::vector<CodeRecord>& code() const { return code_; }
   const std::vector<AdapterRecord>& adapters() const { return adapters_; }
+  const std::vector<CollectiveRecord>& collectives() const { return collectives_; }
+  // That run a step together.
+  uint32_t num_ranks() const { return model_.num_ranks == 0 ? 1 : static_cast<uint32_t>(model_.num_ranks); }
+  // Weights that operands may name: those that all ranks share, then those of one rank.
+  uint32_t num_named_weights() const {
+    const uint32_t shared = static_cast<uint32_t>(model_.num_shared_weights);
+    return shared + (static_cast<uint32_t>(weights_.size()) - shared) / num_ranks();
+  }
+  // The record of the weight that an operand of `rank` names.
+  uint32_t weight_of(uint32_t named, uint32_t rank) const {
+    const uint32_t shared = static_cast<uint32_t>(model_.num_shared_weights);
+    return named < shared ? named : named + rank * (num_named_weights() - shared);
+  }
+  // Of a command that is none of a kernel, else nullptr.
+  const CollectiveRecord* collective(const CommandRecord& command) const {
+    return command.kernel < kCollective ? nullptr : &collectives_[command.kernel - kCollective];
+  }
   const MappedFile& code_file(std::size_t index) const { return code_files_[index]; }
   const MappedFile& weight_file() const { return weight_file_; }
   const std::string& directory() const { return directory_; }
@@ -152,6 +178,8 @@ class Artifact {
   Status CheckKernels() const;
   Status CheckWeights();
   Status CheckAdapters();
+  Status CheckRanks() const;
+  Status CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const;
   Status CheckGraphs();
   Status CheckCommand(const GraphRecord& graph, uint32_t index) const;
   Status CheckOperand(const GraphRecord& graph, uint64_t index) const;
@@ -172,6 +200,7 @@ class Artifact {
   std::vector<OperandRecord> operands_;
   std::vector<CodeRecord> code_;
   std::vector<AdapterRecord> adapters_;
+  std::vector<CollectiveRecord> collectives_;
   ModelShape shape_{};
   // Kept open: what devices load is what was checked, whatever has taken its place since.
   std::vector<MappedFile> code_files_;

@@ -46,6 +46,11 @@ bool IsFileName(const std::string& name) {
                      [&](unsigned char c) { return plain(c) || c == '.' || c == '_' || c == '-'; });
 }
 
+// What is given, what is added, and the result.
+uint32_t OperandsOf(const CollectiveRecord& collective) {
+  return 2 + (collective.adds & kAddsBias ? 1 : 0) + (collective.adds & kAddsResidual ? 1 : 0);
+}
+
 }  // namespace
 
 Status Artifact::ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const {
@@ -323,7 +328,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       limit = graph.arena_bytes;
       break;
     case OperandKind::kWeight:
-      count = weights_.size();
+      count = num_named_weights();
       if (operand.index < count) limit = weights_[operand.index].bytes;
       break;
     case OperandKind::kInput:
@@ -375,13 +380,17 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
 
 Status Artifact::CheckCommand(const GraphRecord& graph, uint32_t index) const {
   const CommandRecord& command = commands_[index];
-  if (command.kernel >= kernels_.size()) {
-    return Corrupt("graphs.bin", "command " + Str(index) + " names kernel " + Str(command.kernel) + " of " +
-                                     Str(uint64_t{kernels_.size()}));
+  const bool together = command.kernel >= kCollective;
+  const uint32_t named = together ? command.kernel - kCollective : command.kernel;
+  const uint64_t known = together ? collectives_.size() : kernels_.size();
+  if (named >= known) {
+    return Corrupt("graphs.bin", "command " + Str(index) + " names " + (together ? "collective " : "kernel ") +
+                                     Str(named) + " of " + Str(known));
   }
-  if (command.num_operands != kernels_[command.kernel].num_buffers) {
-    return Corrupt("graphs.bin", "command " + Str(index) + " has " + Str(command.num_operands) +
-                                     " operands and its kernel takes " + Str(kernels_[command.kernel].num_buffers));
+  const uint32_t taken = together ? OperandsOf(collectives_[named]) : kernels_[named].num_buffers;
+  if (command.num_operands != taken) {
+    return Corrupt("graphs.bin", "command " + Str(index) + " has " + Str(command.num_operands) + " operands and its " +
+                                     (together ? "collective" : "kernel") + " takes " + Str(taken));
   }
   if (!InRange(command.first_operand, command.num_operands, operands_.size())) {
     return Corrupt("graphs.bin", "command " + Str(index) + " has operands " + Str(command.first_operand) + "+" +
@@ -400,6 +409,7 @@ Status Artifact::CheckCommand(const GraphRecord& graph, uint32_t index) const {
   for (uint32_t o = 0; o < command.num_operands; ++o) {
     LLMC_RETURN_IF_ERROR(CheckOperand(graph, uint64_t{command.first_operand} + o));
   }
+  if (together) LLMC_RETURN_IF_ERROR(CheckCollective(graph, index, collectives_[named]));
   return Status::Ok();
 }
 

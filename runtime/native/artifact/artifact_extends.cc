@@ -48,6 +48,9 @@ Status Artifact::CheckExtends(const Artifact& older) const {
   if (adapters_.size() != older.adapters_.size() || !BeginsWith(adapters_, older.adapters_)) {
     return differ("pools of adapters");
   }
+  if (collectives_.size() < older.collectives_.size() || !BeginsWith(collectives_, older.collectives_)) {
+    return differ("collectives");
+  }
   if (kernels_.size() < older.kernels_.size() ||
       !std::equal(older.kernels_.begin(), older.kernels_.end(), kernels_.begin(),
                   [&](const KernelRecord& b, const KernelRecord& a) { return same_symbol(a, b); })) {

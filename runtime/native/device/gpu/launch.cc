@@ -31,6 +31,11 @@ Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_
     return UnsupportedArtifact(artifact, "has room for LoRA adapters, which devices of kind '" + kind +
                                              "' do not take; compile it without --lora-slots");
   }
+  if (artifact.num_ranks() > 1) {
+    return UnsupportedArtifact(artifact, "is for " + std::to_string(artifact.num_ranks()) +
+                                             " ranks, as which devices of kind '" + kind +
+                                             "' do not run; compile it without --tensor-parallel");
+  }
   if (target.level > max_level) {
     return UnsupportedArtifact(artifact, "needs level " + std::to_string(target.level) +
                                              " and this runtime knows levels up to " + std::to_string(max_level) +

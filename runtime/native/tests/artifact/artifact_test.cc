@@ -228,8 +228,9 @@ void TestDamage(const Tables& good) {
   corrupt(0, 'X');
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{7}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{8}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
+  corrupt(8, uint32_t{7});
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing
@@ -308,12 +309,6 @@ void TestDamage(const Tables& good) {
   Write("graphs.bin", good.file);
 }
 
-// A new file: the loader must never see a library change that it has mapped.
-void Replace(const std::string& name, const Bytes& bytes) {
-  CHECK(::unlink((g_dir + "/" + name).c_str()) == 0);
-  Write(name, bytes);
-}
-
 llmc_status Verify(std::string* message = nullptr) {
   llmc_error error{};
   llmc_error_init(&error, sizeof(error));
@@ -323,6 +318,56 @@ llmc_status Verify(std::string* message = nullptr) {
   if (message) *message = error.message;
   llmc_artifact_close(artifact);
   return status;
+}
+
+// The tables of an artifact for two ranks, which has two collectives.
+void TestDamagedRanks(const Tables& good) {
+  std::string message;
+  const auto corrupt = [&](size_t at, auto value, const char* what) {
+    Bytes bytes = good.file;
+    Put(&bytes, at, value);
+    FixCrc(&bytes);
+    Write("graphs.bin", bytes);
+    const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
+    if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
+    CHECK(said);
+  };
+  const size_t model = good.offset[2] + 112, weight = good.offset[4], command = good.offset[6];
+  const size_t operand = good.offset[7], collective = good.offset[11];
+  corrupt(8, uint32_t{6}, "section of collectives, which version 6 has not");
+  corrupt(model, int32_t{0}, "num_shared_weights is 1");
+  corrupt(model, int32_t{1}, "num_ranks is 1");
+  corrupt(model, int32_t{257}, "num_ranks is 257");
+  corrupt(model, int32_t{3}, "2 weights are not as many for each of 3 ranks");
+  corrupt(model + 4, int32_t{-1}, "num_shared_weights is -1");
+  corrupt(model + 4, int32_t{4}, "num_shared_weights is 4 of 3");
+  corrupt(weight + 2 * 80 + 8, uint32_t{5}, "weight 'bias' is not like that of rank 0");
+  corrupt(collective, uint32_t{2}, "unknown op 2");
+  corrupt(collective + 4, uint32_t{2}, "unknown rows 2");
+  corrupt(collective + 8, uint32_t{0}, "rows of 0");
+  corrupt(collective + 12, uint32_t{4}, "adds 4");
+  corrupt(collective + 12, uint32_t{1}, "its collective takes 3");
+  corrupt(collective + 8, uint32_t{2}, "operands of other kinds or sizes");
+  corrupt(collective + 32 + 8, uint32_t{15}, "rows of 15 for 2 ranks");
+  corrupt(collective + 32 + 12, uint32_t{2}, "adds 2");
+  corrupt(command + 24, uint32_t{llmc::kCollective + 2}, "names collective 2 of 2");
+  corrupt(command + 24 + 12, uint32_t{0}, "has no barrier");
+  corrupt(operand + 3 * 24 + 4, uint32_t{2}, "has index 2 of 2");  // the weight of rank 1
+  corrupt(operand + 10 * 24, uint32_t{2}, "operands of other kinds");
+  Write("graphs.bin", good.file);
+  CHECK(Open(&message) == LLMC_OK && Verify(&message) == LLMC_OK);
+  std::shared_ptr<const llmc::Artifact> artifact;
+  CHECK(llmc::Artifact::Open(g_dir, &artifact).ok());
+  CHECK(artifact->num_ranks() == 2 && artifact->num_named_weights() == 2);
+  CHECK(artifact->weight_of(0, 1) == 0 && artifact->weight_of(1, 0) == 1 && artifact->weight_of(1, 1) == 2);
+  CHECK(artifact->collective(artifact->commands()[0]) == nullptr);
+  CHECK(artifact->collective(artifact->commands()[3]) == &artifact->collectives()[1]);
+}
+
+// A new file: the loader must never see a library change that it has mapped.
+void Replace(const std::string& name, const Bytes& bytes) {
+  CHECK(::unlink((g_dir + "/" + name).c_str()) == 0);
+  Write(name, bytes);
 }
 
 // A flipped bit in every byte of the tables and the weights, and in every 37th of the code.
@@ -463,6 +508,10 @@ int main() {
   TestFlips();
   TestOtherFiles();
   Fuzz(good, 6000);
+  RemoveArtifact();
+  const Tables ranked = MakeArtifact(128, 2);
+  TestDamagedRanks(ranked);
+  Fuzz(ranked, 3000);
   RemoveArtifact();
   return llmc_test::Finish("artifact_test");
 }

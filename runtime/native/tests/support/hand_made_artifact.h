@@ -2,6 +2,7 @@
 #pragma once
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -54,31 +55,52 @@ void Put(Bytes* file, size_t at, T value) {
 
 struct Tables {
   Bytes file;
-  std::array<size_t, 10> offset{};  // of each section, by kind
+  std::array<size_t, 12> offset{};  // of each section, by kind
 };
 
 inline Bytes Read(const std::string& name);
 
-inline Tables MakeTables() {
+// ranks 2: two of them add up what command 0 makes, and each has logits of its own, which they join: 2 kVocab a row.
+inline Tables MakeTables(int ranks = 0) {
   const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
   const uint64_t bias = weight_file.size() - 128 - kTailBytes;
   const std::string strings("twice\0logits\0tablebiascpux86-64-v3tilesrowskernels.so", 53);
   llmc::ModelRecord model{};
-  model = {1, 1, 4, kBlockSize, 0, kVocab, 64, 2, 0, 0, 1, {7}, 1, 4 * 16 * 4, 16 * 16 * 4, 0, 0, 0, 0, {}};
+  model = {1, 1, 4, kBlockSize, 0, kVocab, 64, 2, 0, 0, 1, {7}, 1, 4 * 16 * 4, 16 * 16 * 4, 0, 0, 0, 0, 0, 0, {}};
   const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, {}}, {6, 6, 8, 2, 0, {64, 1}}};
-  const std::vector<llmc::WeightRecord> weights = {
+  if (ranks != 0) model.vocab_size = 2 * kVocab, model.num_ranks = ranks, model.num_shared_weights = 1;
+  std::vector<llmc::WeightRecord> weights = {
       {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 39, 4, 0},
       {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 39, 4, 0}};
-  const std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
-  const std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
-  const std::vector<llmc::OperandRecord> operands = {
+  std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
+  std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
+  std::vector<llmc::OperandRecord> operands = {
       {2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},   {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},
       {2, 6, 0, 8},           {2, 7, 0, kTokens * 4},   {2, 3, 0, 32},          {3, 0, 0, 4 * 16 * 4},
       {4, 0, 0, 16 * 16 * 4}, {5, 0, 0, 2 * kVocab * 4}};
+  std::vector<llmc::CollectiveRecord> collectives;
+  if (ranks != 0) {
+    const auto piece = [&](uint64_t at) {
+      const uint32_t crc = llmc::Crc32(weight_file.data() + at, kVocab * 4);
+      return llmc::WeightRecord{18, 4, 0, 1, at, kVocab * 4, {kVocab, 0, 0, 0}, crc, 39, 4, 0};
+    };
+    weights = {weights[0], piece(128), piece(192)};
+    collectives = {{0, 0, 1, 0, {}}, {1, 1, 2 * kVocab, 0, {}}};
+    graphs[0].num_commands = 4, graphs[0].arena_bytes = 192;
+    commands = {{0, 0, 2, 1, -1, 0},
+                {llmc::kCollective, 10, 2, 1, -1, 7},
+                {1, 2, 8, 1, 0, 2},
+                {llmc::kCollective + 1, 12, 2, 1, -1, 7}};
+    operands[2].offset = 64, operands[3].index = 1, operands[9] = {0, 0, 128, 2 * kVocab * 4};
+    operands.insert(
+        operands.end(),
+        {{0, 0, 0, kTokens * 4}, {0, 0, 64, kTokens * 4}, {0, 0, 128, 2 * kVocab * 4}, {5, 0, 0, 2 * 2 * kVocab * 4}});
+  }
+  const uint32_t num_sections = ranks == 0 ? 9 : 11;
   Tables t;
   const llmc::TargetRecord target = {22, 3, 25, 9, 34, 5, 1, 0};
   const llmc::CodeRecord code_file = {43, 10, llmc::Crc32(code.data(), code.size()), 0, code.size()};
-  t.file.resize(64 + 9 * 24);
+  t.file.resize(64 + num_sections * 24);
   size_t entry = 64;
   const auto add = [&](uint32_t kind, uint32_t record_bytes, const void* data, size_t count) {
     t.file.resize((t.file.size() + 7) / 8 * 8);
@@ -100,11 +122,15 @@ inline Tables MakeTables() {
   add(7, 24, operands.data(), operands.size());
   add(8, 32, &target, 1);
   add(9, 24, &code_file, 1);
+  if (ranks != 0) {
+    add(10, 64, collectives.data(), 0);
+    add(11, 32, collectives.data(), collectives.size());
+  }
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{5});
+  Put(&t.file, 8, ranks == 0 ? uint32_t{5} : uint32_t{7});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
-  Put(&t.file, 24, uint32_t{9});
+  Put(&t.file, 24, num_sections);
   Put(&t.file, 32, uint64_t{weight_file.size()});
   Put(&t.file, 40, llmc::Crc32(weight_file.data(), 64));
   FixCrc(&t.file);
@@ -124,8 +150,8 @@ inline Bytes Read(const std::string& name) {
   return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
-// In a new directory, g_dir. bias_bytes: of a weight that no command reads.
-inline Tables MakeArtifact(uint64_t bias_bytes = 8) {
+// In a new directory, g_dir. bias_bytes: of a weight that no command reads; with ranks, which have tables there, 128.
+inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0) {
   char pattern[] = "/tmp/llmc_artifact_XXXXXX";
   CHECK(::mkdtemp(pattern) != nullptr);
   g_dir = pattern;
@@ -138,8 +164,17 @@ inline Tables MakeArtifact(uint64_t bias_bytes = 8) {
   for (size_t i = 0; i < bias_bytes; ++i) weights[128 + i] = static_cast<unsigned char>(i % 251 + 1);
   Put(&weights, 0, uint64_t{56});
   for (int v = 0; v < kVocab; ++v) Put(&weights, 64 + 4 * static_cast<size_t>(v), 0.5f * static_cast<float>(v));
+  if (ranks != 0) {
+    // Rank 0 has 100 + v, rank 1 200 + v; what lies behind a tensor is zero.
+    std::fill(weights.begin() + 128, weights.end(), static_cast<unsigned char>(0));
+    for (int r = 0; r < 2; ++r) {
+      for (int v = 0; v < kVocab; ++v) {
+        Put(&weights, 128 + 64 * static_cast<size_t>(r) + 4 * static_cast<size_t>(v), 100.0f * (r + 1) + v);
+      }
+    }
+  }
   Write("weights.safetensors", weights);
-  const Tables good = MakeTables();
+  const Tables good = MakeTables(ranks);
   Write("graphs.bin", good.file);
   return good;
 }
