@@ -51,7 +51,8 @@ class CompileConfig:
     "auto", as dtype, or one of KV_DTYPES. kv_scales: a file with scales of the KV cache, None: those of the checkpoint,
     or none. merge_lora: directories of LoRA adapters that are merged into the weights. lora_slots: most adapters that
     are loaded at once when it runs, None: none can be; lora_rank: the largest of one. speculate: guesses of a sequence
-    that a decode step can check with all sequences running, 0: what the ladder has room for. quant: how linear weights
+    that a decode step can check with all sequences running, 0: what the ladder has room for. tensor_parallel: ranks
+    among which the model is divided, which run each step together; 1: it is not. quant: how linear weights
     are quantized, None: not. buckets: a spec, variables of the environment, or None: the default ladder. max_model_len
     in tokens, None: the longest context of the ladder, at most the model's; where nothing says otherwise the model's,
     at most 4096. max_num_seqs None: the largest decode batch, or 16. max_num_batched_tokens: most new tokens of a
@@ -77,6 +78,7 @@ class CompileConfig:
     lora_slots: int | None = None
     lora_rank: int = DEFAULT_LORA_RANK
     speculate: int = 0
+    tensor_parallel: int = 1
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -116,6 +118,8 @@ class CompileConfig:
             raise CompileError(f"max-model-len {self.max_model_len} must be at least 1")
         if not 0 <= self.speculate <= MAX_GUESSES:
             raise CompileError(f"speculate {self.speculate} must be between 0 and {MAX_GUESSES} guesses")
+        if self.tensor_parallel < 1:
+            raise CompileError(f"tensor-parallel {self.tensor_parallel} must be at least 1 rank")
         if self.jobs < 0:
             raise CompileError(f"jobs {self.jobs} must be 0 (one a CPU) or more")
 

@@ -17,7 +17,7 @@ from llmc.cache_root import cache_root
 from llmc.compiler.compile_times import learned
 from llmc.compiler.config import CompileConfig, Progress, no_progress
 from llmc.compiler.graph.commands import Site
-from llmc.compiler.graph.demands import weight_requests
+from llmc.compiler.graph.demands import kernels_of, weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.ops.attention import PAGED_ATTENTION
@@ -113,7 +113,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         parameters=_parameters(model),
         flops_per_token=_matrix_flops(sites),
         attention_flops_per_token=_attention_flops(sites, resolved.max_model_len),
-        weight_bytes=plan_weights(requests, resolved.target).total_bytes,
+        weight_bytes=plan_weights(resolved.requests(requests), resolved.target).total_bytes,
         kv_bytes_per_token=record.kv_block_bytes // resolved.block_size,
         act_dtype=resolved.act_dtype,
         kv_dtype=resolved.kv_dtype,
@@ -122,7 +122,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         model_len=resolved.model_len,
         buckets={phase: tuple(map(str, getattr(resolved.ladder, phase))) for phase in ("prefill", "decode", "mixed")},
         commands=len(commands.commands),
-        kernels=len({command.spec for command in commands.commands}),
+        kernels=len(kernels_of([commands])),
         compile_s=learned(Resources()).compile_s(len(tuple(resolved.ladder))),
         notes=(*resolved.warnings(), *_quantized_notes(quantized_by, resolved)),
     )

@@ -20,12 +20,13 @@ from llmc.compiler import dump
 from llmc.compiler.adapters import adapter_linears, record
 from llmc.compiler.build import build_kernels
 from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
-from llmc.compiler.graph.demands import most_rows, pooled_weights, weight_requests
+from llmc.compiler.graph.demands import kernels_of, most_rows, pooled_weights, weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.hub import locate
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.notes import notes
+from llmc.compiler.partition import of_one_rank, shared_weights
 from llmc.compiler.phases import OnStep, Phase, PhaseClock, drive
 from llmc.compiler.resolve import resolve
 from llmc.compiler.resources import PeakMemory
@@ -95,10 +96,10 @@ def _graphs(state: CompileState, on_step: OnStep) -> None:
     common, params = resolved.graph_components(), resolved.graph_params()
     state.graphs = plan_graphs(state.buckets, params, common, state.cache, state.tracer.bind, on_step)
     requests = weight_requests(resolved.weight_shapes(), state.lists, resolved.act_dtype, resolved.recipe)
-    state.layout = plan_weights(requests, resolved.target)
+    state.layout = plan_weights(resolved.requests(requests), resolved.target)
     model = resolved.model_record()
     drawing = () if model.vector_width else resolved.target.sampling_kernels(model.vocab_size)
-    state.specs = sorted({*drawing, *(c.spec for of in state.lists for c in of.commands)}, key=KernelSpec.symbol)
+    state.specs = sorted({*drawing, *kernels_of(state.lists)}, key=KernelSpec.symbol)
 
 
 def _tune(state: CompileState, on_step: OnStep) -> None:
@@ -133,12 +134,13 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
     )
     known = recorded_weights(records, weights_key)
     if known is None or reuse_weights(config.output, known.crcs, layout, file) is None:
-        parameters = list(resolved.parameters(state.checkpoint))
+        whole = list(resolved.whole_parameters(state.checkpoint))
+        parameters = list(resolved.parameters(whole))
         reads = Reads(state.checkpoint.release)
         crcs = write_weights(layout, parameters, resolved.target, file, on_step, config.num_jobs(), reads)
         types = types_of(check_checkpoint(resolved.model, state.checkpoint), state.checkpoint)
-        requests = (weight.request for weight in layout.weights)
-        known = Packed(crcs, conversions(requests, parameters, types, config.num_jobs(), reads))
+        requests = (of_one_rank(weight.request) for weight in layout.weights)
+        known = Packed(crcs, conversions(requests, whole, types, config.num_jobs(), reads))
         record_weights(records, weights_key, known)
     if not config.overwrite:
         refuse_another(config.output, state.there, {"weights_crc32": known.crcs})
@@ -179,7 +181,9 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
     resolved, layout = state.resolved, state.layout
     sums = FileSums.of({resolved.target.code_name: code}, layout.header, layout.total_bytes)
     graphs = {bucket: state.graphs[bucket] for bucket in buckets}
-    return graphs_bin(resolved.model_record(), specs, layout, state.crcs, graphs, resolved.target, sums)
+    shared = 0 if resolved.ranks == 1 else shared_weights(weight.name for weight in layout.weights)
+    model = replace(resolved.model_record(), num_shared_weights=shared)
+    return graphs_bin(model, specs, layout, state.crcs, graphs, resolved.target, sums)
 
 
 def _pools(state: CompileState) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,10 +19,11 @@ from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.ops.definition import GraphParams
+from llmc.compiler.partition import EMBEDDING, HEAD, Partition, check_divisible
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
-from llmc.compiler.weight_request import kv_scales_name
+from llmc.compiler.weight_request import WeightRequest, kv_scales_name
 from llmc.graphs_records import ModelRecord
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
@@ -37,7 +38,6 @@ from llmc.quantize.kv_scales import FILE_KV_DTYPE, read_kv_scales
 from llmc.quantize.scheme import stored_scheme
 
 DEFAULT_MAX_MODEL_LEN = 4096
-EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Resolved:
     kv_scales: where those of the KV cache come from, None: they are found as it is written. kv_scale_values: what a
     file gives, one for keys and values of each layer. ignored_config: sentences about what the model says that llmc
     does not know. adapters: None where none can be loaded. speculate: guesses of a sequence that the ladder has rows
-    for when all sequences run, 0: it was not made for any.
+    for when all sequences run, 0: it was not made for any. ranks: that run each step together.
     """
 
     model: ModelConfig
@@ -67,6 +67,17 @@ class Resolved:
     ignored_config: tuple[str, ...] = ()
     adapters: AdapterLimits | None = None
     speculate: int = 0
+    ranks: int = 1
+
+    @property
+    def partition(self) -> Partition | None:
+        """How the model is divided among ranks; None where there is one."""
+        return Partition(self.model, self.ranks) if self.ranks > 1 else None
+
+    @property
+    def rank_model(self) -> ModelConfig:
+        """What is traced: the model, or what each rank computes of it."""
+        return self.model if self.partition is None else self.partition.rank_model()
 
     @property
     def max_decode_rows(self) -> int:
@@ -117,22 +128,33 @@ class Resolved:
 
     def graph_components(self) -> dict[str, str]:
         """Key components that all graphs share."""
-        return keys.graph_components(self.model, self.max_model_len, self.graph_params(), self.recipe, self.adapters)
+        return keys.graph_components(
+            self.rank_model, self.max_model_len, self.graph_params(), self.recipe, self.adapters, self.ranks
+        )
 
     def trace_components(self) -> dict[str, str]:
         """Key components of the lowered model."""
-        return keys.trace_components(self.model, self.max_model_len, self.act_dtype)
+        return keys.trace_components(self.rank_model, self.max_model_len, self.act_dtype)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Logical shapes of all that graphs may read as a weight, by name."""
+        """Logical shapes of all that graphs may read as a weight, by name: of what one rank has."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
         tables = table_shapes(self.model, self.max_model_len)
         layers = range(self.model.num_layers if self.kv_scales else 0)
         scales = {kv_scales_name(layer): (2 * self.model.num_kv_heads,) for layer in layers}
-        return {**{target.name: target.shape for target in targets}, **scales, **tables}
+        whole = {**{target.name: target.shape for target in targets}, **scales, **tables}
+        return whole if self.partition is None else self.partition.rank_shapes(whole)
 
-    def parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
-        """The values of `weight_shapes`, rows and columns in the order that the recipe wants."""
+    def requests(self, of_rank: Iterable[WeightRequest]) -> list[WeightRequest]:
+        """All that is stored of what graphs ask for."""
+        return list(of_rank) if self.partition is None else self.partition.requests(of_rank)
+
+    def parameters(self, whole: Iterable[Parameter]) -> Iterator[Parameter]:
+        """The values of `requests`. whole: see `whole_parameters`."""
+        return iter(whole) if self.partition is None else self.partition.parameters(whole)
+
+    def whole_parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
+        """The values of all weights of the model, rows and columns in the order that the recipe wants."""
         found = {p.name: p for p in load_parameters(self.model, checkpoint, self.act_dtype)}
         rows_of = self.recipe.rows_of
         for name, parameter in found.items():
@@ -161,16 +183,16 @@ class Resolved:
         return stated
 
     def model_record(self) -> ModelRecord:
-        """What graphs.bin says of the model."""
-        model = self.model
+        """What graphs.bin says of the model, but for the number of weights that ranks share."""
+        model, of_rank = self.model, self.rank_model
         keys_bytes, values_bytes = self.target.kv_block_bytes(
-            model.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype
+            of_rank.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype
         )
         if model.latent is not None:
             values_bytes = 0  # they are a part of the keys
         return ModelRecord(
             num_layers=model.num_kv_layers,
-            num_kv_heads=model.num_kv_heads,
+            num_kv_heads=of_rank.num_kv_heads,
             head_dim=model.head_dim,
             block_size=self.block_size,
             kv_dtype=KV_DTYPES[self.kv_dtype].code,
@@ -187,6 +209,7 @@ class Resolved:
             whole_prompts=int(model.whole_prompts),
             adapter_slots=0 if self.adapters is None else self.adapters.slots,
             adapter_rank=0 if self.adapters is None else self.adapters.rank,
+            num_ranks=self.ranks if self.ranks > 1 else 0,
         )
 
 
@@ -225,12 +248,23 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if config.speculate:
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
+    if config.tensor_parallel != 1:
+        if adapters is not None:
+            raise CompileError("--lora-slots and --tensor-parallel do not go together yet: merge one with --merge-lora")
+        check_divisible(model, recipe, config.tensor_parallel)
+        recipe = Partition(model, config.tensor_parallel).with_head(recipe)
     if adapters is not None:
         # What adapters read and add to is in the order of the model.
         recipe = replace(recipe, rows_of={})
+    target = resolve_target(config.target)
+    if config.tensor_parallel != 1 and not target.runs_ranks:
+        raise CompileError(
+            f"{target.name} is for devices of kind {target.device}, as which ranks do not run yet: leave out "
+            "--tensor-parallel"
+        )
     return Resolved(
         model=model,
-        target=resolve_target(config.target),
+        target=target,
         act_dtype=act_dtype,
         kv_dtype=kv_dtype,
         max_model_len=limits.max_model_len,
@@ -245,6 +279,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         ignored_config=source.ignored_config(),
         adapters=adapters,
         speculate=config.speculate,
+        ranks=config.tensor_parallel,
     )
 
 

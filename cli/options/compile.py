@@ -107,6 +107,12 @@ class CompileOptions:
             help="Decode buckets with rows for N guesses of every sequence, for --speculate of run and serve.",
         ),
     ] = 0
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1, max=256, metavar="N", help="Ranks among which the model is divided, which run each step together."
+        ),
+    ] = 1
     block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
     quant: Annotated[
         str | None,
@@ -181,6 +187,7 @@ class CompileOptions:
             lora_slots=self.lora_slots,
             lora_rank=self.lora_rank or DEFAULT_LORA_RANK,
             speculate=self.speculate,
+            tensor_parallel=self.tensor_parallel,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

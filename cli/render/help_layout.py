@@ -76,13 +76,14 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
-        "Target": ("target", "tune"),
+        "Target": ("target", "tensor_parallel", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),
     },
     "cache why": {
         "Buckets and limits": (
-            "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate", "block_size"
+            "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate",
+            "tensor_parallel", "block_size"
         ),
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"

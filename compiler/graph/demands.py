@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from llmc.compiler.graph.commands import CommandList, GraphShape
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.collective import is_collective
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
 from llmc.compiler.ops.experts import EXPERT_LINEAR
 from llmc.compiler.ops.latent import HEAD_LINEAR_KERNELS
@@ -45,6 +46,16 @@ def weight_requests(
     return requests
 
 
+def kernels_of(graphs: Iterable[CommandList]) -> set[KernelSpec]:
+    """What commands call: the specs of kernels, those of collectives not among them."""
+    return {c.spec for graph in graphs for c in graph.commands if not is_collective(c.spec)}
+
+
+def collectives_of(graphs: Iterable[CommandList]) -> list[KernelSpec]:
+    """What ranks do together, in the order in which commands first do it."""
+    return list(dict.fromkeys(c.spec for graph in graphs for c in graph.commands if is_collective(c.spec)))
+
+
 def pooled_weights(graphs: Iterable[CommandList]) -> list[str]:
     """The weights that have a pool of adapters, in the order in which commands first read one."""
     found = (o.name for graph in graphs for c in graph.commands for o in c.operands if o.kind == "adapters")
@@ -56,7 +67,7 @@ def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSp
     most: dict[KernelSpec, int] = {}
     for shape, commands in graphs:
         by_scalar = {NUM_TOKENS: shape.tokens, NUM_SAMPLES: shape.samples}
-        for spec in {command.spec for command in commands.commands}:
+        for spec in kernels_of([commands]):
             rows = by_scalar.get(int(spec.as_dict().get("rows", -1)))
             if rows is not None:
                 most[spec] = max(most.get(spec, 0), rows)

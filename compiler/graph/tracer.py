@@ -65,8 +65,12 @@ class Tracer:
         return self._lowered
 
     def _adapted(self, lowered: Lowered) -> Lowered:
-        """With pools of adapters, and quantized, as asked for."""
-        limits = self._resolved.adapters
+        """Among ranks, with pools of adapters, and quantized, as asked for."""
+        limits, partition = self._resolved.adapters, self._resolved.partition
+        if partition is not None:
+            from llmc.compiler.graph.passes.parallel import join_ranks
+
+            lowered = join_ranks(lowered, partition)
         if limits is not None:
             from llmc.compiler.graph.passes.adapters import add_adapters
 
@@ -106,6 +110,6 @@ class Tracer:
         from llmc.models.registry import build_model
 
         with torch.device("meta"):
-            model = build_model(self._resolved.model, self._resolved.act_dtype, self._resolved.max_model_len)
+            model = build_model(self._resolved.rank_model, self._resolved.act_dtype, self._resolved.max_model_len)
         self.exported = export_model(model)
         return lower(self.exported)

@@ -8,6 +8,7 @@ from pathlib import Path
 from llmc.compiler.config import CompileError
 from llmc.compiler.ops.attention import PAGED_ATTENTION
 from llmc.compiler.ops.choose import CHOOSE_EXPERTS
+from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE
 from llmc.compiler.ops.definition import OpDef, Template
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.experts import EXPERTS
@@ -43,6 +44,8 @@ OPS: dict[str, OpDef] = {
         PACKED_HEAD_LINEAR,
         LATENT_KV_WRITE,
         LATENT_ATTENTION,
+        ALL_REDUCE,
+        ALL_GATHER,
     )
 }
 

@@ -14,13 +14,15 @@ from llmc.buckets import Bucket
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import CommandList, GraphShape, Operand, round_up
+from llmc.compiler.graph.demands import collectives_of
 from llmc.compiler.kernel_spec import BUFFERS, KernelSpec
 from llmc.compiler.ops.adapters import spec_slot
+from llmc.compiler.ops.collective import record_of
 from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Target
-from llmc.graphs_format import FAMILIES, GRAPH_INPUTS, OPERAND_KINDS, PHASES
+from llmc.graphs_format import COLLECTIVE, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS, PHASES, RANK_0
 from llmc.graphs_records import AdapterRecord, KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.models.sources.base import ModelFiles
 
@@ -66,7 +68,7 @@ class _Commands:
         pools: Sequence[str],
         target: Target,
     ) -> None:
-        weight_index = {w.name: i for i, w in enumerate(layout.weights)}
+        weight_index = {w.name.removeprefix(RANK_0): i for i, w in enumerate(layout.weights)}
         pool_index = {name: i for i, name in enumerate(pools)}
 
         def operand(o: Operand, spec: KernelSpec) -> OperandRecord:
@@ -116,6 +118,9 @@ def graphs_bin(
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
     # A kernel that no command calls says itself what it takes.
     num_buffers = {s: int(s.as_dict()[BUFFERS]) for s in kernels if BUFFERS in s.as_dict()}
+    lists = [commands for _, commands in graphs.values()]
+    collectives = collectives_of(lists)
+    kernel_index |= {spec: COLLECTIVE + i for i, spec in enumerate(collectives)}
     num_buffers |= {c.spec: len(c.operands) for _, commands in graphs.values() for c in commands.commands}
     slots = _adapter_slots((commands for _, commands in graphs.values()), target)
     weight_index = {w.name: i for i, w in enumerate(layout.weights)}
@@ -154,6 +159,7 @@ def graphs_bin(
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
         files,
         [AdapterRecord(weight_index[name], slot) for name, slot in slots.items()],
+        [record_of(spec) for spec in collectives],
     )
 
 

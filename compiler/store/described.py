@@ -18,13 +18,14 @@ from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
 from llmc.compiler.adapters import limits_of
 from llmc.compiler.config import CompileError, HubSource
+from llmc.compiler.partition import Partition
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store import keys
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
 from llmc.compiler.weight_request import WeightRequest
-from llmc.graphs_format import PHASES, VERSION_OF_ADAPTERS, VERSION_WITHOUT_ADAPTERS
+from llmc.graphs_format import PHASES, VERSION, VERSION_OF_ADAPTERS, VERSION_WITHOUT_ADAPTERS
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
@@ -46,7 +47,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
     """What was asked for, and what made it."""
     components = resolved.graph_components()
     return {
-        "format_version": VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION_OF_ADAPTERS,
+        "format_version": _format_version(resolved),
         "llmc_version": __version__,
         "fingerprint": key_of(components),
         "model": asdict(resolved.model),
@@ -58,6 +59,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
         "context": {"model_len": resolved.model_len, "cut_by": resolved.cut_by},
         "max_num_seqs": resolved.max_num_seqs,
         **({"speculate": resolved.speculate} if resolved.speculate else {}),
+        **({"tensor_parallel": resolved.ranks} if resolved.ranks > 1 else {}),
         "block_size": resolved.block_size,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "buckets": [str(b) for b in resolved.ladder],
@@ -65,6 +67,12 @@ def settings(resolved: Resolved) -> dict[str, object]:
         "weights": weights(resolved),
         "graph_components": components,
     }
+
+
+def _format_version(resolved: Resolved) -> int:
+    if resolved.ranks > 1:
+        return VERSION
+    return VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION_OF_ADAPTERS
 
 
 def origin(source: HubSource | None, adapters: Sequence[Path] = ()) -> dict[str, object]:
@@ -149,7 +157,8 @@ def described(manifest: dict[str, Any], where: str) -> Described:
 
 def _described(manifest: dict[str, Any]) -> Described:
     buckets = tuple(Bucket.parse(text) for text in manifest["buckets"])
-    model = model_config(manifest["model"])
+    model, ranks = model_config(manifest["model"]), int(manifest.get("tensor_parallel") or 1)
+    recipe = _recipe(manifest["weights"], model)
     resolved = Resolved(
         model=model,
         target=target_of(manifest["target"]),
@@ -160,11 +169,12 @@ def _described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets, model),
-        recipe=_recipe(manifest["weights"], model),
+        recipe=recipe if ranks == 1 else Partition(model, ranks).with_head(recipe),
         cut_by=(manifest.get("context") or {}).get("cut_by"),
         kv_scales=manifest.get("kv_scales"),
         adapters=limits_of(manifest),
         speculate=int(manifest.get("speculate") or 0),
+        ranks=ranks,
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

@@ -46,6 +46,7 @@ _TRACE_SOURCES = (
 _GRAPH_SOURCES = (
     *_TRACE_SOURCES,
     "adapters.py",
+    "partition.py",
     "graph/line.py",
     "graph/arena.py",
     "graph/emit.py",
@@ -53,7 +54,7 @@ _GRAPH_SOURCES = (
     "kernel_spec.py",
     "../quantize/formats/base.py",
 )
-_WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "dtypes.py")
+_WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "partition.py", "dtypes.py")
 _QUANTIZED_WEIGHT_SOURCES = (
     *_WEIGHT_SOURCES,
     "targets/quantized_rows.py",
@@ -124,12 +125,14 @@ def graph_components(
     params: GraphParams,
     recipe: Recipe = UNQUANTIZED,
     adapters: AdapterLimits | None = None,
+    ranks: int = 1,
 ) -> dict[str, str]:
-    """What all command lists of an artifact depend on."""
+    """What all command lists of an artifact depend on. model: as one of several ranks has it."""
     quantization = {"quantization": recipe.describe()} if recipe.schemes else {}
     return {
         **quantization,
         **({} if adapters is None else {"adapters": adapters.describe()}),
+        **({} if ranks == 1 else {"ranks": str(ranks)}),
         "kind": "graph",
         **_model_components(model, max_model_len, params.act_dtype),
         "kv_dtype": params.kv_dtype,

@@ -53,6 +53,8 @@ class Target(ABC):
     """Of the file of machine code in an artifact."""
     layout: ClassVar[str]
     """Tag of how activations and KV cache lie (FORMAT.md)."""
+    runs_ranks: ClassVar[bool] = False
+    """Whether its devices run as one of several ranks."""
 
     # Identity
 

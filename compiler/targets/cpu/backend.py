@@ -42,6 +42,7 @@ class CpuTarget(base.Target):
     device: ClassVar[str] = "cpu"
     code_name: ClassVar[str] = "kernels.so"
     layout: ClassVar[str] = "tiles"
+    runs_ranks: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -36,6 +36,7 @@ class ReferenceTarget(RowsTarget):
     kind: ClassVar[str] = KIND
     device: ClassVar[str] = "cpu"
     code_name: ClassVar[str] = "kernels.so"
+    runs_ranks: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -1,0 +1,80 @@
+"""A model among ranks: sums of parts, and logits in pieces, joined by what the ranks do together.
+
+The model was traced as one rank has it (`partition.py`). A linear whose columns are divided makes a part of its sum:
+its bias and residual are added behind it, once, to the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import relax
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.graph.lowered import Lowered
+from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
+from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE, RANKS, WIDTH
+from llmc.compiler.ops.linear import LINEAR
+from llmc.compiler.partition import HEAD, SUMMED, Partition
+from llmc.quantize import layer_kind
+
+
+def join_ranks(lowered: Lowered, partition: Partition) -> Lowered:
+    """Puts collectives behind every linear whose result the ranks have in parts. Before quantization, which then finds
+    linears as any others. Raises CompileError where a layer's weights are read in another way."""
+    names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
+    pass_over = _Joiner(lowered, names, partition)
+    joined = pass_over.run(steps_of(lowered))
+    wanted = sorted(name for name in lowered.params if name == HEAD or layer_kind(name) in SUMMED)
+    if sorted(pass_over.joined) != wanted:
+        missing = sorted(set(wanted) - set(pass_over.joined)) or wanted
+        raise CompileError(
+            f"{missing[0]} is not read by one linear layer, so {partition.model.model_type} cannot be divided among "
+            "ranks: leave out --tensor-parallel"
+        )
+    return joined
+
+
+class _Joiner(Rewriter):
+    def __init__(self, lowered: Lowered, names: Mapping[relax.Var, str], partition: Partition) -> None:
+        super().__init__(lowered)
+        self._names, self._partition = names, partition
+        self.joined: list[str] = []
+
+    def rewrite(self, step: Step) -> relax.Expr:
+        site = step.site
+        name = "" if site is None or site.op != LINEAR.name else self._names.get(step.tensors["weight"], "")
+        if site is None or (name != HEAD and layer_kind(name) not in SUMMED):
+            return self.replaced(step.value)
+        self.joined.append(name)
+        tensors = {tensor: self.replaced(value) for tensor, value in step.tensors.items()}
+        return self._gathered(step, site, tensors) if name == HEAD else self._summed(step, site, tensors)
+
+    def _summed(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:
+        added = {name: tensors.pop(name) for name in ("bias", "residual") if name in tensors}
+        part = self.builder.emit(self.call(site, site.op, _without(site, added), tensors, step.var.ty))
+        width = int(site.attributes["weight_shapes"]["weight"][0])
+        return self.call(self._site(site, width), ALL_REDUCE.name, {}, {"x": part, **added}, step.var.ty)
+
+    def _gathered(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:
+        ranks, shapes = self._partition.ranks, dict(site.attributes["weight_shapes"])
+        vocab, columns = map(int, shapes["weight"])
+        shapes |= {"weight": (vocab // ranks, columns), **({"bias": (vocab // ranks,)} if "bias" in tensors else {})}
+        kind = relax.TensorType((step.var.ty.shape[0], vocab // ranks), step.var.ty.dtype)
+        attributes = {"weight_shapes": shapes, "widths": site.attributes["widths"]}
+        part = self.builder.emit(self.call(site, site.op, attributes, tensors, kind))
+        return self.call(self._site(site, vocab), ALL_GATHER.name, {}, {"x": part}, step.var.ty)
+
+    def _site(self, linear: Site, width: int) -> Site:
+        """Of the collective behind a linear."""
+        attributes = {RANKS: self._partition.ranks, WIDTH: width, "on_samples": linear.attributes["on_samples"]}
+        return Site("", attributes, ())
+
+
+def _without(site: Site, tensors: Mapping[str, object]) -> dict[str, object]:
+    """Attributes of a site that is called without these tensors."""
+    return {
+        facts: {name: value for name, value in site.attributes[facts].items() if name not in tensors}
+        for facts in ("weight_shapes", "widths")
+    }

@@ -1,0 +1,49 @@
+"""all_reduce and all_gather: what ranks make together of what each has made. No kernel is behind them: the runtime
+carries them out, from the record of the collective (FORMAT.md)."""
+
+from __future__ import annotations
+
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import F32, NUM_SAMPLES, Argument, GraphParams, KernelCall, OpDef
+from llmc.graphs_format import ADDS_BIAS, ADDS_RESIDUAL, COLLECTIVES
+from llmc.graphs_records import CollectiveRecord
+
+RANKS, WIDTH = "ranks", "width"
+"""Attributes of a site: how many ranks there are, and the floats of a row of the result."""
+_ADDED = {"bias": ADDS_BIAS, "residual": ADDS_RESIDUAL}
+
+
+def is_collective(spec: KernelSpec) -> bool:
+    """Whether no kernel is meant, but what ranks do together."""
+    return spec.op in COLLECTIVES
+
+
+def record_of(spec: KernelSpec) -> CollectiveRecord:
+    """The record of the collective that `spec` stands for."""
+    params = spec.as_dict()
+    rows = int(params["rows"] == NUM_SAMPLES)
+    return CollectiveRecord(COLLECTIVES.index(spec.op), rows, int(params[WIDTH]), int(params["adds"]))
+
+
+def _collective(site: Site, graph: GraphParams) -> list[KernelCall]:
+    added = [name for name in _ADDED if name in site.tensors]
+    rows, width = graph.rows(site)["rows"], int(site.attributes[WIDTH])
+    spec = KernelSpec.of("other", site.op, rows=rows, width=width, adds=sum(_ADDED[name] for name in added))
+    return [KernelCall(spec, ("x", *added, "out"))]
+
+
+ALL_REDUCE = OpDef(
+    "all_reduce",
+    {"x": Argument(2, F32), "bias": Argument(1, F32), "residual": Argument(2, F32)},
+    lambda call: (call.shapes["x"], F32[0]),
+    _collective,
+    traced=False,
+)
+ALL_GATHER = OpDef(
+    "all_gather",
+    {"x": Argument(2, F32)},
+    lambda call: ((call.shapes["x"][0], int(call.shapes["x"][1]) * int(call.values[RANKS])), F32[0]),
+    _collective,
+    traced=False,
+)

@@ -1,0 +1,199 @@
+"""How a model is divided among ranks that run each step together (tensor parallelism). Imports neither torch nor tvm.
+
+Each rank has as many attention heads, KV heads and elements inside the feed-forward block as any other: rows of the
+linears that make these, columns of those that read them, whose results are parts of sums. The output projection is
+divided by rows of the vocabulary. The embedding and all that is as wide as the hidden size is every rank's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from llmc.compiler.config import CompileError
+from llmc.compiler.weight_request import WeightRequest
+from llmc.graphs_format import MAX_RANKS
+from llmc.models.config import ModelConfig
+from llmc.models.loader import Parameter
+from llmc.models.sources.sliced import ColumnsOf, RowsOf, splits_columns
+from llmc.quantize import Recipe, layer_kind
+
+EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
+SUMMED = ("attention.out", "mlp.down")
+"""Kinds of linears whose result is the sum of what the ranks have."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """How a weight is divided: along `axis` it has parts of these sizes, and each rank has an equal piece of each."""
+
+    axis: int
+    parts: tuple[int, ...]
+
+    def ranges(self, rank: int, ranks: int) -> list[tuple[int, int]]:
+        """First index and size of each piece of a rank."""
+        starts = accumulate(self.parts, initial=0)
+        return [
+            (start + rank * (size // ranks), size // ranks) for start, size in zip(starts, self.parts, strict=False)
+        ]
+
+    def shape_of(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """Of what one rank has."""
+        return (*shape[: self.axis], sum(self.parts) // ranks, *shape[self.axis + 1 :])
+
+
+def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int) -> None:
+    """Raises CompileError with one sentence about what cannot be divided among so many ranks."""
+    if not 2 <= ranks <= MAX_RANKS:
+        raise CompileError(f"tensor-parallel is {ranks}, but 2 to {MAX_RANKS} ranks run a model together")
+    for present, what in (
+        (model.pooled is not None or model.bidirectional, "gives vectors in place of text"),
+        (model.experts is not None, "has experts"),
+        (model.latent is not None, "has latent attention"),
+        (model.qk_norm == "whole", "norms all heads of a token as one vector"),
+    ):
+        if present:
+            raise CompileError(f"{model.model_type} {what}, which --tensor-parallel does not divide yet: leave it out")
+    for name, count in (
+        ("attention heads", model.num_heads),
+        ("KV heads", model.num_kv_heads),
+        ("elements inside the feed-forward block", model.intermediate_size),
+        ("tokens of the vocabulary", model.vocab_size),
+    ):
+        if count % ranks:
+            raise CompileError(f"{count} {name} cannot be divided among {ranks} ranks: choose a divisor of {count}")
+    _check_recipe(model, recipe, ranks)
+
+
+def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int) -> None:
+    for name, scheme in recipe.schemes.items():
+        if layer_kind(name) not in SUMMED:
+            continue
+        if name in recipe.act_order:
+            raise CompileError(
+                f"{name} is in act-order, so its columns cannot be divided among ranks: take a checkpoint that was "
+                "quantized without desc_act"
+            )
+        inner = model.num_heads * model.head_dim if layer_kind(name) == SUMMED[0] else model.intermediate_size
+        if not splits_columns(scheme.weight, inner // ranks):
+            raise CompileError(
+                f"{name} is stored in {scheme.weight.describe()} along its {inner} columns, of which {ranks} ranks "
+                f"have {inner // ranks} each: choose fewer ranks, or smaller groups"
+            )
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model among several ranks. Raises CompileError where it cannot be divided, see `check_divisible`."""
+
+    model: ModelConfig
+    ranks: int
+
+    def rank_model(self) -> ModelConfig:
+        """What each rank computes, but for the output projection, which is whole in it."""
+        model, ranks = self.model, self.ranks
+        alibi = model.alibi
+        if alibi is not None:
+            alibi = replace(alibi, slopes=alibi.slopes[: model.num_heads // ranks])
+        return replace(
+            model,
+            num_heads=model.num_heads // ranks,
+            num_kv_heads=model.num_kv_heads // ranks,
+            intermediate_size=model.intermediate_size // ranks,
+            alibi=alibi,
+            tie_word_embeddings=False,
+        )
+
+    def slice_of(self, name: str) -> Slice | None:
+        """How a weight is divided; None: every rank has all of it."""
+        model = self.model
+        q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        kind, inner = layer_kind(name), model.intermediate_size
+        by_kind = {
+            "attention.qkv": Slice(0, (q, kv, kv)),
+            "attention.qkv.bias": Slice(0, (q, kv, kv)),
+            "attention.out": Slice(1, (q,)),
+            "attention.sinks": Slice(0, (model.num_heads,)),
+            "attention.kv_scales": Slice(0, (model.num_kv_heads, model.num_kv_heads)),
+            "mlp.gate_up": Slice(0, (inner, inner)),
+            "mlp.gate_up.bias": Slice(0, (inner, inner)),
+            "mlp.up": Slice(0, (inner,)),
+            "mlp.up.bias": Slice(0, (inner,)),
+            "mlp.down": Slice(1, (inner,)),
+            "lm_head": Slice(0, (model.vocab_size,)),
+            "lm_head.bias": Slice(0, (model.vocab_size,)),
+            "slopes": Slice(0, (model.num_heads,)),
+        }
+        if model.qk_norm == "each_head":
+            by_kind |= {"attention.q_norm": Slice(0, (q,)), "attention.k_norm": Slice(0, (kv,))}
+        return by_kind.get(kind)
+
+    def with_head(self, recipe: Recipe) -> Recipe:
+        """A recipe that has the output projection, also where that is the embedding."""
+        if not self.model.tie_word_embeddings or EMBEDDING not in recipe.schemes:
+            return recipe
+        methods = dict(recipe.methods)
+        if EMBEDDING in methods:
+            methods[HEAD] = methods[EMBEDDING]
+        return replace(recipe, schemes={**recipe.schemes, HEAD: recipe.schemes[EMBEDDING]}, methods=methods)
+
+    def rank_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Logical shapes of what one rank has, from those of the whole model."""
+        found = dict(shapes)
+        if self.model.tie_word_embeddings:
+            found[HEAD] = found[EMBEDDING]
+        for name, shape in found.items():
+            divided = self.slice_of(name)
+            if divided is not None:
+                found[name] = divided.shape_of(shape, self.ranks)
+        return found
+
+    def requests(self, of_rank: Iterable[WeightRequest]) -> list[WeightRequest]:
+        """What is stored: what all ranks share, then what each has, rank by rank."""
+        wanted = list(of_rank)
+        shared = [request for request in wanted if self.slice_of(request.name) is None]
+        own = [request for request in wanted if self.slice_of(request.name) is not None]
+        each = (replace(one, name=rank_name(one.name, rank)) for rank in range(self.ranks) for one in own)
+        return [*shared, *each]
+
+    def parameters(self, whole: Iterable[Parameter]) -> Iterator[Parameter]:
+        """The values of `requests`, from those of the whole model."""
+        for parameter in whole:
+            if parameter.name == EMBEDDING and self.model.tie_word_embeddings:
+                yield from self._pieces(replace(parameter, name=HEAD))
+            yield from self._pieces(parameter)
+
+    def _pieces(self, parameter: Parameter) -> Iterator[Parameter]:
+        divided = self.slice_of(parameter.name)
+        if divided is None:
+            yield parameter
+            return
+        for rank in range(self.ranks):
+            ranges = divided.ranges(rank, self.ranks)
+            part = (
+                RowsOf(parameter, parameter.stored, ranges)
+                if divided.axis == 0
+                else ColumnsOf(parameter, parameter.stored, *ranges[0])
+            )
+            yield replace(parameter, name=rank_name(parameter.name, rank), parts=(part,))
+
+
+def rank_name(name: str, rank: int) -> str:
+    """What a rank's piece of a weight is called in weights.safetensors."""
+    return f"rank{rank}.{name}"
+
+
+_OF_RANK = re.compile(r"^rank\d+\.")
+
+
+def of_one_rank(request: WeightRequest) -> WeightRequest:
+    """The request under the name that the weight has in the model."""
+    return replace(request, name=_OF_RANK.sub("", request.name))
+
+
+def shared_weights(names: Iterable[str]) -> int:
+    """How many of the stored tensors, by name, all ranks share."""
+    return sum(_OF_RANK.match(name) is None for name in names)
