@@ -247,7 +247,7 @@ def test_inside_the_compiler_nothing_imports_what_is_above_it() -> None:
 
 
 NATIVE = ROOT / "runtime" / "native"
-NATIVE_FOLDERS = ("core", "artifact", "sampling", "device", "engine", "capi")
+NATIVE_FOLDERS = ("core", "artifact", "sampling", "collective", "device", "engine", "capi")
 """Each includes itself and those before it. The simulation runs an engine on a device of its own, so it may see it."""
 
 

@@ -1,0 +1,72 @@
+// Room: the memory that the ranks of one host share. Rank 0 lays it out; the others come in. Who ends without leaving is
+// missed by those that wait for it.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "collective/shared_flag.h"
+#include "core/status.h"
+
+namespace llmc {
+
+constexpr uint32_t kMostRanks = 256;
+constexpr uint64_t kSlotBytes = 256u << 10;  // of a rank's part of a message, which is passed on in such pieces
+constexpr uint64_t kChannelBytes = 1u << 20;  // of what rank 0 says to the others
+constexpr uint64_t kLineBytes = 64;
+
+// What a rank says of itself.
+struct RoomMember {
+  SharedFlag given;  // pieces that it has laid into its slots
+  SharedFlag reduced;  // pieces whose part of the sum it has added up
+  SharedFlag heard;  // lines of the channel that it has read
+  SharedFlag loaded;  // 1: its device stands
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> entered, left;
+  std::atomic<uint64_t> process_start;
+};
+
+class Room {
+ public:
+  // path: of a file of memory that the ranks share, such as /proc/self/fd/N of a memfd; empty for rank 0. num_ranks: for
+  // others than rank 0 what rank 0 has said, or 0.
+  static Status Open(const std::string& path, uint32_t rank, uint32_t num_ranks, std::shared_ptr<Room>* out);
+  // A rank of threads of this process in a room of its memory.
+  static Status Join(const std::shared_ptr<Room>& other, uint32_t rank, std::shared_ptr<Room>* out);
+  // Tells a room that a rank has ended, and why: for who started it.
+  static Status Report(const std::string& path, uint32_t rank, const std::string& why);
+  ~Room();
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+
+  uint32_t rank() const { return rank_; }
+  uint32_t num_ranks() const { return num_ranks_; }
+  RoomMember& member(uint32_t rank) const;
+  RoomMember& own() const { return member(rank_); }
+  SharedFlag& said() const;  // lines of the channel that rank 0 has written
+  char* slot(uint32_t rank, uint32_t turn) const;
+  char* sums(uint32_t turn) const;
+  char* channel() const;
+
+  // Waits for a flag, spinning for spin_ns before it sleeps. False once a rank has failed.
+  bool Await(SharedFlag* flag, uint32_t target, uint64_t spin_ns) const;
+  // The first failure stays.
+  void Fail(uint32_t rank, const std::string& why) const;
+  bool failed() const;
+  Status status() const;
+
+ private:
+  struct Header;
+  struct Mapping;
+  Room(std::shared_ptr<Mapping> mapping, uint32_t rank, uint32_t num_ranks);
+  Status Enter();
+  Header& header() const;
+  void MissMembers() const;
+
+  std::shared_ptr<Mapping> mapping_;
+  uint32_t rank_, num_ranks_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,136 @@
+#include "collective/shm_collective.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kPiece = kSlotBytes / sizeof(float);
+constexpr uint64_t kFloatsOfLine = kLineBytes / sizeof(float);
+// From here on each rank adds up a part: that costs another wait for all, and spares reading what the others read.
+constexpr uint64_t kSharedFloats = (32u << 10) / sizeof(float);
+constexpr uint32_t kFewRanks = 2;  // that read as much either way
+// Others' threads may have lost their CPU: who waits longer lets them have this one.
+constexpr uint64_t kSpinNs = 1'000'000;
+
+struct Part {
+  uint64_t begin, end;
+};
+
+// Share `index` of `count` of [begin, end), in whole cache lines from the begin.
+Part ShareOf(Part of, uint64_t index, uint64_t count) {
+  const uint64_t lines = (of.end - of.begin + kFloatsOfLine - 1) / kFloatsOfLine;
+  const auto at = [&](uint64_t i) { return std::min(of.end, of.begin + lines * i / count * kFloatsOfLine); };
+  return {at(index), at(index + 1)};
+}
+
+void Copy(float* to, const float* from, Part part) {
+  if (part.end > part.begin) std::memcpy(to + part.begin, from + part.begin, (part.end - part.begin) * sizeof(float));
+}
+
+void Add(float* to, const float* more, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) to[i] += more[i];
+}
+
+// Adds what comes behind the sum to elements [begin, end) of the message; `sum` is that of element begin.
+void Finish(const Reduction& work, float* sum, uint64_t begin, uint64_t end) {
+  if (work.bias != nullptr) {
+    for (uint64_t i = begin; i < end;) {
+      const uint64_t column = i % work.width, count = std::min(work.width - column, end - i);
+      Add(sum + (i - begin), work.bias + column, count);
+      i += count;
+    }
+  }
+  if (work.residual != nullptr) Add(sum, work.residual + begin, end - begin);
+}
+
+}  // namespace
+
+void ShmCollective::Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uint32_t num_threads, uint32_t value) {
+  if (arrived->fetch_add(1, std::memory_order_acq_rel) + 1 != num_threads) return;
+  arrived->store(0, std::memory_order_relaxed);  // nobody comes again before the flag is seen
+  flag->Set(value);
+}
+
+bool ShmCollective::AwaitAll(SharedFlag RoomMember::* flag, uint32_t value) const {
+  for (uint32_t r = 0; r < num_ranks(); ++r) {
+    if (!room_->Await(&(room_->member(r).*flag), value, kSpinNs)) return false;
+  }
+  return true;
+}
+
+const float* ShmCollective::Given(uint32_t rank, uint32_t turn, const float* own) const {
+  return rank == room_->rank() ? own : reinterpret_cast<const float*>(room_->slot(rank, turn));
+}
+
+// A slot is written again two pieces later. By then every rank has given the piece between, hence read this one: its
+// flag says so of all its threads. The flags tell the numbers of pieces, for they move only once this thread arrives.
+void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) {
+  // On the stack of a thread: sums of a few lines stay in its first cache until the last term has come.
+  constexpr uint64_t kBlock = 64 * kFloatsOfLine;
+  alignas(kLineBytes) float block[kBlock];
+  const uint64_t total = work.rows * work.width;
+  uint32_t given = room_->own().given.value(), reduced = room_->own().reduced.value();
+  if (room_->failed()) return;
+  for (uint64_t first = 0; first < total; first += kPiece) {
+    const uint64_t count = std::min(kPiece, total - first);
+    const uint32_t turn = ++given & 1;
+    const float* own = work.in + first;
+    const Part mine = ShareOf({0, count}, thread, num_threads);
+    const auto sum = [&](Part part, auto&& take) {
+      for (uint64_t begin = part.begin; begin < part.end; begin += kBlock) {
+        const uint64_t size = std::min(kBlock, part.end - begin);
+        std::memcpy(block, Given(0, turn, own) + begin, size * sizeof(float));
+        for (uint32_t r = 1; r < num_ranks(); ++r) Add(block, Given(r, turn, own) + begin, size);
+        take(begin, size);
+      }
+    };
+    Copy(reinterpret_cast<float*>(room_->slot(rank(), turn)), own, mine);
+    Arrive(&room_->own().given, &given_, num_threads, given);
+    if (!AwaitAll(&RoomMember::given, given)) return;
+    const auto finish = [&](const float* from, uint64_t begin, uint64_t size) {
+      if (from != block) std::memcpy(block, from, size * sizeof(float));
+      Finish(work, block, first + begin, first + begin + size);
+      std::memcpy(work.out + first + begin, block, size * sizeof(float));
+    };
+    if (num_ranks() <= kFewRanks || count < kSharedFloats) {
+      sum(mine, [&](uint64_t begin, uint64_t size) { finish(block, begin, size); });
+      continue;
+    }
+    float* sums = reinterpret_cast<float*>(room_->sums(turn));
+    const Part of_rank = ShareOf({0, count}, rank(), num_ranks());
+    sum(ShareOf(of_rank, thread, num_threads),
+        [&](uint64_t begin, uint64_t size) { std::memcpy(sums + begin, block, size * sizeof(float)); });
+    Arrive(&room_->own().reduced, &reduced_, num_threads, ++reduced);
+    if (!AwaitAll(&RoomMember::reduced, reduced)) return;
+    for (uint64_t begin = mine.begin; begin < mine.end; begin += kBlock) {
+      finish(sums + begin, begin, std::min(kBlock, mine.end - begin));
+    }
+  }
+}
+
+void ShmCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) {
+  const uint64_t width = work.width / num_ranks(), total = work.rows * width;
+  uint32_t given = room_->own().given.value();
+  if (room_->failed()) return;
+  for (uint64_t first = 0; first < total; first += kPiece) {
+    const uint64_t count = std::min(kPiece, total - first);
+    const uint32_t turn = ++given & 1;
+    const Part mine = ShareOf({0, count}, thread, num_threads);
+    Copy(reinterpret_cast<float*>(room_->slot(rank(), turn)), work.in + first, mine);
+    Arrive(&room_->own().given, &given_, num_threads, given);
+    if (!AwaitAll(&RoomMember::given, given)) return;
+    for (uint32_t r = 0; r < num_ranks(); ++r) {
+      const float* from = Given(r, turn, work.in + first);
+      for (uint64_t i = mine.begin; i < mine.end;) {
+        const uint64_t row = (first + i) / width, column = (first + i) % width;
+        const uint64_t size = std::min(width - column, mine.end - i);
+        std::memcpy(work.out + row * work.width + r * width + column, from + i, size * sizeof(float));
+        i += size;
+      }
+    }
+  }
+}
+
+}  // namespace llmc

@@ -1,0 +1,34 @@
+// ShmCollective: ranks of one host add up in the memory of a room. A message goes in pieces. Of a small piece every rank
+// adds up all that the others gave; of a large one each adds up a part, and all read the sums.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "collective/collective.h"
+#include "collective/room.h"
+
+namespace llmc {
+
+class ShmCollective final : public Collective {
+ public:
+  explicit ShmCollective(std::shared_ptr<Room> room) : room_(std::move(room)) {}
+
+  uint32_t rank() const override { return room_->rank(); }
+  uint32_t num_ranks() const override { return room_->num_ranks(); }
+  void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) override;
+  void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) override;
+  Status status() const override { return room_->status(); }
+
+ private:
+  // The last of the rank's threads to come sets its flag.
+  void Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uint32_t num_threads, uint32_t value);
+  bool AwaitAll(SharedFlag RoomMember::* flag, uint32_t value) const;
+  const float* Given(uint32_t rank, uint32_t turn, const float* own) const;
+
+  std::shared_ptr<Room> room_;
+  alignas(128) std::atomic<uint32_t> given_{0};
+  alignas(128) std::atomic<uint32_t> reduced_{0};
+};
+
+}  // namespace llmc
