@@ -137,14 +137,15 @@ class Artifact {
   const std::vector<CollectiveRecord>& collectives() const { return collectives_; }
   // That run a step together.
   uint32_t num_ranks() const { return model_.num_ranks == 0 ? 1 : static_cast<uint32_t>(model_.num_ranks); }
+  uint32_t num_shared_weights() const { return static_cast<uint32_t>(model_.num_shared_weights); }
   // Weights that operands may name: those that all ranks share, then those of one rank.
   uint32_t num_named_weights() const {
-    const uint32_t shared = static_cast<uint32_t>(model_.num_shared_weights);
+    const uint32_t shared = num_shared_weights();
     return shared + (static_cast<uint32_t>(weights_.size()) - shared) / num_ranks();
   }
   // The record of the weight that an operand of `rank` names.
   uint32_t weight_of(uint32_t named, uint32_t rank) const {
-    const uint32_t shared = static_cast<uint32_t>(model_.num_shared_weights);
+    const uint32_t shared = num_shared_weights();
     return named < shared ? named : named + rank * (num_named_weights() - shared);
   }
   // Of a command that is none of a kernel, else nullptr.

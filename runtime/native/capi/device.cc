@@ -4,9 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "artifact/artifact.h"
 #include "capi/c_device.h"
+#include "collective/room.h"
 #include "core/c_struct.h"
 #include "core/error.h"
+#include "device/ranks/open_ranks.h"
 
 namespace {
 
@@ -51,6 +54,26 @@ llmc_status llmc_device_open(const char* kind, const llmc_key_value* options, ui
 }
 
 void llmc_device_close(llmc_device* device) { delete device; }
+
+llmc_status llmc_device_follow(const llmc_device* device, llmc_artifact* artifact, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (device == nullptr) return NullArgument("device");
+    if (artifact == nullptr) return NullArgument("artifact");
+    const auto* ranks = dynamic_cast<const llmc::OpenRanks*>(device->device.get());
+    if (ranks == nullptr) {
+      return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "The device is no rank's: open it with the option room.");
+    }
+    return ranks->Follow(artifact->artifact);
+  });
+}
+
+llmc_status llmc_room_report(const char* room, uint32_t rank, const char* why, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (room == nullptr) return NullArgument("room");
+    if (why == nullptr) return NullArgument("why");
+    return llmc::Room::Report(room, rank, why);
+  });
+}
 
 llmc_status llmc_device_get_facts(const llmc_device* device, llmc_key_value* facts, uint64_t capacity, uint64_t* count,
                                   llmc_error* error) {

@@ -6,6 +6,7 @@
 #include "device/cpu/open_cpu.h"
 #include "device/cuda/open_cuda.h"
 #include "device/opencl/open_opencl.h"
+#include "device/ranks/open_ranks.h"
 
 namespace llmc {
 namespace {
@@ -41,7 +42,9 @@ void RegisterDeviceKind(const DeviceKind* kind) {
 Status OpenDeviceOf(const std::string& kind, const DeviceOptions& options, std::unique_ptr<OpenDevice>* out) {
   std::string known;
   for (const DeviceKind* one : DeviceKinds()) {
-    if (kind == one->name) return one->open(options, out);
+    if (kind == one->name) {
+      return OpenRanks::Wants(options) ? OpenRanks::Open(*one, options, out) : one->open(options, out);
+    }
     known += (known.empty() ? "" : ", ") + std::string(one->name);
   }
   return Status::Error(LLMC_ERR_NOT_FOUND,

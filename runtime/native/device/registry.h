@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "artifact/artifact.h"
+#include "collective/collective.h"
 #include "core/status.h"
 #include "device/device.h"
 #include "device/options.h"
@@ -19,6 +20,8 @@ struct LoadOptions {
   bool timed = false;
   // Another one of the same kind, with which it takes turns: it may use the threads of that one. NULL: none.
   const Device* beside = nullptr;
+  // How this rank works with the others, of an artifact for several. NULL: it is alone.
+  std::shared_ptr<Collective> collective = nullptr;
 };
 
 // A device as a caller has opened it. Immutable; any thread.

@@ -66,11 +66,6 @@ Status CheckTarget(const Artifact& artifact) {
     return Unsupported(artifact, "is for devices of kind '" + target.kind + "' (target " + target.name +
                                      ") and this one is of kind 'cpu'; open one of that kind, or compile it for this");
   }
-  if (artifact.num_ranks() > 1) {
-    return Unsupported(artifact, "is for " + std::to_string(artifact.num_ranks()) +
-                                     " ranks, which this runtime does not run yet; compile it without "
-                                     "--tensor-parallel");
-  }
   const uint32_t level = target.level, machine = MachineIsaLevel();
   if (level > kMaxIsaLevel) {
     return Unsupported(artifact, "needs ISA level " + std::to_string(level) + " and this runtime knows levels up to " +

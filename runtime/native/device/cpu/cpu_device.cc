@@ -11,6 +11,15 @@ namespace {
 
 constexpr uint64_t kReplaysBeforeMove = 16;
 
+Status CheckRanks(const Artifact& artifact, const Collective* collective) {
+  const uint32_t there = collective == nullptr ? 1 : collective->num_ranks(), wanted = artifact.num_ranks();
+  if (there == wanted) return Status::Ok();
+  return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
+                       "the artifact " + artifact.directory() + " is for " + std::to_string(wanted) +
+                           (wanted == 1 ? " rank" : " ranks") + " and the device is opened for " +
+                           std::to_string(there) + "; open it with the options room, rank and ranks, as llmc run does");
+}
+
 }  // namespace
 
 // Takes of the device what no step changes: that may be read beside them.
@@ -65,12 +74,13 @@ class CpuNewGraphs final : public NewGraphs {
   std::vector<GraphShape> shapes_;
 };
 
-CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team)
+CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team,
+                     std::shared_ptr<Collective> collective)
     : shape_(std::move(shape)),
       pool_(std::move(pool)),
       adapters_(std::move(adapters)),
       team_(std::move(team)),
-      replay_(team_.get(), pool_.num_blocks()) {}
+      replay_(team_.get(), pool_.num_blocks(), std::move(collective)) {}
 
 Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                          std::unique_ptr<CpuDevice>* out) {
@@ -82,6 +92,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
                                                         ", outside 2 … " + std::to_string(max_blocks) +
                                                         "; choose another pool size");
   }
+  LLMC_RETURN_IF_ERROR(CheckRanks(*artifact, options.collective.get()));
   // Before anything large is taken or copied: what this CPU cannot run is refused at once.
   std::shared_ptr<const CpuCode> code;
   LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
@@ -102,7 +113,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
     team = std::move(made);
   }
   std::unique_ptr<CpuDevice> device(
-      new CpuDevice(artifact->shape(), std::move(pool), std::move(adapters), std::move(team)));
+      new CpuDevice(artifact->shape(), std::move(pool), std::move(adapters), std::move(team), options.collective));
   LLMC_RETURN_IF_ERROR(device->PlaceMemory(artifact, options));
   LLMC_RETURN_IF_ERROR(device->LoadProgram(std::move(artifact), std::move(code)));
   *out = std::move(device);
@@ -116,7 +127,8 @@ Status CpuDevice::PlaceMemory(std::shared_ptr<const Artifact> artifact, const Cp
   spread_pool_bytes_ = spread_.Place(pool_.pages()) + spread_.Place(adapters_.pages());
   // Pools and arena are taken from the system as they are used, most of them later.
   const uint64_t reserve = pool_.pages().size() + adapters_.pages().size() + artifact->max_arena_bytes();
-  weights_ = WeightMemory(std::move(artifact), options.weights, reserve);
+  const uint32_t rank = options.collective == nullptr ? 0 : options.collective->rank();
+  weights_ = WeightMemory(std::move(artifact), options.weights, reserve, rank);
   if (options.weights.mode == WeightMode::kCopied) {
     while (!weights_.settled()) LLMC_RETURN_IF_ERROR(weights_.Move(team_.get(), &spread_));
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "artifact/artifact.h"
+#include "collective/collective.h"
 #include "device/command_runner.h"
 #include "device/cpu/adapter_pools.h"
 #include "device/cpu/cpu_program.h"
@@ -27,6 +28,7 @@ struct CpuDeviceOptions {
   TeamClock* clock = nullptr;
   WeightOptions weights;
   NodeSystem nodes;
+  std::shared_ptr<Collective> collective;  // of an artifact for several ranks
   std::shared_ptr<Team> team;  // of a device that never runs at the same time; none: one is made
 };
 
@@ -76,12 +78,13 @@ class CpuDevice final : public Device, public CommandRunner {
   Status Replay(const BatchView& batch, const float** logits);
   TeamUse team_use() const;
   // Bytes of weights, and of those the bytes that were copied to where they are read fastest.
-  uint64_t weight_bytes() const { return weights_.artifact().weight_file().size(); }
+  uint64_t weight_bytes() const { return weights_.bytes(); }
   uint64_t copied_weight_bytes() const { return weights_.moved_bytes(); }
   MemorySpread memory_spread() const;
 
  private:
-  CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team);
+  CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team,
+            std::shared_ptr<Collective> collective);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
   CpuProgram::Memory memory() const { return {weights_, pool_, adapters_}; }

@@ -8,6 +8,11 @@ namespace {
 
 constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows widens them anew
 
+// Of weights that a kernel streams; none of what ranks do together.
+uint32_t WeightPartsOf(const Artifact& artifact, const CommandRecord& command) {
+  return artifact.collective(command) != nullptr ? 0 : LaunchOf(artifact.kernels()[command.kernel]).weight_parts;
+}
+
 }  // namespace
 
 Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
@@ -71,11 +76,12 @@ void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
   for (uint32_t c = 0; c < record.num_commands; ++c) {
     const CommandRecord& command = artifact.commands()[record.first_command + c];
     Step step{};
-    step.function = code_->function(command.kernel);
+    step.collective = artifact.collective(command);
+    step.function = step.collective != nullptr ? nullptr : code_->function(command.kernel);
     step.num_buffers = command.num_operands;
     step.barrier = command.barrier;
     step.family = command.family;
-    step.streams = LaunchOf(artifact.kernels()[command.kernel]).weight_parts != 0;
+    step.streams = WeightPartsOf(artifact, command) != 0;
     for (uint32_t o = 0; o < command.num_operands; ++o) {
       step.buffers[o] = Address(artifact.operands()[command.first_operand + o]);
     }
@@ -98,8 +104,11 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
   for (std::size_t c = static_cast<std::size_t>(range.end - range.begin); c-- > 0;) {
     Step& step = range.begin[c];
     // As many for each thread: memory is shared evenly.
-    const uint32_t most = LaunchOf(artifact.kernels()[commands[c].kernel]).max_tasks / num_threads;
-    step.tasks_each = num_threads == 1 ? 1 : std::clamp(most, 1u, kTasksOfThread);
+    step.tasks_each = 1;
+    if (num_threads > 1 && step.collective == nullptr) {
+      const uint32_t most = LaunchOf(artifact.kernels()[commands[c].kernel]).max_tasks / num_threads;
+      step.tasks_each = std::clamp(most, 1u, kTasksOfThread);
+    }
     step.num_tasks = step.tasks_each * num_threads;
     step.looks_ahead = c == 0 || step.streams;
     step.next = next;
@@ -110,7 +119,7 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
 // The first weight of a step that streams one; nothing where its panels are no equal parts of it.
 StreamedWeight CpuProgram::Streamed(const CommandRecord& command, const Step& step) const {
   const Artifact& artifact = *artifact_;
-  const uint32_t parts = LaunchOf(artifact.kernels()[command.kernel]).weight_parts;
+  const uint32_t parts = WeightPartsOf(artifact, command);
   for (uint32_t o = 0; o < command.num_operands; ++o) {
     const OperandRecord& operand = artifact.operands()[command.first_operand + o];
     if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;

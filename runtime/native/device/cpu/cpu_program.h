@@ -34,6 +34,7 @@ class CpuProgram {
   // A command with every pointer resolved.
   struct Step {
     void* function;
+    const CollectiveRecord* collective;  // in place of a function
     void* buffers[kMaxBuffers];
     uint32_t num_buffers, barrier, family, num_tasks;
     uint32_t tasks_each;  // of a thread

@@ -27,8 +27,12 @@ uint64_t MostAheadBytes() {
 
 }  // namespace
 
-CpuReplay::CpuReplay(Team* team, uint32_t num_blocks)
-    : team_(team), num_blocks_(num_blocks), most_ahead_bytes_(MostAheadBytes()), times_(team->num_threads()) {}
+CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, std::shared_ptr<Collective> collective)
+    : team_(team),
+      num_blocks_(num_blocks),
+      most_ahead_bytes_(MostAheadBytes()),
+      collective_(std::move(collective)),
+      times_(team->num_threads()) {}
 
 void CpuReplay::Adopt(CpuProgram* program) {
   claims_ = Claims(team_->num_threads(), program->longest());
@@ -77,6 +81,23 @@ inline void CpuReplay::LookAhead(const Step& step, uint32_t thread, uint32_t num
   *ahead = {at, at + bytes, next.parts > 1 ? next.panels * next.panel_bytes : 0};
 }
 
+// The same rows on every rank: the step's own, whatever the graph has room for. Of no row nobody waits for anybody.
+void CpuReplay::RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const {
+  const CollectiveRecord& record = *step.collective;
+  const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
+  const auto rows = static_cast<uint64_t>(tokens ? scalars_[0] : scalars_[2]);
+  void* const* operand = step.buffers;
+  const auto next = [&operand] { return static_cast<const float*>(*operand++); };
+  const float* in = next();
+  if (record.op == static_cast<uint32_t>(CollectiveOp::kAllGather)) {
+    collective_->AllGather({in, static_cast<float*>(*operand), rows, record.width}, thread, num_threads);
+    return;
+  }
+  const float* bias = (record.adds & kAddsBias) != 0 ? next() : nullptr;
+  const float* residual = (record.adds & kAddsResidual) != 0 ? next() : nullptr;
+  collective_->AllReduce({in, static_cast<float*>(*operand), bias, residual, rows, record.width}, thread, num_threads);
+}
+
 // Own tasks first, then those that threads behind this one have not begun. Those of a thread that streams a weight are
 // neighbours: it goes on reading where it was. Others may be of unequal size, and are dealt out.
 inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads,
@@ -85,7 +106,9 @@ inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thr
     CallKernel(step.function, step.buffers, scalars_, static_cast<int32_t>(task), static_cast<int32_t>(step.num_tasks),
                step.num_buffers);
   };
-  if (step.tasks_each == 1) {
+  if (step.collective != nullptr) {
+    RunCollective(step, thread, num_threads);
+  } else if (step.tasks_each == 1) {
     run(thread);
   } else {
     for (uint32_t i = 0; i < std::min(num_threads, kWorkedFor); ++i) {
@@ -141,7 +164,7 @@ Status CpuReplay::Run(const ModelShape& model, const BatchView& batch) {
   const uint64_t end = Ticks();
   const uint32_t num_commands = static_cast<uint32_t>(current_.end - current_.begin);
   times_.Account(spent_, num_commands, start, end, MonotonicNs() - start_ns);
-  return Status::Ok();
+  return collective_ != nullptr ? collective_->status() : Status::Ok();
 }
 
 Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
@@ -154,6 +177,7 @@ Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
 // All of it is one task: how many there are changes no bit.
 void CpuReplay::RunCommand(uint32_t command) const {
   const Step& step = current_.begin[command];
+  if (step.collective != nullptr) return RunCollective(step, 0, 1);
   CallKernel(step.function, step.buffers, scalars_, 0, 1, step.num_buffers);
 }
 

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "collective/collective.h"
 #include "core/status.h"
 #include "device/adapters.h"
 #include "device/batch.h"
@@ -44,15 +46,15 @@ class Claims {
 
 class CpuReplay {
  public:
-  // The team must outlive it. num_blocks: of the KV pool.
-  CpuReplay(Team* team, uint32_t num_blocks);
+  // The team must outlive it. num_blocks: of the KV pool. collective: of several ranks.
+  CpuReplay(Team* team, uint32_t num_blocks, std::shared_ptr<Collective> collective);
 
   // Between two replays; *program is the one before. On an exception nothing has changed.
   void Adopt(CpuProgram* program);
   CpuProgram& program() { return program_; }
   const CpuProgram& program() const { return program_; }
 
-  // Replays a graph; the logits are the program's. On failure nothing ran.
+  // Replays a graph; the logits are the program's. On failure nothing ran, or a rank has ended and nothing will.
   Status Run(const ModelShape& model, const BatchView& batch);
   // Replays a graph for no row at all.
   void Visit(uint32_t graph);
@@ -71,6 +73,7 @@ class CpuReplay {
   void CopyInputs(const BatchView& batch);
   void RunTeam(uint32_t graph);
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
+  void RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const;
   void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
   void Walk(uint32_t thread, uint32_t num_threads);
   void WalkTimed(uint32_t thread, uint32_t num_threads);
@@ -78,6 +81,7 @@ class CpuReplay {
   Team* team_;
   uint32_t num_blocks_;
   uint64_t most_ahead_bytes_;
+  std::shared_ptr<Collective> collective_;  // null: this rank is alone
   CpuProgram program_;
   Claims claims_;
 

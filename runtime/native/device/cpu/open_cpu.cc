@@ -18,6 +18,7 @@ class OpenCpu final : public OpenDevice {
     CpuDeviceOptions options = options_;
     options.num_blocks = load.num_blocks;
     options.adapt = !load.timed;
+    options.collective = load.collective;
     if (const auto* beside = dynamic_cast<const CpuDevice*>(load.beside)) options.team = beside->team();
     std::unique_ptr<CpuDevice> device;
     LLMC_RETURN_IF_ERROR(CpuDevice::Create(std::move(artifact), options, &device));

@@ -49,16 +49,25 @@ void ReadPieces(void* context, uint32_t, uint32_t) {
 
 }  // namespace
 
-WeightMemory::WeightMemory(std::shared_ptr<const Artifact> artifact, const WeightOptions& options, uint64_t reserve)
-    : artifact_(std::move(artifact)), reserve_(reserve), part_bytes_(options.part_bytes) {
-  const uint64_t bytes = artifact_->weight_file().size();
+WeightMemory::WeightMemory(std::shared_ptr<const Artifact> artifact, const WeightOptions& options, uint64_t reserve,
+                           uint32_t rank)
+    : artifact_(std::move(artifact)), rank_(rank), reserve_(reserve), part_bytes_(options.part_bytes) {
+  end_ = artifact_->weight_file().size();
+  const uint32_t shared = artifact_->num_shared_weights(), own = artifact_->num_named_weights() - shared;
+  const auto begin_of = [&](uint32_t of_rank) { return artifact_->weights()[shared + of_rank * own].file_offset; };
+  if (artifact_->num_ranks() > 1 && own > 0) {
+    gap_ = begin_of(0);
+    gap_end_ = begin_of(rank);
+    if (rank + 1 < artifact_->num_ranks()) end_ = begin_of(rank + 1);
+  }
+  const uint64_t bytes = this->bytes();
   if (part_bytes_ == 0) part_bytes_ = RoundUp(bytes / kNumParts + 1, kHugePage);
   settled_ = options.mode == WeightMode::kMapped ||
              (options.mode == WeightMode::kAuto && (bytes < options.min_bytes || !HasHugePages()));
 }
 
 char* WeightMemory::address(uint32_t index) const {
-  const WeightRecord& weight = artifact_->weights()[index];
+  const WeightRecord& weight = artifact_->weights()[artifact_->weight_of(index, rank_)];
   if (weight.file_offset + weight.bytes <= moved_) return pages_.data() + weight.file_offset;
   return reinterpret_cast<char*>(const_cast<unsigned char*>(artifact_->weight_file().data())) + weight.file_offset;
 }
@@ -66,7 +75,7 @@ char* WeightMemory::address(uint32_t index) const {
 Status WeightMemory::Move(Team* team, NodeSpread* spread) {
   if (settled_) return Status::Ok();
   const MappedFile& file = artifact_->weight_file();
-  const uint64_t left = file.size() - moved_, available = AvailableMemory();
+  const uint64_t left = bytes() - moved_bytes(), available = AvailableMemory();
   uint64_t needed = 0;
   const bool first = pages_.data() == nullptr;
   if (__builtin_add_overflow(reserve_, left + kSpareBytes, &needed) || needed > available ||
@@ -75,15 +84,18 @@ Status WeightMemory::Move(Team* team, NodeSpread* spread) {
     return Status::Ok();
   }
   if (first) spread_ = spread->Place(pages_);
-  Slice slice{&file, pages_.data(), moved_ + std::min(left, part_bytes_), {moved_}};
+  if (moved_ == gap_) moved_ = gap_end_;
+  const uint64_t end = moved_ < gap_ ? gap_ : end_;
+  Slice slice{&file, pages_.data(), moved_ + std::min(end - moved_, part_bytes_), {moved_}};
   team->Run(ReadPieces, &slice);
   // Once more, to say why.
   if (slice.failed.load(std::memory_order_relaxed)) LLMC_RETURN_IF_ERROR(slice.Read(moved_, slice.end - moved_));
   moved_ = slice.end;
-  settled_ = moved_ == file.size();
+  settled_ = moved_ == end_;
   // A weight that has arrived in part is still read from the mapping.
   uint64_t unread = moved_;
-  for (const WeightRecord& weight : artifact_->weights()) {
+  for (uint32_t i = 0; i < artifact_->num_named_weights(); ++i) {
+    const WeightRecord& weight = artifact_->weights()[artifact_->weight_of(i, rank_)];
     if (weight.file_offset + weight.bytes > moved_) unread = std::min(unread, weight.file_offset);
   }
   file.Drop(dropped_, unread);

@@ -175,9 +175,21 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * Kind "cuda": `library`, the driver (libcuda.so.1); `device`, its number among the GPUs that the process may use (0);
  * `eager` (0: one CUDA graph a bucket; 1: every kernel is launched by itself; the same bits); `graph_mib`, the most that
  * instances of graphs take of the GPU's memory (no bound): graphs beyond it are launched kernel by kernel. After an error
- * that loses the GPU every step is LLMC_ERR_INTERNAL, and says which it was. */
+ * that loses the GPU every step is LLMC_ERR_INTERNAL, and says which it was.
+ *
+ * An artifact for N ranks is run by N processes of one host, each with a device of its own. They have three more options.
+ * `room` is the path of a file of memory that all open, such as /proc/self/fd/3 of a memfd that processes inherit. `rank`
+ * is 0, the default, or up to N - 1, and `ranks` is N. Rank 0 opens its device first. It makes the engine, or a replayer,
+ * one in all; the others call llmc_device_follow. A rank that ends, or fails, ends every step with LLMC_ERR_INTERNAL,
+ * which says which one it was (docs/parallel.md). */
 LLMC_API llmc_status llmc_device_open(const char *kind, const llmc_key_value *options, uint64_t num_options,
                                       llmc_device **out, llmc_error *error);
+/* Of a rank other than 0: does its part of every step of the engine that rank 0 makes, and returns when that is
+ * destroyed. Blocks; the device is used up then. An error: this rank or another one failed, or rank 0 is gone. */
+LLMC_API llmc_status llmc_device_follow(const llmc_device *device, llmc_artifact *artifact, llmc_error *error);
+/* Says to all ranks of a room that one has ended, and why, in UTF-8: who started it knows first. The first report
+ * stays. Any process. */
+LLMC_API llmc_status llmc_room_report(const char *room, uint32_t rank, const char *why, llmc_error *error);
 /* Engines and replayers that were made on it go on without it. NULL is allowed. */
 LLMC_API void llmc_device_close(llmc_device *device);
 /* What the device is and can do: up to capacity facts; *count is how many there are. The strings live as long as the

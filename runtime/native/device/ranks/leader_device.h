@@ -1,0 +1,48 @@
+// LeaderDevice: rank 0 of several. Tells the other ranks what it is asked to do, and does its own part; whoever asks does
+// not know that there are others.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "device/device.h"
+#include "device/ranks/rank_message.h"
+
+namespace llmc {
+
+class LeaderDevice final : public Device {
+ public:
+  // own: this rank's part. Returns once every rank has loaded its part; an error once one has failed.
+  static Status Create(std::shared_ptr<Room> room, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
+                       std::unique_ptr<Device>* out);
+  // The other ranks end.
+  ~LeaderDevice() override;
+
+  const ModelShape& model() const override { return own_->model(); }
+  uint32_t num_blocks() const override { return own_->num_blocks(); }
+  Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
+  Status BeforeStep() override;
+  Status Enqueue(const StepBatch& batch, Fence* fence) override;
+  Status Wait(Fence fence, const float** logits) override { return own_->Wait(fence, logits); }
+  bool overlaps() const override { return own_->overlaps(); }
+  Status CopyBlock(uint32_t from, uint32_t to) override;
+  void Reserve(const StepBatch& batch) override;
+  void Visit(uint32_t graph) override;
+  void Release(uint32_t graph) override;
+  void Recall() override;
+  uint32_t num_host_threads() const override { return own_->num_host_threads(); }
+  void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override {
+    own_->ForEach(count, num_workers, job, context);
+  }
+  ReplayTime last_replay() const override { return own_->last_replay(); }
+  void GetStats(std::vector<DeviceStat>* out) const override;
+  ReplayProfile* profile() override { return own_->profile(); }
+
+ private:
+  LeaderDevice(std::shared_ptr<Room> room, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own);
+
+  std::shared_ptr<Room> room_;
+  std::unique_ptr<RankSpeaker> speaker_;
+  std::unique_ptr<Device> own_;
+};
+
+}  // namespace llmc
