@@ -88,7 +88,7 @@ class Generation:
         self.failure: RequestFailure | None = None
         self.token_gaps_ns = array("q")
         self._limit = limit
-        self._first_token_ns = 0
+        self.first_token_ns = 0
         self._first_output = resumes or 0
         self._outputs = [_Output((told or {}).get(self._first_output + place, ())) for place in range(params.n)]
         self._make_text: Callable[[], OutputText] = lambda: OutputText(
@@ -121,7 +121,7 @@ class Generation:
 
     def timings(self, submit_ns: int) -> Timings:
         """Times since submission; submit_ns is on time.monotonic_ns()."""
-        first, last = self._first_token_ns, max(output.last_token_ns for output in self._outputs)
+        first, last = self.first_token_ns, max(output.last_token_ns for output in self._outputs)
         # With n > 1 the continuations run side by side: a token time is that of one of them.
         steps = max(output.num_tokens for output in self._outputs) - 1
         return Timings(
@@ -243,7 +243,7 @@ class Generation:
         """Counts a token that was sampled, of text or at its end."""
         if output.num_tokens:
             self.token_gaps_ns.append(event.time_ns - output.last_token_ns)
-        self._first_token_ns = self._first_token_ns or event.time_ns
+        self.first_token_ns = self.first_token_ns or event.time_ns
         output.last_token_ns = event.time_ns
         output.num_tokens += 1
         output.changed = True

@@ -15,6 +15,7 @@ ABI_VERSION = 3
 MAX_TOP_LOGPROBS = 20
 MAX_BUCKET_MISSES = 1024
 MAX_STEP_SHAPES = 4096
+MAX_REQUEST_MARKS = 4096
 MAX_EVICTED_PRIORITIES = 64
 MAX_ADAPTER_PARTS = 8
 
@@ -299,6 +300,15 @@ class StepShape(ctypes.Structure):
     ]
 
 
+class RequestMark(ctypes.Structure):
+    _fields_ = [
+        *_each(c_uint32, "struct_size", "kind"),
+        ("request_id", c_uint64),
+        *_each(c_uint32, "output_index", "graph", "start", "count"),
+        *_each(c_uint64, "begin_ns", "end_ns"),
+    ]
+
+
 class EvictionCount(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("priority", c_int32), ("count", c_uint64)]
 
@@ -400,6 +410,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
     "llmc_engine_take_step_shapes": [c_void_p, POINTER(StepShape), c_uint64, U64P, U64P, _E],
+    "llmc_engine_take_request_marks": [c_void_p, POINTER(RequestMark), c_uint64, U64P, POINTER(c_uint32), _E],
     "llmc_engine_get_evictions": [c_void_p, POINTER(EvictionCount), c_uint64, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
     "llmc_engine_create_simulated": [POINTER(SimModel), POINTER(EngineOptions), POINTER(c_void_p), _E],

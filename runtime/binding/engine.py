@@ -182,6 +182,26 @@ class StepShape:
     replay_ns_squared: float
 
 
+MARK_KINDS = {1: "prefill", 2: "preempted"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestMark:
+    """What a step did with a continuation; kind: "prefill" or "preempted".
+
+    "prefill" computed tokens [start, start + count) in graph `graph`. Times are on time.monotonic_ns().
+    """
+
+    kind: str
+    request_id: int
+    output_index: int
+    graph: int
+    start: int
+    count: int
+    begin_ns: int
+    end_ns: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Ready:
     """What wait found: events to poll, work to step; neither after a timeout."""
@@ -501,6 +521,16 @@ class Engine(Handle):
         call("llmc_engine_take_step_shapes", self.pointer, native, len(native), byref(count), byref(lost))
         shapes = [StepShape(**plain(one) | {"phase": PHASES[one.phase]}) for one in native[: count.value]]
         return shapes, lost.value
+
+    def take_request_marks(self) -> tuple[list[RequestMark], bool]:
+        """What steps did with requests since the last call, and whether it is all: the first call begins to note it, and
+        4096 marks that nobody takes end that."""
+        native = (abi.RequestMark * abi.MAX_REQUEST_MARKS)()
+        native[0].struct_size = ctypes.sizeof(abi.RequestMark)
+        count, complete = c_uint64(), c_uint32()
+        call("llmc_engine_take_request_marks", self.pointer, native, len(native), byref(count), byref(complete))
+        marks = [RequestMark(**plain(one) | {"kind": MARK_KINDS[one.kind]}) for one in native[: count.value]]
+        return marks, bool(complete.value)
 
     def evictions(self) -> dict[int, int]:
         """Sequences that made way for waiting ones of a higher priority, by their own; the first 64 priorities."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .exchanges import Exchange
 
 # What machines poll and the page loads: logged only when it fails.
-QUIET_PATHS = PAGE_PATHS | {"/health", "/ready", "/metrics", "/v1/llmc/state"}
+QUIET_PATHS = PAGE_PATHS | {"/health", "/ready", "/metrics", "/v1/llmc/state", "/v1/llmc/requests"}
 _MAX_FIELD = 1024
 
 

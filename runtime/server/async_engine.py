@@ -443,7 +443,7 @@ class AsyncEngine:
         if request.adapter:
             self.adapters.count(request.adapter)
         # Events of this request are taken on this thread, so none can come before it is known here.
-        stream.cancel = partial(self._cancel, engine_id)
+        stream.cancel, stream.engine_id = partial(self._cancel, engine_id), engine_id
         self._streams[engine_id] = stream
         self._emptied.clear()
         if request.guide is not None:

@@ -24,6 +24,7 @@ from .routes import profile as profile_route
 from .routes import replan as replan_route
 from .state import LiveState, RecentLatencies
 from .throughput import tell_throughput
+from .timelines import Timelines
 from .trace_recorder import TraceRecorder
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ class Observers:
             app.include_router(replan_route.router(self.replanner))
         if self._server.config.enable_page:
             self._server.engine.on_record.append(self._latencies.on_record)
-            app.include_router(page_route.router(LiveState(self._server, self._latencies, self.replanner)))
+            timelines = Timelines(self._server.engine)
+            self._server.engine.on_record.append(timelines.on_record)
+            live = LiveState(self._server, self._latencies, self.replanner)
+            app.include_router(page_route.router(live, timelines))
         if self._exchanges.on_done or self.metrics is not None:
             app.add_middleware(ExchangeMiddleware, exchanges=self._exchanges, metrics=self.metrics)
 

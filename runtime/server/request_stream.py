@@ -27,6 +27,7 @@ class RequestStream:
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer | None, limit: ContextLimit | None = None) -> None:
         self.request = request
+        self.engine_id = 0
         self.cancel: Callable[[], None] | None = None
         self.on_news: Callable[[], None] | None = None
         self._tokenizer = tokenizer
@@ -107,6 +108,11 @@ class RequestStream:
         return 0 if self._generation is None else self._generation.num_output_tokens
 
     @property
+    def first_token_ns(self) -> int:
+        """When the first token came, on time.monotonic_ns(); 0: not yet."""
+        return 0 if self._generation is None else self._generation.first_token_ns
+
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache, known with the first token."""
         return 0 if self._generation is None else self._generation.num_cached_tokens
@@ -163,6 +169,7 @@ class RequestStream:
             finish_reasons=generation.finish_reasons,
             error=None if generation.failure is None else generation.failure.message,
             token_gaps_ns=tuple(generation.token_gaps_ns),
+            engine_id=self.engine_id,
         )
 
     def _wake(self) -> None:

@@ -43,7 +43,8 @@ class EngineRequest:
 class RequestRecord:
     """A request that ended, given once to every `AsyncEngine.on_record`; times are on time.monotonic_ns(), 0: never.
 
-    token_gaps_ns: from each token of a continuation to its next one.
+    token_gaps_ns: from each token of a continuation to its next one. engine_id: what the engine called it, 0: it never
+    heard of it.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class RequestRecord:
     finish_reasons: tuple[str, ...]
     error: str | None = None
     token_gaps_ns: tuple[int, ...] = ()
+    engine_id: int = 0
 
 
 class RequestFailed(RuntimeError):

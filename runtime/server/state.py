@@ -98,6 +98,7 @@ class LiveState:
                 "accepted_tokens": stats.accepted_tokens,
                 "bucket_misses": stats.num_bucket_misses,
             },
+            "adapters": [{"name": name, "requests": num} for name, num in engine.adapters.requests().items()],
             "replan": None if self._replanner is None else self._replanner.summary(),
             "buckets": [
                 {

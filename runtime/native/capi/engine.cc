@@ -329,6 +329,25 @@ llmc_status llmc_engine_take_step_shapes(llmc_engine* engine, llmc_step_shape* s
   });
 }
 
+llmc_status llmc_engine_take_request_marks(llmc_engine* engine, llmc_request_mark* marks, uint64_t capacity,
+                                           uint64_t* count, uint32_t* complete, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    if (count == nullptr) return NullArgument("count");
+    if (capacity < LLMC_MAX_REQUEST_MARKS) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) + " but up to " +
+                                                      std::to_string(LLMC_MAX_REQUEST_MARKS) + " marks are given.");
+    }
+    LLMC_RETURN_IF_ERROR(llmc::CheckStruct(marks, "marks[0]"));
+    bool all_there = false;
+    const std::vector<llmc_request_mark> all = engine->engine->TakeRequestMarks(&all_there);
+    llmc::WriteArray(all, all.size(), marks);
+    *count = all.size();
+    if (complete != nullptr) *complete = all_there ? 1 : 0;
+    return Status::Ok();
+  });
+}
+
 llmc_status llmc_engine_get_evictions(const llmc_engine* engine, llmc_eviction_count* counts, uint64_t capacity,
                                       uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {

@@ -393,6 +393,13 @@ std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
   return bucket_misses_;
 }
 
+std::vector<llmc_request_mark> Engine::TakeRequestMarks(bool* complete) {
+  std::vector<llmc_request_mark> marks;
+  marks.reserve(RequestMarks::kMost);
+  marks_.Take(&marks, complete);
+  return marks;
+}
+
 std::vector<llmc_step_shape> Engine::TakeStepShapes(uint64_t* lost) {
   std::vector<llmc_step_shape> shapes;
   shapes.reserve(StepShapes::kMost);
@@ -462,6 +469,7 @@ Status Engine::StepOnce(bool* progressed) {
   const uint64_t scheduled = MonotonicNs();
   counters_.schedule_ns += scheduled - begin;
   scheduled_ns_ = scheduled;
+  if (marks_.on()) MarkPreempted();
   for (Sequence* s : plan_.misses) FailRequest(s->request, MissOf(*s));
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
   const bool run = !plan_.items.empty() && plan_.misses.empty();
@@ -488,6 +496,7 @@ Status Engine::StepOnce(bool* progressed) {
     } else if (run) {
       scheduler_.Commit(plan_);
       CountPrefill();
+      if (marks_.on()) MarkChunks();
       if (model_.vector_width > 0) {
         GiveVectors(logits);
       } else {
@@ -503,6 +512,23 @@ Status Engine::StepOnce(bool* progressed) {
   CountTime(run && status.ok(), took);
   Publish(run && status.ok(), *progressed);
   return status;
+}
+
+void Engine::MarkPreempted() {
+  for (const Sequence* s : plan_.preempted) {
+    marks_.Add({0, LLMC_MARK_PREEMPTED, s->request->id, s->output_index, 0, 0, 0, scheduled_ns_, scheduled_ns_});
+  }
+}
+
+// Before the draws: what they add would make the last row of a prompt look like a decode.
+void Engine::MarkChunks() {
+  const uint64_t now = MonotonicNs();
+  for (const StepItem& item : plan_.items) {
+    const Sequence& s = *item.sequence;
+    if (item.start >= s.num_prompt && item.count - item.num_guesses == 1) continue;
+    marks_.Add(
+        {0, LLMC_MARK_PREFILL, s.request->id, s.output_index, plan_.graph, item.start, item.count, scheduled_ns_, now});
+  }
 }
 
 void Engine::CountTime(bool stepped, uint64_t step_ns) {

@@ -17,6 +17,7 @@
 #include "engine/block_manager.h"
 #include "engine/host_sampler.h"
 #include "engine/ranked.h"
+#include "engine/request_marks.h"
 #include "engine/scheduler.h"
 #include "engine/speculation/speculator.h"
 #include "engine/step_shapes.h"
@@ -117,6 +118,8 @@ class Engine {
   std::vector<llmc_bucket_miss> BucketMisses() const;
   // As StepShapes::Take.
   std::vector<llmc_step_shape> TakeStepShapes(uint64_t* lost);
+  // As RequestMarks::Take.
+  std::vector<llmc_request_mark> TakeRequestMarks(bool* complete);
   std::vector<llmc_eviction_count> Evictions() const;
   uint32_t num_graphs() const;
   Status CheckIntegrity() const;
@@ -131,6 +134,8 @@ class Engine {
   void TakeMasks();
   Status OpenSwapSpace();
   void CountPrefill();
+  void MarkPreempted();
+  void MarkChunks();
   void Prepare();
   Status Run(bool replay, const float** logits);
   void ListTasks();
@@ -205,6 +210,7 @@ class Engine {
   uint64_t swap_block_ns_ = 0, token_ns_ = 0;
   uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
   bool out_of_memory_ = false;  // and some requests have not been failed yet
+  RequestMarks marks_;  // taken from any thread
   llmc_engine_stats counters_;
   std::vector<DeviceStat> new_device_stats_;
 

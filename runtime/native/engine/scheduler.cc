@@ -128,6 +128,7 @@ void Scheduler::Clear() noexcept {
 
 // Its blocks go to the host's memory where that is cheaper; else its tokens are computed again. The bits are the same.
 void Scheduler::Preempt(Sequence* s) {
+  preempted_->push_back(s);
   const uint32_t used = BlocksFor(s->num_computed);
   if (!s->scoring() && swap_.Pays(used, s->num_computed)) {
     for (uint32_t i = 0; i < used; ++i) {
@@ -195,12 +196,15 @@ void Scheduler::Schedule(StepPlan* plan) {
            std::move(plan->saves),
            std::move(plan->copies),
            std::move(plan->loads),
+           std::move(plan->preempted),
            {},
            std::move(plan->misses)};
   plan->items.clear();
   for (std::vector<StepPlan::Copy>* copies : {&plan->saves, &plan->copies, &plan->loads}) copies->clear();
   swap_.NextStep();
   saves_ = &plan->saves;
+  preempted_ = &plan->preempted;
+  plan->preempted.clear();
   plan->misses.clear();
   ++step_;
   KeepPatience();

@@ -93,6 +93,7 @@ struct StepPlan {
   };
   // In this order, before the replay: blocks to places of the host's memory, blocks to blocks, places to blocks.
   std::vector<Copy> saves, copies, loads;
+  std::vector<const Sequence*> preempted;  // for this plan
   BucketMiss miss;  // of this step, count 0: none
   std::vector<Sequence*> misses;  // no graph may run these: the engine must fail them
   bool guessing = false;  // sequences end in guesses now
@@ -268,6 +269,7 @@ class Scheduler {
   BlockManager* blocks_;
   SwapSpace swap_;
   std::vector<StepPlan::Copy>* saves_ = nullptr;  // of the plan that is being made
+  std::vector<const Sequence*>* preempted_ = nullptr;  // of the same
   uint32_t block_size_;
   size_t most_running_;
   uint32_t watermark_;

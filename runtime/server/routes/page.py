@@ -1,4 +1,4 @@
-"""The live page at / and the state it reads."""
+"""The live page at /, and the state and the timelines of requests that it reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from ..page_files import PageFile, read_page_files
 from ..state import LiveState
+from ..timelines import Timelines
 
 # Nothing inline, nothing from elsewhere, no frame around it.
 _HEADERS = {
@@ -21,8 +22,8 @@ _HEADERS = {
 }
 
 
-def router(live: LiveState) -> APIRouter:
-    """The endpoints; the files need no API key, the state does when one is set."""
+def router(live: LiveState, timelines: Timelines) -> APIRouter:
+    """The endpoints; the files need no API key, the state and the timelines do when one is set."""
     routes = APIRouter(tags=["page"])
     for file in read_page_files():
         routes.add_api_route(file.path, _sender(file), include_in_schema=False)
@@ -31,6 +32,11 @@ def router(live: LiveState) -> APIRouter:
     async def state() -> dict[str, Any]:
         """Running requests (no text), counters, latencies and the use of every bucket."""
         return live.snapshot()
+
+    @routes.get("/v1/llmc/requests")
+    async def requests() -> dict[str, Any]:
+        """Requests that run and the last that ended (no text): when they waited, computed, drew, were preempted."""
+        return timelines.snapshot()
 
     return routes
 

@@ -210,7 +210,7 @@ def test_lines_of_a_server(english_artifact: Path, tmp_path: Path) -> None:
         running.client.post("/v1/completions", json={}, headers={"X-Request-Id": "stranger"})
         assert logged(path, "stranger")["status"] == 401
         paths = {line["path"] for line in lines_of(path)}
-        assert not paths & {"/", "/health", "/ready", "/metrics", "/v1/llmc/state"}
+        assert not paths & {"/", "/health", "/ready", "/metrics", "/v1/llmc/state", "/v1/llmc/requests"}
     text = path.read_text()
     assert "cat" not in text
     assert "hush" not in text

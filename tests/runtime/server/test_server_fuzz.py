@@ -59,6 +59,7 @@ OPERATIONS = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
     ("GET", "/v1/llmc/state"),
+    ("GET", "/v1/llmc/requests"),
     ("GET", "/v1/llmc/replan"),
     ("GET", "/health"),
     ("GET", "/ready"),

@@ -225,6 +225,7 @@ def test_without_a_key_nothing_is_told(guarded: LiveServer, value: str | None) -
         ("POST", "/tokenize"),
         ("GET", "/metrics"),
         ("GET", "/v1/llmc/state"),
+        ("GET", "/v1/llmc/requests"),
         ("GET", "/openapi.json"),
         ("GET", "/nowhere"),
     ):

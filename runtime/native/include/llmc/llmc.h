@@ -474,6 +474,20 @@ typedef struct llmc_step_shape {
 } llmc_step_shape;
 #define LLMC_MAX_STEP_SHAPES 4096
 
+/* What a step did with a continuation: it computed tokens [start, start + count) of the prompt, or of what is computed
+ * again after a preemption; or it took its KV blocks away. Decodes leave no mark: they are TOKEN events. */
+enum { LLMC_MARK_PREFILL = 1, LLMC_MARK_PREEMPTED = 2 };
+typedef struct llmc_request_mark {
+  uint32_t struct_size;
+  uint32_t kind; /* LLMC_MARK_ */
+  uint64_t request_id;
+  uint32_t output_index;
+  uint32_t graph;            /* of PREFILL */
+  uint32_t start, count;     /* of PREFILL */
+  uint64_t begin_ns, end_ns; /* monotonic clock, of the step without its draws; equal when PREEMPTED */
+} llmc_request_mark;
+#define LLMC_MAX_REQUEST_MARKS 4096
+
 /* Sequences of a priority that gave their place up to waiting ones of a higher priority. */
 typedef struct llmc_eviction_count {
   uint32_t struct_size;
@@ -600,6 +614,12 @@ LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, ll
  * must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_STEP_SHAPES entries. */
 LLMC_API llmc_status llmc_engine_take_step_shapes(llmc_engine *engine, llmc_step_shape *shapes, uint64_t capacity,
                                                   uint64_t *count, uint64_t *lost, llmc_error *error);
+/* What steps did with requests since the last call, oldest first. The first call begins to note it; a list that is full
+ * ends that until the next call, so an engine that nobody looks at pays nothing. *complete (may be NULL) = 0 when marks
+ * may be missing. marks[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_REQUEST_MARKS
+ * entries. */
+LLMC_API llmc_status llmc_engine_take_request_marks(llmc_engine *engine, llmc_request_mark *marks, uint64_t capacity,
+                                                    uint64_t *count, uint32_t *complete, llmc_error *error);
 /* By priority, in order of appearance: up to capacity of the first LLMC_MAX_EVICTED_PRIORITIES; later priorities count in
  * num_evictions only. counts[0].struct_size must be set by the caller. */
 LLMC_API llmc_status llmc_engine_get_evictions(const llmc_engine *engine, llmc_eviction_count *counts,
