@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,7 +16,6 @@ from llmc.cli.render.help_layout import SUMMARIES, lay_out
 from llmc.cli.render.terminal_text import escape_streams, escaped_streams
 from llmc.distribution import name_clash
 
-COMPLETE = "_LLMC_COMPLETE"  # set by the shell's completion script
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 COMMANDS = tuple(name for name in SUMMARIES if " " not in name)
 
@@ -36,7 +35,7 @@ def build_app(command: str | None = None) -> typer.Typer:
         name="llmc",
         help=_HELP,
         no_args_is_help=True,
-        add_completion=command not in COMMANDS or COMPLETE in os.environ,
+        add_completion=False,  # `llmc completion` prints scripts that start no Python
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,15 +82,17 @@ def _main(argv: list[str] | None) -> int:
         if not hasattr(llmc, "artifact_path"):
             return _fail(clash, EXIT_FAILURE)
         print(f"llmc: warning: {clash}", file=sys.stderr)
-    if COMPLETE in os.environ:
-        # A shell asks what may follow the words typed so far; only the command among them is imported.
-        words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
-        return int(build_app(words[1] if len(words) > 2 else None)(args=args, prog_name="llmc") or EXIT_OK)
     if args == ["--version"]:
         # The root group would ask for a command first.
         from llmc import __version__
 
         print(f"llmc {__version__}")
+        return EXIT_OK
+    if not args:
+        from llmc.cache_root import cache_root
+        from llmc.cli.render.next_step import next_step
+
+        print(next_step(Path.cwd(), cache_root()))
         return EXIT_OK
     try:
         command = next((arg for arg in args if not arg.startswith("-")), None)

@@ -22,6 +22,7 @@ SUMMARIES: Mapping[str, str] = {
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
     "profile": "Time one bucket by kernel and command.",
     "devices": "List the devices that run artifacts here.",
+    "completion": "Print a script that completes words in a shell.",
     "doctor": "Show what this machine is, and what would make it faster.",
     "debug": "Compare artifacts, and dump what commands write.",
     "debug diff": "Find where two artifacts of one model part.",

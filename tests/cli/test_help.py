@@ -1,10 +1,8 @@
-"""--help at 80 columns, shell completion, and what a mistaken path is told."""
+"""--help at 80 columns, and what a mistaken path is told."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -82,29 +80,6 @@ def test_long_commands_have_headings(name: str, capsys: pytest.CaptureFixture[st
 def test_commands_with_many_options_have_headings() -> None:
     many = {name for name, command in COMMANDS.items() if len(command.params) > 16}
     assert many <= set(HEADINGS)
-
-
-def completed(shell: str, **words: str) -> str:
-    code = "import sys; from llmc.cli.main import main; sys.exit(main([]))"
-    environment = {"PATH": "/usr/bin:/bin", "_LLMC_COMPLETE": f"complete_{shell}", **words}
-    child = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
-    assert child.stderr == ""
-    return child.stdout
-
-
-def test_shells_complete_commands_and_options() -> None:
-    assert completed("bash", COMP_WORDS="llmc b", COMP_CWORD="1").split() == ["buckets", "bundle", "bench"]
-    assert "--warm-trace" in completed("bash", COMP_WORDS="llmc serve --warm", COMP_CWORD="2").split()
-    assert completed("bash", COMP_WORDS="llmc buckets sh", COMP_CWORD="2").split() == ["show"]
-    assert "--kv-bytes" in completed("zsh", _TYPER_COMPLETE_ARGS="llmc run --kv")
-
-
-def test_the_completion_script_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
-    with pytest.raises(SystemExit) as left:
-        cli.main(["--show-completion"])
-    assert left.value.code == 0
-    assert "_LLMC_COMPLETE=complete_bash" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
