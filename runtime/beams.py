@@ -11,9 +11,10 @@ from .params import EarlyStopping, SamplingParams
 class BeamSearchParams:
     """Beam search of one request: in each step the beam_width likeliest continuations of all beams go on.
 
-    A beam that ends is worth the sum of its logprobs divided by its tokens, an eos included, to the power of
-    length_penalty. early_stopping, once there are beam_width of those: False ends the search when no running beam would
-    be better at its present length, True at once, "never" when none could become better within max_tokens.
+    A beam that ends is worth the sum of its logprobs, divided by its number of tokens to the power of length_penalty.
+    An eos counts as a token.
+    early_stopping: when the search ends, once beam_width beams have ended. False: no running beam would be better at
+    its present length. True: at once. "never": none could become better within max_tokens.
     logprobs: 0 … 20 alternatives beside each token.
     Raises RequestError for a value out of range, when the search begins.
     """

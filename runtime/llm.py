@@ -42,32 +42,37 @@ class LLM(Frontend, VectorCalls):
     """An opened artifact with an engine of its own; not thread-safe, close it or use it as a context manager.
 
     path: artifact directory.
-    num_threads: 0: every CPU this process may use. pin_threads: each keeps to a CPU of its own. idle_spin_us:
-    microseconds that idle threads spin before they sleep.
-    max_num_seqs: sequences that run at once, 0: the artifact's. max_tokens_per_step: tokens of a step with prefill,
-    0: the largest graph. max_waiting: requests the engine's queue holds, 0: 65536.
-    priority_patience: steps in which somebody waits behind a higher priority, until the one that has been there longest
-    counts as the highest, 0: 512.
-    kv_bytes: bytes of the KV pool, 0: enough for max_num_seqs sequences of max_model_len, at most 1 GiB. num_blocks:
-    the same in KV blocks, and wins. A pool that holds less than max_model_len limits requests, and is warned of.
-    swap_bytes: host memory for KV blocks of preempted sequences, where a device has memory of its own; 0: they are
-    computed again.
-    prefix_cache: KV blocks of equal prompt prefixes are reused.
-    speculate: "ngram" or "ngram:K" guesses next tokens from prompt and output, at most K in a step, and changes no
-    result; "draft" or "draft:K" has a smaller model guess, the artifact `draft`; None: "draft" with one, else "off".
-    miss_policy: what runs a step that no bucket holds. "background" compiles the bucket, too, in a process of the
-    lowest priority, adds it to the artifact and has its graph join this engine; close ends what still compiles.
-    on_bucket_news: told of each such bucket, on another thread; None: the logger `llmc.misses` is. record_misses: a
-    file that all misses are appended to, for `llmc buckets misses`.
+    num_threads: threads of a step; 0: every CPU that this process may use.
+    pin_threads: each thread keeps to a CPU of its own.
+    idle_spin_us: microseconds that idle threads spin before they sleep.
+    max_num_seqs: sequences that run at once; 0: the artifact's.
+    max_tokens_per_step: tokens of a step with prefill; 0: the largest graph.
+    max_waiting: requests that the engine's queue holds; 0: 65536.
+    priority_patience: steps in which a request waits behind a higher priority; 0: 512. Then the one that has been there
+    longest counts as the highest.
+    kv_bytes: bytes of the KV pool; 0: room for max_num_seqs sequences of max_model_len, at most 1 GiB. A pool
+    that holds less than max_model_len limits requests, and a warning says so.
+    num_blocks: KV blocks of the pool; wins over kv_bytes.
+    swap_bytes: bytes of host memory for KV blocks of preempted sequences, where a device has memory of its own; 0: they
+    are computed again.
+    prefix_cache: whether KV blocks of equal prompt prefixes are reused.
+    speculate: guesses of next tokens, which change no result. "ngram" or "ngram:K" takes them from prompt and output,
+    at most K in a step; "draft" or "draft:K" from the artifact `draft`. None: "draft" with one, else "off".
+    miss_policy: what runs a step that no bucket holds. "background" also compiles the bucket in a process of the lowest
+    priority, adds it to the artifact and has its graph join this engine. Closing ends what still compiles.
+    on_bucket_news: callback for each such bucket, on another thread; None: the logger `llmc.misses` is told.
+    record_misses: file that all misses are appended to, for `llmc buckets misses`.
     weight_memory: where weights are read, see WEIGHT_MEMORY; changes no result.
-    device_options: of an OpenCL or CUDA device: eager (kernels are launched one by one, no graph is recorded),
-    device_number (as in `llmc devices`), program_cache (a folder), opencl_library and cuda_library (paths), graph_mib
-    (that instances of CUDA graphs may take). Other kinds have no use for them.
-    chat_template: the text of one instead of the model's own.
+    device_options: options of an OpenCL or CUDA device; other kinds have none. With `eager` kernels are launched one by
+    one, and no graph is recorded. `device_number` is that of `llmc devices`. `program_cache` is a folder.
+    `opencl_library` and `cuda_library` are paths. `graph_mib` is what instances of CUDA graphs may take.
+    chat_template: text of a chat template instead of the model's own.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as those
-    flags of `llmc serve`; `budget` tells what was decided. skip_warmup False: every graph is made warm before the first
-    request, replayed for about warmup_seconds and walked through after that; on_warm_step is told of each. True: a
-    graph's first use pays for what it touches first.
+    flags of `llmc serve`; `budget` tells what was decided.
+    skip_warmup: False makes every graph warm before the first request. True: a graph's first use pays for what it
+    touches first.
+    warmup_seconds: seconds that the warm-up replays graphs; it walks through the rest.
+    on_warm_step: callback for each graph that is warm.
     lora: LoRA adapters to load, path by name, of an artifact that was compiled with --lora-slots.
     Raises the binding's error when the artifact is not valid or does not run on this machine, BudgetError, BucketError
     for a record that cannot be written, and ModelPathError for "background" where the compiler is not installed.
@@ -187,12 +192,13 @@ class LLM(Frontend, VectorCalls):
     ) -> list[RequestOutput]:
         """Runs a batch of prompts (texts, lists of token ids, conversations) and returns their outputs in input order.
 
-        params: one for all or one a prompt; None: `default_params()`. lora: the name of an adapter that is loaded, for
-        all or one a prompt, None for the model alone. on_output is called as each request finishes, in
-        that order; on_delta with what continuations gained, after each step. Every prompt is checked before any runs:
-        raises RequestError for one that is empty, too long or has token ids out of range. A request that the engine
-        fails says why in its output's `error`; the others go on. When a callback or a signal raises, what still runs is
-        cancelled and the error goes on.
+        params: one for all or one a prompt; None: `default_params()`.
+        lora: name of an adapter that is loaded, for all or one a prompt; None: the model alone.
+        on_output: called with each output as its request finishes.
+        on_delta: called with what continuations gained, after each step.
+        Every prompt is checked before any runs. Raises RequestError for one that is empty, too long or has token ids
+        out of range. A request that the engine fails says why in its output's `error`; the others go on. When a callback
+        or a signal raises, what still runs is cancelled and the error goes on.
         """
         requests = self.prepare(prompts, params, lora=lora)
         outputs: list[RequestOutput | None] = [None] * len(requests)

@@ -39,11 +39,13 @@ class RequestFailure:
 class TokenDelta:
     """What one continuation gained: whole characters of text, and the tokens and logprobs that came with them.
 
-    index: of the prompt in its call; output_index: which of n. An eos or stop token that was sampled is a token, too,
-    whose text is left out. finish_reason, stop_reason and finish_detail, on the last delta of a continuation only, are
-    those of CompletionOutput; error comes with the reason "error", in a delta of its own. prompt_logprobs come with the
-    first delta of a request that asked for them. num_cached_tokens: prompt tokens that came from the prefix cache.
-    told: its reader has this from elsewhere; it is only what goes on from here.
+    index: number of the prompt in its call. output_index: which of its n continuations.
+    token_ids: tokens behind the text. An eos or stop token that was sampled is one, too; its text is left out.
+    finish_reason, stop_reason, finish_detail: as of CompletionOutput, on the last delta of a continuation only.
+    error: why the engine failed the request, in a delta of its own with the reason "error".
+    prompt_logprobs: on the first delta of a request that asked for them.
+    num_cached_tokens: prompt tokens that came from the prefix cache.
+    told: whether its reader has this from elsewhere; it is only what goes on from here.
     """
 
     index: int

@@ -24,16 +24,21 @@ _EARLY_STOPPING: tuple[EarlyStopping, ...] = (False, True, "never")  # as the C 
 class SamplingParams:
     """Sampling of one request; a request with a seed is a pure function of (artifact, request).
 
-    n: independent continuations, 1 … 64. max_tokens, min_tokens: generated tokens; max_tokens is clipped by the
-    artifact's max_model_len, eos and stops do not apply before min_tokens. temperature 0 is greedy. top_k 0 or -1 is
-    off. stop: strings that end the text and are left out of it. logit_bias: token id → value added to its logit.
-    logprobs: None, or 0 … 20 alternatives beside the chosen token; prompt_logprobs: the same for the prompt's tokens.
-    seed None: drawn by the engine. guided: what the output must look like, as in guides.Guided.json_schema({...}).
-    skip_special_tokens: special tokens are left out of the text. include_stop_str_in_output: the stop string or the
-    token that ended the text is part of it.
-    best_of: continuations that are drawn, of which the n with the highest sum of logprobs are told, likeliest first.
-    beam_width: beam search, whose n best beams are told, best first; 0: none. length_penalty, early_stopping: as of
-    BeamSearchParams. With best_of above n, or beams, all is told at the end.
+    n: independent continuations, 1 … 64.
+    max_tokens: most generated tokens; the artifact's max_model_len clips it.
+    min_tokens: generated tokens before which eos and stops do not apply.
+    temperature: 0 is greedy. top_k: 0 or -1 is off.
+    seed: None has the engine draw one.
+    stop: strings that end the text and are left out of it.
+    include_stop_str_in_output: whether the stop string, or the token that ended the text, is part of it.
+    skip_special_tokens: whether special tokens are left out of the text.
+    logit_bias: value added to the logit of a token id.
+    logprobs: None, or 0 … 20 alternatives beside the chosen token. prompt_logprobs: the same for the prompt's tokens.
+    guided: what the output must look like, as in Guided.json_schema({...}).
+    best_of: continuations that are drawn; the n with the highest sum of logprobs are told, likeliest first.
+    beam_width: beams of a beam search, whose n best are told, best first; 0: none. With beams, or best_of above n, all
+    is told at the end.
+    length_penalty, early_stopping: as of BeamSearchParams.
     Raises RequestError for a value out of range.
     """
 

@@ -22,17 +22,17 @@
 extern "C" {
 #endif
 
-/* Threads of a device of kind "cpu". 0 of them, "every CPU this process may use", is one thread for each physical core with a CPU in the
- * caller's affinity mask, but no more than the CPU quota of its cgroups grants (v1 and v2, the tightest on the path,
- * rounded up). Pinning puts thread i on the i-th of those CPUs, distinct cores before their SMT siblings, and of
- * each those of one memory node before those of the next; it has no effect where it would do harm: with more threads
- * than CPUs in the mask, or under a quota smaller than the mask. A thread whose CPU other programs keep busy gives its
- * place up and takes it back when that ends. While it is kept waiting all the same, an engine does without it: it works
- * on fewer threads, tries all again after a while, and later each time that this was in vain. No result depends on it.
+/* Threads of a device of kind "cpu". 0 of them is "every CPU this process may use": one thread for each physical core with a
+ * CPU in the caller's affinity mask. The CPU quota of its cgroups (v1 and v2, the tightest on the path, rounded up) is the
+ * most. Pinning puts thread i on the i-th of those CPUs. Distinct cores come before their SMT siblings, and CPUs of one
+ * memory node before those of the next. Pinning has no effect where it would do harm: with more threads than CPUs in the
+ * mask, or under a quota smaller than the mask. A thread whose CPU other programs keep busy gives its place up and takes it
+ * back when that ends. While it is kept waiting all the same, an engine works on fewer threads. It tries all again after a
+ * while, and later each time that this was in vain. No result depends on it.
  *
- * Memory nodes (NUMA). Where the CPUs of a team of several threads belong to more than one, the pages of the KV pool, of
- * the arena and of copied weights are spread over those nodes, unless the creating thread has a memory policy of its own
- * (numactl). A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: the statistic spread_errno tells. */
+ * Memory nodes (NUMA). The CPUs of a team of several threads may belong to more than one. Then the pages of the KV pool, of
+ * the arena and of copied weights are spread over those nodes. A memory policy of the creating thread (numactl) prevents
+ * that. A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: the statistic spread_errno tells. */
 
 #define LLMC_ABI_VERSION 3u
 
@@ -157,25 +157,35 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * one key the last counts. LLMC_ERR_NOT_FOUND: no such kind. LLMC_ERR_INVALID_ARGUMENT names an option that the kind does
  * not have, or a value that it does not take.
  *
- * Kind "cpu": `threads` (0, the default: every CPU this process may use, see above); `pin` (1, the default: each team
- * thread keeps to one allowed CPU; 0); `idle_spin_us` (1000: team threads spin this long before they sleep); `weights`,
- * where weights are read. `mapped`: in the mapping of their file, shared by all processes that serve it. `copied`: in huge
- * pages of this process, filled when the engine or replayer is created: weights are read faster (docs/performance.md),
- * and a file that cannot be read is LLMC_ERR_IO then. `auto`, the default: weights of at least 64 MiB move there in
- * sixteen parts, one a step, from the 17th step on: the first token of a process comes as soon as with `mapped`. A copy
- * needs memory for it, for all of KV pool and arena and 256 MiB besides; where machine or control group have less left,
- * the rest stays mapped, and the statistic copied_weight_bytes tells. Changes no result.
+ * Kind "cpu":
+ * - `threads`: threads of the team. 0, the default: every CPU this process may use, see above.
+ * - `pin`: 1, the default: each team thread keeps to one allowed CPU. 0: it does not.
+ * - `idle_spin_us`: microseconds that team threads spin before they sleep, 1000 by default.
+ * - `weights`: where weights are read; changes no result. `mapped`: in the mapping of their file, shared by all processes
+ *   that serve it. `copied`: in huge pages of this process, filled when the engine or replayer is created. Weights are read
+ *   faster there (docs/performance.md), and a file that cannot be read is LLMC_ERR_IO then. `auto`, the default: weights of
+ *   at least 64 MiB move there in sixteen parts, one a step, from the 17th step on. So the first token of a process comes as
+ *   soon as with `mapped`. A copy needs memory for it, for all of KV pool and arena and 256 MiB besides. Where machine or
+ *   control group have less left, the rest stays mapped, and the statistic copied_weight_bytes tells.
  *
- * Kind "opencl": `library`, the loader of OpenCL drivers (libOpenCL.so.1); `device`, its number among all OpenCL devices of
- * the machine (the first GPU, or the first device); `eager` (0: graphs are recorded once and replayed, where the driver has
- * command buffers; 1: every kernel is launched by itself; the same bits); `sample` (1: the device draws tokens, where the
- * artifact has the kernels; 0: the host does; the same tokens); `offload_mib` (0), as much of the weights stays in the
- * host's memory, where kernels read it; `cache`, a folder for programs as the driver has built them (none).
+ * Kind "opencl":
+ * - `library`: the loader of OpenCL drivers, libOpenCL.so.1 by default.
+ * - `device`: a number among all OpenCL devices of the machine. Default: the first GPU, or the first device.
+ * - `eager`: 0, the default: graphs are recorded once and replayed, where the driver has command buffers. 1: every kernel
+ *   is launched by itself. The bits are the same.
+ * - `sample`: 1, the default: the device draws tokens, where the artifact has the kernels. 0: the host does. The tokens are
+ *   the same.
+ * - `offload_mib`: MiB of the weights that stay in the host's memory, where kernels read them; 0 by default.
+ * - `cache`: a folder for programs as the driver has built them; none by default.
  *
- * Kind "cuda": `library`, the driver (libcuda.so.1); `device`, its number among the GPUs that the process may use (0);
- * `eager` (0: one CUDA graph a bucket; 1: every kernel is launched by itself; the same bits); `graph_mib`, the most that
- * instances of graphs take of the GPU's memory (no bound): graphs beyond it are launched kernel by kernel. After an error
- * that loses the GPU every step is LLMC_ERR_INTERNAL, and says which it was.
+ * Kind "cuda":
+ * - `library`: the driver, libcuda.so.1 by default.
+ * - `device`: a number among the GPUs that the process may use, 0 by default.
+ * - `eager`: 0, the default: one CUDA graph a bucket. 1: every kernel is launched by itself. The bits are the same.
+ * - `graph_mib`: MiB of the GPU's memory that instances of graphs may take; no bound by default. Graphs beyond it are
+ *   launched kernel by kernel.
+ *
+ * After an error that loses a CUDA GPU every step is LLMC_ERR_INTERNAL, and says which it was.
  *
  * An artifact for N ranks is run by N processes of one host, each with a device of its own. They have three more options.
  * `room` is the path of a file of memory that all open, such as /proc/self/fd/3 of a memfd that processes inherit. `rank`
@@ -240,9 +250,9 @@ LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
  * against the graph first; on failure nothing ran. */
 LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
                                        uint64_t capacity, llmc_error *error);
-/* A step one command at a time, for tools that look at what each writes. begin takes in the inputs of a batch, as run
- * does; then run_command computes command 0, 1, … of the graph, each to its end, and read_operand copies the first
- * `bytes` of an operand that is no pool of the KV cache. Once all commands ran the KV cache is as after run.
+/* A step one command at a time, for tools that look at what each writes. `begin` takes in the inputs of a batch, as run
+ * does. `run_command` computes command 0, 1, … of the graph, each to its end. `read_operand` copies the first `bytes` of an
+ * operand that is no pool of the KV cache. Once all commands ran the KV cache is as after run.
  * LLMC_ERR_INVALID_ARGUMENT: no step was begun, or the device runs whole graphs only. LLMC_ERR_OUT_OF_RANGE: there is no
  * such command or operand, or it has fewer bytes. */
 LLMC_API llmc_status llmc_replayer_begin(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch,
@@ -284,8 +294,8 @@ LLMC_API llmc_status llmc_probe_measure(llmc_probe *probe, uint32_t limit, doubl
 /* ---- engine: continuous batching ------------------------------------------------------------------------- */
 typedef struct llmc_engine llmc_engine;
 
-/* A step that no graph of its phase holds: LARGER runs it in a graph of another phase, or in parts where none holds it;
- * SPLIT runs it in parts, in graphs of its phase; ERROR fails the requests that do not fit, last come first. What a step
+/* What runs a step that no graph of its phase holds. LARGER: a graph of another phase, or its parts where none holds it.
+ * SPLIT: graphs of its phase, in parts. ERROR: none; the requests that do not fit fail, last come first. What a step
  * lacked can be compiled meanwhile, and join: llmc_engine_get_bucket_misses, llmc_engine_add_graphs. */
 enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 
@@ -505,8 +515,8 @@ LLMC_API llmc_status llmc_engine_create(const llmc_device *device, llmc_artifact
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
 /* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step.
  * Where the model gives vectors (vector_width of llmc_artifact_info) no token is drawn, and a prompt may fill the whole of
- * max_model_len. request->vector is memory of the caller, which the engine fills before the FINISHED event, with the
- * reason STOP, of a prompt that ran; it must live until the request's last event was polled, or the engine destroyed. */
+ * max_model_len. request->vector is memory of the caller. The engine fills it before the FINISHED event, with the reason
+ * STOP, of a prompt that ran. It must live until the request's last event was polled, or the engine destroyed. */
 LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id,
                                         llmc_error *error);
 /* Takes effect at the start of the next step: no token follows the one of a step in flight. */
@@ -628,9 +638,9 @@ LLMC_API llmc_status llmc_engine_get_evictions(const llmc_engine *engine, llmc_e
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
 
 /* ---- simulation: a trace through the engine in virtual time, over a device that computes nothing ----------- */
-/* Nanoseconds of a replay, from the token rows it carries and its pairs of a new token and a token that it sees: a curve
- * over the rows, linear between its points, level before the first and on with the last slope behind the last, plus
- * ns_per_pair for each pair. One point and no ns_per_pair: a target that computes padding. */
+/* Nanoseconds of a replay, from the token rows it carries and its pairs of a new token and a token that it sees. The rows
+ * cost what a curve says: linear between its points, level before the first, on with the last slope behind the last. Each
+ * pair adds ns_per_pair. One point and no ns_per_pair: a target that computes padding. */
 typedef struct llmc_sim_cost {
   uint32_t struct_size;
   uint32_t num_points;    /* at least 1 */
