@@ -8,7 +8,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 
 from llmc.compiler.targets.gpu import nvcc
 from llmc.compiler.targets.gpu.cuda_images import PTX, unpack
+from llmc.compiler.targets.gpu.cuda_prelude import NUMBERS, PRELUDE
 
 from support.paths import ROOT
 
@@ -31,14 +32,14 @@ if sys.argv[1:] == ["--version"]:
 text = open(given).read()
 machine = re.search(r"-arch=\\w+_(\\d+)", " ".join(options)).group(1)
 if "-ptx" in options:
-    name, arguments = re.search(r"__launch_bounds__\\(64\\) (\\w+)\\(([^)]*)\\)", text).groups()
+    items, name, arguments = re.search(r"__launch_bounds__\\((\\d+), 1\\) (\\w+)\\(([^)]*)\\)", text).groups()
     parameters = ",".join(" .param .u64 p" if "*" in one else " .param .u32 p" for one in arguments.split(","))
-    text = ".target sm_" + machine + "\\n.entry " + name + "(" + parameters + ") .maxntid 64 {{\\n" + text
+    text = ".target sm_" + machine + "\\n.entry " + name + "(" + parameters + ") .maxntid " + items + " {{\\n" + text
 else:
     text = "CUBIN" + re.sub(r"\\.target sm_\\d+", ".target sm_" + machine, text, count=1)
 open(made, "w").write(text)
 """
-_TEXT = re.compile(r'extern "C" __global__ void __launch_bounds__\(64\) (\w+)\(')
+_TEXT = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+, 1\) (\w+)\(')
 
 
 def stub_library(folder: Path) -> Path:
@@ -71,16 +72,20 @@ def kernels_on_host(artifact: Path, folder: Path) -> Path:
     """A library of the kernels of an artifact that `fake_nvcc` compiled, for STUB_CUDA_KERNELS."""
     images = [image for image in unpack((artifact / "kernels.cuda").read_bytes()) if image.kind == PTX]
     texts = [image.code.rstrip(b"\0").decode() for image in images]
-    bodies = [text[text.index("{\n") + 2 :] for text in texts]
-    prelude = bodies[0][: bodies[0].index('extern "C"')]
-    names = [match[1] for body in bodies if (match := _TEXT.search(body))]
+    return host_library([text[text.index('extern "C"') :] for text in texts], folder)
+
+
+def host_library(texts: Sequence[str], folder: Path) -> Path:
+    """A library of kernels in CUDA C++ without their prelude: `run_` before the name of each."""
+    names = [match[1] for text in texts if (match := _TEXT.search(text))]
+    assert len(names) == len(texts)
     runs = [
         f'extern "C" void run_{name}(void** a, unsigned g, unsigned i) {{ cuda_on_host::Run({name}, a, g, i); }}'
         for name in names
     ]
     source = folder / "kernels.cc"
-    parts = ['#include "cuda_on_host.h"', prelude, *(body[len(prelude) :] for body in bodies), *runs]
-    source.write_text("\n".join(parts))
+    # What only a GPU has cuda_on_host.h has under the same names.
+    source.write_text("\n".join(['#include "cuda_on_host.h"', PRELUDE, NUMBERS, *texts, *runs]))
     return _shared(source, folder / "kernels.so")
 
 

@@ -1,5 +1,5 @@
 // CUDA C++ as C++ of the host: what cuda_on_host.py puts before the kernels of a device of kind cuda. The items of a group
-// are fibers of one thread, which take turns at each barrier; groups run one after the other.
+// are fibers of one thread, which take turns where they wait for each other; groups run one after the other.
 #pragma once
 #include <ucontext.h>
 
@@ -78,10 +78,13 @@ struct Fiber {
 #endif
 
 constexpr size_t kStackBytes = 64 << 10;
+constexpr unsigned kWarp = 32, kMostItems = 1024;
 
 struct Group {
   std::vector<Fiber> fibers;
-  std::vector<char> stacks, done;
+  std::vector<char> stacks;
+  enum class State : char { kRuns, kInWarp, kInGroup, kDone };  // where it waits for all others
+  std::vector<State> states;
   Fiber scheduler;
   std::function<void()> kernel;
   unsigned current = 0;
@@ -89,28 +92,38 @@ struct Group {
   void Run(unsigned items) {
     fibers.resize(items);
     stacks.resize(items * kStackBytes);
-    done.assign(items, 0);
+    states.assign(items, State::kRuns);
     for (unsigned i = 0; i < items; ++i) fibers[i].Begin(stacks.data() + i * kStackBytes, kStackBytes, Enter);
-    for (bool any = true; any;) {
-      any = false;
+    while (!All(0, items, State::kDone)) {
+      bool any = false;
       for (current = 0; current < items; ++current) {
-        if (done[current]) continue;
+        if (states[current] != State::kRuns) continue;
+        any = true;
         g_item.x = current;
         Fiber::Switch(&scheduler, &fibers[current]);
-        any = any || !done[current];
       }
-      // All items of a group come to a barrier, or none.
-      if (any && std::count(done.begin(), done.end(), 1) != 0) std::abort();
+      // All of those who wait for each other come, or none.
+      if (!any) std::abort();
+      for (unsigned i = 0; i + kWarp <= items; i += kWarp) Release(i, i + kWarp, State::kInWarp);
+      Release(0, items, State::kInGroup);
     }
   }
-  void Yield() { Fiber::Switch(&fibers[current], &scheduler); }
+  void Wait(State where) {
+    states[current] = where;
+    Fiber::Switch(&fibers[current], &scheduler);
+  }
+  bool All(unsigned begin, unsigned end, State state) const {
+    return std::all_of(states.begin() + begin, states.begin() + end, [&](State one) { return one == state; });
+  }
+  void Release(unsigned begin, unsigned end, State where) {
+    if (All(begin, end, where)) std::fill(states.begin() + begin, states.begin() + end, State::kRuns);
+  }
   static void Enter();
 };
 inline Group g_now;
 inline void Group::Enter() {
   g_now.kernel();
-  g_now.done[g_now.current] = 1;
-  g_now.Yield();
+  g_now.Wait(State::kDone);
 }
 
 template <class... A, size_t... I>
@@ -141,7 +154,7 @@ To Bits(From value) {
 #define threadIdx cuda_on_host::g_item
 #define gridDim cuda_on_host::g_groups
 
-inline void __syncthreads() { cuda_on_host::g_now.Yield(); }
+inline void __syncthreads() { cuda_on_host::g_now.Wait(cuda_on_host::Group::State::kInGroup); }
 inline int __float_as_int(float x) { return cuda_on_host::Bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_on_host::Bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_on_host::Bits<float>(x); }
@@ -151,3 +164,119 @@ inline double __longlong_as_double(long long x) { return cuda_on_host::Bits<doub
 using std::fma;
 using std::max;
 using std::min;
+
+// What tensor cores and asynchronous copies do (compiler/targets/gpu/cuda_prelude.py).
+namespace cuda_on_host {
+
+// Fragments that the lanes of a warp give: each lane has its own numbers of a product, and needs those of others. Two,
+// for a lane may give its next ones before others have read these.
+struct Fragments {
+  unsigned a[kWarp][4], b[kWarp][2];
+};
+inline Fragments g_fragments[kMostItems / kWarp][2];
+inline unsigned char g_products[kMostItems];  // of an item, odd or even
+
+// Rows and columns as the PTX manual numbers them: lane 4r + t has of a, words of neighbours along K, (r, t), (r + 8, t),
+// (r, t + 4), (r + 8, t + 4), of b (t, r), (t + 4, r), and of c (r, 2t), (r, 2t + 1), (r + 8, 2t), (r + 8, 2t + 1).
+inline unsigned WordOfA(const Fragments& f, unsigned row, unsigned word) {
+  return f.a[4 * (row % 8) + word % 4][row / 8 + 2 * (word / 4)];
+}
+inline unsigned WordOfB(const Fragments& f, unsigned column, unsigned word) {
+  return f.b[4 * column + word % 4][word / 4];
+}
+
+// In order of K; hardware may have another order within one product.
+template <class C, class Add>
+void Multiply(C* c, const unsigned (&a)[4], const unsigned (&b)[2], Add add) {
+  const unsigned item = g_item.x, lane = item % kWarp;
+  Fragments& f = g_fragments[item / kWarp][g_products[item] ^= 1];
+  std::copy_n(a, 4, f.a[lane]);
+  std::copy_n(b, 2, f.b[lane]);
+  g_now.Wait(Group::State::kInWarp);
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    for (unsigned word = 0; word < 8; ++word) c[i] = add(c[i], WordOfA(f, row, word), WordOfB(f, column, word));
+  }
+}
+
+inline float OfBf16(unsigned bits) { return Bits<float>(bits << 16); }
+inline float OfF16(unsigned bits) {
+  const unsigned exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                          : exponent     ? std::ldexp(1024.0f + mantissa, static_cast<int>(exponent) - 25)
+                                         : std::ldexp(static_cast<float>(mantissa), -24);
+  return bits >> 15 & 1 ? -magnitude : magnitude;
+}
+// Of numbers that float16 has.
+inline unsigned ExactF16(float x) {
+  const unsigned sign = std::signbit(x) ? 0x8000 : 0;
+  if (x == 0.0f) return sign;
+  int exponent = 0;
+  const float mantissa = std::frexp(std::fabs(x), &exponent);
+  const auto whole = static_cast<unsigned>(std::ldexp(mantissa, 11));
+  if (std::ldexp(static_cast<float>(whole), exponent - 11) != std::fabs(x)) std::abort();
+  return sign | static_cast<unsigned>(exponent + 14) << 10 | (whole & 1023);
+}
+
+// Copies of an item that were asked for, and how many of them ended groups have. They come when they are waited for.
+struct Copies {
+  struct One {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  std::vector<One> asked;
+  std::vector<size_t> ends;
+  void Wait(size_t but) {
+    while (ends.size() > but) {
+      for (size_t i = 0; i < ends[0]; ++i) std::memcpy(asked[i].to, asked[i].from, asked[i].bytes);
+      const auto done = static_cast<ptrdiff_t>(ends[0]);
+      asked.erase(asked.begin(), asked.begin() + done);
+      ends.erase(ends.begin());
+      for (size_t& end : ends) end -= static_cast<size_t>(done);
+    }
+  }
+};
+inline Copies g_copies[kMostItems];
+inline void Copy(void* to, const void* from, size_t bytes) {
+  // Shared memory is aligned where a kernel runs; here it is not.
+  if (reinterpret_cast<uintptr_t>(from) % bytes != 0) std::abort();
+  g_copies[g_item.x].asked.push_back({to, from, bytes});
+}
+
+}  // namespace cuda_on_host
+
+inline void llmc_mma_bf16(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  using namespace cuda_on_host;
+  Multiply(c, {a0, a1, a2, a3}, {b0, b1}, [](float sum, unsigned a, unsigned b) {
+    sum = std::fma(OfBf16(a & 0xffff), OfBf16(b & 0xffff), sum);
+    return std::fma(OfBf16(a >> 16), OfBf16(b >> 16), sum);
+  });
+}
+inline void llmc_mma_f16(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  using namespace cuda_on_host;
+  Multiply(c, {a0, a1, a2, a3}, {b0, b1}, [](float sum, unsigned a, unsigned b) {
+    sum = std::fma(OfF16(a & 0xffff), OfF16(b & 0xffff), sum);
+    return std::fma(OfF16(a >> 16), OfF16(b >> 16), sum);
+  });
+}
+inline void llmc_mma_i8(int* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  cuda_on_host::Multiply(c, {a0, a1, a2, a3}, {b0, b1}, [](int sum, unsigned a, unsigned b) {
+    for (int i = 0; i < 32; i += 8) sum += static_cast<uint8_t>(a >> i) * static_cast<int8_t>(b >> i);
+    return sum;
+  });
+}
+inline unsigned llmc_pair_f16(float low, float high) {
+  return cuda_on_host::ExactF16(low) | cuda_on_host::ExactF16(high) << 16;
+}
+inline void llmc_copy16(void* to, const void* from) { cuda_on_host::Copy(to, from, 16); }
+inline void llmc_copy4(void* to, const void* from) { cuda_on_host::Copy(to, from, 4); }
+inline void llmc_copies_end() {
+  auto& copies = cuda_on_host::g_copies[cuda_on_host::g_item.x];
+  copies.ends.push_back(copies.asked.size());
+}
+inline void llmc_copies_wait1() { cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(1); }
+inline void llmc_copies_wait0() { cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(0); }
+inline void llmc_load16(unsigned* to, const void* from) { std::memcpy(to, from, 16); }
+inline void llmc_load8(unsigned* to, const void* from) { std::memcpy(to, from, 8); }
+inline void llmc_load4(unsigned* to, const void* from) { std::memcpy(to, from, 4); }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
@@ -23,6 +23,9 @@ _KINDS_OF_TEMPLATES = ("gpu", "reference")
 
 class GpuTarget(RowsTarget):
     """A GPU of some kind. Immutable; equal targets have equal records."""
+
+    tensor_cores: ClassVar[bool] = False
+    """Whether linear layers are multiplied by them, where they can."""
 
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name}
@@ -40,7 +43,7 @@ class GpuTarget(RowsTarget):
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
         from llmc.compiler.targets.gpu.launch import launch_of
 
-        return launch_of(spec).facts()
+        return launch_of(spec, tensor_cores=self.tensor_cores).facts()
 
     def sampling_kernels(self, vocab: int) -> Sequence[KernelSpec]:
         return sampling_specs(vocab)
@@ -50,7 +53,7 @@ class GpuTarget(RowsTarget):
         import_tvm()
         from llmc.compiler.targets.gpu.kernels.registry import build_kernel
 
-        return build_kernel(spec)
+        return build_kernel(spec, tensor_cores=self.tensor_cores)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
         return {"tir.txt": f"{self.kernel(spec).script()}\n"}

@@ -10,7 +10,6 @@ import tvm
 from tvm import s_tir, tirx
 
 from llmc.compiler.targets.gpu.exact import exact
-from llmc.compiler.targets.gpu.launch import ITEMS
 
 _DEVICE_KERNEL = 2  # TVM's calling convention of a kernel that is launched
 
@@ -23,8 +22,8 @@ class Language:
     head: str
 
 
-def kernel_text(function: tirx.PrimFunc, language: Language) -> str:
-    """The kernel alone, without a prelude: arguments in the order of the function's parameters."""
+def kernel_text(function: tirx.PrimFunc, language: Language, items: int) -> str:
+    """The kernel alone, without a prelude: arguments in the order of the function's parameters. items: of a group."""
     target = tvm.target.Target(dict(language.target))
     symbol = str(function.attrs["global_symbol"])
     function = function.with_attr({"target": target, "calling_conv": _DEVICE_KERNEL, "tirx.is_global_func": True})
@@ -46,4 +45,4 @@ def kernel_text(function: tirx.PrimFunc, language: Language) -> str:
     text = str(built.inspect_source())
     # Pragmas and declarations stand before the kernel; those that matter are in the prelude.
     name = text.rindex(f" {symbol}(")
-    return f"{language.head.format(items=ITEMS)}{text[name:].rstrip()}\n"
+    return f"{language.head.format(items=items)}{text[name:].rstrip()}\n"

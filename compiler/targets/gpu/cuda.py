@@ -14,8 +14,10 @@ from llmc.adapter_slot import AdapterSlot
 from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.base import TargetError
+from llmc.compiler.targets.gpu import cuda_prelude
 from llmc.compiler.targets.gpu.backend import GpuTarget
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, joined, pack
+from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
 from llmc.tvm_import import import_tvm
 
@@ -25,24 +27,7 @@ ARCHITECTURES = (
     "sm_120a",
 )  # fmt: skip
 """Those that kernels are written for. With an `a` code is for that one GPU alone."""
-PRELUDE = """\
-// Kernels of llmc in CUDA C++ (runtime/FORMAT.md).
-typedef unsigned int uint;
-typedef unsigned short ushort;
-typedef unsigned char uchar;
-
-__device__ __forceinline__ int llmc_num_groups() { return (int)gridDim.x; }
-__device__ __forceinline__ float llmc_max(float a, float b) { return a > b ? a : b; }
-__device__ __forceinline__ float llmc_min(float a, float b) { return a < b ? a : b; }
-__device__ __forceinline__ int as_int(float x) { return __float_as_int(x); }
-__device__ __forceinline__ uint as_uint(float x) { return __float_as_uint(x); }
-__device__ __forceinline__ float as_float(int x) { return __int_as_float(x); }
-__device__ __forceinline__ float as_float(uint x) { return __uint_as_float(x); }
-__device__ __forceinline__ long long as_long(double x) { return __double_as_longlong(x); }
-__device__ __forceinline__ double as_double(long long x) { return __longlong_as_double(x); }
-"""
-"""What all kernels share: functions that their texts call."""
-_HEAD = 'extern "C" __global__ void __launch_bounds__({items})'
+_HEAD = 'extern "C" __global__ void __launch_bounds__({items}, 1)'
 _COMPILE = "tvm_callback_cuda_compile"
 
 
@@ -60,7 +45,8 @@ def cuda_text(spec: KernelSpec) -> str:
     from llmc.compiler.targets.gpu.kernels.registry import build_kernel
 
     with _uncompiled():
-        return kernel_text(build_kernel(spec), Language({"kind": "cuda", "arch": ARCHITECTURES[0]}, _HEAD))
+        language = Language({"kind": "cuda", "arch": ARCHITECTURES[0]}, _HEAD)
+        return kernel_text(build_kernel(spec, tensor_cores=True), language, launch_of(spec, tensor_cores=True).items)
 
 
 @contextmanager
@@ -90,6 +76,7 @@ class CudaTarget(GpuTarget):
     kind: ClassVar[str] = KIND
     device: ClassVar[str] = KIND
     code_name: ClassVar[str] = "kernels.cuda"
+    tensor_cores: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -122,7 +109,7 @@ class CudaTarget(GpuTarget):
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         self.check_no_variant(variant)
         least = min(capability_of(name)[0] for name in self.architectures)
-        ptx = build_ptx("\n".join((PRELUDE, cuda_text(spec))), f"compute_{least}")
+        ptx = build_ptx("\n".join((cuda_prelude.FULL, cuda_text(spec))), f"compute_{least}")
         images = [Image(0, CUBIN, *capability_of(name), build_cubin(ptx, name)[0]) for name in self.architectures]
         # A driver reads text up to its end.
         return pack([*images, Image(0, PTX, least, False, ptx.rstrip(b"\0") + b"\0")], 1)

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.gpu import tensor_cores as tensors
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
@@ -30,9 +31,11 @@ class Launch:
     tile_rows: int = 1
     stage: tuple[int, ...] = ()
     """Of sampling: its number, and sizes that the device must know."""
+    items: int = ITEMS
+    """Of a group."""
 
     def facts(self) -> tuple[int, ...]:
-        return ITEMS, self.rows, self.groups, self.tile_rows, *self.stage
+        return self.items, self.rows, self.groups, self.tile_rows, *self.stage
 
 
 Params = dict[str, Param]
@@ -79,14 +82,17 @@ _LINEARS = frozenset({"linear", "linear_quant"})
 _BY_COLUMNS = frozenset({"head_linear", "packed_head_linear"})
 
 
-def launch_of(spec: KernelSpec) -> Launch:
-    """Of a kernel. Raises KeyError for parameters that are missing."""
+def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
+    """Of a kernel. tensor_cores: whether the target has them. Raises KeyError for parameters that are missing."""
     p = spec.as_dict()
     on_samples = spec.op in _ON_SAMPLES or p.get("rows") == _NUM_SAMPLES
     rows = _SAMPLES if on_samples else _TOKENS
     if spec.op in STAGES:
         vocab = int(p["vocab"])
         return Launch(_FIXED, 1, stage=(STAGES.index(spec.op) + 1, block_of(vocab), candidates_of(vocab)))
+    if tensor_cores and tensors.tensor_layer(spec) is not None:
+        groups = tensors.launch_groups(int(p["n"]))
+        return Launch(rows, groups, tensors.X_ROWS, items=tensors.ITEMS)
     if spec.op in _LINEARS:
         return Launch(rows, _tiles(p), LINEAR_ROWS)
     if spec.op in _BY_COLUMNS:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.backend import GpuTarget
+from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.tvm_import import import_tvm
 
 KIND = "opencl"
@@ -59,7 +60,7 @@ class OpenClTarget(GpuTarget):
         from llmc.compiler.targets.gpu.codegen import Language, kernel_text
 
         head = "__kernel __attribute__((reqd_work_group_size({items}, 1, 1))) void"
-        return kernel_text(self.kernel(spec), Language({"kind": "opencl"}, head))
+        return kernel_text(self.kernel(spec), Language({"kind": "opencl"}, head), launch_of(spec).items)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
         return {**super().listings(spec, variant), "cl": self.text(spec)}

@@ -20,7 +20,10 @@ _ITEM_BYTES = {"float32": 4, "uint16": 2, "int32": 4, "uint8": 1, "float64": 8}
 
 
 class Groups(Calling):
-    """A call is one work item. group, item: its numbers, the second in its group."""
+    """A call is one work item. group, item: its numbers, the second in its group of so many items."""
+
+    def __init__(self, items: int = ITEMS) -> None:
+        self.items = items
 
     group: Expr
     item: Expr
@@ -34,7 +37,7 @@ class Groups(Calling):
     def begin(self, enter: Callable[[AbstractContextManager[Any]], Any]) -> None:
         self._scalars = T.decl_buffer((8,), "int32", data=self._given)
         self.group = enter(T.launch_thread("blockIdx.x", MOST_GROUPS))
-        self.item = enter(T.launch_thread("threadIdx.x", ITEMS))
+        self.item = enter(T.launch_thread("threadIdx.x", self.items))
         self.num_groups = let(T.call_pure_extern("int32", "llmc_num_groups"))
         self._starts = {
             name: let(at * (_UNIT_BYTES // _ITEM_BYTES[self._dtypes[name]])) for name, at in self._at.items()
@@ -46,7 +49,7 @@ class Groups(Calling):
     @contextmanager
     def share(self, total: Expr) -> Iterator[Expr]:
         """One unit an item at a time."""
-        first, step = let(self.group * ITEMS + self.item), let(self.num_groups * ITEMS)
+        first, step = let(self.group * self.items + self.item), let(self.num_groups * self.items)
         with T.serial(let(T.truncdiv(total - first + (step - 1), step))) as turn:
             yield let(first + turn * step)
 

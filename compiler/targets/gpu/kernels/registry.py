@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec
@@ -23,6 +24,8 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_sum,
     sample_top,
 )
+from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
+from llmc.compiler.targets.gpu.tensor_cores import ITEMS, tensor_layer
 from llmc.compiler.targets.reference.kernels.frame import called
 from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
 
@@ -52,8 +55,12 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
 """Those that have more than one item work on a unit; all others are the plain ones, a unit an item."""
 
 
-def build_kernel(spec: KernelSpec) -> Any:
-    """The TIR of a kernel, a PrimFunc with thread bindings. Raises KernelSpecError."""
+def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False) -> Any:
+    """The TIR of a kernel, a PrimFunc with thread bindings. tensor_cores: whether the target has them. Raises
+    KernelSpecError."""
+    if tensor_cores and (layer := tensor_layer(spec)) is not None:
+        with called(partial(Groups, ITEMS)):
+            return tensor_linear(spec, layer)
     build = KERNELS.get(spec.op) or brought_template(spec.op, KIND) or build_plain
     with called(Groups):
         return build(spec)

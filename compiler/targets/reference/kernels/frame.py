@@ -55,6 +55,10 @@ class Array:
     def __setitem__(self, index: Expr, value: Expr) -> None:
         T.buffer_store(self._memory, value, [index])
 
+    def address(self, index: Expr) -> Expr:
+        """Where an element lies, for functions of a target's own."""
+        return T.address_of(self._memory[index])
+
 
 @contextmanager
 def when(condition: Expr) -> Iterator[None]:
@@ -230,6 +234,10 @@ class Frame:
     def raw(self, name: str, index: Expr) -> Expr:
         """An element as it is stored."""
         return self._buffers[name][self.calling.place(name, index)]
+
+    def address(self, name: str, index: Expr) -> Expr:
+        """Where an element lies, for functions of a target's own."""
+        return T.address_of(self.raw(name, index))
 
     def put_raw(self, name: str, value: Expr, index: Expr) -> None:
         T.buffer_store(self._buffers[name], value, [self.calling.place(name, index)])

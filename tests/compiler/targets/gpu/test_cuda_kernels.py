@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.cuda import PRELUDE, cuda_text
+from llmc.compiler.targets.gpu.cuda import cuda_text
+from llmc.compiler.targets.gpu.cuda_prelude import FULL
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.quantize import QuantConfig
 
@@ -42,8 +43,8 @@ def test_kernels_are_built_without_spills(scheme: str | None, tmp_path: Path, ke
     options = {"buckets": "prefill=[1]x[16],decode=[1]x[32]", "dtype": "bf16", "target": "opencl", **quant}
     compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
     texts = [cuda_text(spec) for spec in specs_of(tmp_path / "out")]
-    assert all("as_float" in PRELUDE and "blockIdx.x" in text for text in texts)
-    ptx = build_ptx("\n".join((PRELUDE, *texts)), "compute_80")
+    assert all("as_float" in FULL and "blockIdx.x" in text for text in texts)
+    ptx = build_ptx("\n".join((FULL, *texts)), "compute_80")
     # No operation is left to the assembler's rounding or contraction.
     assert not re.search(rb"\t(add|mul|div|mad|sqrt)\.f(32|64)", ptx)
     for architecture in ARCHITECTURES:

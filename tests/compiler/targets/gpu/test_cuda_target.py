@@ -63,11 +63,25 @@ def test_a_model_matches_transformers_and_itself(
     assert stub.report() == ""
 
 
+def test_tensor_cores_give_every_bucket_and_chunk_the_same_bits(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    model = make_tiny_model(tmp_path / "model", "qwen3", **sizes)
+    stub = compiled(model, tmp_path, kernel_cache, monkeypatch, buckets=_SMALL, dtype="bf16")
+    with Artifact(tmp_path / "out") as artifact:
+        assert (tmp_path / "out" / "kernels.cuda").read_bytes().count(b"void __launch_bounds__(256, 1) linear_") > 9
+        tokens = random_tokens(artifact.info.vocab_size, 48)
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
+        check_bits(artifact)
+    assert stub.report() == ""
+
+
 @needs_opencl
 def test_the_bits_are_those_of_opencl(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One source of kernels: what PoCL computes of it the host does, too."""
+    """One source of kernels: what PoCL computes of it the host does, too, where tensor cores have no part in it."""
     model = make_tiny_model(tmp_path / "model", "qwen3")
-    options = {"buckets": "prefill=[1]x[32],decode=[1]x[64]", "dtype": "bf16"}
+    options = {"buckets": "prefill=[1]x[32],decode=[1]x[64]", "dtype": "f32"}
     compiled(model, tmp_path, kernel_cache, monkeypatch, **options)
     compile_tiny(model, tmp_path / "opencl", kernel_cache, target="opencl", **options).close()
     found = []

@@ -1,0 +1,143 @@
+"""What tensor cores multiply: rows of an operand, how a step of them is copied, and a lane's words of a fragment.
+
+Four lanes share a row. A lane has neighbours along K, 16 bytes of x and as many numbers of the weight, and takes the
+first half of them as its part of one product and the rest as that of the next one. Both operands are permuted so along
+K, and no sum sees it; but each lane reads a row in one piece.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.gpu.kernels.groups import Shared
+from llmc.compiler.targets.gpu.tensor_cores import STEP_BYTES, TensorLayer
+from llmc.compiler.targets.reference.kernels.frame import TIR_DTYPE, Array, Expr, Frame, let, row_width
+from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
+from llmc.compiler.targets.reference.kernels.padding import number_bytes
+from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
+
+LANES = 4
+"""That share a row of a fragment."""
+_WORDS = 4  # of a lane, for two products
+_ELEMENT_BYTES = {"uint16": 2, "int32": 4, "uint8": 1}
+_OFFSET = float(1 << 23)  # floats from here on are the whole numbers
+
+
+def call(name: str, *arguments: Expr) -> None:
+    """A function of the prelude."""
+    T.evaluate(T.call_extern("int32", name, *arguments))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Rows of a buffer. stride: of a row, step_bytes: of a step of one; aligned: whether rows begin at multiples of 16
+    bytes. Sizes in bytes."""
+
+    buffer: str
+    dtype: str
+    stride: int
+    step_bytes: int = STEP_BYTES
+
+    @property
+    def aligned(self) -> bool:
+        return self.stride % 16 == 0
+
+    @property
+    def copied(self) -> int:
+        """Bytes that an item copies at a time."""
+        return 16 if self.aligned else 4
+
+    @property
+    def lane_bytes(self) -> int:
+        return self.step_bytes // LANES
+
+    def address(self, k: Frame, row: Expr, step: Expr, at: Expr) -> Expr:
+        """at: bytes from the beginning of a step of a row."""
+        item = _ELEMENT_BYTES[TIR_DTYPE[self.dtype]]
+        return k.address(self.buffer, let(row * (self.stride // item) + (step * self.step_bytes + at) // item))
+
+    def load(self, to: Array, k: Frame, row: Expr, step: Expr, lane: Expr) -> None:
+        """A lane's part of a row from global memory."""
+        piece = self.lane_bytes if self.aligned else 4
+        for done in range(0, self.lane_bytes, piece):
+            call(f"llmc_load{piece}", to.address(done // 4), self.address(k, row, step, lane * self.lane_bytes + done))
+
+    def read(self, to: Array, shared: Shared, row: Expr, lane: Expr) -> None:
+        """A lane's part of a row from shared memory, where rows lie one behind the other. row: with where they begin,
+        in words."""
+        call(f"llmc_load{self.lane_bytes}", to.address(0), shared.address(let(row + lane * (self.lane_bytes // 4))))
+
+
+def x_operand(layer: TensorLayer, groups: int) -> Operand:
+    """groups: of sums of an int8 row."""
+    if layer.dtype == "i8":
+        return Operand("x", "i8", 4 * Int8Rows(layer.width, groups).words)
+    return Operand("x", layer.dtype, 2 * row_width(layer.width, layer.dtype))
+
+
+class Weight(ABC):
+    """Rows of a weight as fragments."""
+
+    operand: Operand
+
+    @abstractmethod
+    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+        """Of a lane, from its part of a row as it is stored."""
+
+
+class Halves(Weight):
+    """Floats of 16 bits are multiplied as they are."""
+
+    def __init__(self, layer: TensorLayer) -> None:
+        self.operand = Operand("weight", layer.dtype, 2 * row_width(layer.width, layer.dtype))
+
+    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+        return stored
+
+
+class Bytes(Weight):
+    """Unsigned numbers for products of whole numbers; zero points are left to the sums of x."""
+
+    def __init__(self, layer: TensorLayer) -> None:
+        stride = number_bytes(layer.width, layer.bits)
+        self._packed = layer.bits == 4
+        self.operand = Operand("weight", "u8", stride, layer.step * layer.bits // 8)
+
+    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+        if not self._packed:
+            return stored
+        words = Array(_WORDS, "uint32")
+        for word in range(2):
+            call("llmc_nibbles_i8", words.address(2 * word), stored[word])
+        return words
+
+
+class NumbersAsHalves(Weight):
+    """Numbers less their zero points, which halves hold exactly; scales are left to sums."""
+
+    def __init__(self, layer: TensorLayer, matrix: IntegerMatrix) -> None:
+        stride = number_bytes(layer.width, layer.bits)
+        self.operand = Operand("weight", "u8", stride, layer.step * layer.bits // 8)
+        self._layer, self._matrix = layer, matrix
+
+    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+        layer, words = self._layer, Array(_WORDS, "uint32")
+        offset: Expr = T.float32(_OFFSET + (1 << (layer.bits - 1)))
+        if layer.asymmetric:
+            zero = self._matrix.of_group(k, "zero", row, let(step * layer.step))
+            offset = let(T.Cast("float32", zero) + T.float32(_OFFSET), "float32")
+        if layer.bits == 4:
+            call(f"llmc_nibbles_{layer.dtype}", words.address(0), stored[0], offset)
+        else:
+            for word in range(2):
+                call(f"llmc_bytes_{layer.dtype}", words.address(2 * word), stored[word], offset)
+        return words
+
+
+def weight_of(layer: TensorLayer, matrix: IntegerMatrix | None) -> Weight:
+    if matrix is None:
+        return Halves(layer)
+    return Bytes(layer) if layer.dtype == "i8" else NumbersAsHalves(layer, matrix)

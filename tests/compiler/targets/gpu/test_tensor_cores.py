@@ -1,0 +1,183 @@
+"""Linear layers by tensor cores, on the host: fragments as the PTX manual has them, copies as late as they may come."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.gpu import cuda_prelude
+from llmc.compiler.targets.gpu.cuda import cuda_text
+from llmc.compiler.targets.gpu.launch import launch_of
+from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
+from llmc.compiler.targets.gpu.tensor_cores import FEW_ROWS, tensor_layer
+from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
+from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.integers import Integers
+
+from support.cuda import host_library
+
+_TORCH = {"bf16": torch.bfloat16, "f16": torch.float16}
+_ROWS = (1, FEW_ROWS, FEW_ROWS + 1, 67)
+
+
+def _floats(dtype: str, k: int, n: int, gated: str = "", **more: bool) -> KernelSpec:
+    given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "weight_dtype": dtype, "gated": gated, "rows": 0}
+    return KernelSpec.of("linear", "linear", **{"bias": False, "residual": False, **given, **more})
+
+
+def _quantized(dtype: str, k: int, n: int, format: Integers, gated: str = "", **more: bool) -> KernelSpec:
+    given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "gated": gated, "rows": 0, **format.kernel_params()}
+    return KernelSpec.of("linear", "linear_quant", **{"bias": False, "residual": False, **given, **more})
+
+
+_SPECS = {
+    "bf16": _floats("bf16", 160, 200, bias=True, residual=True),
+    "f16-gated": _floats("f16", 96, 2 * 72, gated="f16"),
+    "w8a8": _quantized("i8", 192, 136, Integers(8), residual=True),
+    "w4a8-groups-zeros": _quantized("i8", 256, 136, Integers(4, 128, True), gated="f32"),
+    "w4a16-groups": _quantized("bf16", 160, 136, Integers(4, 32), bias=True),
+    "w8a16-zeros": _quantized("f16", 160, 136, Integers(8, 64, True)),
+}
+
+
+class _Layer:
+    """Numbers of a layer, and what it should give, as float64 sums."""
+
+    def __init__(self, spec: KernelSpec, rows: int) -> None:
+        p, random = spec.as_dict(), np.random.default_rng(7)
+        self.n, self.k, act = int(p["n"]), int(p["k"]), str(p["act_dtype"])
+        x = random.standard_normal((rows, self.k), dtype=np.float32)
+        weight = random.standard_normal((self.n, self.k), dtype=np.float32) / np.float32(self.k**0.5)
+        self.bias = random.standard_normal(self.n, dtype=np.float32)
+        self.residual = random.standard_normal((rows, self.n), dtype=np.float32)
+        if spec.op == "linear":
+            self.weights, wide = [_stored(weight, act)], _widened(weight, act)
+        else:
+            format = Integers(int(p["bits"]), int(p["group_size"]), bool(p["asymmetric"]))
+            quantized = Quantized.empty(format, self.n, self.k)
+            format.quantize_rows(weight, quantized)
+            wide, numbers = format.value(quantized), quantized.numbers
+            if format.bits == 4:
+                numbers = numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4)
+            self.weights = [np.ascontiguousarray(part) for part in (numbers, *quantized.planes.values())]
+        if act == "i8":
+            self.x, x_wide = _int8_rows(x, format)
+        else:
+            self.x, x_wide = _stored(x, act), _widened(x, act)
+        total = x_wide @ wide.T
+        if p["bias"]:
+            total = total + self.bias
+        if p["residual"]:
+            total = total + self.residual
+        if p["gated"]:
+            gate, up = total[:, : self.n // 2], total[:, self.n // 2 :]
+            total = gate / (1 + np.exp(-gate)) * up
+        self.expected = total
+
+
+def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    return torch.from_numpy(values).to(_TORCH[dtype]).view(torch.int16).numpy().copy()
+
+
+def _widened(values: np.ndarray, dtype: str) -> np.ndarray:
+    return torch.from_numpy(values).to(_TORCH[dtype]).double().numpy()
+
+
+def _int8_rows(x: np.ndarray, format: Integers) -> tuple[np.ndarray, np.ndarray]:
+    groups = format.scales(x.shape[1])
+    rows = Int8Rows(x.shape[1], groups)
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    numbers = np.rint(x / scale).astype(np.int8)
+    words = np.zeros((len(x), rows.words), np.int32)
+    words[:, : rows.number_words] = numbers.view(np.int32)
+    words[:, rows.number_words] = scale[:, 0].view(np.int32)
+    sums = numbers.astype(np.int32).reshape(len(x), groups, -1).sum(2)
+    words[:, rows.number_words + 1 :] = sums * format.sums.factor
+    return words, numbers.astype(np.float64) * scale.astype(np.float64)
+
+
+def _run(library: ctypes.CDLL, spec: KernelSpec, layer: _Layer, rows: int, groups: int) -> np.ndarray:
+    """The result of the first `rows` rows, as it is stored."""
+    p = spec.as_dict()
+    width = layer.n // (2 if p["gated"] else 1)
+    out = np.full((rows + 1, width), 77, np.int16 if p["gated"] in _TORCH else np.float32)
+    optional = [array for name, array in (("bias", layer.bias), ("residual", layer.residual)) if p[name]]
+    buffers = [layer.x[:rows].copy(), *layer.weights, *optional, out]
+    scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
+    arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
+    arguments += [ctypes.c_int32(0) for _ in buffers]
+    arguments.append(ctypes.c_void_p(scalars.ctypes.data))
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+    getattr(library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
+    assert (out[rows] == 77).all()  # nothing is written behind the last row
+    return out[:rows]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    texts = [cuda_text(spec) for spec in _SPECS.values()]
+    return ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
+
+
+@pytest.mark.parametrize("name", list(_SPECS))
+def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(name: str, library: ctypes.CDLL) -> None:
+    spec = _SPECS[name]
+    assert tensor_layer(spec) is not None
+    most = max(_ROWS)
+    layer = _Layer(spec, most)
+    whole = _run(library, spec, layer, most, groups=3)
+    as_float = whole if whole.dtype == np.float32 else torch.from_numpy(whole).view(torch.float16).float().numpy()
+    error = np.abs(as_float - layer.expected).max() / np.abs(layer.expected).max()
+    assert error < (1e-3 if whole.dtype == np.int16 else 2e-6)
+    for rows in _ROWS[:-1]:
+        for groups in (1, 5):
+            assert np.array_equal(_run(library, spec, layer, rows, groups).view(np.uint8), whole[:rows].view(np.uint8))
+
+
+def test_what_tensor_cores_do_not_take() -> None:
+    unfit = (
+        _floats("f32", 64, 64),
+        _floats("bf16", 72, 64),
+        _quantized("i8", 96, 64, Integers(8)),
+        _quantized("i8", 128, 64, Integers(4, 32)),
+    )
+    assert [tensor_layer(spec) for spec in unfit] == [None] * 4
+    assert all(launch_of(spec, tensor_cores=True) == launch_of(spec) for spec in unfit)
+
+
+def _count(text: bytes, pattern: str) -> int:
+    return len(re.findall(pattern.encode(), text))
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_code_has_tensor_cores_wide_loads_and_no_spills() -> None:
+    """Of layers as wide as models have them, for each generation."""
+    wide = (4096, 4096)
+    wanted: dict[KernelSpec, tuple[str, int]] = {
+        _floats("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", 20),
+        _floats("f16", *wide, gated="f16"): ("f32.f16.f16.f32", 20),
+        _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", 8),
+        _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", 0),
+        _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", 4),
+    }
+    """And how many loads of 128 bits there are without shared memory."""
+    ptx = build_ptx("\n".join((cuda_prelude.FULL, *map(cuda_text, wanted))), "compute_80")
+    kernels = ptx.split(b".visible .entry ")[1:]
+    assert len(kernels) == len(wanted)
+    for spec, (kind, loads) in wanted.items():
+        text = next(one for one in kernels if one.startswith(spec.symbol().encode()))
+        assert _count(text, rf"mma\.sync\.aligned\.m16n8k(16|32)\.row\.col\.{kind}") >= 16
+        assert _count(text, r"cp\.async\.cg\.shared\.global .*, 16;") >= 3
+        assert _count(text, r"ld\.shared\.v4") >= 4
+        assert _count(text, r"ld\.global(\.nc)?\.v4") >= loads
+        assert not _count(text, r"(ld|st)\.local")
+    for architecture in ("sm_80", "sm_90a", "sm_100"):
+        _, said = build_cubin(ptx, architecture)
+        spills = re.findall(r"(\d+) bytes spill", said)
+        assert spills == ["0"] * (2 * len(wanted)), architecture
