@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError
+from llmc.buckets.verify import DEFAULT_ODDS
 from llmc.cli.options.numbers import finite
 from llmc.regular_file import JsonError, parse_json, read_regular
 
 if TYPE_CHECKING:
+    from llmc.buckets.bucket import BucketLadder
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import StepCosts
+    from llmc.buckets.trace import Trace
+    from llmc.buckets.verify_plan import VerifyPlan
 
 _PREFILL_RATE = 20_000.0
 PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
@@ -31,6 +35,7 @@ Examples:
   llmc buckets plan --trace trace.jsonl --max-model-len 4096 -o buckets.toml
   llmc buckets plan --trace trace.csv --phase prefill --max-padding 5 -o buckets.toml
   llmc buckets plan --trace trace.csv --model models/llama --max-graphs 32 --max-memory 500M -o buckets.json
+  llmc buckets plan --trace trace.jsonl --cost-table llama.llmc --speculate 7 -o buckets.toml
   llmc compile models/llama -o llama.llmc --buckets buckets.toml
 """
 
@@ -103,6 +108,12 @@ def plan_command(
         Scenarios.spread,
         help="spread: several paces, mixed steps on and off; own: the trace's pace and the costs given.",
     ),
+    speculate: int = typer.Option(
+        0, metavar="N", help="Add decode buckets with rows for N guesses of each sequence, where that pays."
+    ),
+    acceptance: float = typer.Option(
+        DEFAULT_ODDS, metavar="X", callback=finite, help="Odds that a guess is right, those before it being right."
+    ),
     prefix_cache: bool = typer.Option(False, "--prefix-cache", help="Leave out prompt tokens that a cache holds."),
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
 ) -> None:
@@ -112,6 +123,7 @@ def plan_command(
     from llmc.buckets.scenarios import scenarios as scenarios_of
     from llmc.buckets.trace import read_trace
     from llmc.cli.render.plan import plan_data, print_plan
+    from llmc.cli.render.verify_plan import print_verify, verify_data
     from llmc.runtime.simulation import plan as plan_simulation
 
     if output is not None and output.suffix not in (".toml", ".json"):
@@ -143,6 +155,13 @@ def plan_command(
             guessed_prefill=prefill_rate is None and cost_table is None and model is None,
         ),
     )
+    verify = None
+    if speculate:
+        verify = _plan_verify(
+            simulated.plan.ladder, requests, server, costs, by_tokens, block_size, speculate, acceptance
+        )
+        ladder = replace(simulated.plan.ladder, decode=(*simulated.plan.ladder.decode, *verify.buckets))
+        simulated = replace(simulated, plan=replace(simulated.plan, ladder=ladder))
     planned = simulated.plan
     intervals = {} if by_tokens else costs.bounds
     for note in costs.notes:
@@ -151,9 +170,40 @@ def plan_command(
         what = " ".join(f"{p.phase} pads {p.score.padding:.2%}." for p in planned.phases)
         write_file(output, planned.ladder, f"Planned by llmc for {requests.name}, {len(requests)} requests. {what}")
     if as_json:
-        print(json.dumps(plan_data(simulated, len(requests), server, resources, intervals, costs.notes), indent=2))
+        data = plan_data(simulated, len(requests), server, resources, intervals, costs.notes)
+        print(json.dumps(data if verify is None else {**data, "verify": verify_data(verify)}, indent=2))
     else:
         print_plan(simulated, requests.name, len(requests), resources, output, intervals)
+        if verify is not None:
+            print_verify(verify, planned.unit, max_num_seqs, speculate, acceptance)
+
+
+def _plan_verify(
+    ladder: BucketLadder,
+    requests: Trace,
+    server: ServerModel,
+    costs: StepCosts,
+    by_tokens: bool,
+    block_size: int,
+    guesses: int,
+    odds: float,
+) -> VerifyPlan:
+    from llmc.buckets.demand import demands
+    from llmc.buckets.verify_plan import plan_verify
+
+    if by_tokens:
+        raise typer.BadParameter(
+            "--speculate needs to know what rows cost: give --cost-table of a warmed artifact, or --model DIR"
+        )
+    return plan_verify(
+        demands(requests, server, ("decode",))["decode"],
+        ladder.decode,
+        costs,
+        guesses=guesses,
+        odds=odds,
+        max_num_seqs=server.max_num_seqs,
+        block_size=block_size,
+    )
 
 
 def _cost_model(

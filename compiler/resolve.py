@@ -354,7 +354,9 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
     max_model_len = config.max_model_len or trained_len
     source = f"{config.buckets.names}: " if isinstance(config.buckets, LadderVariables) else ""
     for bucket in ladder:
-        excess = beyond(bucket, max_num_seqs, max_model_len, config.block_size)
+        # Rows of a decode step are sequences, each with its guesses.
+        most = max_num_seqs * (1 + config.speculate) if bucket.phase == "decode" else max_num_seqs
+        excess = beyond(bucket, most, max_model_len, config.block_size)
         if excess == "batch":
             raise BucketError(
                 f"{source}bucket {bucket} holds {bucket.batch} sequences but max-num-seqs is {max_num_seqs}: lower it "

@@ -30,3 +30,7 @@ def test_too_many_buckets() -> None:
         add_verify_buckets(
             parse_spec(f"prefill=1x16,decode=[{','.join(map(str, range(1, 204)))}]x[{lengths}]"), 204, 64
         )
+
+
+def test_planned_rows_stay_as_they_are() -> None:
+    assert decode("prefill=1x16,decode=[1,2,12]x64", 2, 7) == ["decode:1x64", "decode:2x64", "decode:12x64"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.buckets import Bucket
+from llmc.buckets import Bucket, BucketError
 from llmc.compiler.config import CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.manifest import read_manifest
@@ -41,6 +41,16 @@ def test_rows_for_guesses_of_all_sequences(llama: tuple[Path, Artifact], kernel_
     assert report.added == ("decode:20x64",)
     with pytest.raises(CompileError, match="bucket decode:25x64 holds 25 sequences but the artifact runs at most 8"):
         add_buckets(folder, [Bucket("decode", 25, 64)], cache_dir=kernel_cache, jobs=1)
+
+
+def test_planned_rows_are_taken_as_they_are(llama: tuple[Path, Artifact], kernel_cache: Path, tmp_path: Path) -> None:
+    ladder = "prefill=1x32,decode=[1,2,5]x64"
+    options = {"buckets": ladder, "dtype": "f32", "block_size": 16, "max_num_seqs": 2}
+    with compile_tiny(llama[0], tmp_path / "out", kernel_cache, speculate=3, **options) as artifact:
+        assert artifact.info.max_num_seqs == 2
+        assert [graph.batch for graph in artifact.graphs() if graph.phase == "decode"] == [1, 2, 5]
+    with pytest.raises(BucketError, match="bucket decode:5x64 holds 5 sequences but max-num-seqs is 2"):
+        compile_tiny(llama[0], tmp_path / "none", kernel_cache, speculate=1, **options)
 
 
 def test_guesses_are_for_models_that_write(tmp_path: Path, llama: tuple[Path, Artifact], kernel_cache: Path) -> None:

@@ -1,0 +1,127 @@
+"""Plans decode buckets with rows for guesses, beside those of a ladder.
+
+A step of n sequences with k guesses each has n × (k + 1) rows and gives n × (1 + p + … + p^k) tokens, where a guess is
+right with odds p, given that those before it are. Each step brings as many guesses as make its tokens cheapest, none
+where none pay. So a bucket is worth what it saves of the time of all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .bucket import Bucket, BucketError, whole_blocks
+from .cost import CostModel
+from .demand import Demand
+from .verify import DEFAULT_ODDS, MAX_GUESSES, doubling, rows_of
+
+Floats = npt.NDArray[np.float64]
+
+DEFAULT_MAX_GRAPHS = 8
+# A bucket that saves less of the time of decoding is not worth its graph.
+LEAST_SAVING = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPlan:
+    """buckets: those to add, the most valuable first. Costs of all tokens of the demand, in the model's unit: plain,
+    without guesses; spare, with guesses in the rows that the ladder has; cost, with the added buckets; bound, which no
+    choice of buckets is below."""
+
+    buckets: tuple[Bucket, ...]
+    plain: float
+    spare: float
+    cost: float
+    bound: float
+
+
+def plan_verify(
+    demand: Demand,
+    decode: Sequence[Bucket],
+    model: CostModel,
+    *,
+    guesses: int,
+    odds: float = DEFAULT_ODDS,
+    max_num_seqs: int,
+    block_size: int,
+    most: int = DEFAULT_MAX_GRAPHS,
+) -> VerifyPlan:
+    """The at most `most` buckets to add to the buckets `decode`, which hold every step of the demand, steps of plain
+    decoding. Raises BucketError for guesses and odds out of range."""
+    if not 1 <= guesses <= MAX_GUESSES:
+        raise BucketError(f"speculate {guesses} is out of range: use 1 to {MAX_GUESSES} guesses")
+    if not 0 < odds < 1:
+        raise BucketError(f"acceptance {odds:g} is out of range: use more than 0 and less than 1")
+    times = _Times.of(demand, model, guesses, odds, block_size)
+    lengths = doubling(sorted({bucket.seq for bucket in decode}))
+    known = {(bucket.batch, bucket.seq) for bucket in decode}
+    rows = rows_of(max_num_seqs, guesses)
+    candidates = [Bucket("decode", batch, seq) for batch in rows for seq in lengths if (batch, seq) not in known]
+    plain = np.min([times.of_bucket(bucket, 0) for bucket in decode], axis=0)
+    now = np.min([times.of_bucket(bucket, guesses) for bucket in decode], axis=0)
+    each = [times.of_bucket(bucket, guesses) for bucket in candidates]
+    spare, bound = times.total(now), times.total(np.min([now, *each], axis=0))
+    chosen = _choose(times, now, each, most, LEAST_SAVING * times.total(plain))
+    cost = times.total(np.min([now, *(each[i] for i in chosen)], axis=0))
+    return VerifyPlan(tuple(candidates[i] for i in chosen), times.total(plain), spare, cost, bound)
+
+
+def _choose(times: _Times, now: Floats, each: list[Floats], most: int, least: float) -> list[int]:
+    """Adds what saves most, then swaps as long as that saves, and leaves out what saves less than `least`."""
+    chosen: list[int] = []
+
+    def total(some: Sequence[int]) -> float:
+        return times.total(np.min([now, *(each[i] for i in some)], axis=0))
+
+    cost = total(chosen)
+    while len(chosen) < min(most, len(each)):
+        better, added = min((total([*chosen, i]), i) for i in range(len(each)) if i not in chosen)
+        if cost - better < least:
+            break
+        chosen, cost = [*chosen, added], better
+    improved = True
+    while improved:
+        improved = False
+        for place in range(len(chosen)):
+            others = chosen[:place] + chosen[place + 1 :]
+            better, added = min((total([*others, i]), i) for i in range(len(each)) if i not in others)
+            if better < cost * (1 - 1e-9):
+                chosen[place], cost, improved = added, better, True
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Steps of plain decoding by shape: sequences, length in whole blocks, weight, [P] each. tokens [K + 1]: that a
+    sequence gets of a step with so many guesses."""
+
+    sequences: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+    weight: Floats
+    tokens: Floats
+    model: CostModel
+
+    @classmethod
+    def of(cls, demand: Demand, model: CostModel, guesses: int, odds: float, block_size: int) -> _Times:
+        shapes = np.stack([demand.batch, whole_blocks(demand.seq, block_size)])
+        (sequences, length), where = np.unique(shapes, axis=1, return_inverse=True)
+        weight = np.bincount(where.ravel(), weights=demand.weight, minlength=len(sequences))
+        return cls(sequences, length, weight, np.cumsum(odds ** np.arange(guesses + 1)), model)
+
+    def total(self, each: Floats) -> float:
+        return float(np.sum(self.weight * each))
+
+    def of_bucket(self, bucket: Bucket, most: int) -> Floats:
+        """What the tokens of a plain step take in a bucket, with as many guesses up to `most` as make them cheapest,
+        [P]; infinite where it does not hold the step."""
+        batch, seq = np.array([[bucket.batch]]), np.array([[bucket.seq]])
+        rows = self.sequences[:, None] * np.arange(1, most + 2)
+        held = (rows <= bucket.batch) & (self.length[:, None] <= bucket.seq)
+        inside = np.minimum(rows, bucket.batch)
+        seconds = self.model.cost("decode", batch, seq) + self.model.load("decode", batch, inside)
+        seconds = seconds + self.model.step("decode", inside, self.length[:, None])
+        best: Floats = np.min(np.where(held, seconds / self.tokens[: most + 1], np.inf), axis=1)
+        return best
