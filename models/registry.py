@@ -164,6 +164,12 @@ def get_family(model_type: str) -> Family:
 _TYPES_OF_CLASSES = {"configuration_xlm_roberta.XLMRobertaFlashConfig": "xlm-roberta"}
 
 
+# Heads of EAGLE as they are published: their model_type is that of the model that they guess for.
+_GUESSING_HEADS = frozenset(
+    {"LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"}
+)
+
+
 def with_model_type(fields: Fields) -> Fields:
     """A config.json with a model_type, where its auto_map tells one and nothing else does."""
     if fields.has("model_type") or not fields.has("auto_map"):
@@ -177,6 +183,13 @@ def with_model_type(fields: Fields) -> Fields:
 def family_of(fields: Fields) -> Family:
     """The family of a config.json; raises ModelError that says what a model of none is built of."""
     model_type = fields.text("model_type")
+    architectures = fields.raw("architectures", [])
+    for name in architectures if isinstance(architectures, list) else ():
+        if name in _GUESSING_HEADS:
+            raise ModelError(
+                f"{fields.origin}: {name} is a head that guesses from the hidden states of another model, which is not "
+                "supported; give a smaller model of the same family as --draft"
+            )
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     parts = ", ".join(unsupported_parts(fields.values))

@@ -591,9 +591,9 @@ LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, 
 /* Calls every kernel of a graph for no row at all: in microseconds a graph is as warm as another one with the same kernels
  * that was replayed before. *ns (may be NULL): wall time. Otherwise as llmc_engine_warm_graph. */
 LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
-/* Replays each graph of the draft with one made-up token that reads and writes the dummy block only, and calls its
- * kernels for no row: the first guesses find code and weights in memory. *ns (may be NULL): wall time of all. Waits for a
- * step in flight. LLMC_ERR_INVALID_ARGUMENT: the engine has no draft. */
+/* Replays each graph of the draft with one made-up token, which reads and writes the dummy block only. So the first
+ * guesses find code and weights in memory. Waits for a step in flight. *ns (may be NULL) is the wall time of all graphs.
+ * LLMC_ERR_INVALID_ARGUMENT: the engine has no draft. */
 LLMC_API llmc_status llmc_engine_warm_draft(llmc_engine *engine, uint64_t *ns, llmc_error *error);
 /* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
  * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
