@@ -108,7 +108,8 @@ class _Times:
     def of(cls, demand: Demand, model: CostModel, guesses: int, odds: float, block_size: int) -> _Times:
         shapes = np.stack([demand.batch, whole_blocks(demand.seq, block_size)])
         (sequences, length), where = np.unique(shapes, axis=1, return_inverse=True)
-        weight = np.bincount(where.ravel(), weights=demand.weight, minlength=len(sequences))
+        weight = np.zeros(len(sequences))
+        np.add.at(weight, where.ravel(), demand.weight)
         return cls(sequences, length, weight, np.cumsum(odds ** np.arange(guesses + 1)), model)
 
     def total(self, each: Floats) -> float:
