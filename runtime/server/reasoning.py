@@ -122,6 +122,10 @@ class GuideAfterReasoning:
         words[self._open_id // 32] |= np.uint32(1 << self._open_id % 32)
         return words
 
+    def forced(self) -> list[int]:
+        """The tokens that come next where there is no choice of text; none while there may be reasoning."""
+        return [] if self._reasoning or self._first else self._guide.forced()
+
     def copy(self) -> GuideAfterReasoning:
         """A guide of the same text so far, which goes on by itself."""
         other = copy.copy(self)

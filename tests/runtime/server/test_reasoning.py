@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.guided.shared_guides import Guide
+from llmc.runtime.guided.shared_guides import Guide, SharedGuides
 from llmc.runtime.server.chat_output import ChatDelta
 from llmc.runtime.server.reasoning import (
     STYLES,
@@ -151,7 +151,7 @@ class Digits:
         self.taken.append(token_id)
 
     def forced(self) -> list[int]:
-        return []
+        return [[3, 4], [4], []][len(self.taken)]
 
     def copy(self) -> Digits:
         other = Digits()
@@ -188,6 +188,13 @@ def test_guide_of_an_answer_that_may_reason() -> None:
     plain = GuideAfterReasoning(Digits(), VOCABULARY, OPEN, CLOSE, inside=False)
     plain.accept(3)
     assert allowed(plain) == [4]
+
+
+def test_guesses_reach_from_the_reasoning_into_the_answer() -> None:
+    guides = SharedGuides(after_reasoning(Digits, VOCABULARY, OPEN, CLOSE, True), 1)
+    assert guides.ahead(0, [7, CLOSE, 3, 4], 8).guesses == [7, CLOSE, 3], "4 ends the text"
+    assert guides.ahead(0, [7, CLOSE, 5], 8).guesses == [7, CLOSE, 3], "3 is forced"
+    assert guides.ahead(0, [], 8).guesses == []
 
 
 def test_without_a_token_for_the_end_the_guide_holds_from_the_start() -> None:
