@@ -50,8 +50,9 @@ def document() -> dict[str, Any]:
     server: Any = SimpleNamespace(config=config, lanes=SimpleNamespace(bodies=None))
     observer: Any = None
     add_routes(app, server)
-    for router in (metrics.router, live_page.router, profile.router, replan.router):
+    for router in (metrics.router, profile.router, replan.router):
         app.include_router(router(observer))
+    app.include_router(live_page.router(observer, observer))
     return describe(app)
 
 

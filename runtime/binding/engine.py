@@ -525,8 +525,10 @@ class Engine(Handle):
         return shapes, lost.value
 
     def take_request_marks(self) -> tuple[list[RequestMark], bool]:
-        """What steps did with requests since the last call, and whether it is all: the first call begins to note it, and
-        4096 marks that nobody takes end that."""
+        """What steps did with requests since the last call, and whether it is all.
+
+        The first call begins to note it; 4096 marks that nobody takes end that.
+        """
         native = (abi.RequestMark * abi.MAX_REQUEST_MARKS)()
         native[0].struct_size = ctypes.sizeof(abi.RequestMark)
         count, complete = c_uint64(), c_uint32()

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "page"
+_SHARED = Path(__file__).parents[1] / "look"
+_SCRIPTS = (
+    "announcer answer api chart chat clipboard context conversation dom early heatmap markdown markdown_inline message "
+    "page reasoning replan requests settings shortcuts speculation store tables theme tool_calls views"
+)
+_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 _TYPES = {
     "index.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
-    "api.js": "text/javascript; charset=utf-8",
-    "chart.js": "text/javascript; charset=utf-8",
-    "chat.js": "text/javascript; charset=utf-8",
-    "context.js": "text/javascript; charset=utf-8",
-    "dom.js": "text/javascript; charset=utf-8",
-    "heatmap.js": "text/javascript; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "replan.js": "text/javascript; charset=utf-8",
-    "speculation.js": "text/javascript; charset=utf-8",
+    **dict.fromkeys(("page.css", "chat.css", "figures.css"), _STYLE),
+    **{f"{name}.js": _SCRIPT for name in _SCRIPTS.split()},
 }
+# Colours and type, which reports have, too.
+_SHARED_TYPES = {"tokens.css": _STYLE}
 
 
 def _path_of(name: str) -> str:
     return "/" if name == "index.html" else f"/page/{name}"
 
 
-PAGE_PATHS = frozenset(_path_of(name) for name in _TYPES)
+PAGE_PATHS = frozenset(_path_of(name) for name in (*_TYPES, *_SHARED_TYPES))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class PageFile:
 def read_page_files() -> list[PageFile]:
     """Every file of the page. Raises OSError when the installation lacks one."""
     files = []
-    for name, media_type in _TYPES.items():
-        content = (_FOLDER / name).read_bytes()
-        files.append(PageFile(_path_of(name), content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"'))
+    for folder, types in ((_FOLDER, _TYPES), (_SHARED, _SHARED_TYPES)):
+        for name, media_type in types.items():
+            content = (folder / name).read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            files.append(PageFile(_path_of(name), content, media_type, tag))
     return files

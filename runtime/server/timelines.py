@@ -118,9 +118,7 @@ def spans_of(
 
     def add(kind: str, begin_ns: int, finish_ns: int, **more: Any) -> None:
         begin_s = max(0, begin_ns - arrival_ns) / 1e9
-        spans.append(
-            {"kind": kind, "begin_s": begin_s, "end_s": max(begin_s, (finish_ns - arrival_ns) / 1e9), **more}
-        )
+        spans.append({"kind": kind, "begin_s": begin_s, "end_s": max(begin_s, (finish_ns - arrival_ns) / 1e9), **more})
 
     add("queued", arrival_ns, scheduled_ns or end_ns)
     chunks = [mark for mark in marks if mark.kind == "prefill"]

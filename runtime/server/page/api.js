@@ -44,8 +44,8 @@ export async function postJson(path, body, signal) {
   return (await request(path, { body, signal })).json();
 }
 
-export async function getState(signal) {
-  return (await request("v1/llmc/state", { signal })).json();
+export async function getJson(path, signal) {
+  return (await request(path, { signal })).json();
 }
 
 /** The JSON objects of a stream of server-sent events, up to [DONE]. */

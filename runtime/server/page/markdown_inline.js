@@ -1,16 +1,15 @@
 // What stands inside a line of Markdown: code, links, stress. Returns nodes; markup in the text stays text.
 import { element } from "./dom.js";
 
-// One of: escape, code, image or link, address, strong, struck, stress.
 const PIECE = new RegExp(
   [
-    /\\([\\`*_{}[\]()#+\-.!|~<>])/,
-    /(`+)(.+?)\2(?!`)/,
-    /(!?)\[((?:[^[\]\\]|\\.)*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/,
-    /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_])/,
-    /(\*\*|__)(?=\S)(.+?)(?<=\S)\7/,
-    /~~(?=\S)(.+?)(?<=\S)~~/,
-    /(?<![\w*])([*_])(?=[^\s*_])(.+?)(?<=[^\s*_])\10(?![\w*])/,
+    /\\(?<escaped>[\\`*_{}[\]()#+\-.!|~<>])/,
+    /(?<ticks>`+)(?<code>.+?)\k<ticks>(?!`)/,
+    /(?<image>!?)\[(?<label>(?:[^[\]\\]|\\.)*)\]\(\s*<?(?<target>[^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/,
+    /(?<address>https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_])/,
+    /(?<stars>\*\*|__)(?=\S)(?<strong>.+?)(?<=\S)\k<stars>/,
+    /~~(?=\S)(?<struck>.+?)(?<=\S)~~/,
+    /(?<![\w*])(?<star>[*_])(?=[^\s*_])(?<stress>.+?)(?<=[^\s*_])\k<star>(?![\w*])/,
   ]
     .map((one) => one.source)
     .join("|"),
@@ -30,7 +29,8 @@ export function inline(text, depth = 0) {
 }
 
 function piece(match, depth) {
-  const [whole, escaped, , code, image, label, target, address, , strong, struck, , stress] = match;
+  const [whole] = match;
+  const { escaped, code, image, label, target, address, strong, struck, stress } = match.groups;
   const within = (text) => (depth < MAX_DEPTH ? inline(text, depth + 1) : [text]);
   if (escaped !== undefined) return escaped;
   if (code !== undefined) return element("code", { text: code.length > 2 ? code.replace(/^ (.+) $/s, "$1") : code });

@@ -1,11 +1,16 @@
 // The live page: reads the server's state once a second while somebody looks.
-import { getState, setApiKey } from "./api.js";
+import { getJson, setApiKey } from "./api.js";
 import { drawRate, NUM_SAMPLES } from "./chart.js";
 import { setModel } from "./chat.js";
 import { byId, count, duration, element, percent, rate } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { showReplan } from "./replan.js";
+import "./requests.js";
+import "./shortcuts.js";
 import { showSpeculation } from "./speculation.js";
+import { showAdapters, showReplicas } from "./tables.js";
+import "./theme.js";
+import { onView } from "./views.js";
 
 const PERIOD_MS = 1000;
 const MAX_ROWS = 50;
@@ -29,6 +34,10 @@ function showRates(state) {
     push(rates.generation, (engine.generation_tokens - previous.engine.generation_tokens) / seconds);
     push(rates.prompt, (engine.prompt_tokens - previous.engine.prompt_tokens) / seconds);
   }
+  drawRates();
+}
+
+function drawRates() {
   for (const [name, values] of Object.entries(rates)) {
     byId(name).textContent = values.length ? rate(values.at(-1)) : "–";
     drawRate(byId(`${name}-chart`), values);
@@ -129,6 +138,7 @@ function show(state) {
   byId("facts").textContent =
     `llmc ${state.version} · ${plural(state.engine.threads, "thread")} · up ${duration(state.uptime_s)}`;
   setStatus(state.ready ? "ok" : "wait", state.ready ? "ready" : "warming up");
+  showAdapters(state.adapters);
   setModel(state.model, state.chat);
   showRates(state);
   showTiles(state);
@@ -142,7 +152,8 @@ function show(state) {
 async function poll() {
   if (!document.hidden) {
     try {
-      show(await getState(AbortSignal.timeout(5000)));
+      show(await getJson("v1/llmc/state", AbortSignal.timeout(5000)));
+      await showReplicas(AbortSignal.timeout(5000));
     } catch (error) {
       if (error.status === 401) byId("key-field").hidden = false;
       setStatus("bad", error.status === 401 ? "needs an API key" : "no answer from the server");
@@ -151,14 +162,8 @@ async function poll() {
   setTimeout(poll, PERIOD_MS);
 }
 
-byId("key").addEventListener("input", (event) => setApiKey(event.currentTarget.value));
+onView(() => previous && drawRates()); // a chart that was hidden had no width
 
-byId("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme
-    ? root.dataset.theme === "dark"
-    : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});
+byId("key").addEventListener("input", (event) => setApiKey(event.currentTarget.value));
 
 poll();
