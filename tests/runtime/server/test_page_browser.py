@@ -11,7 +11,8 @@ import pytest
 
 from llmc.runtime.server.async_engine import AsyncEngine
 
-from support.browser import chromium
+from support import pages
+from support.pages import axe_violations
 from support.server_harness import Running, running_server, slow_down, until
 
 if TYPE_CHECKING:
@@ -62,14 +63,8 @@ def running(english_artifact: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("no chromium on this machine")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright belongs to the extra dev")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with pages.browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -118,12 +113,6 @@ def answer(page: Page, *choices: dict[str, Any]) -> None:
 
 def says(text: str, finish: str = "stop") -> dict[str, Any]:
     return {"delta": {"content": text}, "finish_reason": finish}
-
-
-def axe_violations(page: Page) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="it belongs to the extra dev")
-    found: list[dict[str, Any]] = axe.Axe().run(page).response["violations"]
-    return [f"{one['id']}: {[node['html'][:150] for node in one['nodes'][:3]]}" for one in found]
 
 
 def test_answers_are_markdown_and_never_markup(page: Page) -> None:
