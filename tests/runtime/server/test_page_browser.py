@@ -369,6 +369,7 @@ def test_replicas_and_adapters_where_there_are_any(page: Page, running: Running)
     replica = {"name": "a", "state": "ready", "active_requests": 2, "requests": 9, "times_lost": 1}
     page.route("**/v1/llmc/state", lambda route: route.fulfill(json=state))
     page.route("**/v1/llmc/replicas", lambda route: route.fulfill(json={"object": "list", "data": [replica]}))
+    page.route("**/tokenize", lambda route: route.fulfill(json={"count": 3, "max_model_len": 512}))
     page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "replicas": 1}))
     show(page, running)
     page.wait_for_selector("#replicas:visible")

@@ -624,9 +624,9 @@ LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, ll
  * must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_STEP_SHAPES entries. */
 LLMC_API llmc_status llmc_engine_take_step_shapes(llmc_engine *engine, llmc_step_shape *shapes, uint64_t capacity,
                                                   uint64_t *count, uint64_t *lost, llmc_error *error);
-/* What steps did with requests since the last call, oldest first. The first call begins to note it; a list that is full
- * ends that until the next call, so an engine that nobody looks at pays nothing. *complete (may be NULL) = 0 when marks
- * may be missing. marks[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_REQUEST_MARKS
+/* What steps did with requests since the last call, oldest first. The first call begins to note it. A list that is full
+ * ends that until the next call, so an engine that nobody looks at pays nothing. Where marks may be missing, *complete
+ * (may be NULL) is 0. The caller sets struct_size of marks[0]. LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_REQUEST_MARKS
  * entries. */
 LLMC_API llmc_status llmc_engine_take_request_marks(llmc_engine *engine, llmc_request_mark *marks, uint64_t capacity,
                                                     uint64_t *count, uint32_t *complete, llmc_error *error);
