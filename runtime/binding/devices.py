@@ -95,7 +95,13 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "program_cache": "cache",
         "opencl_library": "library",
     },
-    "cuda": {"eager": "eager", "device_number": "device", "graph_mib": "graph_mib", "cuda_library": "library"},
+    "cuda": {
+        "eager": "eager",
+        "device_number": "device",
+        "device_sampling": "sample",
+        "graph_mib": "graph_mib",
+        "cuda_library": "library",
+    },
 }
 """By kind: keyword arguments of engines and replayers that go to the device that they open, and its names for them."""
 OPTION_NAMES = frozenset(name for names in DEVICE_OPTIONS.values() for name in names)

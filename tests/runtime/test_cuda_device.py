@@ -88,7 +88,7 @@ def test_a_library_that_is_none(tmp_path: Path, stub: Stub) -> None:
         Device("cuda", {"library": "libm.so.6"})
     with pytest.raises(LlmcError, match=r"no GPU number 3; this process may use numbers 0 … 0"):
         Device("cuda", {"library": str(stub.library), "device": 3})
-    with pytest.raises(LlmcError, match=r"has no option 'threads'; it knows library, device, eager, graph_mib"):
+    with pytest.raises(LlmcError, match=r"has no option 'threads'; it knows library, device, eager, sample, graph_mib"):
         Device("cuda", {"library": str(stub.library), "threads": 3})
 
 
@@ -221,7 +221,7 @@ def test_a_lost_device_stays_lost(artifact: Path, stub: Stub, monkeypatch: pytes
 
 def test_a_lost_device_fails_requests_one_by_one(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = engine(artifact, stub)
-    monkeypatch.setenv("STUB_CUDA", "EventSynchronize=719")
+    monkeypatch.setenv("STUB_CUDA", "StreamSynchronize=719")
     opened.submit([3, 4, 5], max_tokens=2)
     with pytest.raises(LlmcError, match="a kernel failed"):
         opened.step()
@@ -338,7 +338,7 @@ def test_a_server_tells_the_truth_about_its_device(artifact: Path, stub: Stub, m
             monkeypatch.setenv("STUB_CUDA", "")
             assert running.post("/v1/completions", **body).status_code == 200
         assert running.engine.num_failed_steps == 4
-        monkeypatch.setenv("STUB_CUDA", "EventSynchronize=700")
+        monkeypatch.setenv("STUB_CUDA", "StreamSynchronize=700")
         refused = running.post("/v1/completions", **body)
         assert "the GPU is lost to this process: restart it" in refused.json()["error"]["message"]
         health = running.client.get("/health")

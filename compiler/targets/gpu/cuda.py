@@ -96,10 +96,6 @@ class CudaTarget(GpuTarget):
             f"target {self.name} takes no LoRA adapters by name: leave out --lora-slots, or merge one with --merge-lora"
         )
 
-    def sampling_kernels(self, vocab: int) -> Sequence[KernelSpec]:
-        """None: its device leaves tokens to the host."""
-        return ()
-
     def runs_here(self) -> bool:
         from llmc.compiler.targets.gpu.devices import cuda_capabilities
 

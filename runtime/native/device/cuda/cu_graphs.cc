@@ -1,30 +1,12 @@
 #include "device/cuda/cu_graphs.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <utility>
 
+#include "device/cuda/cu_arguments.h"
+
 namespace llmc {
-namespace {
-
-// Arguments of a kernel: buffers, where each begins, scalars (FORMAT.md). A pointer is where its operand begins.
-class CuArguments {
- public:
-  CuArguments(const std::vector<CuPointer>& places, const CuPointer& scalars) {
-    size_t count = 0;
-    for (const CuPointer& place : places) pointers_[count++] = const_cast<CuPointer*>(&place);
-    for (size_t i = 0; i < places.size(); ++i) pointers_[count++] = &zero_;
-    pointers_[count] = const_cast<CuPointer*>(&scalars);
-  }
-  void** get() { return pointers_.data(); }
-
- private:
-  int32_t zero_ = 0;
-  std::array<void*, 2 * kMaxBuffers + 1> pointers_{};
-};
-
-}  // namespace
 
 Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
                       const CuMemory& memory, CuStreamHandle stream, const CuGraphBudget& budget,

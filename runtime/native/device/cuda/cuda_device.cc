@@ -8,18 +8,18 @@
 namespace llmc {
 
 Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
-                          const CuGraphBudget& budget, std::unique_ptr<CudaDevice>* out) {
+                          const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out) {
   LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, num_blocks));
   const CuScope scope(*machine);
   LLMC_RETURN_IF_ERROR(scope.status());
   std::unique_ptr<CudaDevice> device(new CudaDevice(machine, std::move(artifact)));
-  LLMC_RETURN_IF_ERROR(device->Load(num_blocks, budget));
+  LLMC_RETURN_IF_ERROR(device->Load(num_blocks, options));
   *out = std::move(device);
   return Status::Ok();
 }
 
 // Programs first: what this device cannot run is refused before anything large is taken.
-Status CudaDevice::Load(uint32_t num_blocks, const CuGraphBudget& budget) {
+Status CudaDevice::Load(uint32_t num_blocks, const CudaDeviceOptions& options) {
   const Artifact& artifact = *artifact_;
   LLMC_RETURN_IF_ERROR(CuPrograms::Load(machine_, artifact, &programs_));
   LLMC_RETURN_IF_ERROR(MakeStream(machine_, &stream_));
@@ -27,10 +27,15 @@ Status CudaDevice::Load(uint32_t num_blocks, const CuGraphBudget& budget) {
   LLMC_RETURN_IF_ERROR(CuMemory::Make(machine_, artifact, num_blocks, stream_.get(), &memory_));
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", memory_->bytes().step, &inputs_));
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", memory_->bytes().logits, &logits_));
-  LLMC_RETURN_IF_ERROR(CuGraphs::Make(machine_, artifact, *programs_, *memory_, stream_.get(), budget, &graphs_));
+  LLMC_RETURN_IF_ERROR(
+      CuGraphs::Make(machine_, artifact, *programs_, *memory_, stream_.get(), options.graphs, &graphs_));
+  if (options.sample) {
+    LLMC_RETURN_IF_ERROR(
+        CuSampling::Make(machine_, artifact, *programs_, memory_->logits(), stream_.get(), &sampling_));
+  }
   // A driver may leave code where it is until it is used: nothing is loaded, or taken, once this returns.
   for (uint32_t g = 0; g < artifact.graphs().size(); ++g) LLMC_RETURN_IF_ERROR(RunEmpty(g));
-  return Status::Ok();
+  return sampling_ == nullptr ? Status::Ok() : sampling_->RunEmpty();
 }
 
 Status CudaDevice::Finish(const char* doing) const {
@@ -80,7 +85,8 @@ Status CudaDevice::Submit(const StepBatch& batch) {
   const CuMachine& cuda = *machine_;
   LLMC_RETURN_IF_ERROR(TakeInputs(batch));
   LLMC_RETURN_IF_ERROR(graphs_->Enqueue(batch.graph));
-  if (batch.num_samples != 0) {
+  num_samples_ = batch.num_samples;
+  if (batch.num_samples != 0 && !samples()) {
     const uint64_t bytes = uint64_t{batch.num_samples} * model().output_width() * sizeof(float);
     LLMC_RETURN_IF_ERROR(cuda.Check("Reading logits from the GPU",
                                     cuda->MemcpyToHost(logits_.get(), memory_->logits(), bytes, stream_.get())));
@@ -93,9 +99,22 @@ Status CudaDevice::Submit(const StepBatch& batch) {
 Status CudaDevice::Wait(Fence, const float** logits) {
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
+  if (samples() && num_samples_ != 0) {
+    const uint64_t bytes = uint64_t{num_samples_} * model().output_width() * sizeof(float);
+    LLMC_RETURN_IF_ERROR(
+        machine_->Check("Reading logits from the GPU",
+                        (*machine_)->MemcpyToHost(logits_.get(), memory_->logits(), bytes, stream_.get())));
+    LLMC_RETURN_IF_ERROR(Finish("A step on the GPU"));
+  }
   LLMC_RETURN_IF_ERROR(machine_->Check("A step on the GPU", (*machine_)->EventSynchronize(done_.get())));
   *logits = static_cast<const float*>(logits_.get());
   return Status::Ok();
+}
+
+Status CudaDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) {
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  return tasks.empty() ? Finish("A step on the GPU") : sampling_->Draw(tasks, outcomes);
 }
 
 Status CudaDevice::CopyBlock(uint32_t from, uint32_t to) {
@@ -143,7 +162,9 @@ void CudaDevice::GetStats(std::vector<DeviceStat>* out) const {
           {"replayed_steps", num_replayed_},
           {"launched_steps", num_launched_},
           {"programs", programs_->num_kernels()},
-          {"programs_from_ptx", programs_->num_built()}};
+          {"programs_from_ptx", programs_->num_built()},
+          {"drawn_on_device", sampling_ == nullptr ? 0 : sampling_->num_on_device()},
+          {"drawn_on_host", sampling_ == nullptr ? 0 : sampling_->num_on_host()}};
 }
 
 }  // namespace llmc

@@ -9,12 +9,12 @@ namespace {
 
 class OpenCuda final : public OpenDevice {
  public:
-  OpenCuda(CuMachinePtr machine, CuGraphBudget budget) : machine_(std::move(machine)), budget_(budget) {}
+  OpenCuda(CuMachinePtr machine, const CudaDeviceOptions& options) : machine_(std::move(machine)), options_(options) {}
 
   Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
               std::unique_ptr<Device>* out) const override {
     std::unique_ptr<CudaDevice> device;
-    LLMC_RETURN_IF_ERROR(CudaDevice::Create(machine_, std::move(artifact), load.num_blocks, budget_, &device));
+    LLMC_RETURN_IF_ERROR(CudaDevice::Create(machine_, std::move(artifact), load.num_blocks, options_, &device));
     *out = std::move(device);
     return Status::Ok();
   }
@@ -23,24 +23,25 @@ class OpenCuda final : public OpenDevice {
 
  private:
   CuMachinePtr machine_;
-  CuGraphBudget budget_;
+  CudaDeviceOptions options_;
 };
 
 Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   constexpr uint32_t kMostMib = 1 << 24;
   CuChoice choice;
-  CuGraphBudget budget;
+  CudaDeviceOptions options;
   uint32_t graph_mib = kMostMib;
   OptionReader reader("cuda", given);
   reader.Text("library", &choice.library);
   reader.Number("device", 1024, &choice.device);
-  reader.Flag("eager", &budget.eager);
+  reader.Flag("eager", &options.graphs.eager);
+  reader.Flag("sample", &options.sample);
   reader.Number("graph_mib", kMostMib, &graph_mib);
   LLMC_RETURN_IF_ERROR(reader.Finish());
-  budget.bytes = uint64_t{graph_mib} << 20;
+  options.graphs.bytes = uint64_t{graph_mib} << 20;
   CuMachinePtr machine;
   LLMC_RETURN_IF_ERROR(CuMachine::Open(choice, &machine));
-  *out = std::make_unique<OpenCuda>(std::move(machine), budget);
+  *out = std::make_unique<OpenCuda>(std::move(machine), options);
   return Status::Ok();
 }
 

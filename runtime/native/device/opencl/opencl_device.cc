@@ -62,7 +62,10 @@ Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runn
     LLMC_RETURN_IF_ERROR(RunEmpty(out, static_cast<uint32_t>(g)));
   }
   // Its kernels are those of any graph, and may be at work.
-  if (sampling_ != nullptr && first_new == 0) LLMC_RETURN_IF_ERROR(sampling_->RunEmpty(out->work.logits));
+  if (sampling_ != nullptr && first_new == 0) {
+    sampling_->set_logits(out->work.logits);
+    LLMC_RETURN_IF_ERROR(sampling_->RunEmpty());
+  }
   out->programs->Store();
   return Status::Ok();
 }
@@ -183,7 +186,10 @@ Status OpenClDevice::Wait(Fence, const float** logits) {
 }
 
 Status OpenClDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) {
-  if (!tasks.empty()) return sampling_->Draw(run_.work.logits, tasks, outcomes);
+  if (!tasks.empty()) {
+    sampling_->set_logits(run_.work.logits);
+    return sampling_->Draw(tasks, outcomes);
+  }
   LLMC_RETURN_IF_CL_ERROR("A step on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
   return Status::Ok();
 }

@@ -57,7 +57,8 @@ def test_a_model_matches_transformers_and_itself(
             device, pages = Replayer(artifact, num_blocks=8, **options), Pages(8, artifact.info.block_size)
             found.append([replay(device, g, pages, [(g, tokens[:n], 0)]) for g, n in enumerate(rows)])
             device.close()
-            assert {how for _, _, how in stub.launches()} == ways
+            of_steps = [how for name, _, how in stub.launches() if not name.startswith("sample_")]
+            assert set(of_steps) == ways
     assert np.array_equal(np.array(found[0]).view(np.int32), np.array(found[1]).view(np.int32))
     assert np.array_equal(np.array(found[0]).view(np.int32), np.array(found[2]).view(np.int32))
     assert stub.report() == ""

@@ -1,0 +1,50 @@
+// CuSampling: the kernels that draw tokens, in a stream of CUDA.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "artifact/artifact.h"
+#include "core/status.h"
+#include "device/cuda/cu_handles.h"
+#include "device/cuda/cu_programs.h"
+#include "device/gpu/gpu_sampling.h"
+
+namespace llmc {
+
+// All of it in a scope of the machine.
+class CuSampling final : public GpuSampling {
+ public:
+  // *out stays empty where the artifact has no such kernels. logits: of every step.
+  static Status Make(const CuMachinePtr& machine, const Artifact& artifact, const CuPrograms& programs,
+                     CuPointer logits, CuStreamHandle stream, std::unique_ptr<CuSampling>* out);
+
+ private:
+  CuSampling(CuMachinePtr machine, const Artifact& artifact, const SampleKernels& kernels, CuPointer logits,
+             CuStreamHandle stream)
+      : GpuSampling(artifact, kernels), machine_(std::move(machine)), logits_(logits), stream_(stream) {}
+  Status Write(const unsigned char* from, uint64_t bytes) override;
+  Status Launch(SampleStage stage, uint32_t groups) override;
+  Status Read(uint64_t begin, uint64_t bytes, unsigned char* to) override;
+  Status ReadRow(uint32_t row, float* to) override;
+  Status Finish() override;
+  CuPointer PlaceOf(SampleOperand operand) const;
+
+  CuMachinePtr machine_;
+  CuPointer logits_;
+  CuStreamHandle stream_;
+  CuFunction kernels_[kNumSampleStages] = {};
+  uint32_t items_[kNumSampleStages] = {};
+  CuBuffer upload_, scratch_, result_;
+  // The driver copies from and to pinned memory alone without waiting.
+  struct Arriving {
+    const unsigned char* pinned;
+    unsigned char* to;
+    uint64_t bytes;
+  };
+  CuPinned written_, read_;
+  std::vector<Arriving> arriving_;
+};
+
+}  // namespace llmc
