@@ -19,11 +19,10 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_draw,
     sample_edit,
     sample_mask,
-    sample_rank,
     sample_scan,
     sample_sum,
-    sample_top,
 )
+from llmc.compiler.targets.gpu.kernels.sampling_top import sample_rank, sample_top
 from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, tensor_layer
 from llmc.compiler.targets.reference.kernels.frame import called
