@@ -14,6 +14,7 @@ import typer
 
 from llmc.cli.options.verify import check_bytes
 from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, graph_onnx
+from llmc.cli.render.ranks import ranks_data, ranks_text
 from llmc.cli.render.stored_weights import (
     bits_per_weight,
     error_column,
@@ -114,6 +115,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         "source": manifest.get("source"),
         "merged_lora": manifest.get("merged_lora") or [],
         "adapters": _adapters(tables),
+        "ranks": ranks_data(tables),
         "model": {
             **asdict(tables.model),
             "kv_dtype": tables.model.kv.name,
@@ -214,6 +216,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         *_task(tables, manifest),
         *_origin(data),
         *_adapter_text(data["adapters"]),
+        *ranks_text(data["ranks"]),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
             ("bucket", "tokens", "sequences", "row unit", "commands", "arena bytes"),

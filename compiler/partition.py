@@ -7,14 +7,13 @@ divided by rows of the vocabulary. The embedding and all that is as wide as the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.weight_request import WeightRequest
-from llmc.graphs_format import MAX_RANKS
+from llmc.graphs_format import MAX_RANKS, name_in_model
 from llmc.models.config import ModelConfig
 from llmc.models.loader import Parameter
 from llmc.models.sources.sliced import ColumnsOf, RowsOf, splits_columns
@@ -186,14 +185,11 @@ def rank_name(name: str, rank: int) -> str:
     return f"rank{rank}.{name}"
 
 
-_OF_RANK = re.compile(r"^rank\d+\.")
-
-
 def of_one_rank(request: WeightRequest) -> WeightRequest:
     """The request under the name that the weight has in the model."""
-    return replace(request, name=_OF_RANK.sub("", request.name))
+    return replace(request, name=name_in_model(request.name))
 
 
 def shared_weights(names: Iterable[str]) -> int:
     """How many of the stored tensors, by name, all ranks share."""
-    return sum(_OF_RANK.match(name) is None for name in names)
+    return sum(name == name_in_model(name) for name in names)

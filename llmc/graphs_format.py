@@ -89,6 +89,12 @@ MAX_ADAPTER_PARTS = 8
 _CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
 _BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
 _CRC_OFFSET = 28
+_OF_RANK = re.compile(r"^rank\d+\.")
+
+
+def name_in_model(name: str) -> str:
+    """The name of a weight without the rank that has it."""
+    return _OF_RANK.sub("", name)
 
 
 def layout(record: str) -> struct.Struct:

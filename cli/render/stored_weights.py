@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from llmc.graphs_format import DTYPES
+from llmc.graphs_format import DTYPES, name_in_model
 from llmc.graphs_records import Tables
 from llmc.quantize import QuantizeError, layer_kind
 from llmc.quantize.conversion import conversion_of, error_of, error_text
@@ -19,7 +19,7 @@ def stored_weights(tables: Tables, manifest: Mapping[str, Any]) -> list[dict[str
     known = manifest.get("weights") or {}
     weights = []
     for weight in tables.weights:
-        dtype, whole = DTYPES[weight.dtype], whole_name(weight.name, known)
+        dtype, whole = DTYPES[weight.dtype], whole_name(name_in_model(weight.name), known)
         weights.append(
             {
                 "name": weight.name,
@@ -31,7 +31,7 @@ def stored_weights(tables: Tables, manifest: Mapping[str, Any]) -> list[dict[str
                 "layout": weight.layout,
                 "file_offset": weight.file_offset,
                 "bytes": weight.bytes,
-                "sources": known.get(weight.name, {}).get("sources", []),
+                "sources": known.get(name_in_model(weight.name), {}).get("sources", []),
             }
         )
     return weights

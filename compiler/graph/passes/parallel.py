@@ -6,7 +6,7 @@ its bias and residual are added behind it, once, to the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tvm import relax
 
@@ -52,7 +52,7 @@ class _Joiner(Rewriter):
         return self._gathered(step, site, tensors) if name == HEAD else self._summed(step, site, tensors)
 
     def _summed(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:
-        added = {name: tensors.pop(name) for name in ("bias", "residual") if name in tensors}
+        added: dict[str, relax.Expr] = {n: tensors.pop(n) for n in ("bias", "residual") if n in tensors}
         part = self.builder.emit(self.call(site, site.op, _without(site, added), tensors, step.var.ty))
         width = int(site.attributes["weight_shapes"]["weight"][0])
         return self.call(self._site(site, width), ALL_REDUCE.name, {}, {"x": part, **added}, step.var.ty)
@@ -72,7 +72,7 @@ class _Joiner(Rewriter):
         return Site("", attributes, ())
 
 
-def _without(site: Site, tensors: Mapping[str, object]) -> dict[str, object]:
+def _without(site: Site, tensors: Collection[str]) -> dict[str, object]:
     """Attributes of a site that is called without these tensors."""
     return {
         facts: {name: value for name, value in site.attributes[facts].items() if name not in tensors}
