@@ -197,8 +197,8 @@ class LLM(Frontend, VectorCalls):
         on_output: called with each output as its request finishes.
         on_delta: called with what continuations gained, after each step.
         Every prompt is checked before any runs. Raises RequestError for one that is empty, too long or has token ids
-        out of range. A request that the engine fails says why in its output's `error`; the others go on. When a callback
-        or a signal raises, what still runs is cancelled and the error goes on.
+        out of range. A request that the engine fails says why in its output's `error`; the others go on. When a
+        callback or a signal raises, what still runs is cancelled and the error goes on.
         """
         requests = self.prepare(prompts, params, lora=lora)
         outputs: list[RequestOutput | None] = [None] * len(requests)

@@ -9,8 +9,10 @@ _BLOCKS = re.compile(r"^[ ]*```.*?^[ ]*```[ ]*$|<!--.*?-->", re.MULTILINE | re.D
 _ITEM = re.compile(r"(?:[-*+]|\d+\.) ")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 # An end, with what may close behind it. What follows must look like a beginning: "e.g. this" goes on.
-# `name:` begins the description of a field.
-_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\")*_]))\s+(?=[\"(*_`\[]*[A-Z0-9]|[a-z_0-9]+(?:, [a-z_0-9]+)*: )")
+# A sentence may begin with a name that has an underscore, and with `name:` of a field.
+_END = re.compile(
+    r"(?:(?<=[.!?])|(?<=[.!?][\")*_]))\s+(?=[\"(*_`\[]*[A-Z0-9]|[a-z0-9]+_|[a-z_0-9]+(?:, [a-z_0-9]+)*: )"
+)
 
 
 def sentences(text: str) -> Iterator[str]:
