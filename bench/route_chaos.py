@@ -1,9 +1,9 @@
 """Chaos: many requests to `llmc route` while its replicas are killed; nothing may be lost, and nothing doubled.
 
-    python -m bench.route_chaos ARTIFACT [--requests 2000] [--replicas 3] [--every 5] [--concurrency 64] [--json]
+    python -m bench.route_chaos ARTIFACT [--requests 2000] [--replicas 3] [--every 5] [--spare 0] [--json]
 
 Each request is asked twice: first of undisturbed replicas, then while one of them is killed with SIGKILL every few
-seconds. Half of them stream. The texts must be equal, and each stream must end once. Exit code 1 if any is not.
+seconds, unless no more than --spare are ready. Half of the requests stream. The texts must be equal, and each stream must end once. Exit code 1 if any is not.
 """
 
 from __future__ import annotations
@@ -127,14 +127,14 @@ def digest(response: httpx.Response, *, streams: bool, num_tokens: int) -> str:
     return hashlib.sha256("".join(choice["text"] for choice in choices).encode()).hexdigest()
 
 
-async def kill_now_and_then(url: str, every_s: float, rng: random.Random) -> int:
+async def kill_now_and_then(url: str, every_s: float, spare: int, rng: random.Random) -> int:
     """Kills a ready replica every few seconds until it is cancelled; returns how many."""
     kills = 0
     try:
         while True:
             await asyncio.sleep(every_s)
             ready = [one for one in await asyncio.to_thread(replicas_of, url) if one["state"] == "ready"]
-            if ready:
+            if len(ready) > spare:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rng.choice(ready)["pid"], signal.SIGKILL)
                     kills += 1
@@ -148,12 +148,12 @@ def metric(url: str, name: str) -> int:
     return int(float(next(line.split()[1] for line in lines if line.startswith(f"{name} "))))
 
 
-async def chaos(url: str, count: int, concurrency: int, max_tokens: int, every_s: float) -> Outcome:
+async def chaos(url: str, count: int, concurrency: int, max_tokens: int, every_s: float, spare: int) -> Outcome:
     """Both runs, compared."""
     began = time.monotonic()
     wanted = await run(url, count, concurrency, max_tokens)
     between = time.monotonic()
-    killer = asyncio.create_task(kill_now_and_then(url, every_s, random.Random(0)))
+    killer = asyncio.create_task(kill_now_and_then(url, every_s, spare, random.Random(0)))
     found = await run(url, count, concurrency, max_tokens)
     ended = time.monotonic()
     killer.cancel()
@@ -180,13 +180,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--every", type=float, default=5.0, metavar="S")
+    parser.add_argument("--spare", type=int, default=0, metavar="N")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     with routed(args.artifact, args.replicas, []) as url:
         print(f"llmc: {args.requests} requests, twice, at {url}", file=sys.stderr)
-        outcome = asyncio.run(chaos(url, args.requests, args.concurrency, args.max_tokens, args.every))
+        outcome = asyncio.run(chaos(url, args.requests, args.concurrency, args.max_tokens, args.every, args.spare))
     if args.json:
         print(json.dumps(asdict(outcome)))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -20,8 +21,9 @@ from .config import RouterConfig
 from .fleet import Fleet
 from .metrics import RouterMetrics
 from .relay import ClientLeft, Inbound, Relay, until_left
-from .upstream import Headers
+from .upstream import Headers, ReplicaLost
 
+log = logging.getLogger("llmc.router")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PREFIX = "/v1/llmc/replicas"
 _JSON = (b"content-type", b"application/json")
@@ -57,6 +59,9 @@ class RouterApp:
             await error.response()(scope, receive, noted)
         except ClientLeft:
             status = 499
+        except ReplicaLost as error:
+            # The answer is cut off, which the client sees as the connection ends before the body does.
+            log.warning("%s %s is cut off: %s", scope["method"], scope["path"], error)
         finally:
             self._metrics.requests.labels(str(status)).inc()
 

@@ -31,12 +31,12 @@ class Fleet:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._prefixes = PrefixTable()
         self._ring = Ring(())
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: dict[str | None, deque[asyncio.Future[None]]] = {}  # by model, who came first is first
         self._pinned: dict[str, int] = {}  # streams that have begun, by artifact
 
     def add(self, name: str, url: str | None) -> Replica:
         """A replica that gets requests once it is ready; url None: it tells by `move` where it is. Raises UrlError."""
-        replica = Replica(name, url, self.config.replica_key, self.changed)
+        replica = Replica(name, url, self.config.replica_key, self._has_room, self.changed)
         self.replicas[name] = replica
         self._ring = Ring(self.replicas)
         watch = replica.watch(self.config.health_interval_s, self.config.health_timeout_s)
@@ -76,8 +76,11 @@ class Fleet:
         serves, 429 where too many wait, 503 where none came in time.
         """
         deadline = time.monotonic() + self.config.patience_s
+        # Nobody overtakes those who wait already.
+        waits = bool(self._waiters.get(model)) and artifact is None
         while True:
-            found = self._choose(model, hashes, excluded, artifact)
+            found = None if waits else self._choose(model, hashes, excluded, artifact)
+            waits = False
             if found is not None:
                 found.begin()
                 if hashes:
@@ -87,7 +90,7 @@ class Fleet:
                 names = ", ".join(sorted({name for replica in self.replicas.values() for name in replica.models}))
                 message = f"the model {model!r} does not exist: the replicas have {names}"
                 raise ApiError(message, status=404, param="model", code="model_not_found")
-            await self._wait(deadline, pinned=artifact is not None)
+            await self._wait(model, deadline, pinned=artifact is not None)
 
     @contextlib.contextmanager
     def pin(self, artifact: str) -> Iterator[None]:
@@ -107,9 +110,18 @@ class Fleet:
 
     def changed(self) -> None:
         """Some replica may have room: who waits looks again."""
-        for waiter in self._waiters:
-            if not waiter.done():
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _has_room(self, replica: Replica) -> None:
+        """It ended a request: one of those who wait for it takes its place."""
+        for model in (None, *replica.models):
+            waiter = next((one for one in self._waiters.get(model, ()) if not one.done()), None)
+            if waiter is not None:
                 waiter.set_result(None)
+                return
 
     def to_json(self) -> dict[str, Any]:
         """For GET /v1/llmc/replicas."""
@@ -144,7 +156,7 @@ class Fleet:
                     return able[name]
         return min(able.values(), key=lambda one: one.active)
 
-    async def _wait(self, deadline: float, *, pinned: bool) -> None:
+    async def _wait(self, model: str | None, deadline: float, *, pinned: bool) -> None:
         left = deadline - time.monotonic()
         full = any(one.ready and one.active >= self.config.max_inflight for one in self.replicas.values())
         if full and self.num_waiting >= self.config.max_waiting and not pinned:
@@ -155,7 +167,8 @@ class Fleet:
             message = f"{why}, for {self.config.patience_s:g} s now: try again later"
             raise ApiError(message, status=503, code="no_replica", headers={"Retry-After": "5"})
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        waiters = self._waiters.setdefault(model, deque())
+        waiters.append(waiter)
         self.num_waiting += 1
         try:
             await asyncio.wait_for(waiter, min(left, _LOOK_S))
@@ -163,7 +176,9 @@ class Fleet:
             pass
         finally:
             self.num_waiting -= 1
-            self._waiters.remove(waiter)
+            waiters.remove(waiter)
+            if not waiters:
+                self._waiters.pop(model, None)
 
     def _all_known(self) -> bool:
         """Every replica has said what it serves, so that a model that none has is none."""

@@ -21,10 +21,17 @@ class Replica:
     """A server at an address, which may change when it is started anew.
 
     epoch counts its lives: what was said of an earlier one does not hold any more. draining: it gets no new requests,
-    and ends those it has. on_change: called when it may take requests that it might not before, or has room.
+    and ends those it has. on_room: called when it has one request less, on_change when it may take others than before.
     """
 
-    def __init__(self, name: str, url: str | None, key: str | None, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str | None,
+        key: str | None,
+        on_room: Callable[[Replica], None],
+        on_change: Callable[[], None],
+    ) -> None:
         self.name = name
         self.upstream: Upstream | None = None
         self.state: State = "starting"
@@ -36,7 +43,7 @@ class Replica:
         self.pid: int | None = None
         self.last_error: str | None = None
         self._headers: Headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
-        self._on_change = on_change
+        self._on_room, self._on_change = on_room, on_change
         self._look = asyncio.Event()
         self._late_since: float | None = None
         if url is not None:
@@ -70,7 +77,7 @@ class Replica:
     def end(self) -> None:
         """It has one less."""
         self.active -= 1
-        self._on_change()
+        self._on_room(self)
 
     async def watch(self, interval_s: float, timeout_s: float) -> None:
         """Looks at it for ever: now and then while it is well, often while it is not."""
@@ -113,7 +120,7 @@ class Replica:
         try:
             async with asyncio.timeout(timeout_s):
                 status, body = await self.get(b"/ready")
-                if status == 200 and self.state != "ready":
+                if status == 200:
                     await self._learn()
         except TimeoutError:
             self._late(timeout_s)
@@ -129,8 +136,7 @@ class Replica:
             if self.state != "ready":
                 log.info("replica %s is ready: %s", self.name, ", ".join(self.models))
                 self.state, self.last_error = "ready", None
-            # Also where nothing changed here: adapters come and go.
-            self._on_change()
+                self._on_change()
         elif self.state == "ready":
             self.state = "starting"
             self.last_error = body.decode("utf-8", "replace")[:200]
@@ -139,6 +145,7 @@ class Replica:
         status, body = await self.get(b"/v1/models")
         if status != 200:
             raise ValueError(f"GET /v1/models gives status {status}: give --replica-api-key where it asks for a key")
+        # At every look: adapters come and go.
         self.listed = json.loads(body)["data"]
         self.models = tuple(str(model["id"]) for model in self.listed)
         self.artifact = str(self.listed[0].get("artifact", "")) if self.listed else ""

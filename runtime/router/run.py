@@ -65,6 +65,7 @@ async def _main(
             log_level=config.uvicorn_log_level,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=75,
             backlog=2048,
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from bench import route_chaos
 
 from support.failover import STREAMS
 from support.live_router import Asked, LiveRouter, ask_all, routing
@@ -150,3 +153,13 @@ def test_models_ids_and_refusals(router: LiveRouter) -> None:
     assert router.admin(f"/v1/llmc/replicas/{name}/drain").json()["state"] == "draining"
     assert router.replicas()[name]["state"] == "draining"
     assert router.admin(f"/v1/llmc/replicas/{name}/resume").json()["state"] == "ready"
+
+
+@pytest.mark.slow
+def test_chaos(english_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """bench/route_chaos.py, in small."""
+    words = ("--requests", "200", "--replicas", "2", "--every", "0.5", "--spare", "1", "--json")
+    assert route_chaos.main([str(english_artifact), *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["errors"], found["wrong"]) == (200, 0, 0)
+    assert found["kills"] > 0

@@ -1,0 +1,169 @@
+"""The parts of the router by themselves: marks in streams, prefixes, merged metrics, who gets a request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from llmc.runtime.router.config import RouterConfig
+from llmc.runtime.router.fleet import Fleet
+from llmc.runtime.router.metrics import merged
+from llmc.runtime.router.prefixes import PrefixTable, Ring, block_hashes, prompt_text
+from llmc.runtime.router.replica import Replica
+from llmc.runtime.router.stream_marks import StreamFailed, StreamMarks
+from llmc.runtime.server.errors import ApiError
+
+STREAM = (
+    b'data: {"a":"\\n: llmc 0 9"}\n\n: llmc head\n\n'
+    b'data: {"b":1}\n\ndata: {"b":2}\n\n: llmc 1 17,4\n\n: llmc 0 5\n\n'
+    b'data: {"c":1}\n\n: llmc 1 8 end\n\ndata: {"d":1}\n\n: llmc 0 end\n\ndata: [DONE]\n\n'
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_wherever_a_stream_is_cut_nothing_is_told_that_is_not_known(seed: int) -> None:
+    rng = random.Random(seed)
+    cuts = sorted(rng.sample(range(len(STREAM)), 12))
+    marks, told = StreamMarks(2), b""
+    for start, end in itertools.pairwise([0, *cuts, len(STREAM)]):
+        told += marks.feed(STREAM[start:end])
+        assert (b'"b":2' in told) == (b": llmc 1 17,4\n\n" in STREAM[:end])
+        assert (b'"c":1' in told) == (b": llmc 1 8 end\n\n" in STREAM[:end])
+    assert marks.done
+    assert told == b"".join(part + b"\n\n" for part in STREAM.split(b"\n\n") if part and not part.startswith(b":"))
+    assert marks.sent() == [{"token_ids": [5], "ended": True}, {"token_ids": [17, 4, 8], "ended": True}]
+
+
+def test_what_was_held_back_is_forgotten_with_its_replica() -> None:
+    marks = StreamMarks(1)
+    assert marks.sent() is None
+    assert marks.feed(b"data: 1\n\n: llmc head\n\ndata: 2\n\ndata: 3") == b"data: 1\n\n"
+    marks.restart()
+    assert marks.sent() == [{"token_ids": [], "ended": False}]
+    assert marks.feed(b"data: 2\n\n: llmc 0 7\n\n") == b"data: 2\n\n"
+
+
+def test_errors_of_a_replica_are_not_told_and_those_of_a_request_are() -> None:
+    own = b'data: {"error":{"type":"server_error","code":"draining"}}\n\n'
+    with pytest.raises(StreamFailed) as failed:
+        StreamMarks(1).feed(b"data: 1\n\n" + own)
+    assert failed.value.event == own
+    blamed = b'data: {"error":{"type":"invalid_request_error"}}\n\ndata: [DONE]\n\n'
+    assert StreamMarks(1).feed(blamed) == blamed
+
+
+def test_prompts_with_one_beginning_share_hashes() -> None:
+    first, second = (block_hashes(b"x" * 600 + end, 256) for end in (b"a" * 300, b"b" * 300))
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+    assert len(block_hashes(b"short", 256)) == 1
+    assert len(block_hashes(b"x" * 10**6, 256)) == 64
+    messages = [{"role": "user", "content": "a"}]
+    assert prompt_text({"messages": messages}) == prompt_text({"messages": messages, "seed": 5})
+    assert prompt_text({"prompt": ["a", "b"]}) == prompt_text({"prompt": "a"})
+    assert prompt_text({"prompt": [1, 2]}) != prompt_text({"prompt": [1, 3]})
+
+
+def test_a_replica_that_goes_moves_no_key_of_the_others() -> None:
+    names = ["a", "b", "c", "d"]
+    keys = [str(number).encode() for number in range(2000)]
+    whole, without = Ring(names), Ring(["a", "b", "c"])
+    owners = {key: list(whole.order(key)) for key in keys}
+    for key, order in owners.items():
+        assert sorted(order) == names
+        assert next(without.order(key)) == next(name for name in order if name != "d")
+    shares = [sum(order[0] == name for order in owners.values()) for name in names]
+    assert min(shares) > 200
+
+
+def test_the_table_of_prefixes_is_bounded() -> None:
+    table = PrefixTable(max_entries=3)
+    for number in range(10):
+        table.note([b"%d" % number], f"r{number}")
+    assert len(table) == 3
+    assert table.find([b"9", b"1"]) == "r9"
+    assert table.find([b"1"]) is None
+
+
+def test_metrics_of_replicas_stand_together_by_family() -> None:
+    text = b'# HELP a_total A.\n# TYPE a_total counter\na_total 1.0\n# TYPE h histogram\nh_bucket{le="1"} 2\nh_sum 3\n'
+    lines = merged({"r0": text, "r1": text}).decode().splitlines()
+    assert lines == [
+        *("# HELP a_total A.", "# TYPE a_total counter", 'a_total{replica="r0"} 1.0', 'a_total{replica="r1"} 1.0'),
+        "# TYPE h histogram",
+        *('h_bucket{replica="r0",le="1"} 2', 'h_sum{replica="r0"} 3'),
+        *('h_bucket{replica="r1",le="1"} 2', 'h_sum{replica="r1"} 3'),
+    ]
+
+
+def fleet_of(states: Sequence[tuple[str, str, str]], **options: int | float) -> Fleet:
+    """Replicas (name, model, artifact) that are ready, and that nobody looks at."""
+    fleet = Fleet(RouterConfig(**options))  # type: ignore[arg-type]
+    for name, model, artifact in states:
+        one = Replica(name, None, None, fleet._has_room, fleet.changed)
+        one.state, one.models, one.artifact = "ready", (model,), artifact
+        fleet.replicas[name] = one
+    fleet._ring = Ring(fleet.replicas)
+    return fleet
+
+
+def test_a_prefix_goes_where_it_was_unless_that_is_busy() -> None:
+    async def run() -> None:
+        fleet = fleet_of([(name, "m", "a") for name in "abcd"])
+        hashes = block_hashes(b"prompt" * 100, 256)
+        first = await fleet.acquire("m", hashes, set())
+        first.end()
+        chosen = [await fleet.acquire("m", hashes, set()) for _ in range(8)]
+        assert chosen[0] is first
+        # 1.25 × 8 requests / 4 replicas.
+        assert max(one.active for one in fleet.replicas.values()) <= 3
+
+    asyncio.run(run())
+
+
+def test_who_waits_is_served_in_turn_and_too_many_are_refused() -> None:
+    async def run() -> None:
+        fleet = fleet_of([("a", "m", "x")], max_inflight=1, max_waiting=2, patience_s=60)
+        replica = await fleet.acquire("m", (), set())
+        order: list[int] = []
+
+        async def wait(number: int) -> None:
+            one = await fleet.acquire("m", (), set())
+            order.append(number)
+            one.end()
+
+        waiting = [asyncio.create_task(wait(number)) for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            await fleet.acquire("m", (), set())
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+        replica.end()
+        await asyncio.gather(*waiting)
+        assert sorted(order) == [0, 1]
+        assert fleet.num_waiting == 0
+
+    asyncio.run(run())
+
+
+def test_models_and_artifacts_are_kept_apart() -> None:
+    async def run() -> None:
+        fleet = fleet_of([("a", "m", "x"), ("b", "m", "y"), ("c", "n", "z")], patience_s=0)
+        assert (await fleet.acquire("n", (), set())).name == "c"
+        fleet.replicas["b"].draining = True
+        assert {(await fleet.acquire("m", (), set())).name for _ in range(3)} == {"a"}
+        assert (await fleet.acquire("m", (), set(), artifact="y")).name == "b"
+        with pytest.raises(ApiError) as unknown:
+            await fleet.acquire("o", (), set())
+        assert unknown.value.status == 404
+        fleet.replicas["c"].state = "lost"
+        with pytest.raises(ApiError) as lost:
+            await fleet.acquire("n", (), set())
+        assert lost.value.status == 503
+        assert json.dumps(fleet.to_json())
+
+    asyncio.run(run())
