@@ -3,7 +3,8 @@
     python -m bench.route_chaos ARTIFACT [--requests 2000] [--replicas 3] [--every 5] [--spare 0] [--json]
 
 Each request is asked twice: first of undisturbed replicas, then while one of them is killed with SIGKILL every few
-seconds, unless no more than --spare are ready. Half of the requests stream. The texts must be equal, and each stream must end once. Exit code 1 if any is not.
+seconds, unless no more than --spare are ready. Half of the requests stream. The texts must be equal, and each stream
+must end once. Exit code 1 if any is not.
 """
 
 from __future__ import annotations
