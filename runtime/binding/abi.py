@@ -58,7 +58,7 @@ class ArtifactInfo(ctypes.Structure):
         ("target_kind", c_char * 256),
         ("target_name", c_char * 256),
         *_each(c_int32, "vector_width", "whole_prompts"),
-        *_each(c_uint32, "num_adapter_linears", "adapter_slots", "adapter_rank", "reserved"),
+        *_each(c_uint32, "num_adapter_linears", "adapter_slots", "adapter_rank", "num_ranks"),
         ("adapter_bytes", c_uint64),
     ]
 
@@ -376,6 +376,8 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_get_adapter_linear": [c_void_p, c_uint32, POINTER(AdapterLinear), _E],
     "llmc_device_list_kinds": [POINTER(DeviceKind), c_uint64, U64P, _E],
     "llmc_device_open": [c_char_p, POINTER(KeyValue), c_uint64, POINTER(c_void_p), _E],
+    "llmc_device_follow": [c_void_p, c_void_p, _E],
+    "llmc_room_report": [c_char_p, c_uint32, c_char_p, _E],
     "llmc_device_get_facts": [c_void_p, POINTER(KeyValue), c_uint64, U64P, _E],
     "llmc_replayer_create": [c_void_p, c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],
     "llmc_replayer_run": [c_void_p, c_uint32, POINTER(Batch), F32P, c_uint64, _E],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from ctypes import byref, c_void_p
+from pathlib import Path
 from typing import Any
 
 from llmc.graphs_format import PHASES
@@ -19,6 +20,7 @@ class ArtifactInfo:
     vector_width: floats of the vector that a prompt gives in place of tokens, 0: the model writes text. whole_prompts
     1: a step must hold all tokens of a prompt. num_adapter_linears: layers that LoRA adapters may be added to, of which
     adapter_slots are loaded at once, of rank adapter_rank at most; adapter_bytes: of one.
+    num_ranks: processes that run it together.
     """
 
     num_graphs: int
@@ -45,6 +47,7 @@ class ArtifactInfo:
     adapter_slots: int = 0
     adapter_rank: int = 0
     adapter_bytes: int = 0
+    num_ranks: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Artifact(Handle):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
+        self.path = Path(path)
         pointer = c_void_p()
         call("llmc_artifact_open", os.fsencode(path), byref(pointer))
         self._pointer = pointer

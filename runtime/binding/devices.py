@@ -14,6 +14,7 @@ from llmc.opencl_loader import opencl_library
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
+from llmc.runtime.binding.ranks import LocalRanks
 
 DeviceOption = str | int | bool
 
@@ -66,6 +67,8 @@ class Device(Handle):
         pointer = c_void_p()
         call("llmc_device_open", kind.encode(), native, len(given), byref(pointer))
         self._pointer = pointer
+        self.ranks: LocalRanks | None = None
+        """The other ranks, where this is rank 0 of several."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -104,8 +107,24 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By kind: keyword arguments of engines and replayers that go to the device that they open, and its names for them."""
-OPTION_NAMES = frozenset(name for names in DEVICE_OPTIONS.values() for name in names)
+RANK_CPUS = "rank_cpus"
+"""The CPUs of each rank of an artifact for several, as `parse_rank_cpus` takes them."""
+OPTION_NAMES = frozenset({RANK_CPUS, *(name for names in DEVICE_OPTIONS.values() for name in names)})
 """Those of all kinds. None stands for the default; one that the artifact's kind does not have changes nothing."""
+
+
+def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None) -> Iterator[Device]:
+    """Rank 0's device. The others are started, and do their part of the first thing that is made on it."""
+    kind = artifact.info.target_kind
+    ranks = LocalRanks(artifact.info.num_ranks, cpus)
+    with Device(kind, {**given, **ranks.options(0)}) as opened:
+        ranks.start(artifact.path, kind, {name: _text(value) for name, value in given.items()})
+        opened.ranks = ranks
+        ranks.bind()
+        try:
+            yield opened
+        finally:
+            ranks.unbind()
 
 
 @contextlib.contextmanager
@@ -119,6 +138,10 @@ def device_for(
     kind = artifact.info.target_kind
     names = DEVICE_OPTIONS.get(kind, {})
     given = {names[name]: value for name, value in options.items() if name in names and value is not None}
+    if device is None and artifact.info.num_ranks > 1:
+        cpus = options.get(RANK_CPUS)
+        yield from _of_ranks(artifact, {**_defaults(kind), **given}, None if cpus is None else str(cpus))
+        return
     if device is None:
         with Device(kind, given) as opened:
             yield opened

@@ -237,6 +237,7 @@ class Engine(Handle):
         native.draft = None if draft is None else draft.pointer
         with device_for(artifact, device, options) as opened:
             call("llmc_engine_create", opened.pointer, artifact.pointer, byref(native), byref(pointer))
+            self.ranks = opened.ranks
         self._pointer = pointer
         self._events = (abi.Event * self._POLL_CAPACITY)()
         self._adapter_linears = artifact.adapter_linears()
@@ -391,6 +392,8 @@ class Engine(Handle):
 
     def wait(self, timeout_s: float | None = None) -> Ready:
         """Blocks, without the interpreter's lock, until there are events or work, or for timeout_s (None: no limit)."""
+        if self.ranks is not None:
+            self.ranks.check()
         ready = c_uint32()
         timeout_ns = _FOREVER if timeout_s is None else max(0, int(timeout_s * 1e9))
         call("llmc_engine_wait", self.pointer, timeout_ns, byref(ready))

@@ -71,6 +71,7 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     value.num_adapter_linears = static_cast<uint32_t>(a.adapters().size());
     value.adapter_slots = static_cast<uint32_t>(model.adapter_slots);
     value.adapter_rank = static_cast<uint32_t>(model.adapter_rank);
+    value.num_ranks = a.num_ranks();
     for (const llmc::AdapterRecord& adapter : a.adapters()) value.adapter_bytes += adapter.slot_bytes;
     llmc::WriteStruct(value, info->struct_size, info);
     return Status::Ok();

@@ -1,0 +1,129 @@
+"""The other ranks of an artifact for several, as child processes of this one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError, call
+
+
+def parse_rank_cpus(text: str, num_ranks: int) -> list[set[int]]:
+    """The CPUs of each rank: "0-3,4-7" gives rank 0 the CPUs 0 to 3. Raises ValueError."""
+    parts = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(first) > int(last or first):
+            raise ValueError(f"rank_cpus {text!r} has {part!r}: use a range of CPUs for each rank, such as 0-3,4-7")
+        parts.append(set(range(int(first), int(last or first) + 1)))
+    if len(parts) != num_ranks:
+        raise ValueError(f"rank_cpus {text!r} is for {len(parts)} ranks and the artifact for {num_ranks}")
+    missing = set().union(*parts) - os.sched_getaffinity(0)
+    if missing:
+        raise ValueError(f"rank_cpus {text!r} names CPU {min(missing)}, which this process may not use")
+    return parts
+
+
+def shares_of(cores: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]]:
+    """The CPUs of each rank: whole cores, neighbours together, as far as there are as many cores as ranks."""
+    units = list(cores) if len(cores) >= num_ranks else [[cpu] for core in cores for cpu in core]
+    if len(units) < num_ranks:
+        return [{cpu for unit in units for cpu in unit}] * num_ranks
+    ends = [len(units) * rank // num_ranks for rank in range(num_ranks + 1)]
+    return [{cpu for unit in units[first:end] for cpu in unit} for first, end in itertools.pairwise(ends)]
+
+
+def _cores() -> list[list[int]]:
+    """The CPUs that this process may use, by core."""
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        try:
+            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        cores.setdefault(core, []).append(cpu)
+    return list(cores.values())
+
+
+class LocalRanks:
+    """Starts the ranks 1 … of an artifact when rank 0 has opened its device with `options`, and watches them.
+
+    They end when rank 0's engine is released, or its process. Raises ValueError.
+    """
+
+    def __init__(self, num_ranks: int, rank_cpus: str | None = None) -> None:
+        """rank_cpus: as `parse_rank_cpus` takes them; None: the CPUs of this process are shared out."""
+        self._cpus = shares_of(_cores(), num_ranks) if rank_cpus is None else parse_rank_cpus(rank_cpus, num_ranks)
+        self._num_ranks = num_ranks
+        self._memory = os.memfd_create("llmc-ranks")
+        self._room = f"/proc/self/fd/{self._memory}"
+        self._left = num_ranks
+        self._lock = threading.Lock()
+        self._own_cpus: set[int] = set()
+        self.failure: str | None = None
+        self.pids: list[int] = []
+
+    def options(self, rank: int) -> dict[str, str]:
+        """Those of the device of a rank."""
+        return {"room": self._room, "rank": str(rank), "ranks": str(self._num_ranks)}
+
+    def start(self, artifact: Path, kind: str, options: Mapping[str, str]) -> None:
+        """Starts the processes; rank 0 has opened its device. options: what else the devices are opened with."""
+        for rank in range(1, self._num_ranks):
+            work = {
+                "artifact": str(artifact), "kind": kind, "cpus": sorted(self._cpus[rank]),
+                "options": {**options, **self.options(rank)},
+            }  # fmt: skip
+            child = subprocess.Popen(
+                [sys.executable, "-m", "llmc.runtime.follow", json.dumps(work)],
+                stdin=subprocess.PIPE,  # it ends with this process
+                stdout=subprocess.DEVNULL,
+                pass_fds=(self._memory,),
+            )
+            self.pids.append(child.pid)
+            with self._lock:
+                self._left += 1
+            threading.Thread(target=self._watch, args=(rank, child), name=f"llmc-rank-{rank}", daemon=True).start()
+        self._release(self._num_ranks)
+
+    def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
+        code = child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+        if code != 0:
+            how = f"ended with exit code {code}"
+            if code < 0:
+                how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            why = f"its process {child.pid} {how}"
+            self.failure = f"Rank {rank} of {self._num_ranks} has failed: {why}; start anew."
+            call("llmc_room_report", self._room.encode(), rank, why.encode())
+        self._release(1)
+
+    def _release(self, count: int) -> None:
+        """Closes the memory with the last of those that use it."""
+        with self._lock:
+            self._left -= count
+            last = self._left == 0
+        if last:
+            os.close(self._memory)
+
+    def check(self) -> None:
+        """Raises LlmcError once a rank has ended."""
+        if self.failure is not None:
+            raise LlmcError(ERROR_NAMES.index("internal"), self.failure)
+
+    def bind(self) -> None:
+        """The calling thread, and those that it starts, keep to the CPUs of rank 0 until `unbind`."""
+        self._own_cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cpus[0])
+
+    def unbind(self) -> None:
+        """The calling thread may use the CPUs again that it had before `bind`."""
+        os.sched_setaffinity(0, self._own_cpus)
