@@ -102,7 +102,8 @@ class LocalRanks:
             if code < 0:
                 how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
             why = f"its process {child.pid} {how}"
-            self.failure = f"Rank {rank} of {self._num_ranks} has failed: {why}; start anew."
+            with self._lock:  # those that end because of the first one are no news
+                self.failure = self.failure or f"Rank {rank} of {self._num_ranks} has failed: {why}; start anew."
             call("llmc_room_report", self._room.encode(), rank, why.encode())
         self._release(1)
 
