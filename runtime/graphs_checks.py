@@ -192,7 +192,9 @@ def _check_collective(tables: Tables, graph: Graph, command: Command, collective
     what = f"graph {graph.name} has an {COLLECTIVES[collective.op]} that"
     rows = (graph.max_tokens, graph.max_samples)[collective.rows]
     whole = rows * collective.width * 4
-    parts = [(whole // tables.model.num_ranks if collective.op == _ALL_GATHER else whole, (_ARENA,))]
+    parts: list[tuple[int, tuple[int, ...]]] = [
+        (whole // tables.model.num_ranks if collective.op == _ALL_GATHER else whole, (_ARENA,))
+    ]
     if collective.adds & ADDS_BIAS:
         parts.append((collective.width * 4, (_WEIGHT,)))
     if collective.adds & ADDS_RESIDUAL:

@@ -365,8 +365,8 @@ class Engine(Handle):
     def set_token_masks(
         self, request_id: int, output_index: int, words: Sequence[npt.NDArray[np.uint32]], guesses: Sequence[int]
     ) -> None:
-        """The mask of the next token, then one behind each guess, so that a step may check these guesses. Tokens past the
-        end of a mask are not allowed. Guesses change no token. Raises LlmcError."""
+        """The mask of the next token, then one behind each guess, so that a step may check these guesses. Tokens past
+        the end of a mask are not allowed. Guesses change no token. Raises LlmcError."""
         if len(words) != len(guesses) + 1:
             raise ValueError(f"there are {len(words)} masks for {len(guesses)} guesses; pass one more than guesses")
         masks, tokens = np.zeros((len(words), max(map(len, words))), np.uint32), int32("guesses", guesses)

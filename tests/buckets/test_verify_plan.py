@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_it_is_near_what_brute_force_finds(
 def test_free_rows_are_taken_and_dear_ones_are_not() -> None:
     demand = Demand("decode", np.array([4]), np.array([50]), np.array([100.0]))
     ladder = [Bucket("decode", 4, 64)]
-    options = {"guesses": 7, "odds": 0.8, "max_num_seqs": 4, "block_size": BLOCK}
+    options: dict[str, Any] = {"guesses": 7, "odds": 0.8, "max_num_seqs": 4, "block_size": BLOCK}
     cheap = plan_verify(demand, ladder, Machine(0.0, 0.0), **options)
     assert [str(bucket) for bucket in cheap.buckets] == ["decode:32x64"]
     assert cheap.plain / cheap.cost == pytest.approx(sum(0.8**i for i in range(8)))

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import struct
 import zlib
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_an_artifact_of_one_rank_has_all_weights() -> None:
     assert (tables.header.version, tables.weights_of(0)) == (f.VERSION_WITHOUT_ADAPTERS, WEIGHTS)
 
 
-def command(number: int, **changes: object) -> tuple[w.CommandRecord, ...]:
+def command(number: int, **changes: Any) -> tuple[w.CommandRecord, ...]:
     changed = COMMANDS[number]._replace(**changes)
     return (*COMMANDS[:number], changed, *COMMANDS[number + 1 :])
 

@@ -82,6 +82,7 @@ def test_a_draft_is_warm_before_requests_and_in_the_budget(llama: tuple[Path, Ar
         with LLM(model, num_threads=1, draft=model, memory_utilization=0.5, kv_bytes=1 << 20, skip_warmup=skip) as llm:
             assert llm.engine.has_draft
             assert llm.warm_up.num_warm == (0 if skip else len(graphs))
+            assert llm.budget is not None
             assert any("the draft's" in line for line in llm.budget.lines)
             assert llm.engine.warm_draft() > 0
     with Engine(llama[1], num_threads=1) as engine, pytest.raises(LlmcError, match="engine has no draft to make warm"):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from llmc.runtime.params import SamplingParams
 
 from support.tiny_models import make_tiny_model
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 516, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 16,
 }  # fmt: skip

@@ -93,7 +93,7 @@ typedef struct llmc_artifact_info {
   uint32_t adapter_slots;       /* adapters that are loaded at once; 0: none can be */
   uint32_t adapter_rank;        /* the largest of one */
   uint32_t num_ranks;           /* processes that run it together; kv_block_bytes is of each */
-  uint64_t adapter_bytes; /* of one adapter over all layers, of the largest rank */
+  uint64_t adapter_bytes;       /* of one adapter over all layers, of the largest rank */
 } llmc_artifact_info;
 
 #define LLMC_MAX_ADAPTER_PARTS 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_a_model_matches_transformers_and_itself(
 def test_tensor_cores_give_every_bucket_and_chunk_the_same_bits(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
     model = make_tiny_model(tmp_path / "model", "qwen3", **sizes)
     stub = compiled(model, tmp_path, kernel_cache, monkeypatch, buckets=_SMALL, dtype="bf16")
     with Artifact(tmp_path / "out") as artifact:
