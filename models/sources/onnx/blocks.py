@@ -6,7 +6,8 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,6 @@ from llmc.quantize.formats.integers import ZERO, Integers
 if TYPE_CHECKING:
     import onnx
 
-    from llmc.models.sources.onnx.file import OnnxFile
-
 OPERATOR = ("com.microsoft", "MatMulNBits")
 NUMBERS, SCALES, ZEROS, ORDER, BIAS = 1, 2, 3, 4, 5
 """Places of its inputs, the first of which is multiplied."""
@@ -33,6 +32,20 @@ _BITS, _STEP = (4, 8), 32
 BLOCK_TYPES = tuple(f"int{bits}" for bits in _BITS)
 """How types of matrices are called."""
 _ELEMENTS = 1 << 16  # whose temporaries stay in cache
+
+
+class File(Protocol):
+    """What is asked of an `OnnxFile`."""
+
+    path: Path
+    model: onnx.ModelProto
+    initializers: dict[str, onnx.TensorProto]
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> np.dtype[Any] | None: ...
+
+    def array(self, name: str) -> Array: ...
 
 
 def values_name(node: onnx.NodeProto) -> str:
@@ -109,7 +122,7 @@ class _BlockTensor(Tensor):
             convert(format.value(quantized).astype(np.float32), some)
 
 
-def block_matrices(file: OnnxFile) -> dict[str, BlockMatrix]:
+def block_matrices(file: File) -> dict[str, BlockMatrix]:
     """By `values_name`. Raises ModelError."""
     nodes = [node for node in file.model.graph.node if (node.domain, node.op_type) == OPERATOR]
     return {values_name(node): _Reader(file, node).matrix() for node in nodes}
@@ -118,7 +131,7 @@ def block_matrices(file: OnnxFile) -> dict[str, BlockMatrix]:
 class _Reader:
     """What one node says, checked."""
 
-    def __init__(self, file: OnnxFile, node: onnx.NodeProto) -> None:
+    def __init__(self, file: File, node: onnx.NodeProto) -> None:
         self._file, self._node = file, node
         self._called = f"{file.path}: node {brief_name(node.name or node.output[0])} (MatMulNBits)"
         self._attributes = {a.name: a.i for a in node.attribute}
