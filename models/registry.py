@@ -185,7 +185,7 @@ def family_of(fields: Fields) -> Family:
     model_type = fields.text("model_type")
     architectures = fields.raw("architectures", [])
     for name in architectures if isinstance(architectures, list) else ():
-        if name in _GUESSING_HEADS:
+        if isinstance(name, str) and name in _GUESSING_HEADS:
             raise ModelError(
                 f"{fields.origin}: {name} is a head that guesses from the hidden states of another model, which is not "
                 "supported; give a smaller model of the same family as --draft"

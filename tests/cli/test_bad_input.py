@@ -170,7 +170,7 @@ def test_wrong_compile_flags(
 # ---- artifacts -------------------------------------------------------------------------------------------------
 
 ARTIFACT_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "other version": (lambda a: patch_graphs(a, 8, 7), "version 7"),
+    "other version": (lambda a: patch_graphs(a, 8, 99), "version 99"),
     "other magic": (lambda a: flip(a / "graphs.bin", 0), "graphs.bin"),
     "flipped graphs": (lambda a: flip(a / "graphs.bin", 2000), "graphs.bin"),
     "truncated graphs": (lambda a: keep(a / "graphs.bin", 3000), "graphs.bin"),
