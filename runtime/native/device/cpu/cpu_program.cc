@@ -120,6 +120,7 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
 StreamedWeight CpuProgram::Streamed(const CommandRecord& command, const Step& step) const {
   const Artifact& artifact = *artifact_;
   const uint32_t parts = WeightPartsOf(artifact, command);
+  if (parts == 0) return {};
   for (uint32_t o = 0; o < command.num_operands; ++o) {
     const OperandRecord& operand = artifact.operands()[command.first_operand + o];
     if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;

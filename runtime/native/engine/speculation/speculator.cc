@@ -77,7 +77,11 @@ std::vector<int32_t> Speculator::Offer(Sequence* s) {
   lookup.Follow(s->tokens);
   const double odds = acceptance_.Odds(s->lookahead->evidence, lookup.match_length());
   uint32_t count = 0;
-  for (double likely = odds; count < most && (always_ || likely >= kLeastOffered); likely *= odds) ++count;
+  double likely = odds;
+  while (count < most && (always_ || likely >= kLeastOffered)) {
+    likely *= odds;
+    ++count;
+  }
   lookup.Guess(s->tokens, count, &offered);
   return offered;
 }
