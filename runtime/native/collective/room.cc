@@ -35,7 +35,7 @@ inline void Pause() {
 #endif
 }
 
-Status Invalid(const std::string& what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, what); }
+Status WrongRoom(const std::string& what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, what); }
 
 Status SystemError(const std::string& path, const char* what, int error) {
   return Status::Error(LLMC_ERR_IO, "The ranks' shared memory " + path + " " + what + ": " + std::strerror(error) +
@@ -82,7 +82,8 @@ struct Room::Mapping {
     }
     ::close(fd);
     if (error != 0) return SystemError(path, "cannot be used", error);
-    if (mapping->data == nullptr) return Invalid("The file " + path + " is no memory of ranks: rank 0 opens it first.");
+    if (mapping->data == nullptr)
+      return WrongRoom("The file " + path + " is no memory of ranks: rank 0 opens it first.");
     *out = std::move(mapping);
     return Status::Ok();
   }
@@ -92,7 +93,7 @@ struct Room::Mapping {
         bytes >= BytesFor(header->num_ranks)) {
       return Status::Ok();
     }
-    return Invalid("The file " + path + " is no memory of ranks: rank 0 opens it first.");
+    return WrongRoom("The file " + path + " is no memory of ranks: rank 0 opens it first.");
   }
 };
 
@@ -103,13 +104,13 @@ Status Room::Open(const std::string& path, uint32_t rank, uint32_t num_ranks, st
   std::shared_ptr<Mapping> mapping;
   if (rank == 0) {
     if (num_ranks < 1 || num_ranks > kMostRanks) {
-      return Invalid("The number of ranks is " + std::to_string(num_ranks) + "; use 1 to " +
-                     std::to_string(kMostRanks) + ".");
+      return WrongRoom("The number of ranks is " + std::to_string(num_ranks) + "; use 1 to " +
+                       std::to_string(kMostRanks) + ".");
     }
     LLMC_RETURN_IF_ERROR(Mapping::Map(path, Mapping::BytesFor(num_ranks), &mapping));
     auto* header = reinterpret_cast<Header*>(mapping->data);
     if (header->magic.load(std::memory_order_acquire) != 0) {
-      return Invalid("The memory of ranks " + path + " has a rank 0 already; give each group of ranks its own.");
+      return WrongRoom("The memory of ranks " + path + " has a rank 0 already; give each group of ranks its own.");
     }
     new (header) Header{};
     for (uint32_t r = 0; r < num_ranks; ++r) {
@@ -122,8 +123,8 @@ Status Room::Open(const std::string& path, uint32_t rank, uint32_t num_ranks, st
     LLMC_RETURN_IF_ERROR(mapping->Check(path));
     const uint32_t said = reinterpret_cast<const Header*>(mapping->data)->num_ranks;
     if (rank >= said || (num_ranks != 0 && num_ranks != said)) {
-      return Invalid("Rank " + std::to_string(rank) + " of " + std::to_string(num_ranks == 0 ? said : num_ranks) +
-                     " does not belong into memory of " + std::to_string(said) + " ranks.");
+      return WrongRoom("Rank " + std::to_string(rank) + " of " + std::to_string(num_ranks == 0 ? said : num_ranks) +
+                       " does not belong into memory of " + std::to_string(said) + " ranks.");
     }
     num_ranks = said;
   }
@@ -134,7 +135,7 @@ Status Room::Open(const std::string& path, uint32_t rank, uint32_t num_ranks, st
 }
 
 Status Room::Join(const std::shared_ptr<Room>& other, uint32_t rank, std::shared_ptr<Room>* out) {
-  if (rank >= other->num_ranks_) return Invalid("There is no rank " + std::to_string(rank) + " in this room.");
+  if (rank >= other->num_ranks_) return WrongRoom("There is no rank " + std::to_string(rank) + " in this room.");
   std::shared_ptr<Room> room(new Room(other->mapping_, rank, other->num_ranks_));
   LLMC_RETURN_IF_ERROR(room->Enter());
   *out = std::move(room);
@@ -146,7 +147,7 @@ Status Room::Report(const std::string& path, uint32_t rank, const std::string& w
   LLMC_RETURN_IF_ERROR(Mapping::Map(path, 0, &mapping));
   LLMC_RETURN_IF_ERROR(mapping->Check(path));
   const uint32_t num_ranks = reinterpret_cast<const Header*>(mapping->data)->num_ranks;
-  if (rank >= num_ranks) return Invalid("There is no rank " + std::to_string(rank) + " in this room.");
+  if (rank >= num_ranks) return WrongRoom("There is no rank " + std::to_string(rank) + " in this room.");
   // No member: it must not leave.
   Room visitor(std::move(mapping), num_ranks, num_ranks);
   visitor.Fail(rank, why);
@@ -161,7 +162,7 @@ Status Room::Enter() {
   uint32_t none = 0;
   if (!own().entered.compare_exchange_strong(none, 1)) {
     const uint32_t rank = std::exchange(rank_, num_ranks_);  // it is the other's to leave
-    return Invalid("Rank " + std::to_string(rank) + " is there already; give each process a rank of its own.");
+    return WrongRoom("Rank " + std::to_string(rank) + " is there already; give each process a rank of its own.");
   }
   const auto pid = static_cast<int32_t>(::getpid());
   own().process_start.store(StartOfProcess(pid), std::memory_order_relaxed);
