@@ -15,7 +15,7 @@ bool IsOfRanks(const std::pair<std::string, std::string>& option) {
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return option.first == name; });
 }
 
-Status Invalid(const std::string& what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, what); }
+Status WrongRanks(const std::string& what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, what); }
 
 // Does one thing that rank 0 has said.
 Status Obey(const RankMessage& said, Device* device) {
@@ -53,7 +53,7 @@ Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std
   reader.Number("ranks", kMostRanks, &ranks);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   if (path.empty()) {
-    return Invalid(
+    return WrongRanks(
         "The options rank and ranks of a device need the option room, the path of memory that the ranks share.");
   }
   std::unique_ptr<OpenDevice> own;
@@ -77,20 +77,20 @@ std::vector<std::pair<std::string, std::string>> OpenRanks::Facts() const {
 
 Status OpenRanks::CheckRole(bool leads) const {
   if (leads != (room_->rank() == 0)) {
-    return Invalid("Rank " + std::to_string(room_->rank()) +
-                   (leads ? " follows rank 0, which has the engine; call "
-                            "llmc_device_follow."
-                          : " has the engine, which the others follow."));
+    return WrongRanks("Rank " + std::to_string(room_->rank()) +
+                      (leads ? " follows rank 0, which has the engine; call "
+                               "llmc_device_follow."
+                             : " has the engine, which the others follow."));
   }
-  if (used_.exchange(true)) return Invalid("A device of several ranks runs one engine; open another one.");
+  if (used_.exchange(true)) return WrongRanks("A device of several ranks runs one engine; open another one.");
   return Status::Ok();
 }
 
 Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& options,
                        std::unique_ptr<Device>* out) const {
   if (options.beside != nullptr) {
-    return Invalid("A draft model is for one rank and this device has " + std::to_string(room_->num_ranks()) +
-                   "; leave the draft out.");
+    return WrongRanks("A draft model is for one rank and this device has " + std::to_string(room_->num_ranks()) +
+                      "; leave the draft out.");
   }
   LLMC_RETURN_IF_ERROR(CheckRole(true));
   auto speaker = std::make_unique<RankSpeaker>(room_);
