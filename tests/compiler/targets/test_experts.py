@@ -203,10 +203,11 @@ def test_of_a_token_nothing_depends_on_others(target: str, act: str, tmp_path: P
     check(Layer(45, 61, 35, act, biased=act == "f32", limited=act == "f32"), target, tmp_path, (1, 3, 45))
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a16"])
+@pytest.mark.parametrize(("scheme", "act"), [("w8a8", "f32"), ("w4a16", "f32"), ("w4a16", "bf16")])
 @pytest.mark.parametrize("target", TARGETS)
-def test_quantized_weights(target: str, scheme: str, tmp_path: Path) -> None:
-    check(Layer(20, 72, 40, "f32", scheme=scheme), target, tmp_path, (2, 20))
+def test_quantized_weights(target: str, scheme: str, act: str, tmp_path: Path) -> None:
+    """bf16: row tiles of several sizes have helpers of their own in one kernel."""
+    check(Layer(20, 72, 40, act, scheme=scheme), target, tmp_path, (2, 20))
 
 
 @pytest.mark.exhaustive

@@ -97,10 +97,10 @@ def test_numbers(tile: int) -> None:
     of_row = elements.transpose(1, 0, 2).reshape(tile, -1, 4).astype(np.float32)
     for factor in (1, 64):
         times = np.full(16, factor, np.float32)
-        found = call(text(tile), "fixed_numbers", TARGET, values.view(np.int32), times).view(np.int16)
+        found = call(text(tile), f"fixed_numbers_{tile}", TARGET, values.view(np.int32), times).view(np.int16)
         found = found.reshape(-1, tile, 2).transpose(1, 0, 2).reshape(tile, -1, 4)
         np.testing.assert_array_equal(found, np.rint(of_row[:, :, [0, 2, 1, 3]] * factor))
 
 
 def test_no_helper_is_forgotten() -> None:
-    assert signatures(text()).keys() - signatures(vector.helpers(TARGET.mcpu)).keys() == {*CASES, "fixed_numbers"}
+    assert signatures(text()).keys() - signatures(vector.helpers(TARGET.mcpu)).keys() == {*CASES, "fixed_numbers_1"}

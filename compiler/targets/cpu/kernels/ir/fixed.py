@@ -100,8 +100,8 @@ def _magnitude() -> str:
 
 
 def _numbers(row_tile: int) -> str:
-    """fixed_numbers: words of bf16 pairs of a row tile, times what makes them fixed-point, rounded to nearest even;
-    the low halves of two words are a word then, their high halves the next one."""
+    """fixed_numbers_R, of tiles of R rows: words of bf16 pairs, times what makes them fixed-point, rounded to nearest
+    even; the low halves of two words are a word then, their high halves the next one."""
     rounded = "@llvm.x86.avx.cvt.ps2dq.256"
     lines = [f"%low.b = shl {I32} %w, {splat(16)}", f"%high.b = and {I32} %w, {splat(-65536)}"]
     for half in ("low", "high"):
@@ -123,7 +123,7 @@ def _numbers(row_tile: int) -> str:
         f"ret {I32} %r",
     ]
     declaration = f"declare {_I8} {rounded}(<8 x float>)\n"
-    return declaration + define(I32, "fixed_numbers", f"{I32} %w, {F32} %times", block(lines))
+    return declaration + define(I32, f"fixed_numbers_{row_tile}", f"{I32} %w, {F32} %times", block(lines))
 
 
 def _folds() -> str:

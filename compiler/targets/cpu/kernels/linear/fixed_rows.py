@@ -84,7 +84,7 @@ class FixedRows:
         times[0], scale[0] = b.call("fixed_times", largest[0]), b.call("fixed_scale", largest[0])
         at = b.let(x0 + step * (vectors * b.WIDTH))
         for v in range(vectors):
-            words[v] = T.call_extern("int32x16", "llmc_fixed_numbers", words[v], times[0])
+            words[v] = T.call_extern("int32x16", f"llmc_fixed_numbers_{p.tile}", words[v], times[0])
             b.store(self.memory, words[v], T.ramp(at + v * b.WIDTH, 1, b.WIDTH))
             ones = T.broadcast(T.int32(_ONES), b.WIDTH)
             total[0] = T.call_extern("int32x16", "llmc_dot_s16", total[0], words[v], ones)
