@@ -102,7 +102,7 @@ def labels_of(fields: Fields) -> tuple[str, ...]:
 def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, name: str) -> ModelConfig:
     assert vectors.head is not None
     labels = labels_of(fields)
-    pooled, typed = vectors.head(config, fields, len(labels)), config.token_types > 1
+    pooled, typed = vectors.head(config, fields, len(labels)), vectors.typed_pairs and config.token_types > 1
     task = scoring_task(fields, labels, name, vectors.rank_template or None)
     return replace(config, pooled=pooled, task=task, typed_inputs=typed)
 

@@ -117,7 +117,8 @@ def _roberta(model_type: str, classifier: str, *others: Layout) -> Family:
         _ROBERTA_LAYOUT.weight_map,
         other_maps=(*whole, *(layout.weight_map for layout in others)),
         generates=False,
-        vectors=Vectors("first", classifier, _head),
+        # Its tokenizers give no types, whatever config.json has room for.
+        vectors=Vectors("first", classifier, _head, typed_pairs=False),
     )
 
 

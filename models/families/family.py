@@ -27,12 +27,14 @@ def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
 class Vectors:
     """How a family's models give vectors. pooling: of embeddings, where the checkpoint does not say. classifier: the
     architecture of a checkpoint that scores texts, as config.json has it; head: what that has behind its layers, from
-    the number of labels. rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better
-    one last, see `config.Task`."""
+    the number of labels. typed_pairs: the second text of a pair has another type of token, where there are several.
+    rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better one last, see
+    `config.Task`."""
 
     pooling: Pooling
     classifier: str = ""
     head: Callable[[ModelConfig, Fields, int], Pooled] | None = None
+    typed_pairs: bool = True
     rank_tokens: tuple[str, ...] = ()
     rank_template: str = ""
 

@@ -32,5 +32,5 @@ def text_vectors(classifier: str, rank_tokens: tuple[str, ...] = (), rank_templa
     return {
         "weight_map": _LAYOUT.weight_map,
         "other_maps": (_LAYOUT.moved("model.", "").weight_map,),
-        "vectors": Vectors("last", classifier, _head, rank_tokens, rank_template),
+        "vectors": Vectors("last", classifier, _head, rank_tokens=rank_tokens, rank_template=rank_template),
     }
