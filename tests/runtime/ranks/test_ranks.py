@@ -22,6 +22,7 @@ from llmc.runtime.binding.ranks import parse_rank_cpus, shares_of
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
+from llmc.runtime.request_error import RequestError
 
 from support.tiny_models import make_tiny_model
 
@@ -162,3 +163,8 @@ def test_cpus_are_shared_by_cores() -> None:
         parse_rank_cpus("0,4-2", 2)
     with pytest.raises(ValueError, match="names CPU 99999"):
         parse_rank_cpus("0,99999", 2)
+
+
+def test_no_budget_is_planned_for_ranks(artifacts: dict[int, Path]) -> None:
+    with pytest.raises(RequestError, match=r"budget of memory is not planned for 2 ranks: leave it out and give num"):
+        LLM(artifacts[2], num_threads=1, memory_utilization=0.5)
