@@ -30,10 +30,6 @@ def decide_budget(
         return None
     if num_blocks:
         raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
-    if artifact.info.num_ranks > 1:
-        raise RequestError(
-            f"a budget of memory is not planned for {artifact.info.num_ranks} ranks: leave it out and give num_blocks"
-        )
     graphs = artifact.graphs()
     free = device_memory(artifact.info.target_kind, device_options or {})
     beside = draft_memory(draft)

@@ -133,6 +133,11 @@ def plan_budget(
     draft: DraftMemory | None = None,
 ) -> Budget:
     """Decides under `available` bytes. order: all graphs by index, the ones to keep first. Raises BudgetError."""
+    if info.num_ranks > 1:
+        raise BudgetError(
+            f"memory-utilization plans for one rank, and the artifact is for {info.num_ranks}: leave it out; kv-bytes "
+            "is the size of each rank's KV pool"
+        )
     usable = int(available * options.utilization)
     lines = [
         f"{size_text(available)} available, memory-utilization {options.utilization:g}: {size_text(usable)} to use"

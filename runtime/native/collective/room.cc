@@ -16,6 +16,7 @@
 #include "collective/process.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/pause.h"
 
 namespace llmc {
 namespace {
@@ -26,14 +27,6 @@ constexpr uint64_t kReportNs = 300'000'000;      // that who started a rank has 
 constexpr uint64_t kYieldNs = 20'000;            // who spins longer lets others have its CPU
 constexpr int kFirstPolls = 64, kPollsPerClock = 8;
 enum FailureState : uint32_t { kNone = 0, kWriting = 1, kWritten = 2 };
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 Status WrongRoom(const std::string& what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, what); }
 

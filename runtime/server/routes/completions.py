@@ -173,8 +173,7 @@ class _Job:
                 offsets[key] = offsets.get(key, 0) + sum(map(len, chunk["logprobs"]["tokens"]))
             so_far = usage(self._num_prompt_tokens, num_output, sum(cached))
             event = {**self._head([chunk]), "usage": so_far if self.body.continuous_usage else None}
-            told_event = await large_sse(self.server.lanes, lambda event=event: event, size)  # type: ignore[misc]
-            yield told_event + resumption.comment(delta)
+            yield await large_sse(self.server.lanes, partial(dict, event), size) + resumption.comment(delta)
         if self.body.include_usage:
             yield sse({**self._head([]), "usage": usage(self._num_prompt_tokens, num_output, sum(cached))})
         yield DONE

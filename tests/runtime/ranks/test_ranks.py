@@ -22,7 +22,7 @@ from llmc.runtime.binding.ranks import parse_rank_cpus, shares_of
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
-from llmc.runtime.request_error import RequestError
+from llmc.runtime.warm_up.budget import BudgetError
 
 from support.tiny_models import make_tiny_model
 
@@ -166,5 +166,5 @@ def test_cpus_are_shared_by_cores() -> None:
 
 
 def test_no_budget_is_planned_for_ranks(artifacts: dict[int, Path]) -> None:
-    with pytest.raises(RequestError, match=r"budget of memory is not planned for 2 ranks: leave it out and give num"):
+    with pytest.raises(BudgetError, match="plans for one rank, and the artifact is for 2: leave it out; kv-bytes"):
         LLM(artifacts[2], num_threads=1, memory_utilization=0.5)

@@ -176,6 +176,11 @@ def _places(of: _Layer, fragments: int, first: Expr) -> tuple[list[list[Expr]], 
     return columns, rows
 
 
+def _the_only(x: Array) -> Callable[[int], Array]:
+    """The row of x of a lane, where there is one tile of rows."""
+    return lambda _: x
+
+
 def _few(of: _Layer) -> None:
     """A unit is a warp's: 16 columns of all rows."""
     k, steps = of.k, of.layer.steps
@@ -195,7 +200,7 @@ def _few(of: _Layer) -> None:
             weights = [[[_loaded(of.weight.operand, of, row, step) for row in pair] for pair in rows] for step in at]
             xs = [_loaded(of.x, of, x_row, step) for step in at]
             for step, stored, x in zip(at, weights, xs, strict=True):
-                sums.multiply(step, stored, lambda _, x=x: x)  # type: ignore[misc]
+                sums.multiply(step, stored, _the_only(x))
                 sums.end_step(step)
 
         if whole:

@@ -5,20 +5,13 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/pause.h"
 
 namespace llmc {
 namespace {
 
 constexpr int kFirstPolls = 32;    // about a microsecond: the usual wait at a barrier ends within
 constexpr int kPollsPerClock = 8;  // a clock read costs about as much as two polls
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
 

@@ -1,0 +1,14 @@
+// What a thread does between two looks at a flag that is about to change.
+#pragma once
+
+namespace llmc {
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace llmc
