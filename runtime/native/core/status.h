@@ -13,6 +13,7 @@ struct [[nodiscard]] Status {
   bool ok() const { return code == LLMC_OK; }
   static Status Ok() { return {}; }
   static Status Error(llmc_status code, std::string message) { return {code, std::move(message)}; }
+  static Status Invalid(std::string message) { return Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 };
 
 #define LLMC_RETURN_IF_ERROR(expr)     \

@@ -10,8 +10,6 @@
 namespace llmc {
 namespace {
 
-Status Refused(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
-
 Status NotLoaded(uint64_t id) {
   return Status::Error(LLMC_ERR_NOT_FOUND, "Adapter " + std::to_string(id) + " is not loaded; load it again.");
 }
@@ -20,31 +18,31 @@ Status NotLoaded(uint64_t id) {
 
 Status Engine::CheckMatrices(const std::vector<AdapterMatrix>& matrices) const {
   if (model_.adapters.empty()) {
-    return Refused("The artifact takes no adapters; compile it with --lora-slots.");
+    return Status::Invalid("The artifact takes no adapters; compile it with --lora-slots.");
   }
-  if (matrices.empty()) return Refused("The adapter has no matrices; give at least one.");
+  if (matrices.empty()) return Status::Invalid("The adapter has no matrices; give at least one.");
   std::vector<std::tuple<uint32_t, uint32_t>> places;
   for (std::size_t i = 0; i < matrices.size(); ++i) {
     const AdapterMatrix& m = matrices[i];
     const std::string name = "matrices[" + std::to_string(i) + "]";
     if (m.linear >= model_.adapters.size() || m.part >= model_.adapters[m.linear].num_parts) {
-      return Refused(name + " is of part " + std::to_string(m.part) + " of layer " + std::to_string(m.linear) +
-                     ", which the artifact has not; see llmc_artifact_get_adapter_linear.");
+      return Status::Invalid(name + " is of part " + std::to_string(m.part) + " of layer " + std::to_string(m.linear) +
+                             ", which the artifact has not; see llmc_artifact_get_adapter_linear.");
     }
     const uint32_t most = model_.adapters[m.linear].rank;
     if (m.rank < 1 || m.rank > most) {
-      return Refused(name + " has rank " + std::to_string(m.rank) + "; use 1 to " + std::to_string(most) +
-                     ", or compile with a larger --lora-rank.");
+      return Status::Invalid(name + " has rank " + std::to_string(m.rank) + "; use 1 to " + std::to_string(most) +
+                             ", or compile with a larger --lora-rank.");
     }
-    if (!std::isfinite(m.scale)) return Refused(name + " has a scale that is no finite number.");
-    if (m.a == nullptr || m.b == nullptr) return Refused(name + " has no a or no b; give both.");
+    if (!std::isfinite(m.scale)) return Status::Invalid(name + " has a scale that is no finite number.");
+    if (m.a == nullptr || m.b == nullptr) return Status::Invalid(name + " has no a or no b; give both.");
     places.emplace_back(m.linear, m.part);
   }
   std::sort(places.begin(), places.end());
   const auto twice = std::adjacent_find(places.begin(), places.end());
   if (twice == places.end()) return Status::Ok();
-  return Refused("Part " + std::to_string(std::get<1>(*twice)) + " of layer " + std::to_string(std::get<0>(*twice)) +
-                 " is given twice; give each once.");
+  return Status::Invalid("Part " + std::to_string(std::get<1>(*twice)) + " of layer " +
+                         std::to_string(std::get<0>(*twice)) + " is given twice; give each once.");
 }
 
 // The first free slot, for an adapter that no request can use yet.

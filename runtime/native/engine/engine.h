@@ -16,7 +16,7 @@
 #include "device/device.h"
 #include "engine/block_manager.h"
 #include "engine/host_sampler.h"
-#include "engine/ranked.h"
+#include "engine/request.h"
 #include "engine/request_marks.h"
 #include "engine/scheduler.h"
 #include "engine/speculation/speculator.h"
@@ -24,32 +24,6 @@
 #include "engine/token_mask.h"
 
 namespace llmc {
-
-struct Request {
-  uint64_t id = 0;
-  SamplingParams params;
-  uint32_t max_length = 0;  // prompt and output
-  bool forked = false;  // the prompt is done and all n sequences exist
-  bool ended = false;
-  bool guided = false;
-  bool asked = false;  // its first masks were asked for, and it has not started: counted in Engine::num_asked_
-  int32_t num_prompt_logprobs = -1;
-  float* vector = nullptr;  // the caller's, of a model that gives vectors
-  uint64_t adapter = 0;  // 0: none
-  int32_t adapter_slot = kNoAdapter;
-  uint64_t deadline_ns = 0;  // 0: none
-  uint64_t arrival_ns = 0, first_scheduled_ns = 0, first_token_ns = 0;
-  uint32_t num_unfinished = 0;
-  uint32_t first_output = 0;  // its continuations are drawn as those from this index on
-  std::vector<std::unique_ptr<Sequence>> sequences;
-  std::vector<TokenMask> masks;  // [n] when guided
-  uint32_t num_told = 1;  // continuations that the caller hears of
-  std::unique_ptr<BeamGroup> beams;
-  std::unique_ptr<BestOf> best_of;
-
-  // Nothing is told of a continuation before all have ended.
-  bool ranks() const { return beams != nullptr || best_of != nullptr; }
-};
 
 // One that is loaded, or being so. Requests that use it keep it when it is unloaded.
 struct Adapter {
@@ -127,31 +101,41 @@ class Engine {
  private:
   Engine(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<DraftModel> draft);
 
-  Status CheckGraph(uint32_t graph) const;
-  Status StepOnce(bool* progressed);
-  void TakeInbox(uint64_t now);
-  void TakeArrivals();
-  void TakeMasks();
+  // engine.cc: the loop.
   Status OpenSwapSpace();
+  Status StepOnce(bool* progressed);
+  void TakeArrivals();
+  void TakeInbox(uint64_t now);
+  Status Run(bool replay, const float** logits);
   void CountPrefill();
   void MarkPreempted();
   void MarkChunks();
-  void Prepare();
-  Status Run(bool replay, const float** logits);
-  void ListTasks();
-  void NameOwners();
+  void CountTime(bool stepped, uint64_t step_ns);
+
+  // submit.cc
   Status CheckVector(const llmc_request& c) const;
   Status CheckResumed(const llmc_request& c) const;
-  Status CheckMatrices(const std::vector<AdapterMatrix>& matrices) const;
-  Status TakeSlot(uint64_t* id, uint32_t* slot);
-  Adapter* FindAdapter(uint64_t id);
-  void ReleaseAdapter(const Request& request) noexcept;
-  void GiveVectors(const float* rows);
-  void Postprocess();
+
+  // masks.cc: guided requests.
+  void AskForFirstMasks(Request* request);
+  void CountAsked();
+  static bool IsHeld(const Request& request, const Sequence& sequence);
+  void TakeMasks();
+
+  // step_inputs.cc: what a step computes and draws.
+  void Prepare();
+  void ListTasks();
+
+  // results.cc: what it computed and drew.
+  void NameOwners();
   void Fork(Sequence* parent);
+  bool ComesTrue(std::size_t task) const;
+  void Postprocess();
+  void GiveVectors(const float* rows);
   // more: the token behind it is there already, since it was guessed.
   void AppendToken(Sequence* sequence, const SampleResult& sample, bool more);
-  // Requests that rank their continuations: ranked.cc.
+
+  // ranked.cc: requests that rank their continuations.
   Status SetUpRanking(Request* request) const;
   void KeepToken(Sequence* sequence, const SampleResult& sample, bool stop);
   void TakeBest(Sequence* sequence, std::vector<TokenLogprob> best);
@@ -160,25 +144,31 @@ class Engine {
   Sequence* NewBeam(Request* request, const Sequence& parent, std::vector<Sequence*>* spare);
   void TellRanked(Request* request, const std::vector<Transcript>& told);
   void EndUntold(Request* request, const llmc_event& facts);
+
+  // ends.cc
   void Finish(Sequence* sequence, uint32_t reason, const SampleResult* stop);
-  static void SetSample(const SampleResult& sample, llmc_event* event);
+  void MarkEnded(Request* request);
   void EndRequest(Request* request, uint32_t reason);
   void FailRequest(Request* request, const Status& why);
   void EndAll(Request* request, const llmc_event& facts);
-  void MarkEnded(Request* request);
-  void AskForFirstMasks(Request* request);
-  void CountAsked();
+  Status MissOf(const Sequence& sequence) const;
   void FailAll(const Status& why);
   void Forget() noexcept;
   void FailAfterOutOfMemory();
-  Status MissOf(const Sequence& sequence) const;
-  void CountTime(bool stepped, uint64_t step_ns);
+
+  // publish.cc: what other threads see.
+  uint32_t Ready() const;
   void CopyMisses();
   void Publish(bool stepped, bool progressed);
-  uint32_t Ready() const;
-  bool ComesTrue(std::size_t task) const;
-  static bool IsHeld(const Request& request, const Sequence& sequence);
-  llmc_event MakeEvent(const Sequence& sequence, uint32_t output_index, uint32_t kind) const;
+
+  // adapters.cc
+  Status CheckMatrices(const std::vector<AdapterMatrix>& matrices) const;
+  Status TakeSlot(uint64_t* id, uint32_t* slot);
+  Adapter* FindAdapter(uint64_t id);
+  void ReleaseAdapter(const Request& request) noexcept;
+
+  // warm_up.cc
+  Status CheckGraph(uint32_t graph) const;
 
   std::unique_ptr<Device> device_;
   const ModelShape& model_;

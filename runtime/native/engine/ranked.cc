@@ -5,6 +5,7 @@
 
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "engine/events.h"
 #include "engine/make_room.h"
 
 namespace llmc {

@@ -332,38 +332,37 @@ void Sampler::Logprobs(const float* row, float max, uint32_t num_top, SampleResu
 
 namespace {
 
-Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
-
 std::string Text(float x) { return std::to_string(x); }
 
 // What tells likely continuations from others draws nothing, or draws more than is told.
 Status CheckRanking(const llmc_sampling_params& c, int32_t vocab_size) {
   if (c.best_of != 0 && (c.best_of < c.n || c.best_of > LLMC_MAX_BEAMS)) {
-    return Invalid("best_of is " + std::to_string(c.best_of) + " but n is " + std::to_string(c.n) +
-                   "; use 0 for n, or n to " + std::to_string(LLMC_MAX_BEAMS) + ".");
+    return Status::Invalid("best_of is " + std::to_string(c.best_of) + " but n is " + std::to_string(c.n) +
+                           "; use 0 for n, or n to " + std::to_string(LLMC_MAX_BEAMS) + ".");
   }
   if (c.beam_width == 0) return Status::Ok();
   if (c.beam_width > LLMC_MAX_BEAMS || c.beam_width < c.n) {
-    return Invalid("beam_width is " + std::to_string(c.beam_width) + " but n is " + std::to_string(c.n) +
-                   "; use 0 for no beam search, or n to " + std::to_string(LLMC_MAX_BEAMS) + ".");
+    return Status::Invalid("beam_width is " + std::to_string(c.beam_width) + " but n is " + std::to_string(c.n) +
+                           "; use 0 for no beam search, or n to " + std::to_string(LLMC_MAX_BEAMS) + ".");
   }
   if (c.beam_width + c.num_stop_token_ids > static_cast<uint64_t>(vocab_size)) {
-    return Invalid("beam_width is " + std::to_string(c.beam_width) + " but the vocabulary has " +
-                   std::to_string(vocab_size) + " tokens, stop ids among them; use a smaller beam_width.");
+    return Status::Invalid("beam_width is " + std::to_string(c.beam_width) + " but the vocabulary has " +
+                           std::to_string(vocab_size) + " tokens, stop ids among them; use a smaller beam_width.");
   }
   if (c.best_of != 0) {
-    return Invalid("best_of is " + std::to_string(c.best_of) +
-                   " beside beam search; leave it at 0, n of the beams are told.");
+    return Status::Invalid("best_of is " + std::to_string(c.best_of) +
+                           " beside beam search; leave it at 0, n of the beams are told.");
   }
   if (!std::isfinite(c.length_penalty)) {
-    return Invalid("length_penalty is " + Text(c.length_penalty) + "; use a finite number.");
+    return Status::Invalid("length_penalty is " + Text(c.length_penalty) + "; use a finite number.");
   }
   if (c.early_stopping > LLMC_EARLY_STOPPING_NEVER) {
-    return Invalid("early_stopping is " + std::to_string(c.early_stopping) +
-                   "; use LLMC_EARLY_STOPPING_OFF (0), LLMC_EARLY_STOPPING_ON (1) or LLMC_EARLY_STOPPING_NEVER (2).");
+    return Status::Invalid(
+        "early_stopping is " + std::to_string(c.early_stopping) +
+        "; use LLMC_EARLY_STOPPING_OFF (0), LLMC_EARLY_STOPPING_ON (1) or LLMC_EARLY_STOPPING_NEVER (2).");
   }
   if (c.repetition_penalty != 1 || c.presence_penalty != 0 || c.frequency_penalty != 0 || c.num_logit_bias != 0) {
-    return Invalid("Beam search goes by the model's own probabilities; leave out penalties and logit_bias.");
+    return Status::Invalid("Beam search goes by the model's own probabilities; leave out penalties and logit_bias.");
   }
   return Status::Ok();
 }
@@ -372,51 +371,56 @@ Status CheckRanking(const llmc_sampling_params& c, int32_t vocab_size) {
 
 Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, SamplingParams* out) {
   // Comparisons are written so that NaN fails them.
-  if (c.n < 1 || c.n > 64) return Invalid("n is " + std::to_string(c.n) + "; use 1 to 64.");
-  if (c.max_tokens < 1) return Invalid("max_tokens is 0; use at least 1.");
+  if (c.n < 1 || c.n > 64) return Status::Invalid("n is " + std::to_string(c.n) + "; use 1 to 64.");
+  if (c.max_tokens < 1) return Status::Invalid("max_tokens is 0; use at least 1.");
   if (c.min_tokens > c.max_tokens) {
-    return Invalid("min_tokens is " + std::to_string(c.min_tokens) + " but max_tokens is " +
-                   std::to_string(c.max_tokens) + "; use a min_tokens no larger than max_tokens.");
+    return Status::Invalid("min_tokens is " + std::to_string(c.min_tokens) + " but max_tokens is " +
+                           std::to_string(c.max_tokens) + "; use a min_tokens no larger than max_tokens.");
   }
   if (!(c.temperature >= 0 && std::isfinite(c.temperature))) {
-    return Invalid("temperature is " + Text(c.temperature) + "; use 0 (greedy) or a positive number.");
+    return Status::Invalid("temperature is " + Text(c.temperature) + "; use 0 (greedy) or a positive number.");
   }
-  if (!(c.top_p > 0 && c.top_p <= 1)) return Invalid("top_p is " + Text(c.top_p) + "; use more than 0 and at most 1.");
-  if (!(c.min_p >= 0 && c.min_p <= 1)) return Invalid("min_p is " + Text(c.min_p) + "; use 0 to 1.");
-  if (c.top_k < -1) return Invalid("top_k is " + std::to_string(c.top_k) + "; use 0 or -1 (off) or a positive number.");
+  if (!(c.top_p > 0 && c.top_p <= 1))
+    return Status::Invalid("top_p is " + Text(c.top_p) + "; use more than 0 and at most 1.");
+  if (!(c.min_p >= 0 && c.min_p <= 1)) return Status::Invalid("min_p is " + Text(c.min_p) + "; use 0 to 1.");
+  if (c.top_k < -1)
+    return Status::Invalid("top_k is " + std::to_string(c.top_k) + "; use 0 or -1 (off) or a positive number.");
   if (!(c.repetition_penalty > 0 && std::isfinite(c.repetition_penalty))) {
-    return Invalid("repetition_penalty is " + Text(c.repetition_penalty) + "; use a positive number, 1 for none.");
+    return Status::Invalid("repetition_penalty is " + Text(c.repetition_penalty) +
+                           "; use a positive number, 1 for none.");
   }
   if (!(c.presence_penalty >= -2 && c.presence_penalty <= 2)) {
-    return Invalid("presence_penalty is " + Text(c.presence_penalty) + "; use -2 to 2.");
+    return Status::Invalid("presence_penalty is " + Text(c.presence_penalty) + "; use -2 to 2.");
   }
   if (!(c.frequency_penalty >= -2 && c.frequency_penalty <= 2)) {
-    return Invalid("frequency_penalty is " + Text(c.frequency_penalty) + "; use -2 to 2.");
+    return Status::Invalid("frequency_penalty is " + Text(c.frequency_penalty) + "; use -2 to 2.");
   }
   if (c.num_logprobs < -1 || c.num_logprobs > LLMC_MAX_TOP_LOGPROBS) {
-    return Invalid("num_logprobs is " + std::to_string(c.num_logprobs) + "; use -1 (none) to " +
-                   std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
+    return Status::Invalid("num_logprobs is " + std::to_string(c.num_logprobs) + "; use -1 (none) to " +
+                           std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
   }
   if (c.num_stop_token_ids > 0 && c.stop_token_ids == nullptr) {
-    return Invalid("stop_token_ids is NULL but num_stop_token_ids is " + std::to_string(c.num_stop_token_ids) + ".");
+    return Status::Invalid("stop_token_ids is NULL but num_stop_token_ids is " + std::to_string(c.num_stop_token_ids) +
+                           ".");
   }
   if (c.num_logit_bias > 0 && c.logit_bias == nullptr) {
-    return Invalid("logit_bias is NULL but num_logit_bias is " + std::to_string(c.num_logit_bias) + ".");
+    return Status::Invalid("logit_bias is NULL but num_logit_bias is " + std::to_string(c.num_logit_bias) + ".");
   }
   for (uint64_t i = 0; i < c.num_stop_token_ids; ++i) {
     if (c.stop_token_ids[i] < 0 || c.stop_token_ids[i] >= vocab_size) {
-      return Invalid("stop_token_ids[" + std::to_string(i) + "] is " + std::to_string(c.stop_token_ids[i]) +
-                     "; use 0 to " + std::to_string(vocab_size - 1) + ".");
+      return Status::Invalid("stop_token_ids[" + std::to_string(i) + "] is " + std::to_string(c.stop_token_ids[i]) +
+                             "; use 0 to " + std::to_string(vocab_size - 1) + ".");
     }
   }
   for (uint64_t i = 0; i < c.num_logit_bias; ++i) {
     if (c.logit_bias[i].token_id < 0 || c.logit_bias[i].token_id >= vocab_size) {
-      return Invalid("logit_bias[" + std::to_string(i) + "].token_id is " + std::to_string(c.logit_bias[i].token_id) +
-                     "; use 0 to " + std::to_string(vocab_size - 1) + ".");
+      return Status::Invalid("logit_bias[" + std::to_string(i) + "].token_id is " +
+                             std::to_string(c.logit_bias[i].token_id) + "; use 0 to " + std::to_string(vocab_size - 1) +
+                             ".");
     }
     if (!std::isfinite(c.logit_bias[i].bias)) {
-      return Invalid("logit_bias[" + std::to_string(i) + "].bias is " + Text(c.logit_bias[i].bias) +
-                     "; use a finite number.");
+      return Status::Invalid("logit_bias[" + std::to_string(i) + "].bias is " + Text(c.logit_bias[i].bias) +
+                             "; use a finite number.");
     }
   }
   LLMC_RETURN_IF_ERROR(CheckRanking(c, vocab_size));

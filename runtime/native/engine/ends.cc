@@ -1,0 +1,132 @@
+// Engine, continued: how requests end, each by itself or all of them when a step fails.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/c_struct.h"
+#include "core/error.h"
+#include "engine/engine.h"
+#include "engine/events.h"
+#include "engine/make_room.h"
+#include "engine/wanted_bucket.h"
+
+namespace llmc {
+
+// Here and below what may run out of memory comes before what it is about: one event each, whatever happens.
+void Engine::Finish(Sequence* s, uint32_t reason, const SampleResult* stop) {
+  llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_FINISHED);
+  event.finish_reason = reason;
+  if (stop != nullptr) {
+    SetSample(*stop, &event);
+    event.position = static_cast<uint32_t>(s->tokens.size());
+    ++event.num_output_tokens;
+  }
+  new_events_.push_back(event);
+  scheduler_.Remove(s);
+  s->finished = true;
+  Request* r = s->request;
+  if (r->guided) mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kDone, {}});
+  if (--r->num_unfinished == 0) MarkEnded(r);
+}
+
+void Engine::MarkEnded(Request* r) {
+  ended_.push_back(r);
+  r->num_unfinished = 0;
+  r->ended = true;
+  ++counters_.num_finished;
+  if (r->deadline_ns != 0) deadlines_.erase({r->deadline_ns, r});
+}
+
+void Engine::EndRequest(Request* r, uint32_t reason) {
+  llmc_event facts{};
+  facts.kind = LLMC_EVENT_FINISHED;
+  facts.finish_reason = reason;
+  EndAll(r, facts);
+}
+
+void Engine::FailRequest(Request* r, const Status& why) {
+  llmc_event facts{};
+  facts.kind = LLMC_EVENT_FAILED;
+  facts.finish_reason = LLMC_FINISH_ERROR;
+  facts.error_code = why.code;
+  CopyText(why.message.data(), why.message.size(), sizeof(facts.message), facts.message);
+  EndAll(r, facts);
+}
+
+// Ends every unfinished continuation, with one event each.
+void Engine::EndAll(Request* r, const llmc_event& facts) {
+  if (r->ended) return;
+  if (r->ranks()) return EndUntold(r, facts);
+  MakeRoom(&new_events_, r->params.n);
+  MakeRoom(&ended_, 1);
+  for (uint32_t i = 0; i < r->params.n; ++i) {
+    Sequence* s = r->sequences[i < r->sequences.size() ? i : 0].get();
+    const bool exists = i < r->sequences.size();
+    if (exists && s->finished) continue;
+    if (exists) scheduler_.Remove(s);
+    llmc_event event = MakeEvent(*s, i, facts.kind);
+    event.finish_reason = facts.finish_reason;
+    event.error_code = facts.error_code;
+    std::memcpy(event.message, facts.message, sizeof(event.message));
+    new_events_.push_back(event);
+  }
+  MarkEnded(r);
+}
+
+Status Engine::MissOf(const Sequence& s) const {
+  if (options_.miss_policy != MissPolicy::kError) {
+    return Status::Error(LLMC_ERR_BUCKET_MISS, "No graph holds a sequence of " + std::to_string(s.tokens.size()) +
+                                                   " tokens; compile the artifact with larger buckets.");
+  }
+  const BucketMiss& miss = plan_.miss;
+  const bool decode = miss.phase == Phase::kDecode;
+  const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
+  return Status::Error(LLMC_ERR_BUCKET_MISS, "No " + std::string(decode ? "decode" : "prefill") +
+                                                 " graph that is on holds " + std::to_string(miss.seqs) +
+                                                 " sequences, the longest of up to " + std::to_string(context) +
+                                                 " tokens, and misses are errors; add bucket " +
+                                                 WantedFor(miss, model_).Name() + " or allow other graphs.");
+}
+
+void Engine::FailAll(const Status& why) {
+  std::vector<Request*> all;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, request] : live_) {
+      if (request->sequences[0]->state != Sequence::State::kNew) all.push_back(request.get());
+    }
+  }
+  std::sort(all.begin(), all.end(), [](const Request* a, const Request* b) { return a->id < b->id; });
+  for (Request* r : all) FailRequest(r, why);
+}
+
+// A step that ran out of memory may have left anything half made: scheduler and blocks begin anew, and every request,
+// submitted or running, is about to fail. Allocates nothing.
+void Engine::Forget() noexcept {
+  out_of_memory_ = true;
+  scheduler_.Clear();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::vector<Request*>* inbox : {&inbox_, &cancel_inbox_, &mask_inbox_}) inbox->clear();
+  for (std::vector<Request*>* inbox : {&arrived_, &cancelled_, &started_}) inbox->clear();
+  unasked_.clear();
+  num_asked_ = 0;
+  for (const auto& [id, request] : live_) {
+    request->asked = false;
+    for (const auto& s : request->sequences) {
+      s->state = Sequence::State::kDone;
+      s->held = IsHeld(*request, *s);
+    }
+  }
+  runnable_ = true;  // until all of them have their event
+  changed_.notify_all();
+}
+
+// May itself run out of memory; what has its event then keeps it, and the next step goes on.
+void Engine::FailAfterOutOfMemory() {
+  FailAll(Status::Error(LLMC_ERR_OUT_OF_MEMORY, "Memory ran out in a step; use fewer sequences or a smaller KV pool."));
+  out_of_memory_ = false;
+  Publish(false, false);
+}
+
+}  // namespace llmc

@@ -1,0 +1,173 @@
+// Engine, continued: what other threads see of it, events and statistics, made visible once a step.
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "core/c_struct.h"
+#include "core/clock.h"
+#include "engine/engine.h"
+#include "engine/wanted_bucket.h"
+
+namespace llmc {
+
+uint32_t Engine::Ready() const {
+  const bool work = runnable_ || !inbox_.empty() || !cancel_inbox_.empty() || !mask_inbox_.empty() ||
+                    (next_deadline_ns_ != 0 && next_deadline_ns_ <= MonotonicNs());
+  uint32_t ready = 0;
+  if (!events_.empty()) ready |= LLMC_READY_EVENTS;
+  if (work) ready |= LLMC_READY_WORK;
+  return ready;
+}
+
+uint32_t Engine::Wait(uint64_t timeout_ns) {
+  constexpr uint64_t kForever = INT64_MAX;
+  const uint64_t begin = MonotonicNs();
+  const uint64_t end = timeout_ns < kForever - begin ? begin + timeout_ns : kForever;
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    const uint32_t ready = Ready();
+    if (ready != 0 || MonotonicNs() >= end) return ready;
+    const uint64_t until = std::min(end, next_deadline_ns_ ? next_deadline_ns_ : kForever);
+    if (until >= kForever) {
+      changed_.wait(lock);
+    } else {
+      changed_.wait_until(lock,
+                          std::chrono::steady_clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(until))));
+    }
+  }
+}
+
+uint64_t Engine::Poll(llmc_event* events, uint64_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (capacity == 0) return 0;
+  const uint64_t count = std::min<uint64_t>(capacity, events_.size());
+  WriteArray(events_, count, events);
+  events_.erase(events_.begin(), events_.begin() + static_cast<std::ptrdiff_t>(count));
+  return count;
+}
+
+llmc_engine_stats Engine::Stats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+std::vector<DeviceStat> Engine::DeviceStats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return device_stats_;
+}
+
+std::vector<llmc_graph_stats> Engine::GraphStats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return graph_stats_;
+}
+
+std::vector<llmc_eviction_count> Engine::Evictions() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return evictions_;
+}
+
+std::vector<llmc_bucket_miss> Engine::BucketMisses() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return bucket_misses_;
+}
+
+std::vector<llmc_request_mark> Engine::TakeRequestMarks(bool* complete) {
+  std::vector<llmc_request_mark> marks;
+  marks.reserve(RequestMarks::kMost);
+  marks_.Take(&marks, complete);
+  return marks;
+}
+
+std::vector<llmc_step_shape> Engine::TakeStepShapes(uint64_t* lost) {
+  std::vector<llmc_step_shape> shapes;
+  shapes.reserve(StepShapes::kMost);
+  std::lock_guard<std::mutex> lock(mutex_);
+  step_shapes_.Take(&shapes, lost);
+  return shapes;
+}
+
+// The bucket that a shape wants is named once, by the graphs there are when it first misses. mutex_ is held.
+void Engine::CopyMisses() {
+  const std::vector<BucketMiss>& all = scheduler_.bucket_misses();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const BucketMiss& m = all[i];
+    if (i == bucket_misses_.size()) {
+      const WantedBucket wanted = WantedFor(m, model_);
+      bucket_misses_.push_back(
+          {0, static_cast<uint32_t>(m.phase), m.seqs, m.tokens, m.blocks, 0, 0, m.graph, 0, wanted.batch, wanted.seq});
+    }
+    bucket_misses_[i].count = m.count;
+  }
+}
+
+// Makes the step visible to other threads: events, statistics, the end of requests.
+void Engine::Publish(bool stepped, bool progressed) {
+  llmc_engine_stats& c = counters_;
+  if (stepped) {
+    const GraphShape& g = model_.graphs[plan_.graph];
+    ++c.num_steps;
+    ++(plan_.prefill ? c.num_prefill_steps : c.num_decode_steps);
+    c.num_mixed_steps += plan_.mixed;
+    c.scheduled_tokens += plan_.load.tokens;
+    c.padded_tokens += g.max_tokens - plan_.load.tokens;
+  }
+  c.num_running = scheduler_.num_running();
+  c.num_blocks = blocks_.num_usable();
+  c.num_free_blocks = blocks_.num_free();
+  c.num_cached_blocks = blocks_.num_cached();
+  device_->GetStats(&new_device_stats_);
+  c.num_preemptions = scheduler_.num_preemptions();
+  c.num_evictions = scheduler_.num_evictions();
+  c.num_promotions = scheduler_.num_promotions();
+  c.num_bucket_misses = scheduler_.num_bucket_misses();
+  c.num_missed_shapes = scheduler_.bucket_misses().size();
+  c.prefix_query_tokens = scheduler_.num_query_tokens();
+  c.prefix_hit_tokens = scheduler_.num_hit_tokens();
+
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stepped) {
+    llmc_graph_stats& g = graph_stats_[plan_.graph];
+    ++g.replays;
+    g.tokens += plan_.load.tokens;
+    g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.load.tokens;
+    g.replay_ns += replay_ns_;
+    const Phase carried = plan_.mixed ? Phase::kMixed : plan_.prefill ? Phase::kPrefill : Phase::kDecode;
+    const StepLoad& load = plan_.load;
+    step_shapes_.Count(
+        {0, static_cast<uint32_t>(carried), plan_.graph, load.seqs, load.tokens, load.samples, load.blocks, 0, 0, 0, 0},
+        replay_ns_);
+  }
+  if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();
+  if (stats_.num_evictions != c.num_evictions) {
+    evictions_.clear();
+    for (const EvictionCount& one : scheduler_.evictions()) evictions_.push_back({0, one.priority, one.count});
+  }
+  for (MaskUpdate& update : mask_updates_) {
+    update.mask->state = update.state;
+    update.mask->offered.swap(update.offered);
+  }
+  mask_updates_.clear();
+  events_.insert(events_.end(), new_events_.begin(), new_events_.end());
+  new_events_.clear();
+  CountAsked();
+  if (!ended_.empty()) {
+    // A cancel or a mask may still name a request that ends now.
+    for (std::vector<Request*>* inbox : {&cancel_inbox_, &mask_inbox_}) {
+      inbox->erase(std::remove_if(inbox->begin(), inbox->end(), [](Request* r) { return r->ended; }), inbox->end());
+    }
+    for (Request* r : ended_) {
+      ReleaseAdapter(*r);
+      live_.erase(r->id);
+    }
+    ended_.clear();
+  }
+  num_queued_ = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_unstarted();
+  c.num_waiting = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_waiting();
+  stats_ = c;
+  device_stats_.swap(new_device_stats_);
+  runnable_ = progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0;
+  next_deadline_ns_ = deadlines_.empty() ? 0 : deadlines_.begin()->first;
+  changed_.notify_all();
+}
+
+}  // namespace llmc

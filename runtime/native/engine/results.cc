@@ -1,0 +1,157 @@
+// Engine, continued: what a step drew or computed becomes tokens, vectors and events of its requests.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "core/clock.h"
+#include "engine/engine.h"
+#include "engine/events.h"
+#include "engine/make_room.h"
+
+namespace llmc {
+namespace {
+
+bool Contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+// Whose each task is, in their order. A prompt that is done has n sequences from now on.
+void Engine::NameOwners() {
+  owners_.clear();
+  for (const StepItem& item : plan_.items) {
+    Request* r = item.sequence->request;
+    if (r->first_scheduled_ns == 0) {
+      r->first_scheduled_ns = scheduled_ns_;
+      if (r->guided) started_.push_back(r);
+    }
+    owners_.insert(owners_.end(), item.num_scores, item.sequence);
+    if (!item.sample) continue;
+    if (r->forked) {
+      owners_.insert(owners_.end(), 1 + item.num_guesses, item.sequence);
+    } else {
+      Fork(item.sequence);
+      for (const auto& one : r->sequences) owners_.push_back(one.get());
+    }
+  }
+}
+
+void Engine::Fork(Sequence* parent) {
+  Request* r = parent->request;
+  r->forked = true;
+  counters_.prompt_tokens += parent->num_prompt;
+  counters_.cached_tokens += std::min(parent->num_cached, parent->num_prompt);
+  for (uint32_t i = 1; i < (r->beams != nullptr ? 1 : r->params.n); ++i) {
+    auto child = std::make_unique<Sequence>();
+    child->request = r;
+    child->priority = parent->priority;
+    child->arrival = parent->arrival;
+    child->output_index = i;
+    child->num_prompt = parent->num_prompt;
+    child->SetRoot(parent->root_id);
+    child->tokens.reserve(r->max_length);
+    child->tokens = parent->tokens;
+    scheduler_.Fork(*parent, child.get());
+    r->sequences.push_back(std::move(child));
+  }
+}
+
+// Whether a task draws behind a guess, which the task before it drew.
+bool Engine::ComesTrue(std::size_t task) const {
+  return task < tasks_.size() && guessed_[task] != kNoGuess && outcomes_[task - 1].result.token == guessed_[task];
+}
+
+void Engine::Postprocess() {
+  NameOwners();
+  // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
+  MakeRoom(&new_events_, 2 * tasks_.size());
+  bool guessed_right = true;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    const SampleTask& task = tasks_[i];
+    const SampleOutcome& outcome = outcomes_[i];
+    Sequence* s = owners_[i];
+    guessed_right = guessed_[i] == kNoGuess || (guessed_right && ComesTrue(i));
+    if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request, or the last token ended it
+    if (!guessed_right) continue;
+    if (guessed_[i] != kNoGuess) {
+      scheduler_.KeepGuess(s);
+      ++counters_.accepted_tokens;
+    }
+    if (outcome.status.ok() && task.num_best > 0) {
+      TakeBest(s, outcome.best);
+    } else if (outcome.status.ok() && task.params == nullptr) {
+      llmc_event event = MakeEvent(*s, 0, LLMC_EVENT_PROMPT_LOGPROBS);
+      SetSample(outcome.result, &event);
+      event.position = task.position;
+      new_events_.push_back(event);
+    } else if (outcome.status.ok()) {
+      AppendToken(s, outcome.result, ComesTrue(i + 1));
+    } else {
+      // Its keys and values may not be finite either: nobody may begin with them.
+      if (outcome.status.code == LLMC_ERR_NOT_FINITE) {
+        for (const auto& one : s->request->sequences) scheduler_.Forget(*one);
+      }
+      FailRequest(s->request, outcome.status);
+    }
+  }
+  bool speculative = false;
+  for (const StepItem& item : plan_.items) {
+    if (item.num_guesses == 0) continue;
+    speculative = true;
+    counters_.drafted_tokens += item.num_guesses;
+    scheduler_.TrimBlocks(item.sequence);
+  }
+  counters_.num_speculative_steps += speculative;
+}
+
+// A prompt that is done has its vector, and ends. rows: of those that end in this step, in the order of its items.
+void Engine::GiveVectors(const float* rows) {
+  const size_t width = static_cast<size_t>(model_.vector_width);
+  MakeRoom(&new_events_, plan_.items.size());
+  for (const StepItem& item : plan_.items) {
+    Request* r = item.sequence->request;
+    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
+    if (!item.sample) continue;
+    Fork(item.sequence);
+    if (std::all_of(rows, rows + width, [](float value) { return std::isfinite(value); })) {
+      std::copy_n(rows, width, r->vector);
+      r->first_token_ns = MonotonicNs();
+      Finish(item.sequence, LLMC_FINISH_STOP, nullptr);
+    } else {
+      scheduler_.Forget(*item.sequence);
+      FailRequest(r, Status::Error(LLMC_ERR_NOT_FINITE,
+                                   "A number of the prompt's vector is NaN or infinite; the model "
+                                   "or the precision it was compiled with does not suit it."));
+    }
+    rows += width;
+  }
+}
+
+void Engine::AppendToken(Sequence* s, const SampleResult& sample, bool more) {
+  const SamplingParams& params = s->request->params;
+  const bool stop = (!params.ignore_eos && Contains(model_.eos_token_ids, sample.token)) ||
+                    Contains(params.stop_token_ids, sample.token);
+  ++counters_.output_tokens;
+  if (s->request->best_of != nullptr) return KeepToken(s, sample, stop);
+  if (stop) {
+    Request* r = s->request;
+    if (r->first_token_ns == 0) r->first_token_ns = MonotonicNs();
+    return Finish(s, LLMC_FINISH_STOP, &sample);
+  }
+  s->tokens.push_back(sample.token);
+  llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_TOKEN);
+  SetSample(sample, &event);
+  event.position = static_cast<uint32_t>(s->tokens.size()) - 1;
+  new_events_.push_back(event);
+  Request* r = s->request;
+  if (r->first_token_ns == 0) r->first_token_ns = event.time_ns;
+  if (s->tokens.size() >= r->max_length) return Finish(s, LLMC_FINISH_LENGTH, nullptr);
+  if (!r->guided || more) return;
+  s->held = true;
+  mask_updates_.push_back({&r->masks[s->output_index], TokenMask::State::kWanted, speculator_.Offer(s)});
+  new_events_.push_back(MakeEvent(*s, s->output_index, LLMC_EVENT_NEEDS_MASK));
+}
+
+}  // namespace llmc
