@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
-from llmc.runtime.binding.engine import AdapterMatrix
+from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 
 PROMPT_TOKENS, TURN_STEPS = 64, 8
 ATTENTION = (".attention.qkv.weight", ".attention.out.weight")

@@ -36,7 +36,7 @@ from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace, read_trace
 from llmc.machine import PADDING, machine_facts
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.binding.engine import SamplingParams
+from llmc.runtime.binding.sampling import SamplingParams
 from llmc.runtime.simulation.what_if import WhatIf, artifact_ladder, percentile
 from llmc.runtime.warm_up.overhead import measure_overhead
 from llmc.runtime.warm_up.warm_up import WarmPlan, WarmUp

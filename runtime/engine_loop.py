@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.guided.compiler import GuideError
 from llmc.runtime.guided.setting import set_masks

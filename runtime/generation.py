@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.text.detokenizer import Decode, OutputText
 from llmc.runtime.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llmc.runtime.binding.engine import Event
+    from llmc.runtime.binding.events import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError

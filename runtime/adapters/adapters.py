@@ -12,7 +12,7 @@ import numpy as np
 
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, LlmcError
-from llmc.runtime.binding.engine import AdapterMatrix
+from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 from llmc.shown import shown
 
 from .peft import LowRank, read_adapter

@@ -5,9 +5,12 @@ from __future__ import annotations
 from llmc.graphs_format import PHASES
 from llmc.runtime.binding.artifact import Artifact, ArtifactInfo, GraphInfo
 from llmc.runtime.binding.devices import WEIGHT_MEMORY, Device, DeviceKind, device_kinds
-from llmc.runtime.binding.engine import Engine, EngineStats, Event, SamplingParams
+from llmc.runtime.binding.engine import Engine
+from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.handle import LlmcError, library, version
 from llmc.runtime.binding.replayer import Replayer, ReplayStats
+from llmc.runtime.binding.sampling import SamplingParams
+from llmc.runtime.binding.statistics import EngineStats
 
 __all__ = [
     "PHASES",

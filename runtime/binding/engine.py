@@ -15,191 +15,16 @@ import numpy.typing as npt
 from llmc.buckets.bucket import Bucket
 from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
+from llmc.runtime.binding.adapter_matrices import AdapterMatrix, NativeMatrices
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.devices import OPTION_NAMES, Device, device_for
+from llmc.runtime.binding.events import Event, event_of
 from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized
+from llmc.runtime.binding.sampling import NativeSampling, SamplingParams
+from llmc.runtime.binding.statistics import MARK_KINDS, BucketMiss, EngineStats, GraphStats, RequestMark, StepShape
 
-EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
-FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
 MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}
 _FOREVER = 2**64 - 1
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingParams:
-    """How a request is sampled; the defaults are those of llmc.h. `seed` None: the engine draws one."""
-
-    n: int = 1
-    max_tokens: int = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    ignore_eos: bool = False
-    seed: int | None = None
-    num_logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    best_of: int | None = None
-    beam_width: int = 0
-    length_penalty: float = 1.0
-    early_stopping_code: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class AdapterMatrix:
-    """What a LoRA adapter adds to a part of a linear layer, both as Artifact.adapter_linears counts them: scale · b a.
-
-    a: float32 [rank, columns]; b: float32 [rows, rank].
-    """
-
-    linear: int
-    part: int
-    scale: float
-    a: npt.NDArray[np.float32]
-    b: npt.NDArray[np.float32]
-
-
-# Not frozen: one is made for every token, and that would take six times as long.
-@dataclasses.dataclass(slots=True)
-class Event:
-    """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
-
-    token_id: the token; of "finished", the eos or stop id that ended it; else -1. num_output_tokens: sampled so far,
-    that one as well. position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the likeliest
-    token and equal ones by id, lowest first; else 0.
-    error_message: why it "failed", one sentence; else empty.
-    Times are on time.monotonic_ns(); arrival_ns to first_token_ns come with "finished" and "failed", 0 for never.
-    """
-
-    kind: str
-    request_id: int
-    output_index: int
-    token_id: int
-    finish_reason: str | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    error_code: int
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...]
-    time_ns: int
-    position: int
-    rank: int
-    arrival_ns: int
-    first_scheduled_ns: int
-    first_token_ns: int
-    error_message: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineStats:
-    """llmc_engine_stats of llmc.h: what is there now, and counts and times since the engine was made.
-
-    device: what the device counts, by names of its own.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    max_request_tokens: int
-    num_steps: int
-    num_prefill_steps: int
-    num_decode_steps: int
-    num_preemptions: int
-    num_finished: int
-    num_bucket_misses: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    scheduled_tokens: int
-    padded_tokens: int
-    step_ns: int
-    replay_ns: int
-    sample_ns: int
-    schedule_ns: int
-    prepare_ns: int
-    kernel_ns: int
-    barrier_ns: int
-    decode_step_ns: int
-    decode_kernel_ns: int
-    decode_barrier_ns: int
-    prefix_query_tokens: int
-    prefix_hit_tokens: int
-    num_mixed_steps: int
-    num_missed_shapes: int
-    num_evictions: int
-    num_promotions: int
-    num_speculative_steps: int
-    drafted_tokens: int
-    accepted_tokens: int
-    device: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphStats:
-    """Replays of one graph: valid tokens carried, padding beside them, wall time."""
-
-    replays: int
-    tokens: int
-    padded_tokens: int
-    replay_ns: int
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketMiss:
-    """Steps that no graph of their phase held; num_blocks is the KV blocks of the longest sequence, graph the one that
-    ran them, None when they were split or failed. wanted: the bucket to add for them."""
-
-    phase: str
-    num_seqs: int
-    num_tokens: int
-    num_blocks: int
-    count: int
-    graph: int | None = None
-    wanted: Bucket = dataclasses.field(kw_only=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepShape:
-    """Steps that were alike and ran in graph `graph`, `count` of them. phase: what they carried, num_blocks: KV blocks
-    of the longest sequence, replay_ns and replay_ns_squared: sums over them."""
-
-    phase: str
-    graph: int
-    num_seqs: int
-    num_tokens: int
-    num_samples: int
-    num_blocks: int
-    count: int
-    replay_ns: int
-    replay_ns_squared: float
-
-
-MARK_KINDS = {1: "prefill", 2: "preempted"}
-
-
-@dataclasses.dataclass(frozen=True)
-class RequestMark:
-    """What a step did with a continuation; kind: "prefill" or "preempted".
-
-    "prefill" computed tokens [start, start + count) in graph `graph`. Times are on time.monotonic_ns().
-    """
-
-    kind: str
-    request_id: int
-    output_index: int
-    graph: int
-    start: int
-    count: int
-    begin_ns: int
-    end_ns: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,11 +112,7 @@ class Engine(Handle):
         of a request with the same seed; what follows has the bits that it would have had there. Raises LlmcError.
         """
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
-        prompt = int32("prompt_ids", prompt_ids)
-        stop = int32("stop_token_ids", chosen.stop_token_ids)
-        bias = (abi.LogitBias * len(chosen.logit_bias))(
-            *(abi.LogitBias(token, value) for token, value in chosen.logit_bias.items())
-        )
+        prompt, native = int32("prompt_ids", prompt_ids), NativeSampling(chosen)
         request = initial("llmc_request_init", abi.Request)
         request.priority = priority
         request.prompt_token_ids = prompt.ctypes.data_as(abi.I32P)
@@ -299,17 +120,7 @@ class Engine(Handle):
         request.guided, request.deadline_ns, request.adapter = int(guided), deadline_ns, adapter
         request.num_output_tokens, request.output_index = num_output_tokens, output_index
         request.num_prompt_logprobs = -1 if num_prompt_logprobs is None else num_prompt_logprobs
-        native = initial("llmc_sampling_params_init", abi.SamplingParams)
-        for name in _PLAIN_SAMPLING:
-            setattr(native, name, getattr(chosen, name))
-        native.ignore_eos = int(chosen.ignore_eos)
-        native.best_of, native.early_stopping = chosen.best_of or 0, chosen.early_stopping_code
-        native.has_seed = int(chosen.seed is not None)
-        native.seed = chosen.seed or 0
-        native.num_logprobs = -1 if chosen.num_logprobs is None else chosen.num_logprobs
-        native.stop_token_ids, native.num_stop_token_ids = stop.ctypes.data_as(abi.I32P), stop.size
-        native.logit_bias, native.num_logit_bias = bias, len(bias)
-        request.sampling = ctypes.pointer(native)
+        request.sampling = native.pointer
         request_id = c_uint64()
         if vector is None:
             call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
@@ -333,19 +144,9 @@ class Engine(Handle):
         What no matrix is of stays as the model has it. Raises LlmcError, "queue_full" where every slot is taken, and
         IndexError and ValueError for matrices that do not fit the artifact.
         """
-        native, kept = (abi.AdapterMatrix * len(matrices))(), []
-        for to, matrix in zip(native, matrices, strict=True):
-            a, b = (np.ascontiguousarray(part, dtype=np.float32) for part in (matrix.a, matrix.b))
-            linear = self._adapter_linears[matrix.linear]
-            sizes = (len(a), linear.columns), (linear.rows[matrix.part], len(a))
-            if (a.shape, b.shape) != sizes:
-                raise ValueError(f"a has shape {a.shape} and b {b.shape}; pass {sizes[0]} and {sizes[1]}")
-            kept += [a, b]
-            to.struct_size = ctypes.sizeof(abi.AdapterMatrix)
-            to.linear, to.part, to.rank, to.scale = matrix.linear, matrix.part, len(a), matrix.scale
-            to.a, to.b = a.ctypes.data_as(abi.F32P), b.ctypes.data_as(abi.F32P)
+        native = NativeMatrices(matrices, self._adapter_linears)
         number = c_uint64()
-        call("llmc_engine_load_adapter", self.pointer, native, len(native), byref(number))
+        call("llmc_engine_load_adapter", self.pointer, native.array, len(native.array), byref(number))
         return number.value
 
     def unload_adapter(self, adapter: int) -> None:
@@ -463,7 +264,7 @@ class Engine(Handle):
             count = c_uint64()
             self._events[0].struct_size = ctypes.sizeof(abi.Event)
             call("llmc_engine_poll", self.pointer, self._events, wanted, byref(count))
-            taken = [_event(self._events[i]) for i in range(count.value)]
+            taken = [event_of(self._events[i]) for i in range(count.value)]
             self._release_vectors(taken)
             events += taken
             if count.value < wanted or len(events) == most:
@@ -553,43 +354,3 @@ class Engine(Handle):
     def check_integrity(self) -> None:
         """Raises LlmcError when reference counts, block tables, free list and prefix index disagree."""
         call("llmc_engine_check_integrity", self.pointer)
-
-
-_PLAIN_SAMPLING: Sequence[str] = (
-    "n",
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "min_p",
-    "top_k",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "beam_width",
-    "length_penalty",
-)
-
-
-def _event(native: abi.Event) -> Event:
-    top = native.num_top
-    return Event(
-        kind=EVENT_KINDS[native.kind],
-        request_id=native.request_id,
-        output_index=native.output_index,
-        token_id=native.token_id,
-        finish_reason=FINISH_REASONS[native.finish_reason],
-        num_prompt_tokens=native.num_prompt_tokens,
-        num_cached_tokens=native.num_cached_tokens,
-        num_output_tokens=native.num_output_tokens,
-        error_code=native.error_code,
-        logprob=native.logprob,
-        top_logprobs=tuple(zip(native.top_token_ids[:top], native.top_logprobs[:top], strict=True)) if top else (),
-        time_ns=native.time_ns,
-        position=native.position,
-        rank=native.rank,
-        arrival_ns=native.arrival_ns,
-        first_scheduled_ns=native.first_scheduled_ns,
-        first_token_ns=native.first_token_ns,
-        error_message=native.message.decode("utf-8", "replace") if native.error_code else "",
-    )

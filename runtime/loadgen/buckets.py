@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.runtime.binding.artifact import GraphInfo
-from llmc.runtime.binding.engine import GraphStats
+from llmc.runtime.binding.statistics import GraphStats
 
 from .http import HttpClient, HttpError
 

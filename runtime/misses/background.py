@@ -20,7 +20,7 @@ from .aside import CompilerAside
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
-    from llmc.runtime.binding.engine import BucketMiss
+    from llmc.runtime.binding.statistics import BucketMiss
 
 log = logging.getLogger("llmc.misses")
 MAX_ADDED = 32

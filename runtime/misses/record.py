@@ -13,7 +13,7 @@ from llmc.buckets.misses import HEADER, Miss, append_misses
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
-    from llmc.runtime.binding.engine import BucketMiss
+    from llmc.runtime.binding.statistics import BucketMiss
 
 
 class MissRecorder:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from llmc.runtime.binding.engine import BucketMiss, EngineStats
+from llmc.runtime.binding.statistics import BucketMiss, EngineStats
 
 log = logging.getLogger("llmc.misses")
 LOOK_S = 1.0

@@ -15,8 +15,8 @@ from llmc.buckets.replanning.shapes import Limits, StepShape
 from llmc.graphs_format import PHASES
 from llmc.machine import PADDING
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
-from llmc.runtime.binding.engine import BucketMiss
-from llmc.runtime.binding.engine import StepShape as EngineSteps
+from llmc.runtime.binding.statistics import BucketMiss
+from llmc.runtime.binding.statistics import StepShape as EngineSteps
 from llmc.runtime.graphs_checks import FormatError
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.replan.trial import RanSteps

@@ -25,7 +25,8 @@ import numpy.typing as npt
 from llmc.machine import available_memory
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
-from llmc.runtime.binding.engine import BucketMiss, Event, GraphStats
+from llmc.runtime.binding.events import Event
+from llmc.runtime.binding.statistics import BucketMiss, GraphStats
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.drafts import opened_draft
 from llmc.runtime.joining import join_graphs, take_graphs

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from llmc.runtime.binding.engine import Engine, Event
+from llmc.runtime.binding.engine import Engine
+from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import Guide, SharedGuides

@@ -21,7 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
-    from llmc.runtime.binding.engine import BucketMiss, EngineStats, GraphStats
+    from llmc.runtime.binding.statistics import BucketMiss, EngineStats, GraphStats
     from llmc.runtime.warm_up.warm_up import WarmCounts
 
     from .request_memory import RequestMemory

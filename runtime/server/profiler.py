@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.binding import GraphInfo
-from llmc.runtime.binding.engine import EngineStats, GraphStats
+from llmc.runtime.binding.statistics import EngineStats, GraphStats
 
 from .requests import RequestRecord
 

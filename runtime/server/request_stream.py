@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.generation import Generation, decoder
 from llmc.runtime.outputs import RequestFailure, TokenDelta

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from llmc.runtime.binding.engine import EngineStats
+from llmc.runtime.binding.statistics import EngineStats
 
 
 class Throughput:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
-    from llmc.runtime.binding.engine import RequestMark
+    from llmc.runtime.binding.statistics import RequestMark
 
     from .async_engine import AsyncEngine
     from .request_stream import RequestStream

@@ -13,7 +13,7 @@ from llmc.buckets.bucket import MAX_DIM, Bucket, BucketError, area, whole_blocks
 from llmc.buckets.planner import Resources
 from llmc.buckets.step_cost import ROW_TILE, CostCurve, StepCosts
 from llmc.buckets.trace import Trace
-from llmc.runtime.binding.engine import BucketMiss
+from llmc.runtime.binding.statistics import BucketMiss
 from llmc.runtime.simulation.engine import Curve, SimulatedEngine, SimulatedGraph, SimulatedLoad, SimulatedTrace
 
 Floats = npt.NDArray[np.float64]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from llmc.runtime.binding.engine import Engine, SamplingParams
+from llmc.runtime.binding.engine import Engine
+from llmc.runtime.binding.sampling import SamplingParams
 
 _TOKENS = 24
 _ROUNDS = 5

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.gathered import Gathered
 from llmc.runtime.generation import Generation

@@ -18,7 +18,7 @@ import httpx
 import pytest
 import uvicorn
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.async_engine import AsyncEngine
 from llmc.runtime.server.config import ServerConfig

@@ -13,7 +13,7 @@ from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
-from llmc.runtime.binding.engine import AdapterMatrix
+from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 
 from support.adapter_setting import RANK, SLOTS, Setting
 from support.engine_driver import Output, bits, mixed_requests, random_ids

@@ -17,8 +17,8 @@ import pytest
 
 from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, abi
-from llmc.runtime.binding.engine import BucketMiss
 from llmc.runtime.binding.handle import ERROR_NAMES
+from llmc.runtime.binding.statistics import BucketMiss
 
 from support.paths import ROOT
 

@@ -25,7 +25,7 @@ from llmc.cli.main import main
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.async_llm import AsyncLLM
 from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.binding.engine import BucketMiss
+from llmc.runtime.binding.statistics import BucketMiss
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
 from llmc.runtime.misses import aside, background

@@ -12,7 +12,7 @@ from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import HEADER, append_misses, read_misses
 from llmc.cli.main import main
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.binding.engine import BucketMiss
+from llmc.runtime.binding.statistics import BucketMiss
 from llmc.runtime.misses.record import MissRecorder, prepare_record, to_miss
 from llmc.runtime.misses.watch import MissWatch
 

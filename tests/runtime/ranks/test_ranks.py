@@ -17,8 +17,8 @@ import pytest
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.binding.engine import SamplingParams as EngineParams
 from llmc.runtime.binding.ranks import parse_rank_cpus, shares_of
+from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams

@@ -21,8 +21,8 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.replanning.proposal import Policy
 from llmc.buckets.replanning.shapes import Limits, StepShape
 from llmc.runtime.binding import GraphInfo, LlmcError
-from llmc.runtime.binding.engine import BucketMiss
-from llmc.runtime.binding.engine import StepShape as EngineSteps
+from llmc.runtime.binding.statistics import BucketMiss
+from llmc.runtime.binding.statistics import StepShape as EngineSteps
 from llmc.runtime.misses import aside
 from llmc.runtime.replan.decisions import MAX_DECISIONS, DecisionLog
 from llmc.runtime.replan.options import ReplanOptions, parse_mode

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.binding.engine import Event
+from llmc.runtime.binding.events import Event
 from llmc.runtime.guided.compiler import GuideError
 from llmc.runtime.server.mask_workers import GuideWorkers, default_threads
 

@@ -19,7 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from llmc.buckets.bucket import Bucket
-from llmc.runtime.binding.engine import BucketMiss, EngineStats, GraphStats
+from llmc.runtime.binding.statistics import BucketMiss, EngineStats, GraphStats
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
 from llmc.runtime.server.replan_metrics import ReplanCollector
 from llmc.runtime.server.request_memory import MemoryLimits, RequestMemory

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.binding.engine import EngineStats
+from llmc.runtime.binding.statistics import EngineStats
 from llmc.runtime.server.profiler import Profiler, ProfilerBusy
 from llmc.runtime.server.throughput import Throughput
 

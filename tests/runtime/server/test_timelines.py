@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from llmc.runtime.binding.engine import RequestMark
+from llmc.runtime.binding.statistics import RequestMark
 from llmc.runtime.server.requests import RequestRecord
 from llmc.runtime.server.timelines import MAX_MARKS, MAX_RECENT, Timelines, spans_of
 
