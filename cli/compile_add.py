@@ -30,7 +30,7 @@ def add_command(
         raise typer.BadParameter(f"{flag} is fixed by the artifact: --add takes none of it")
     if not (artifact / "graphs.bin").is_file():
         raise typer.BadParameter(f"{artifact} is not an artifact: --add extends what llmc compile has written")
-    from llmc import require_compiler
+    from llmc.model_artifact import require_compiler
 
     require_compiler("llmc compile --add needs the compiler")
     from llmc.cli.render.compile_progress import progress_bar

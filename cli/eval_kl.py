@@ -83,7 +83,7 @@ def kl_command(
 
 def _compiled(model: Path, cache_dir: Path | None, progress: Progress) -> Path:
     """The model in f32, from the cache or compiled into it."""
-    from llmc import check_model
+    from llmc.model_artifact import check_model
 
     check_model(model)
     from llmc.compiler.hub import locate

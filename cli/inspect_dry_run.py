@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool) -> None:
     """Prints what is found of `model`; raises what a compilation raises before it compiles kernels."""
-    from llmc import require_compiler
+    from llmc.model_artifact import require_compiler
 
     require_compiler("llmc inspect --dry-run needs the compiler")
     from llmc.cli.render.compile_progress import progress_bar

@@ -136,7 +136,7 @@ def quantize_command(
     if not configs:
         raise typer.BadParameter(f"--schemes is empty; name some of {NONE}, {', '.join(SCHEMES)}")
     sample = read_sample(text) if text is not None else None
-    from llmc import require_compiler
+    from llmc.model_artifact import require_compiler
 
     require_compiler("llmc quantize needs the compiler")
     from llmc.compiler.hub import locate

@@ -43,7 +43,7 @@ def write_command(
     quant = quant_config(scheme, group_size, asymmetric, skip)
     assert quant is not None
     text = None if options.calibration is None else read_sample(options.calibration, "--calibration")
-    from llmc import require_compiler
+    from llmc.model_artifact import require_compiler
 
     require_compiler("llmc quantize needs the compiler")
     from llmc.compiler.calibration.driver import estimate_of, quantize_checkpoint

@@ -388,7 +388,7 @@ def compile_aside(model: Path) -> Path:
 
     Raises ModelPathError for what is no model, and typer.Exit when the compilation failed, which has told why.
     """
-    from llmc import check_model
+    from llmc.model_artifact import check_model
 
     check_model(model)
     code = "import sys; from llmc.cli.serve import _compile; sys.exit(_compile(sys.argv[1]))"

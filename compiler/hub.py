@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc import __version__
 from llmc.compiler.config import HubSource
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.distribution import NAME
@@ -24,6 +23,7 @@ from llmc.hub_id import HubId, hub_id
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.folder import QUANT_FILES
 from llmc.models.sources.tokenizer_files import TOKENIZER_SOURCES
+from llmc.version import __version__
 
 _CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 _SMALL_FILES = (_CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, MODULES, *SENTENCE_FILES, _INDEX)

@@ -109,7 +109,7 @@ def test_only_targets_know_hardware() -> None:
 
 
 def test_the_compiler_reaches_hardware_through_the_seam() -> None:
-    inside = ("llmc.compiler.targets.cpu", "llmc.compiler.targets.reference")
+    inside = tuple(f"llmc.compiler.targets.{part}" for part in ("cpu", "reference", "gpu", "elf"))
     wrong = []
     for folder in ("compiler", "cli"):
         for path in sources(folder):
@@ -160,6 +160,18 @@ def test_no_module_imports_itself_through_others() -> None:
         return found
 
     assert not [" -> ".join(way) for module in sorted(graph) if (way := circle(module, ()))]
+
+
+def test_the_package_s_face_is_for_users() -> None:
+    """It imports the Python API and, for a model, the compiler: whoever of those imported it would import itself."""
+    known = {path.stem for path in (ROOT / "llmc").glob("*.py")} | set(FOLDERS)
+    wrong = []
+    for folder in sorted({*FOLDERS} - {"cli"}):
+        for path in sources(folder):
+            package = ".".join(["llmc", *path.relative_to(ROOT).parent.parts])
+            names = {module.split(".")[1] for module in imported_modules(path, package) if module.startswith("llmc.")}
+            wrong += [f"{path.relative_to(ROOT)} imports llmc.{name}" for name in sorted(names - known)]
+    assert not wrong
 
 
 def tracked_files() -> list[str]:

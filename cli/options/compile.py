@@ -164,7 +164,7 @@ class CompileOptions:
         if self.lora_rank is not None and self.lora_slots is None:
             raise typer.BadParameter("--lora-rank says how large adapters may be: add --lora-slots N, how many of them")
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
-        from llmc import require_compiler
+        from llmc.model_artifact import require_compiler
 
         require_compiler(needs)
         from llmc.compiler.config import DEFAULT_LORA_RANK, CompileConfig

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmc import __version__
 from llmc.compiler.calibration.gguf.file import check_writable
 from llmc.compiler.calibration.plan import Plan, plan_of
 from llmc.compiler.calibration.request import CalibrationConfig
@@ -29,6 +28,7 @@ from llmc.quantize.export.base import Wanted
 from llmc.quantize.export.bits import stored_scale
 from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.registry import get_layout, layout_class
+from llmc.version import __version__
 
 _MOST_MEASURED = 4096
 """Tokens that divergences are measured on."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from llmc import __version__
 from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
 from llmc.compiler.adapters import limits_of
@@ -36,6 +35,7 @@ from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
 from llmc.quantize.formats.registry import format_of
 from llmc.quantize.recipe import ROUNDED
 from llmc.shown import shown
+from llmc.version import __version__
 
 _NEEDED = (
     "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",

@@ -24,6 +24,7 @@ from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.targets.base import Target
 from llmc.models.config import ModelConfig
 from llmc.quantize import Recipe
+from llmc.version import __version__
 
 _COMPILER = Path(__file__).parent.parent
 _FORMAT = (Path(graphs_format.__file__), Path(kv_dtypes.__file__), Path(adapter_slot.__file__))
@@ -215,7 +216,7 @@ def artifact_components(
         "sources": compiler_digest(),
         "torch": tool_version("torch"),
         "tvm": tool_version("apache-tvm"),
-        "version": llmc.__version__,
+        "version": __version__,
     }
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import llmc
 from llmc.cache_root import cache_root
 from llmc.distribution import install_compiler, name_clash
 from llmc.runtime.binding.abi import library_candidates
 from llmc.runtime.doctor.check import Check
+from llmc.version import __version__
 
 COMPILER = {"torch": "torch", "TVM": "apache-tvm", "transformers": "transformers"}
 """The distributions that compile models, by what people call them."""
@@ -21,7 +21,7 @@ COMPILER = {"torch": "torch", "TVM": "apache-tvm", "transformers": "transformers
 
 def installed_checks(port: int) -> Iterator[Check]:
     """Versions, the compile cache, and the port of a server. Imports nothing of the compiler."""
-    yield Check("llmc", f"{llmc.__version__}, Python {platform.python_version()}", name_clash())
+    yield Check("llmc", f"{__version__}, Python {platform.python_version()}", name_clash())
     yield Check("library", str(next((path for path in library_candidates() if path.is_file()), "not found")))
     yield _compiler()
     yield _cache(cache_root())

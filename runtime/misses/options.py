@@ -25,7 +25,7 @@ def parse_policy(policy: str, name: str) -> MissPolicy:
     if found is None:
         raise RequestError(f"{name} {policy!r} is unknown: use {', '.join(MISS_POLICIES)}")
     if found == "background":
-        from llmc import require_compiler
+        from llmc.model_artifact import require_compiler
 
         require_compiler(f"{name} background compiles what traffic lacks")
     return found

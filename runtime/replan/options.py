@@ -24,7 +24,7 @@ def parse_mode(mode: str, miss_policy: str = "larger") -> ReplanMode:
             raise RequestError(
                 "--replan auto adds what steps miss, too, so --miss-policy background has nothing to do: leave one out"
             )
-        from llmc import require_compiler
+        from llmc.model_artifact import require_compiler
 
         require_compiler("--replan auto compiles what it proposes")
     return found

@@ -13,9 +13,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from llmc import __version__
 from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.server.errors import ApiError
+from llmc.version import __version__
 
 from .config import RouterConfig
 from .fleet import Fleet

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from llmc import __version__
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan
+from llmc.version import __version__
 
 from . import endpoints, errors, message_errors, observers, openapi, security
 from .async_engine import AsyncEngine

@@ -9,9 +9,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from llmc import __version__
 from llmc.distribution import NAME
 from llmc.runtime.replan.replanner import Replanner
+from llmc.version import __version__
 
 from .access_log import AccessLog
 from .exchanges import ExchangeMiddleware, Exchanges, current_exchange

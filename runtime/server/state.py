@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc import __version__
+from llmc.version import __version__
 
 from .metrics import Latencies, padding_seconds
 

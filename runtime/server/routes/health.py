@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from llmc import __version__
 from llmc.runtime.binding.handle import version
+from llmc.version import __version__
 
 from ..context import ServerContext
 from ..errors import DRAINING_RETRY_S
