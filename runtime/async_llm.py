@@ -4,134 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmc.runtime.binding.handle import LlmcError
-from llmc.runtime.misses.background import OnBucketNews
-from llmc.runtime.misses.options import MissOptions, MissPolicy
 from llmc.runtime.server.request_stream import RequestStream, merged
-from llmc.runtime.warm_up.budget import Budget, budget_of
-from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
 from .async_vector_calls import AsyncVectorCalls
 from .beams import BeamSearchParams
-from .binding import Artifact
 from .engine_loop import REFUSALS
 from .frontend import Frontend, Lora, PreparedRequest, Prompts
 from .gathered import Gathered
-from .llm import WeightMemory
-from .opening import decide_budget, warm
+from .opened import Opened, OpenedEngine, Opening
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
 from .server.async_engine import AsyncEngine
 from .server.requests import EngineRequest
-from .speculation import parse_speculation
-
-log = logging.getLogger("llmc")
 
 
-class AsyncLLM(Frontend, AsyncVectorCalls):
+class AsyncLLM(Opened, AsyncVectorCalls):
     """An opened artifact for the tasks of one event loop; use it as an asynchronous context manager, or `close` it.
 
     Options are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits it would get alone.
     A warm-up runs before the constructor returns; misses are compiled for from the first request on. Raises as `LLM`.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        num_threads: int = 0,
-        pin_threads: bool = True,
-        idle_spin_us: int = 1000,
-        max_num_seqs: int = 0,
-        max_tokens_per_step: int = 0,
-        max_waiting: int = 0,
-        priority_patience: int = 0,
-        num_blocks: int = 0,
-        kv_bytes: int = 0,
-        swap_bytes: int = 0,
-        prefix_cache: bool = True,
-        speculate: str | None = None,
-        draft: str | Path | None = None,
-        miss_policy: MissPolicy = "larger",
-        record_misses: str | Path | None = None,
-        on_bucket_news: OnBucketNews | None = None,
-        weight_memory: WeightMemory = "auto",
-        device_options: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        memory_utilization: float | None = None,
-        graph_reserved_memory: float | None = None,
-        graph_prompt_ratio: float | None = None,
-        skip_warmup: bool = True,
-        warmup_seconds: float = REPLAY_S,
-        on_warm_step: OnWarmStep | None = None,
-        lora: Mapping[str, str | Path] | None = None,
-    ) -> None:
-        record = None if record_misses is None else Path(record_misses)
-        misses = MissOptions(miss_policy, record, on_bucket_news)
-        speculation = parse_speculation(speculate, draft)
-        found = self._artifact_path(Path(path))
-        options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
-        self.budget: Budget | None = None
-        if options is not None:
-            with Artifact(found) as artifact:
-                self.budget = decide_budget(artifact, options, num_blocks, device_options, speculation.draft)
-        if self.budget is not None:
-            kv_bytes = self.budget.kv_bytes
-            device_options = {**self.budget.device_options, **(device_options or {})}
-        self.engine = AsyncEngine(
-            found,
-            chat_template=chat_template,
-            misses=misses,
-            num_threads=num_threads,
-            pin_threads=pin_threads,
-            idle_spin_us=idle_spin_us,
-            max_num_seqs=max_num_seqs,
-            max_tokens_per_step=max_tokens_per_step,
-            max_waiting=max_waiting,
-            priority_patience=priority_patience,
-            num_blocks=num_blocks,
-            kv_bytes=kv_bytes,
-            swap_bytes=swap_bytes,
-            prefix_cache=prefix_cache,
-            weight_memory=weight_memory,
-            speculation=speculation,
-            **(device_options or {}),
-        )
-        super().__init__(
-            self.engine.path, self.engine.vocab_size, self.engine.limit, vector_task=self.engine.vector_task
-        )
-        self._tokenizer = self.engine.tokenizer
-        self.adapters = self.engine.adapters
-        try:
-            for name, adapter in (lora or {}).items():
-                self.adapters.load(name, Path(adapter))
-            self.warm_up = warm(
-                self.engine.engine,
-                self.engine.graphs,
-                self.engine.artifact.info,
-                self.budget,
-                skip=skip_warmup,
-                seconds=warmup_seconds,
-                on_step=on_warm_step,
-            )
-        except BaseException:
-            self.engine.close()
-            raise
-        self.engine.on_joined.append(self.warm_up.joined)
-        self._started: asyncio.Task[None] | None = None
-        if self.limit.warning is not None:
-            log.warning("warning: %s", self.limit.warning)
+    engine: AsyncEngine
+    _started: asyncio.Task[None] | None = None
 
-    @staticmethod
-    def _artifact_path(path: Path) -> Path:
-        """The artifact that a path stands for."""
-        return path
+    def _open_engine(self, path: Path, opening: Opening) -> OpenedEngine:
+        self.engine = engine = AsyncEngine(
+            path,
+            chat_template=opening.chat_template,
+            misses=opening.misses,
+            speculation=opening.speculation,
+            **opening.engine_options,
+        )
+        Frontend.__init__(self, engine.path, engine.vocab_size, engine.limit, vector_task=engine.vector_task)
+        self._tokenizer = engine.tokenizer
+        self.adapters = engine.adapters
+        return OpenedEngine(engine.engine, engine.graphs, engine.artifact.info)
+
+    def _begin(self, opening: Opening) -> None:
+        self.engine.on_joined.append(self.warm_up.joined)
+
+    def _abandon(self) -> None:
+        self.engine.close()
 
     async def stream(
         self,

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.handling import MissHandling
-from llmc.runtime.misses.options import MissOptions, MissPolicy
-from llmc.runtime.warm_up.budget import budget_of
-from llmc.runtime.warm_up.warm_up import REPLAY_S, OnWarmStep
 
 from .adapters.adapters import Adapters
 from .beams import BeamSearchParams
-from .binding import WEIGHT_MEMORY, Artifact, Engine, GraphInfo
+from .binding import Artifact, Engine, GraphInfo
 from .context_limit import ContextLimit
 from .drafts import opened_draft
 from .engine_loop import EngineLoop, Job
 from .frontend import Frontend, Lora, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
-from .opening import decide_budget, warm
+from .opened import Opened, OpenedEngine, Opening
 from .outputs import RequestOutput, TokenDelta
 from .params import SamplingParams
-from .request_error import RequestError
-from .speculation import parse_speculation
 from .vector_calls import VectorCalls
 from .vector_task import VectorTask
 
-log = logging.getLogger("llmc")
 OnOutput = Callable[[RequestOutput], None]
 OnDelta = Callable[[TokenDelta], None]
 Progress = Callable[[int, int, int], None]
 """Called after each engine step with (finished requests, all requests, tokens generated so far)."""
-WeightMemory = Literal["auto", "mapped", "copied"]
 
 
-class LLM(Frontend, VectorCalls):
+class LLM(Opened, VectorCalls):
     """An opened artifact with an engine of its own; not thread-safe, close it or use it as a context manager.
 
     path: artifact directory.
@@ -80,105 +71,36 @@ class LLM(Frontend, VectorCalls):
 
     _misses: MissHandling | None = None
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        num_threads: int = 0,
-        pin_threads: bool = True,
-        idle_spin_us: int = 1000,
-        max_num_seqs: int = 0,
-        max_tokens_per_step: int = 0,
-        max_waiting: int = 0,
-        priority_patience: int = 0,
-        num_blocks: int = 0,
-        kv_bytes: int = 0,
-        swap_bytes: int = 0,
-        prefix_cache: bool = True,
-        speculate: str | None = None,
-        draft: str | Path | None = None,
-        miss_policy: MissPolicy = "larger",
-        record_misses: str | Path | None = None,
-        on_bucket_news: OnBucketNews | None = None,
-        weight_memory: WeightMemory = "auto",
-        device_options: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        memory_utilization: float | None = None,
-        graph_reserved_memory: float | None = None,
-        graph_prompt_ratio: float | None = None,
-        skip_warmup: bool = True,
-        warmup_seconds: float = REPLAY_S,
-        on_warm_step: OnWarmStep | None = None,
-        lora: Mapping[str, str | Path] | None = None,
-    ) -> None:
-        record = None if record_misses is None else Path(record_misses)
-        misses = MissOptions(miss_policy, record, on_bucket_news)
-        speculation = parse_speculation(speculate, draft)
-        if weight_memory not in WEIGHT_MEMORY:
-            raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
-        options = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
-        found = self._artifact_path(Path(path))
-        self.artifact: Any = Artifact(found)
+    def _open_engine(self, path: Path, opening: Opening) -> OpenedEngine:
+        self.artifact: Any = Artifact(path)
         try:
-            self.budget = decide_budget(self.artifact, options, num_blocks, device_options, speculation.draft)
-            if self.budget is not None:
-                kv_bytes = self.budget.kv_bytes
-                device_options = {**self.budget.device_options, **(device_options or {})}
-            with opened_draft(speculation.draft, found) as opened:
-                self.engine: Any = Engine(
-                    self.artifact,
-                    draft=opened,
-                    num_threads=num_threads,
-                    pin_threads=pin_threads,
-                    idle_spin_us=idle_spin_us,
-                    max_num_seqs=max_num_seqs,
-                    max_tokens_per_step=max_tokens_per_step,
-                    max_waiting=max_waiting,
-                    priority_patience=priority_patience,
-                    num_blocks=num_blocks,
-                    kv_bytes=kv_bytes,
-                    swap_bytes=swap_bytes,
-                    prefix_cache=prefix_cache,
-                    miss_policy=misses.of_engine,
-                    weight_memory=weight_memory,
-                    **speculation.engine_options(),
-                    **(device_options or {}),
-                )
+            with opened_draft(opening.speculation.draft, path) as draft:
+                miss_policy, guesses = opening.misses.of_engine, opening.speculation.engine_options()
+                options = {"miss_policy": miss_policy, **guesses, **opening.engine_options}
+                self.engine: Any = Engine(self.artifact, draft=draft, **options)
         except BaseException:
             self.artifact.close()
             raise
-        self._setup(found, self.artifact.info, chat_template)
         try:
-            self.warm_up = warm(
-                self.engine,
-                self.graphs,
-                self.artifact.info,
-                self.budget,
-                skip=skip_warmup,
-                seconds=warmup_seconds,
-                on_step=on_warm_step,
-            )
-            self._misses = MissHandling(self, misses)
-            for name, adapter in (lora or {}).items():
-                self.load_adapter(name, adapter)
+            self._setup(path, self.artifact.info, opening.chat_template)
         except BaseException:
             self.close()
             raise
+        return OpenedEngine(self.engine, self.graphs, self.artifact.info)
+
+    def _begin(self, opening: Opening) -> None:
+        self._misses = MissHandling(self, opening.misses)
+
+    def _abandon(self) -> None:
+        self.close()
 
     def _setup(self, path: Path, info: Any, chat_template: str | None = None) -> None:
         limit, task = ContextLimit.of_engine(self.engine, info), VectorTask.of_artifact(path, int(info.vector_width))
-        super().__init__(path, int(info.vocab_size), limit, chat_template, task)
+        Frontend.__init__(self, path, int(info.vocab_size), limit, chat_template, task)
         self.adapters = Adapters(path, self.artifact, self.engine)
         self.graphs: list[GraphInfo] = list(self.artifact.graphs())
         self.max_num_seqs = int(info.max_num_seqs)
         self._loop = EngineLoop(self.engine, self.max_num_seqs)
-        if self.limit.warning is not None:
-            log.warning("warning: %s", self.limit.warning)
-
-    @staticmethod
-    def _artifact_path(path: Path) -> Path:
-        """The artifact that a path stands for."""
-        return path
 
     def generate(
         self,
