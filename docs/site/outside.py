@@ -13,6 +13,7 @@ PAGES: Mapping[str, str] = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "examples/README.md": "examples.md",
     "runtime/FORMAT.md": "format.md",
     "runtime/COMPATIBILITY.md": "compatibility.md",
 }
