@@ -16,6 +16,7 @@ import pytest
 
 from bench import route_chaos
 
+from support import pages
 from support.failover import STREAMS
 from support.live_router import Asked, LiveRouter, ask_all, routing
 
@@ -115,6 +116,22 @@ def test_a_replica_that_hangs_keeps_nobody(router: LiveRouter) -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
     assert answers == undisturbed
+
+
+def test_the_page_has_a_row_for_each_replica(router: LiveRouter) -> None:
+    router.until_all_ready(2)
+    with pages.browser() as browser:
+        page = browser.new_page()
+        page.goto(router.url)
+        page.wait_for_selector("#replicas:visible")
+        rows = page.locator("#replica-rows tr")
+        rows.nth(1).wait_for()
+        cells = [row.locator("td").all_text_contents() for row in rows.all()]
+        assert [(name, state) for name, state, *_ in cells] == [("r0", "ready"), ("r1", "ready")]
+        page.fill("#input", "the cat")
+        page.press("#input", "Enter")
+        page.wait_for_selector(".message.assistant:not(.live) .meta:not(:empty)")
+        page.context.close()
 
 
 def test_the_router_dies_and_leaves_no_orphans(english_artifact: Path) -> None:

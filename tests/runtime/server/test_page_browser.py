@@ -354,6 +354,31 @@ def test_timelines_show_chunks_and_why_requests_ended(
     wait(page, "document.querySelector('.timeline .facts').textContent.includes('cancelled')")
 
 
+def test_a_request_that_had_to_wait_again_is_drawn_so(
+    browser: Browser, english_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_server(english_artifact, max_num_seqs=1) as running:
+        page = browser.new_page()
+        show(page, running)
+        page.click("#views [data-view=requests]")
+        until(lambda: bool(running.client.get("/v1/llmc/requests").json()["complete"]))
+        slow_down(running.engine, monkeypatch, 0.02)
+        body = {"prompt": "the cat", "max_tokens": 40, "ignore_eos": True, "stream": True, "priority": 1}
+        with running.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.complete("urgent", max_tokens=20, ignore_eos=True, priority=0)
+            assert len(list(lines)) > 40  # it went on
+        page.wait_for_selector(".timeline i.preempted")
+        row = page.locator(".timeline", has=page.locator("i.preempted"))
+        assert row.count() == 1
+        row.locator("summary").click()
+        row.locator(".steps li").first.wait_for()
+        assert "preempted" in (row.locator(".steps").text_content() or "")
+        assert axe_violations(page) == []
+        page.context.close()
+
+
 def test_replicas_and_adapters_where_there_are_any(page: Page, running: Running) -> None:
     assert page.locator("#replicas").is_hidden()
     assert page.locator("#adapters").is_hidden()
