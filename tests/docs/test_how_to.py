@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import typer
@@ -20,6 +25,7 @@ from llmc.cli.main import build_app, main
 from llmc.runtime.binding.abi import library_candidates
 
 from support.paths import ROOT
+from support.server_harness import running_server, slow_down, until
 
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/how-to").glob("*.md"))}
 NGINX = (ROOT / "deploy" / "nginx.conf").read_text(encoding="utf-8")
@@ -137,7 +143,8 @@ def test_nginx_fits_the_unit_and_the_server() -> None:
         assert setting in NGINX, setting
 
 
-def test_nginx_accepts_the_file(tmp_path: Path) -> None:
+@pytest.fixture
+def nginx(tmp_path: Path) -> str:
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         pytest.skip("nginx is not installed")
@@ -147,12 +154,67 @@ def test_nginx_accepts_the_file(tmp_path: Path) -> None:
          "-keyout", certificate.with_suffix(".key"), "-out", certificate],
         check=True, capture_output=True,
     )  # fmt: skip
-    site = re.sub(r"ssl_certificate \S+;", f"ssl_certificate {certificate};", NGINX)
-    site = re.sub(r"ssl_certificate_key \S+;", f"ssl_certificate_key {certificate.with_suffix('.key')};", site)
-    (tmp_path / "site.conf").write_text(site)
-    (tmp_path / "nginx.conf").write_text(
-        f"pid {tmp_path}/pid; events {{}} http {{ access_log off; include {tmp_path}/site.conf; }}"
+    return program
+
+
+@contextmanager
+def served_by_nginx(program: str, folder: Path, upstream: str) -> Iterator[str]:
+    """The URL of an nginx with the deployed site, changed in its certificate, ports and folders alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    site = NGINX.replace("server 127.0.0.1:8000;", f"server {upstream};")
+    site = site.replace("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;").replace("listen [::]:443 ssl;", "")
+    site = re.sub(r"ssl_certificate \S+;", f"ssl_certificate {folder}/certificate.pem;", site)
+    site = re.sub(r"ssl_certificate_key \S+;", f"ssl_certificate_key {folder}/certificate.key;", site)
+    (folder / "site.conf").write_text(site)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    folders = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(
+        f"daemon off; {user} pid {folder}/pid; error_log {folder}/errors; events {{}} "
+        f"http {{ access_log off; {folders} include {folder}/site.conf; }}"
     )
-    checked = subprocess.run([program, "-t", "-c", tmp_path / "nginx.conf"], capture_output=True, text=True)
-    # Beyond the syntax it wants folders of its own, which an installation has.
-    assert "syntax is ok" in checked.stderr
+    configuration = ["-c", str(folder / "nginx.conf"), "-e", str(folder / "errors")]
+    checked = subprocess.run([program, "-t", *configuration], capture_output=True, text=True)
+    assert "test is successful" in checked.stderr, checked.stderr
+    process = subprocess.Popen([program, *configuration])
+    try:
+        until(lambda: process.poll() is not None or (folder / "pid").is_file())
+        yield f"https://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_stream_through_nginx(
+    nginx: str, tmp_path: Path, english_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": "She was", "max_tokens": 30, "ignore_eos": True, "seed": 1}
+    with (
+        running_server(english_artifact, api_keys=("hush",)) as running,
+        served_by_nginx(nginx, tmp_path, running.url.removeprefix("http://")) as url,
+        httpx.Client(base_url=url, verify=False, timeout=60) as client,
+    ):
+        until(lambda: _answers(client))
+        assert client.get("/v1/models").status_code == 401
+        client.headers.update({"Authorization": "Bearer hush", "Host": "llm.example.com"})
+        assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert client.post("/v1/completions", content=b"x" * (5 << 20)).status_code == 413
+        assert "llmc_graphs" in client.get("/metrics").text
+        whole = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        slow_down(running.engine, monkeypatch, 0.05)
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            lines = response.iter_lines()
+            events = [next(lines)]
+            assert running.engine.engine.stats.num_running == 1  # the first token came before the last was drawn
+            events += [line for line in lines if line]
+        texts = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in events[:-1]]
+        assert "".join(texts) == whole
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.ConnectError:
+        return False
