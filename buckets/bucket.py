@@ -112,8 +112,8 @@ class BucketLadder:
     """The buckets of an artifact, each phase sorted by (batch, seq) and free of duplicates; `mixed` may be empty.
 
     phases: those that it must have, and with PROMPT_PHASES all it may have.
-    Raises BucketError when one of them is empty, a phase holds a bucket of another phase or one bucket twice, a
-    mixed bucket has fewer tokens than sequences, or there are more than MAX_BUCKETS in all.
+    Raises BucketError when one of them is empty, or a phase holds a bucket of another phase or one bucket twice. It is
+    also raised when a mixed bucket has fewer tokens than sequences, or there are more than MAX_BUCKETS in all.
     """
 
     prefill: tuple[Bucket, ...]

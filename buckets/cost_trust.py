@@ -1,8 +1,8 @@
 """How far a cost table can be trusted: costs that fall where they must grow, and costs measured under load.
 
-A replay that carries at least as many sequences, tokens and context in a bucket at least as large cannot take less,
-but for noise. Noise explains a quarter, or as much as the repeats of the two costs spread, and never more than half:
-a table in which the smaller load took over TOLERANCE to MOST times what the larger one did is refused.
+A replay that carries at least as many sequences, tokens and context in a bucket at least as large cannot take less, but
+for noise. Noise explains a quarter, or as much as the repeats of the two costs spread, and never more than half. A
+table is refused in which the smaller load took over TOLERANCE to MOST times what the larger one did.
 """
 
 from __future__ import annotations

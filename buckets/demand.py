@@ -1,9 +1,9 @@
 """What a trace asks of the buckets: how often a step of so many sequences, the longest of such a length, comes up.
 
-Prefill with one sequence a step: every prompt, split into chunks of at most max_prefill_tokens, is one step.
-Everything else depends on what runs together, which `replay` decides: a continuous-batching server in virtual time that
-follows the engine's policy (first come, first served; prefill and decode steps alternate while both have work) on a
-linear clock.
+Prefill with one sequence a step: every prompt, split into chunks of at most max_prefill_tokens, is one step. Everything
+else depends on what runs together, which `replay` decides. It is a continuous-batching server in virtual time, on a
+linear clock. It follows the engine's policy: first come, first served; prefill and decode steps alternate while both
+have work.
 """
 
 from __future__ import annotations

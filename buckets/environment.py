@@ -94,8 +94,8 @@ class LadderVariables:
 def read_environment(environ: Mapping[str, str]) -> LadderVariables | None:
     """The variables of `environ` that make a ladder; None when none of them is set.
 
-    Raises BucketError for a value that is not a whole number, DECODE with both SEQ and BLOCK, PAD_MAX without
-    PAD_PERCENT, and a name that is none of them but holds BUCKET or looks like one.
+    Raises BucketError for a value that is not a whole number, DECODE with both SEQ and BLOCK, and PAD_MAX without
+    PAD_PERCENT. It is also raised for a name that is none of them but holds BUCKET or looks like one.
     """
     given: list[tuple[str, str, int]] = []
     for name, text in sorted(environ.items()):

@@ -1,12 +1,12 @@
 """The best ladder along one axis, exactly.
 
-Candidate sizes ascend; candidate j stands for weight w_j of demand, the steps that round up to it, and costs c_j a
-step. A ladder i₁ < i₂ < … < last serves the demand between two of its sizes by the upper one, so its cost is the sum
-of c_j · (W_j - W_i) over neighbours i < j, with W the running sum of w. A candidate that costs no less than a larger
-one is never needed, so c may be taken as ascending; then c_j · (W_j - W_i) satisfies the quadrangle inequality: for p
-≤ q ≤ r ≤ s, cost(p, r) + cost(q, s) - cost(p, s) - cost(q, r) = (c_r - c_s) · (W_q - W_p) ≤ 0. Hence the best
-predecessor never moves back as j grows, and a layer of the dynamic program takes O(m log m) by divide and conquer
-instead of O(m²); all nodes of one level of the division are worked at once.
+Candidate sizes ascend. Candidate j stands for weight w_j of demand, the steps that round up to it, and costs c_j a
+step. A ladder i₁ < i₂ < … < last serves the demand between two of its sizes by the upper one. So its cost is the sum of
+c_j · (W_j - W_i) over neighbours i < j, with W the running sum of w. A candidate that costs no less than a larger one
+is never needed, so c may be taken as ascending. Then c_j · (W_j - W_i) satisfies the quadrangle inequality: for p ≤ q ≤
+r ≤ s, cost(p, r) + cost(q, s) - cost(p, s) - cost(q, r) = (c_r - c_s) · (W_q - W_p) ≤ 0. Hence the best predecessor
+never moves back as j grows. So a layer of the dynamic program takes O(m log m) by divide and conquer instead of O(m²).
+All nodes of one level of the division are worked at once.
 """
 
 from __future__ import annotations

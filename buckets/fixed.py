@@ -1,9 +1,10 @@
 """Ladders that know nothing of the traffic, with at most a given number of buckets: what a plan is compared with.
 
 ramp-up: lengths (step, step, max), as Intel Gaudi's default (block, block, max), made coarser until few enough.
-ramp-up, tuned: the start also doubles from the block size, the step varies, and the best pair for the trace is taken,
-stronger than what a user without the trace would pick. exponential: `ladder.exponential`. Batches start at 1 in all of
-them. Steps of ramp-up are whole tokens, not blocks, or few counts of sizes could be met.
+ramp-up, tuned: the start also doubles from the block size, the step varies, and the best pair for the trace is taken.
+That is stronger than what a user without the trace would pick.
+exponential: `ladder.exponential`.
+Batches start at 1 in all of them. Steps of ramp-up are whole tokens, not blocks, or few counts of sizes could be met.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The two-dimensional problem: which (batch, seq) buckets to open so that all steps cost the least.
 
-A step (b, s) runs in the first open bucket, in the scheduler's order, with batch ≥ b and seq ≥ s or, when none is open,
-at a base cost (decode: the largest bucket, which is always open; prefill: one sequence at a time in the longest bucket,
-always open too). At most K more buckets may be opened. Were each step free to take the cheapest bucket, this would be
-the facility-location problem; that is what `lower_bound` relaxes further (Lagrangian relaxation, Cornuéjols, Fisher,
-Nemhauser 1977), so the gap is known for every instance. `search` starts from greedy, from the best shelf ladder and
-from given ladders, and improves the best two by local search. A bucket may also do harm, where it takes steps from one
-that is cheaper for them.
+A step (b, s) runs in the first open bucket, in the scheduler's order, with batch ≥ b and seq ≥ s. When none is open, it
+runs at a base cost. For decode that is the largest bucket, which is always open; for prefill one sequence at a time in
+the longest bucket, always open too. At most K more buckets may be opened. Were each step free to take the cheapest
+bucket, this would be the facility-location problem. That is what `lower_bound` relaxes further (Lagrangian relaxation,
+Cornuéjols, Fisher, Nemhauser 1977), so the gap is known for every instance. `search` starts from greedy, from the best
+shelf ladder and from given ladders, and improves the best two by local search. A bucket may also do harm, where it
+takes steps from one that is cheaper for them.
 """
 
 from __future__ import annotations

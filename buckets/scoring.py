@@ -33,10 +33,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """The steps of one phase by shape. batches [B], lengths [L] ascending; steps [B, L + 1]: how many are shorter than
-    each length. base: the bucket that every ladder has; max_area: most tokens of a bucket, 0: any. step_cost: of all
-    steps, what no bucket changes; asked: their tokens. apart [B, L + 1]: cost of `steps` run a sequence at a time in
-    the base bucket, as are prefill steps that no bucket holds.
+    """The steps of one phase by shape.
+
+    batches [B], lengths [L] ascending; steps [B, L + 1]: how many are shorter than each length.
+    base: the bucket that every ladder has. max_area: most tokens of a bucket, 0: any.
+    step_cost: of all steps, what no bucket changes. asked: their tokens.
+    apart [B, L + 1]: cost of `steps` run a sequence at a time in the base bucket, as are prefill steps that no bucket
+    holds.
     """
 
     phase: str

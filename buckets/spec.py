@@ -41,9 +41,9 @@ def parse_spec(spec: str, limits: Limits | None = None, phases: tuple[str, ...] 
     """Parses a spec text or reads a spec file (.toml, .json, .txt); the module's docstring has the grammar. phases: of
     the ladder.
 
-    Raises BucketError, one sentence with the offending value, for a spec that is malformed, empty, too large (more
-    than 4096 buckets), gives a phase or bucket twice, lacks a phase, needs a limit that `limits` does not give, or
-    gives a phase no bucket within max_num_batched_tokens.
+    Raises BucketError, one sentence with the offending value, for a spec that is malformed, empty, or too large (more
+    than 4096 buckets). It is also raised for one that gives a phase or bucket twice, lacks a phase, needs a limit that
+    `limits` does not give, or gives a phase no bucket within max_num_batched_tokens.
     """
     text = spec.strip()
     limits = limits or Limits()

@@ -1,8 +1,8 @@
 """What a step takes in a bucket under a load, from measured costs or a model of costs.
 
-One additive law serves every target: a curve over the rows that are computed, a time for each sequence, whose last row
-becomes logits, and a time for each pair of a new token and a token that it sees. Where padding is skipped, a step
-computes its own rows, rounded up to the row tile, and sees its own context; where padding is computed, it takes what
+One additive law serves every target. It has a curve over the rows that are computed, a time for each sequence (its last
+row becomes logits), and a time for each pair of a new token and a token that it sees. Where padding is skipped, a step
+computes its own rows, rounded up to the row tile, and sees its own context. Where padding is computed, it takes what
 the full bucket takes.
 """
 
@@ -36,8 +36,9 @@ Count = TypeVar("Count", float, Floats)
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds by token rows, linear between the points, level before the first and on with the last slope behind the
-    last, and pair_s seconds for each pair of a new token and a token that it sees."""
+    """Seconds by token rows, and pair_s seconds for each pair of a new token and a token that it sees. Between the
+    points they are linear, before the first level; behind the last they go on with the last slope.
+    """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]

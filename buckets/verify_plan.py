@@ -1,8 +1,8 @@
 """Plans decode buckets with rows for guesses, beside those of a ladder.
 
-A step of n sequences with k guesses each has n × (k + 1) rows and gives n × (1 + p + … + p^k) tokens, where a guess is
-right with odds p, given that those before it are. Each step brings as many guesses as make its tokens cheapest, none
-where none pay. So a bucket is worth what it saves of the time of all tokens.
+A step of n sequences with k guesses each has n × (k + 1) rows and gives n × (1 + p + … + p^k) tokens. Here p are the
+odds that a guess is right, given that those before it are. Each step brings as many guesses as make its tokens
+cheapest, none where none pay. So a bucket is worth what it saves of the time of all tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ LEAST_SAVING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class VerifyPlan:
-    """buckets: those to add, the most valuable first. Costs of all tokens of the demand, in the model's unit: plain,
-    without guesses; spare, with guesses in the rows that the ladder has; cost, with the added buckets; bound, which no
-    choice of buckets is below."""
+    """buckets: those to add, the most valuable first. The others are costs of all tokens of the demand, in the model's
+    unit.
+    plain: without guesses. spare: with guesses in the rows that the ladder has. cost: with the added buckets. bound: no
+    choice of buckets is below it.
+    """
 
     buckets: tuple[Bucket, ...]
     plain: float

@@ -64,10 +64,13 @@ def warm_order(
 ) -> tuple[tuple[int, ...], int]:
     """All buckets by index, first to last, and how many of them are hot.
 
-    strategy: as `parse_strategies` reads it. base: those that can serve everything; they come first and are hot.
-    traffic (auto, with a trace): by the share of the steps of its phase that a bucket serves in `used`; hot is what
-    serves 95 % of each such phase. min_tokens: few tokens first. max_bs: large batches first. auto without a trace: as
-    vLLM on Gaudi, min_tokens for prompts and max_bs for decode. Prompts come before decode where no share decides.
+    strategy: as `parse_strategies` reads it.
+    base: those that can serve everything; they come first and are hot.
+    traffic (auto, with a trace): by the share of the steps of its phase that a bucket serves in `used`. Hot is what
+    serves 95 % of each such phase.
+    min_tokens: few tokens first. max_bs: large batches first.
+    auto without a trace: as vLLM on Gaudi, min_tokens for prompts and max_bs for decode. Prompts come before decode
+    where no share decides.
     Raises BucketError.
     """
     by_phase = parse_strategies(strategy)

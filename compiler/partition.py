@@ -1,8 +1,9 @@
 """How a model is divided among ranks that run each step together (tensor parallelism). Imports neither torch nor tvm.
 
-Each rank has as many attention heads, KV heads and elements inside the feed-forward block as any other: rows of the
-linears that make these, columns of those that read them, whose results are parts of sums. The output projection is
-divided by rows of the vocabulary. The embedding and all that is as wide as the hidden size is every rank's.
+Each rank has as many attention heads, KV heads and elements inside the feed-forward block as any other. These are rows
+of the linears that make them, and columns of those that read them, whose results are parts of sums. The output
+projection is divided by rows of the vocabulary. The embedding and all that is as wide as the hidden size is every
+rank's.
 """
 
 from __future__ import annotations

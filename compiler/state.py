@@ -28,11 +28,12 @@ from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 class CompileState:
     """What phases leave for those behind them.
 
-    stack: what publishing closes; files: what `copied` names some of; in_place: the output is the artifact that is
-    extended, whose other files stay; there: the manifest of what lies at the output; manifest: as much as is known;
-    conversions: as in the manifest, None: nobody knows;
-    specs: kernels, in the order of the artifact; variants: of kernels that have not the default schedule; code: None
-    until it is linked or carried over.
+    stack: what publishing closes. files: what `copied` names some of.
+    in_place: the output is the artifact that is extended, whose other files stay. there: the manifest of what lies at
+    the output.
+    manifest: as much as is known. conversions: as in the manifest, None: nobody knows.
+    specs: kernels, in the order of the artifact. variants: of kernels that have not the default schedule.
+    code: None until it is linked or carried over.
     """
 
     config: CompileConfig

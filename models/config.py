@@ -179,26 +179,34 @@ class ModelConfig:
     """A decoder, or an encoder. Sizes in elements; max_position_embeddings in tokens.
 
     norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. embedding_norm: one more on the
-    embedding. qk_norm: what is normed of q and k before they are rotated: each head by one weight, each head by its
-    own, or all heads as one vector; "unit": each head without weights, after they are rotated, in layers that do.
-    qk_norm_rotated: after that, of "head". residual: where norms stand: before both blocks; before both, which run side
-    by side (with parallel_norms norms); before and after each block; after each block; of each sum of a block and what
-    it read. first_norm: there is one before the first attention; final_norm: behind the last layer. activation, gated:
-    of the feed-forward block. rope, local_rope: of layers without and with a window, local_rope None where they are the
-    same; unrotated_layers: without either. learned_positions: tokens of a table that is added to the embedding, 0 for
-    none. alibi: None for no such bias. sliding_window: tokens a query of a windowed layer sees, itself included, None
-    where no layer has one; layer_windows: the same per layer, 0 for full attention; layer_chunks: per layer, a token
-    sees none before the last multiple of it, 0 or empty for no limit. sinks: each head has a learned score without a
-    value. query_growth: None for none. attention_bias: of q, k and v; o_bias: of the output projection.
-    attention_scale: of scores; attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None
-    for none. down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of
-    logits. normed_head: rows of the output projection are of length 1. latent: None where keys and values are kept by
-    themselves; with it there is one KV head, of latent.key_dim elements, of which the first latent.rank are the value.
-    experts: None where no layer has any. bidirectional: a token sees those behind it, too; with a window those less
-    than so far away. token_types: kinds of tokens, each with a vector that is added to the embedding, 0 for none;
-    typed_inputs: an input id is token + kind × vocab_size, else all are of the first kind. pooled, task: None for a
-    model that gives logits. bos_token_id: None where the model has none. dtype: of the checkpoint, "f32", "f16" or
-    "bf16" ("f32" where config.json does not say).
+    embedding.
+    qk_norm: what is normed of q and k before they are rotated: each head by one weight, each head by its own, or all
+    heads as one vector. "unit": each head without weights, after they are rotated, in layers that do. qk_norm_rotated:
+    after that, of "head".
+    residual: where norms stand. Before both blocks; before both, which run side by side (with parallel_norms norms);
+    before and after each block; after each block; or of each sum of a block and what it read.
+    first_norm: there is one before the first attention. final_norm: behind the last layer.
+    activation, gated: of the feed-forward block.
+    rope, local_rope: of layers without and with a window, local_rope None where they are the same. unrotated_layers:
+    without either.
+    learned_positions: tokens of a table that is added to the embedding, 0 for none. alibi: None for no such bias.
+    sliding_window: tokens a query of a windowed layer sees, itself included, None where no layer has one.
+    layer_windows: the same per layer, 0 for full attention.
+    layer_chunks: per layer, a token sees none before the last multiple of it, 0 or empty for no limit.
+    sinks: each head has a learned score without a value. query_growth: None for none.
+    attention_bias: of q, k and v. o_bias: of the output projection.
+    attention_scale: of scores. attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None
+    for none.
+    down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of logits.
+    normed_head: rows of the output projection are of length 1.
+    latent: None where keys and values are kept by themselves. With it there is one KV head, of latent.key_dim elements,
+    of which the first latent.rank are the value.
+    experts: None where no layer has any.
+    bidirectional: a token sees those behind it, too; with a window those less than so far away.
+    token_types: kinds of tokens, each with a vector that is added to the embedding, 0 for none. typed_inputs: an input
+    id is token + kind × vocab_size, else all are of the first kind.
+    pooled, task: None for a model that gives logits. bos_token_id: None where the model has none.
+    dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
     """
 
     model_type: str

@@ -88,7 +88,7 @@ def latent_attention(
     scale: float,
 ) -> Tensor:
     """Causal attention of queries float32 [T, H R] and [T, H P], by head one after the other, to the one key of each
-    token of a sequence, R + P elements of which the first R are its value: float32 [T, H R].
+    token of a sequence. A key has R + P elements, of which the first R are its value. The result is float32 [T, H R].
 
     The other arguments are those of `ops.paged_attention`.
     """

@@ -20,19 +20,25 @@ class Layout:
     """Names in a checkpoint, without `.weight` and `.bias`; {} is the number of the layer.
 
     The defaults are those of Llama and most others. Several names are tensors one below the other. Those of a layer
-    follow `layer` and a dot. qkv_rows: row i of our q, k and v is row qkv_rows[i] of the checkpoint's; None: in that
-    order. interleaved: neighbours in a head are rotated together, where ours are half a head apart. transposed:
-    matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
-    skipped_positions: rows of the table of positions before that of position 0. expert_gate_up, expert_down: whole
-    names, with {} those of one expert each, without it of a tensor [experts, rows, columns]; experts_in_pairs: rows of
-    gate and up come in turn, experts_turned: the tensor is [experts, columns, rows], down_turned: that of expert_down
-    is, experts_joined: the first two axes are one; expert_gate_up_bias, expert_down_bias: whole names, with {} those of
-    one expert each, without it of [experts, rows]; choice_bias: a whole name, of a matrix of one row if
-    choice_bias_row; shared: the block of the expert that all tokens take. types: the table of kinds of tokens; dense:
-    the linear layers over a pooled row, dense_norm: the norm behind the first. parted_latent: what makes keys and
-    values of latent vectors is two tensors. unused: tensors, whole names, that a checkpoint may have in vain.
-    other_modules: what the names of modules begin with that llmc does not use, such as those that guess further tokens;
-    {} is the number of layers.
+    follow `layer` and a dot.
+
+    qkv_rows: row i of our q, k and v is row qkv_rows[i] of the checkpoint's; None: in that order.
+    interleaved: neighbours in a head are rotated together, where ours are half a head apart.
+    transposed: matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
+    skipped_positions: rows of the table of positions before that of position 0.
+    expert_gate_up, expert_down: whole names. With {} they are of one expert each, without it of a tensor [experts,
+    rows, columns].
+    experts_in_pairs: rows of gate and up come in turn. experts_turned: the tensor is [experts, columns, rows].
+    down_turned: that of expert_down is. experts_joined: the first two axes are one.
+    expert_gate_up_bias, expert_down_bias: whole names. With {} they are of one expert each, without it of [experts,
+    rows].
+    choice_bias: a whole name, of a matrix of one row if choice_bias_row. shared: the block of the expert that all
+    tokens take.
+    types: the table of kinds of tokens. dense: the linear layers over a pooled row. dense_norm: the norm behind the
+    first.
+    parted_latent: what makes keys and values of latent vectors is two tensors.
+    unused: tensors, whole names, that a checkpoint may have in vain. other_modules: what the names of modules begin
+    with that llmc does not use, such as those that guess further tokens; {} is the number of layers.
     """
 
     embed: str = "model.embed_tokens"

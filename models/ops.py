@@ -118,9 +118,9 @@ def rope_kv_write(
     norm_eps: float,
     norm_rotated: bool = False,
 ) -> Tensor:
-    """Splits qkv float32 [T, (H + 2 Hkv) hd], norms q and k per head where q_norm and k_norm [hd] are given, rotates
-    them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots: q float32 [T, H hd]. norm_rotated:
-    they are normed after that, and without weights where none are given.
+    """Splits qkv float32 [T, (H + 2 Hkv) hd] and norms q and k per head where q_norm and k_norm [hd] are given. Then it
+    rotates them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots. The result is q float32 [T, H
+    hd]. norm_rotated: they are normed after that, and without weights where none are given.
     """
     heads = qkv.float().view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)

@@ -21,10 +21,9 @@ Array = NDArray[Any]
 def cos_sin_table(rope: Rope, max_len: int) -> Array:
     """float32 [max_len, dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
 
-    The attention factor of yarn and longrope is folded in. Dynamic (NTK) scaling is fixed by max_len: plain up to the
-    original context, else the frequencies of a text of max_len tokens, as those of ntk_steps; longrope takes its long
-    factors beyond it;
-    docs/adding-a-model.md says why.
+    The attention factor of yarn and longrope is folded in. Dynamic (NTK) scaling is fixed by max_len. Up to the
+    original context it is plain, beyond that the frequencies are those of a text of max_len tokens, as ntk_steps has
+    them. longrope takes its long factors there. docs/adding-a-model.md says why.
     Raises ModelError on an unknown rope type.
     """
     inv_freq, factor = checked_frequencies(rope, max_len)

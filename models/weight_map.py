@@ -20,9 +20,9 @@ Rows = NDArray[np.int32]
 class Source:
     """A tensor that the checkpoint must have, with its shape.
 
-    stored: the shape that it has there, where that is another: a matrix [columns, rows], one whose rows are a vector
-    one after the other, or matrices [count, rows, columns] that are one below the other; turned: [count, columns,
-    rows]. blocks: the stored matrix is so many, one below the other, and turned is each.
+    stored: the shape that it has there, where that is another. It is a matrix [columns, rows], one whose rows are a
+    vector one after the other, or matrices [count, rows, columns] that are one below the other.
+    turned: [count, columns, rows]. blocks: the stored matrix is so many, one below the other, and turned is each.
     """
 
     name: str

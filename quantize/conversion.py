@@ -10,9 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Conversion:
-    """types: what the checkpoint stores it in. error: the root mean square of the differences, of that of the values;
-    most: the largest difference, of the largest value; norm: the root of the sum of the squares of the values, which an
-    error weighs with."""
+    """types: what the checkpoint stores it in.
+    error: the root mean square of the differences, of that of the values. most: the largest difference, of the largest
+    value.
+    norm: the root of the sum of the squares of the values, which an error weighs with.
+    """
 
     types: str
     error: float

@@ -68,9 +68,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One bucket. steps: of the histogram that change their bucket with it; saved_s, saved_tokens: seconds and tokens
-    of padding that a mean step of those saves, None where no times are known; compile_s, bytes: what it costs.
-    compiled: it is there already, and only off."""
+    """One bucket.
+
+    steps: of the histogram that change their bucket with it. saved_s, saved_tokens: seconds and tokens of padding that
+    a mean step of those saves, None where no times are known.
+    compile_s, bytes: what it costs. compiled: it is there already, and only off.
+    """
 
     bucket: Bucket
     action: Literal["add", "retire"]

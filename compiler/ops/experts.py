@@ -1,10 +1,11 @@
 """experts: what the chosen experts of each token make of it, in sum.
 
-`expert_order` gives every expert in use rows of its own, which begin at a multiple of ROW_UNIT; `expert_gather` copies
-activations there, as the linear layers read them; `expert_linear` is a linear layer of each expert in use over its
-rows, of gate and up first, then of down; `expert_combine` adds the results of a token in the order in which its experts
-were chosen, so that nothing of it depends on other tokens. Before a layer that is summed as integers,
-`expert_quantize` makes its rows int8.
+- `expert_order` gives every expert in use rows of its own, which begin at a multiple of ROW_UNIT.
+- `expert_gather` copies activations there, as the linear layers read them.
+- `expert_quantize` makes the rows int8 before a layer that is summed as integers.
+- `expert_linear` is a linear layer of each expert in use over its rows, of gate and up first, then of down.
+- `expert_combine` adds the results of a token in the order in which its experts were chosen, so that nothing of it
+  depends on other tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bundles: all of an artifact but its weights, in one file, for one or several targets.
 
 A zip file: bundle.json; variants/N/graphs.bin and variants/N/kernels.so for each target; costs/*.json. bundle.json
-holds the fingerprint, the architecture that it is made of, and for each variant its manifest, how its weights are laid
-out, and the SHA-256 of its files. A bundle holds machine code: use only what you trust as much as a program.
+holds the fingerprint and the architecture that it is made of. For each variant it has the manifest, how its weights are
+laid out, and the SHA-256 of its files. A bundle holds machine code: use only what you trust as much as a program.
 """
 
 from __future__ import annotations

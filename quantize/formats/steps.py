@@ -1,7 +1,7 @@
 """4-bit integers whose groups have integer steps under one scale a row: value = (number − zero) · step · scale.
 
-A group has a step of 1 … 15 and a zero point of 0 … 15, in one byte, so that (number − zero) · step is an int8 and a
-sum over all of K exact (progressive quantization of groups: QServe, arXiv 2405.04532).
+A group has a step of 1 … 15 and a zero point of 0 … 15, in one byte. So (number − zero) · step is an int8, and a sum
+over all of K is exact. This is progressive quantization of groups (QServe, arXiv 2405.04532).
 """
 
 from __future__ import annotations

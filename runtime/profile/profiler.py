@@ -25,8 +25,10 @@ _WARM_UPS = 2
 class Replay:
     """One replay; all times in nanoseconds.
 
-    start, end: [threads, commands], since the replay began; imbalance: how long the thread waited for the last one to
-    arrive at the barrier behind the command; sync: how long it took to leave the barrier after that; total: wall time.
+    start, end: [threads, commands], since the replay began.
+    imbalance: how long the thread waited for the last one to arrive at the barrier behind the command.
+    sync: how long it took to leave the barrier after that.
+    total: wall time.
     """
 
     start: Times

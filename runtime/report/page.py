@@ -29,9 +29,13 @@ class ReportError(RuntimeError):
 
 @dataclass(frozen=True)
 class Page:
-    """A report. lead: one sentence under the title; warnings: what a reader must know before trusting figures; parts:
-    HTML, in order; method: how it was made, at the end; data: what the scripts read and machines may take out again;
-    scripts: files of this folder, run after the page is there, without which every figure is in the tables."""
+    """A report.
+
+    lead: one sentence under the title. warnings: what a reader must know before trusting figures. parts: HTML, in
+    order.
+    method: how it was made, at the end. data: what the scripts read and machines may take out again.
+    scripts: files of this folder, run after the page is there. Without them, too, every figure is in the tables.
+    """
 
     title: str
     lead: str

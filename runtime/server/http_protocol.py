@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with limits on a request's size and on a client's time: uvicorn itself takes heads of any
-length, and waits for ever for a head, for a body, and for a client to read its answer."""
+"""uvicorn's HTTP protocol with limits on a request's size and on a client's time. uvicorn itself takes heads of any
+length. It waits for ever for a head, for a body, and for a client to read its answer.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ _TOO_SLOW = "The request took too long to arrive."
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Answers 400 to a request line and headers of more than MAX_HEAD_BYTES, at the latest one read beyond that, and
-    408 to a head, or a body after it, that is not whole after client_timeout_s (None: no limit). Breaks off when the
-    client has not read on for as long. Answers a client that has shut down its side after the request (half-closed)."""
+    """Answers 400 to a request line and headers of more than MAX_HEAD_BYTES, at the latest one read beyond that.
+    Answers 408 to a head, or a body after it, that is not whole after client_timeout_s (None: no limit). Breaks off
+    when the client has not read on for as long. Answers a client that has shut down its side after the request
+    (half-closed).
+    """
 
     client_timeout_s: float | None = None
 

@@ -21,8 +21,9 @@ Times = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Nanoseconds of a replay: a curve over its token rows, level before the first point, linear between them and on
-    behind the last, and ns_per_pair for each pair of a new token and a token that it sees."""
+    """Nanoseconds of a replay: a curve over its token rows, and ns_per_pair for each pair of a new token and a token
+    that it sees. The curve is level before the first point, linear between them and on behind the last.
+    """
 
     tokens: tuple[int, ...]
     ns: tuple[float, ...]
@@ -46,9 +47,11 @@ class SimulatedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens: new tokens in prefill
-    and mixed steps; in decode steps context, rounded up to blocks. tokens, contexts, ns, exact_ns and longest are sums,
-    the last of the longest sequence of each replay, not rounded."""
+    """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens. These are new tokens in
+    prefill and mixed steps, and context in decode steps, rounded up to blocks.
+    tokens, contexts, ns, exact_ns and longest are sums: longest is that of the longest sequence of each replay, not
+    rounded.
+    """
 
     graph: int
     num_seqs: int

@@ -1,8 +1,9 @@
 """Planning against the scheduler itself.
 
-Which decode steps a trace makes depends on what runs together, on mixed steps and on the time that steps take; a replay
-at a fixed pace only guesses it. So the trace runs through the simulation in several scenarios, a ladder is planned for
-the steps seen there and tried in the same way, beside the ladders made by rule; the cheapest wins, whatever it is.
+Which decode steps a trace makes depends on what runs together, on mixed steps and on the time that steps take. A replay
+at a fixed pace only guesses it. So the trace runs through the simulation in several scenarios, and a ladder is planned
+for the steps seen there. It is tried in the same way, beside the ladders made by rule. The cheapest wins, whatever it
+is.
 """
 
 from __future__ import annotations
@@ -42,10 +43,13 @@ Loads = list[tuple[Bucket, SimulatedLoad]]
 
 @dataclass(frozen=True)
 class Tried:
-    """A ladder in the simulation. cost: of all its steps in the own scenario, in the unit of the plan; interval:
-    between which ends it lies, None when that is not known; padding: share of the tokens computed there, of the planned
-    phases, that no step asked for, 0 … 1. score: cost by that of the default ladder, the mean of all scenarios by their
-    weights."""
+    """A ladder in the simulation.
+
+    cost: of all its steps in the own scenario, in the unit of the plan. interval: between which ends it lies, None when
+    that is not known.
+    padding: share of the tokens computed there, of the planned phases, that no step asked for, 0 … 1.
+    score: cost by that of the default ladder, the mean of all scenarios by their weights.
+    """
 
     name: str
     ladder: BucketLadder

@@ -93,10 +93,13 @@ class GraphUse:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a ladder makes of a trace. Times in seconds; ttft_s, total_s [N]: from the arrival to the first and to the
-    last token, NaN for a request that was not served; added_ttft_s, added_s [N]: of those, what an ideal ladder, with a
-    graph of exactly every shape, would save. low, high: the same with all costs at the lower and at the upper end of
-    their intervals, None when these are not known."""
+    """What a ladder makes of a trace. Times are in seconds, NaN for a request that was not served.
+
+    ttft_s, total_s [N]: from the arrival to the first and to the last token.
+    added_ttft_s, added_s [N]: of those, what an ideal ladder, with a graph of exactly every shape, would save.
+    low, high: the same with all costs at the lower and at the upper end of their intervals, None when these are not
+    known.
+    """
 
     ladder: Ladder
     graphs: tuple[GraphUse, ...]
@@ -346,9 +349,10 @@ class WhatIf:
 
 
 def asked_tokens(bucket: Bucket, load: SimulatedLoad) -> int:
-    """What the replays of a load ask for, in the tokens that padding is counted in: true tokens of prompts, and in
-    decode as many contexts as sequences, each as long as the longest, for differences inside a batch are no fault of
-    the ladder."""
+    """What the replays of a load ask for, in the tokens that padding is counted in. Prefill asks for true tokens of
+    prompts. Decode asks for as many contexts as sequences, each as long as the longest: differences inside a batch are
+    no fault of the ladder.
+    """
     return load.num_seqs * load.longest if bucket.phase == "decode" else load.tokens
 
 

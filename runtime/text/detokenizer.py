@@ -15,8 +15,8 @@ _MAX_PENDING = 16
 class Detokenizer:
     """Incremental decoding whose pieces, joined, are the text of the tokens after the prompt.
 
-    A decoder may look at neighbours (a leading space is dropped from the first token, bytes merge into a character),
-    so each piece is decoded together with the piece before it; the first one with the end of the prompt.
+    A decoder may look at neighbours: a leading space is dropped from the first token, bytes merge into a character. So
+    each piece is decoded together with the piece before it, the first one with the end of the prompt.
     """
 
     def __init__(self, decode: Decode, prompt_token_ids: Sequence[int] = ()) -> None:

@@ -91,8 +91,9 @@ def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
 
 
 def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple[int, ...]:
-    """Indices of the graphs that can serve everything the artifact can, if in larger graphs than need be: the decode
-    graphs of most sequences and of longest context, and a prefill graph, the largest or else the smallest."""
+    """Indices of the graphs that can serve everything the artifact can, if in larger graphs than need be. They are the
+    decode graphs of most sequences and of longest context, and a prefill graph, the largest or else the smallest.
+    """
     numbers = range(len(graphs))
     decode = [i for i in numbers if graphs[i].phase == "decode"]
     prompt = [i for i in numbers if graphs[i].phase == "prefill"] or [i for i in numbers if i not in decode]

@@ -41,8 +41,9 @@ _UNPROMISED = (
 class Target:
     """One CPU to compile for.
 
-    mcpu: the CPU whose timings LLVM schedules for; instruction_sets: all that kernels may use of it (LLVM's names),
-    whatever else it has; lanes: float32 lanes of a vector register; row_tile: rows of the largest register tile;
+    mcpu: the CPU whose timings LLVM schedules for.
+    instruction_sets: all that kernels may use of it (LLVM's names), whatever else it has.
+    lanes: float32 lanes of a vector register. row_tile: rows of the largest register tile.
     panel_columns: columns of a packed weight panel (a multiple of lanes).
     """
 

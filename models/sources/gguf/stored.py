@@ -79,8 +79,9 @@ class StoredBlocks(Stored):
         np.copyto(out.planes[whole], found)
 
     def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
-        """Matrices of other types are held in the smaller of both groups, with offsets where one has them; 4-bit
-        numbers of both signs, of one, and codes do not go together: all take 8 bits."""
+        """Matrices of other types are held in the smaller of both groups, with offsets where one has them. 4-bit
+        numbers of both signs, of one, and codes do not go together: all take 8 bits.
+        """
         blocks = [other for other in others if isinstance(other, StoredBlocks)]
         if len(blocks) < len(others):
             return None

@@ -1,7 +1,7 @@
 """A model as an ONNX graph: its configuration and its weights are recovered from what the graph computes.
 
-docs/onnx.md says how. The graph is imported by TVM with small inputs (`importer.py`); its values are followed as
-combinations of the elements of each token's row (`evaluate.py`); layers are read off its output (`structure.py`), and a
+docs/onnx.md says how. The graph is imported by TVM with small inputs (`importer.py`). Its values are followed as
+combinations of the elements of each token's row (`evaluate.py`). Layers are read off its output (`structure.py`), and a
 configuration and the places of weights off them (`recover.py`). What is left over is refused by the name of its node.
 """
 

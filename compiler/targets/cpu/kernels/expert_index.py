@@ -1,8 +1,11 @@
 """Which rows each expert in use has: the index that `expert_order` writes and the other kernels of experts read.
 
-Experts in use are numbered, by id. It is int32: how many are in use; by number, the id, the first row, the count of
-rows, the row tile and the cost of all before, of which there is one more; by id, the number; then the row of each pair
-of a token and one of its experts, in the order of tokens.
+Experts in use are numbered, by id. The index is int32, in this order:
+- how many are in use;
+- by number: the id, the first row, the count of rows, the row tile, and the cost of all before, of which there is one
+  more;
+- by id: the number;
+- the row of each pair of a token and one of its experts, in the order of tokens.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ _LEAST_CHUNK_ROWS = 32
 
 @dataclass(frozen=True)
 class Schedule:
-    """streams: panels that one row reads side by side, and a row tile of exact sums in turn; ahead_bytes: between what
-    is read of a stream and what is fetched meanwhile; block_bytes: of a panel, which stay in cache while row tiles
-    pass; chunk_rows: that share one pass over the panels.
+    """streams: panels that one row reads side by side, and a row tile of exact sums in turn.
+    ahead_bytes: between what is read of a stream and what is fetched meanwhile.
+    block_bytes: of a panel, which stay in cache while row tiles pass.
+    chunk_rows: that share one pass over the panels.
     """
 
     streams: int
