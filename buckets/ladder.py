@@ -56,14 +56,14 @@ def doubling(minimum: int, maximum: int) -> tuple[int, ...]:
 def exponential(minimum: int, maximum: int, step: int = 1, limit: int | None = None) -> tuple[int, ...]:
     """Without `limit`, doubling. With it, `limit` sizes in geometric progression, rounded up to `step`.
 
-    The second form is the exponential strategy of Intel Gaudi's vLLM plugin (`warmup_range_with_limit` in
+    The second form is the exponential strategy of Intel Gaudi's vLLM plugin: `warmup_range_with_limit` in
     vllm_gaudi/extension/bucketing/exponential.py, described at
-    https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html): size i of n is
-    min · (max / min)^(i / (n - 1)), rounded up to a multiple of step, duplicates dropped, the last one max. A minimum
-    of 1 is a size of its own, and the progression starts at the step: then there may be limit + 1 sizes. (128, 2048,
-    128, 10) gives 128 256 384 512 640 896 1152 1536 2048, (1, 16, 2, 5) gives 1 2 4 6 10 16. Powers are those of double
-    precision, as the plugin's: (1, 32, 1, 6) gives 1 2 4 9 17 32. One difference: a minimum that is no multiple of the
-    step stays, where the plugin rounds it up.
+    https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html. Size i of n is min · (max / min)^(i
+    / (n - 1)), rounded up to a multiple of step, duplicates dropped, the last one max. A minimum of 1 is a size of its
+    own, and the progression starts at the step: then there may be limit + 1 sizes. (128, 2048, 128, 10) gives 128 256
+    384 512 640 896 1152 1536 2048, (1, 16, 2, 5) gives 1 2 4 6 10 16. Powers are those of double precision, as the
+    plugin's: (1, 32, 1, 6) gives 1 2 4 9 17 32. One difference: a minimum that is no multiple of the step stays, where
+    the plugin rounds it up.
     Raises BucketError when a value is not positive, minimum > maximum or limit > MAX_BUCKETS.
     """
     if limit is None:
@@ -96,12 +96,14 @@ def default_limit(maximum: int, query: bool = False) -> int:
 def padding_bounded(minimum: int, step: int, maximum: int, percent: float, cap: int | None = None) -> tuple[int, ...]:
     """The ramp-up ladder with the sizes left out whose absence pads no length above the bound.
 
-    After size a, the next is the largest b of ramp-up with (b - a - 1) / b ≤ percent / 100 and, with `cap`,
-    b - a - 1 ≤ cap: a length one longer than a pads the most. Where even the neighbour of a exceeds the bound it is
-    taken, so the bound holds at every length above `minimum` for step 1, and elsewhere from about step / percent on.
-    Sizes up to `step`, the doubling part, stay. After the padding-aware strategy of Intel Gaudi's vLLM plugin
-    (vllm_gaudi/extension/bucketing/padding_aware.py; same arguments, its four documented examples give the same
-    sizes); unlike it, multiples of the cap are not kept for their own sake, and percent may reach 100, exclusive.
+    After size a, the next is the largest b of ramp-up with (b - a - 1) / b ≤ percent / 100 and, with `cap`, b - a - 1 ≤
+    cap: a length one longer than a pads the most. Where even the neighbour of a exceeds the bound it is taken. So the
+    bound holds at every length above `minimum` for step 1, and elsewhere from about step / percent on. Sizes up to
+    `step`, the doubling part, stay.
+    It follows the padding-aware strategy of Intel Gaudi's vLLM plugin
+    (vllm_gaudi/extension/bucketing/padding_aware.py). Arguments are the same, and its four documented examples give the
+    same sizes. Unlike there, multiples of the cap are not kept for their own sake, and percent may reach 100,
+    exclusive.
     Raises BucketError as `ramp_up` does, and for a percent outside 0 … 100 or a negative cap.
     """
     if not 0 <= percent < 100:
@@ -131,11 +133,12 @@ def default_axes(
 ) -> dict[str, tuple[int, int, int]]:
     """(min, step, max) of the default ramp-up axes: prompt_bs, decode_bs, prompt_seq, decode_seq, mixed_bs, mixed_seq.
 
-    Batches: prefill (1, min(max_num_seqs, 32), min(max_num_seqs, 64)), decode (1, min(max_num_seqs, 32),
-    max_num_seqs). Lengths start at the smallest multiple of block_size that is at least 128; the step is that, doubled
-    until 16 steps reach max_model_len, so that a long context does not multiply the graphs; those of prompts end at
-    max_num_batched_tokens. Mixed steps: max_num_seqs sequences, and 256 tokens, doubled until at least half of them are
-    a prompt's, as far as so many can come together and max_num_batched_tokens allows.
+    Batches: prefill (1, min(max_num_seqs, 32), min(max_num_seqs, 64)), decode (1, min(max_num_seqs, 32), max_num_seqs).
+    Lengths start at the smallest multiple of block_size that is at least 128. The step is that, doubled until 16 steps
+    reach max_model_len, so that a long context does not multiply the graphs. Those of prompts end at
+    max_num_batched_tokens.
+    Mixed steps: max_num_seqs sequences, and 256 tokens. These are doubled until at least half of them are a prompt's,
+    as far as so many can come together and max_num_batched_tokens allows.
     Raises BucketError for sizes that are not positive.
     """
     tokens = default_tokens(max_model_len) if max_num_batched_tokens is None else max_num_batched_tokens

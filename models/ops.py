@@ -261,8 +261,9 @@ def _(x: Tensor, index: Tensor) -> Tensor:
 
 @llmc_op("pool_rows")
 def pool_rows(x: Tensor, query_start: Tensor, token_seq: Tensor, index: Tensor, mean: bool) -> Tensor:
-    """Of x [T, D], for each row of index i32 [S], which is the last of its sequence: the mean of the sequence's rows,
-    added up in their order, or its first row: [S, D]. query_start i32 [B+1], token_seq i32 [T]."""
+    """For each row of index i32 [S], which is the last of its sequence: the mean of the sequence's rows of x [T, D],
+    added up in their order, or its first row. The result is [S, D]. query_start i32 [B+1], token_seq i32 [T].
+    """
     rows = []
     for last in index.tolist():
         first = int(query_start[token_seq[last]])

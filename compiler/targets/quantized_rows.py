@@ -15,8 +15,9 @@ _AHEAD = 1024
 
 
 def quantized_rows(parameter: Parameter, format: WeightFormat) -> Callable[[int, Quantized], None]:
-    """What writes rows [first, first + len(out.numbers)) of a matrix, in ascending order: as the checkpoint stores them
-    if it does so in `format` and in the order of the matrix, otherwise rounded to the nearest numbers.
+    """What writes rows [first, first + len(out.numbers)) of a matrix, in ascending order. They are as the checkpoint
+    stores them, if it does so in `format` and in the order of the matrix. Otherwise they are rounded to the nearest
+    numbers.
 
     It holds memory for some rows; not shared between threads. Raises QuantizeError.
     """

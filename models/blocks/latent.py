@@ -23,8 +23,9 @@ class LatentNorm(Block):
 
 
 class LatentAttention(Block):
-    """q [H (plain + rotated), D], or of a vector that q_a [Q, D] and q_norm make; kv [R + rotated, D]; key_up [H R,
-    plain] and value_up [H value, R], of each head one below the other; out [D, H value]."""
+    """q [H (plain + rotated), D], or of a vector that q_a [Q, D] and q_norm make. kv [R + rotated, D].
+    key_up [H R, plain] and value_up [H value, R], of each head one below the other. out [D, H value].
+    """
 
     def __init__(self, config: ModelConfig, latent: Latent, layer: int, act_dtype: str) -> None:
         super().__init__()

@@ -64,8 +64,9 @@ def search_scales(
 
 
 def rounded_inputs_error(weight: Floats, largest: Floats) -> float:
-    """What rounding inputs to int8 adds to the squares of a token's outputs, at most: each input is off by a twelfth
-    of the square of a step, and a step is a 127th of the largest input."""
+    """What rounding inputs to int8 adds to the squares of a token's outputs, at most. Each input is off by a twelfth of
+    the square of a step, and a step is a 127th of the largest input.
+    """
     step = float(largest.max()) / 127
     return step * step / 12 * float(np.vdot(weight, weight))
 

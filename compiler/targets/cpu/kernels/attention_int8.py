@@ -1,8 +1,8 @@
 """Attention to keys and values that are whole numbers of 8 bits: exact sums of products of integers.
 
-A query is rounded to whole numbers of up to 16 bits by its largest magnitude, and so are the weights of a row's keys
-in a partition, each multiplied by the scale of its value before. A sum of integers is the same in any order, and a key
-that a query does not see has weight 0, so no number of it counts.
+A query is rounded to whole numbers of up to 16 bits by its largest magnitude. So are the weights of a row's keys in a
+partition, after each was multiplied by the scale of its value. A sum of integers is the same in any order. A key that a
+query does not see has weight 0, so no number of it counts.
 
 Numbers are stored with 128 added, which a sum takes off as 128 times the sum of the other factors.
 """

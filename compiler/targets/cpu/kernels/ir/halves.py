@@ -1,7 +1,7 @@
 """Floats of 16 bits, bfloat16 and IEEE's float16: float32 in registers, rounded to nearest even where they are stored.
 
 A word has two, the element of the lower index in its low half. bfloat16 is the upper half of a float32, so moving bits
-widens it. float16 is converted by the instructions of F16C, which every level has: a magnitude that rounds beyond 65504
+widens it. float16 is converted by the instructions of F16C, which every level has. A magnitude that rounds beyond 65504
 becomes infinite, and subnormal numbers stay exact. A NaN stays a (quiet) NaN in both.
 """
 
@@ -12,9 +12,11 @@ from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, I16, I32, block, 
 
 
 def helpers() -> str:
-    """For each dtype: `round` vectors to it and `widen` them, both in one (`to`), `load` and `store` from memory; the
-    `low` and the `high` half of words as floats, and of one word: a float (`low_one`, `high_one`), or that in every
-    lane (`low_all`, `high_all`)."""
+    """For each dtype:
+    - `round` vectors to it and `widen` them, both in one (`to`), `load` and `store` from memory;
+    - the `low` and the `high` half of words as floats;
+    - of one word, a float (`low_one`, `high_one`), or that in every lane (`low_all`, `high_all`).
+    """
     return "".join(_of(dtype) for dtype in HALVES)
 
 

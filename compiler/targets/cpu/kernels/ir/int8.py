@@ -134,8 +134,9 @@ def _put(row_tile: int, words: int) -> str:
 def _tiles() -> str:
     """Of 8 rows in the lanes, twice: what a row tile of as many rows needs, two words of each row at once.
 
-    rows_max, rows_sum: of both halves, in both; store_rows: the first half; join_even, join_odd: of two vectors of
-    floats, which are four elements of every row, the halves that a vector of bf16 has as low and as high ones;
+    rows_max, rows_sum: of both halves, in both. store_rows: the first half.
+    join_even, join_odd: of two vectors of floats, which are four elements of every row. They are the halves that a
+    vector of bf16 has as low and as high ones.
     put_rows: such two vectors' bytes, as words of four.
     """
     half, swapped = "<8 x i32>", constant([*range(8, 16), *range(8)])

@@ -65,9 +65,11 @@ def _round_fp8(name: str, mantissa: int, bias: int) -> str:
 
 
 def rounding(dtype: str) -> str:
-    """round_`dtype`, and what finds a scale: widest, of two vectors the larger magnitudes, of which that of what is not
-    a number is the largest; widest_lane, that of a vector in every lane; spoilt, a scale, not a number where `widest`
-    is not finite."""
+    """round_`dtype`, and what finds a scale:
+    - widest: of two vectors the larger magnitudes, of which that of what is not a number is the largest;
+    - widest_lane: that of a vector in every lane;
+    - spoilt: a scale, not a number where `widest` is not finite.
+    """
     if dtype == "int8":
         own = _round_int8()
     else:
@@ -153,9 +155,12 @@ def _dot(target: Target) -> str:
 
 
 def products(target: Target) -> str:
-    """dot_s16; bytes_even, bytes_odd: those bytes of a vector as numbers of 16 bits; rounded_s16: v · inverse as whole
-    numbers of at most `limit`; put_pairs: 16 of them as pairs, first those that bytes_even is multiplied by, of each
-    four; s16_sum; unless: 0 where v is `is`, elsewhere `other`; floats_of."""
+    """dot_s16, s16_sum, floats_of.
+    bytes_even, bytes_odd: those bytes of a vector as numbers of 16 bits.
+    rounded_s16: v · inverse as whole numbers of at most `limit`.
+    put_pairs: 16 of them as pairs, first those that bytes_even is multiplied by, of each four.
+    unless: 0 where v is `is`, elsewhere `other`.
+    """
     halves = "<32 x i16>"
     even = [f"%r = and {I32} %w, {splat(0x00FF00FF)}", f"ret {I32} %r"]
     odd = [

@@ -27,9 +27,13 @@ class Walk:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Brings into the cache what is needed later. before_line: before a line of the block is read; at_line: as vector v
-    of a line is; at_group: as the steps of a group of numbers are; at_turn: before each turn, which is TURN lines or a
-    group's, or a step of tile registers. of_tile: gives what a tile fetches, by its number among those that share."""
+    """Brings into the cache what is needed later.
+
+    before_line: before a line of the block is read. at_line: as vector v of a line is. at_group: as the steps of a
+    group of numbers are.
+    at_turn: before each turn, which is TURN lines or a group's, or a step of tile registers.
+    of_tile: gives what a tile fetches, by its number among those that share.
+    """
 
     before_line: Callable[[b.Expr], None] | None = None
     at_line: Callable[[b.Expr, int], None] | None = None

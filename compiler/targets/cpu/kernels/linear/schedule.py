@@ -45,7 +45,8 @@ class Schedule:
 
 def neighbours(schedule: Schedule, row_tile: int, largest_tile: int) -> Iterator[tuple[str, Schedule]]:
     """Schedules that differ in one number from `schedule`, with its name, of those that matter to a kernel of the row
-    tile: one row streams, two may fetch ahead, and only the largest tile passes over blocks in chunks of rows."""
+    tile. One row streams, two may fetch ahead, and only the largest tile passes over blocks in chunks of rows.
+    """
     numbers: dict[str, tuple[int, ...]] = {}
     if row_tile == 1:
         streams = schedule.streams
