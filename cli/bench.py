@@ -22,8 +22,9 @@ Examples:
 _SERVE_HELP = """Send requests to an OpenAI-compatible server and print time to first token (TTFT), time per output
 token (TPOT), inter-token latency (ITL), end-to-end latency (E2E), throughput, goodput and failures by cause.
 
---dataset is "random" (token ids of exact lengths), a prompts file (JSONL with prompt, prompt_token_ids or messages) or
-a trace (llmc's JSONL, an Azure LLM inference CSV, a Mooncake JSONL); --time-scale multiplies a trace's arrival times.
+--dataset is "random" (token ids of exact lengths), a prompts file or a trace. A prompts file is JSONL with prompt,
+prompt_token_ids or messages. A trace is llmc's JSONL, an Azure LLM inference CSV or a Mooncake JSONL. --time-scale
+multiplies its arrival times.
 
 \b
 Examples:

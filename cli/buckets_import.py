@@ -17,8 +17,8 @@ from llmc.regular_file import read_text
 if TYPE_CHECKING:
     from llmc.buckets.vllm import Imported, VllmLimits
 
-IMPORT_HELP = """Take over the buckets of a vLLM server on Intel Gaudi: from its VLLM_*_BUCKET_* variables, its strategy
-or bucket file, and its flags, the shapes that it warms up, and of them a ladder.
+IMPORT_HELP = """Take over the buckets of a vLLM server on Intel Gaudi. Its VLLM_*_BUCKET_* variables, its strategy or
+bucket file and its flags tell the shapes that it warms up. Of these a ladder is made.
 
 Without -o, the last line of the output is the ladder as a SPEC for --buckets. An unknown variable is an error.
 

@@ -15,8 +15,9 @@ from llmc.units import parse_size
 REPLAN_HELP = """Show which buckets to add to a ladder and which to retire, for steps that a server ran or a trace
 brings.
 
-Each change has what it is predicted to save and to cost. Of a server that runs with --replan suggest or auto, the steps
-are those of the last hour or so; of a trace, those of a simulation. Nothing is changed here: llmc compile --add does.
+Each change has what it is predicted to save and to cost. Steps are those of the last hour or so of a server that runs
+with --replan suggest or auto. Or they are those of a simulation of a trace. Nothing is changed here: llmc compile --add
+does.
 
 \b
 Examples:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from llmc.buckets.step_cost import StepCosts
     from llmc.runtime.simulation.what_if import Ladder, OnProgress, Outcome, Server, WhatIf
 
-SIMULATE_HELP = """Try ladders of buckets on a trace: padding in tokens and time, graphs, compile and warm-up time,
-memory, misses, and the latency that each ladder adds to one with a graph of exactly every shape.
+SIMULATE_HELP = """Try ladders of buckets on a trace. Figures are padding in tokens and time, graphs, compile and
+warm-up time, memory, misses, and added latency: that beyond a ladder with a graph of exactly every shape.
 
 The trace runs through the real scheduler and block manager, in virtual time: nothing is computed, and a step takes what
 its bucket costs. Costs come from --cost-table, else from what llmc warmup measured of the first artifact among the
-ladders, else from a roofline of --model, else from --prefill-rate and --decode-step-ms.
+ladders. Else they come from a roofline of --model, or from --prefill-rate and --decode-step-ms.
 
 \b
 Examples:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 _HELP = """Compile a model in Hugging Face's format, GGUF or ONNX into an artifact.
 
-MODEL is a directory, a .gguf file (of a split model the first), an .onnx file as Optimum's exporter writes it, or
-ORG/NAME[@REVISION] on the Hugging Face hub, which is downloaded into the hub's cache: HF_HOME, HF_TOKEN and
+MODEL is a directory, a .gguf file (of a split model the first), or an .onnx file as Optimum's exporter writes it. Or it
+is ORG/NAME[@REVISION] on the Hugging Face hub, which is downloaded into the hub's cache: HF_HOME, HF_TOKEN and
 HF_HUB_OFFLINE count. The artifact records the commit. Numbers that are quantized already are kept; --quant rounds them
 anew. Notes tell what is kept, and what is lost.
 
-SPEC of --buckets is batch x sequence for each phase, prefill, decode and, if wanted, mixed (sequences x tokens of a
-step, decodes beside chunks of prompts). A size is a ramp-up range MIN:STEP:MAX, bounded padding
+SPEC of --buckets is batch x sequence for each phase: prefill, decode and, if wanted, mixed. Mixed is sequences x tokens
+of a step, decodes beside chunks of prompts. A size is a ramp-up range MIN:STEP:MAX, bounded padding
 MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". Or it is the name of a
-.toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Environment variables
-LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX} are its defaults; what none of them
-sets is as in the default ladder. llmc buckets import takes over the VLLM_ variables of a server on Gaudi.
+.toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Its defaults are
+environment variables: LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}. What none of
+them sets is as in the default ladder. llmc buckets import takes over the VLLM_ variables of a server on Gaudi.
 
 An artifact at OUT is replaced without asking only if it is of the same model and options, which gives the same bytes.
 Files that are not llmc's are never replaced.

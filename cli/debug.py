@@ -21,7 +21,7 @@ Examples:
 """
 _DIFF_HELP = """Run two artifacts of one model over the same tokens and compare what their commands write.
 
-The artifacts may differ in target, scheme, ladder or version. Tensors are compared in the order of the graph; the first
+The artifacts may differ in target, scheme, ladder or version. Tensors are compared in the order of the graph. The first
 one that differs by more than the bound is named, with the element that differs most. `--target reference` compiles the
 plain kernels that others are judged by. The exit code is 1 where a tensor differs.
 

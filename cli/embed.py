@@ -16,8 +16,7 @@ from llmc.runtime.offline.prompts import Prompt, PromptError
 _HELP = """Give the vector of each text with an artifact or a model (downloaded, compiled, cached), or its labels.
 
 Texts come from --prompt, --prompts or, with neither, from stdin, one a line. A JSON object for each goes to stdout, one
-a line, in the order of the texts: with "embedding", or with "label" and "scores" where the model was compiled to
-classify.
+a line, in the order of the texts. It has "embedding", or "label" and "scores" where the model was compiled to classify.
 
 \b
 Examples:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TASKS_HELP = """Run tasks of lm-evaluation-harness, on an artifact in this process or against a server.
 
-Tasks are those of the harness, those of --include-path, and ones that read files here and download nothing: local_mmlu,
-local_ceval, local_cmmlu, local_gsm8k and local_humaneval, with the files below --data (docs/evaluation.md).
+Tasks are those of the harness, those of --include-path, and ones that download nothing: local_mmlu, local_ceval,
+local_cmmlu, local_gsm8k and local_humaneval. Those read files below --data (docs/evaluation.md).
 
 \b
 Examples:

@@ -359,8 +359,9 @@ def inspect(
 ) -> None:
     """Show buckets, commands, kernels, the memory plan and weights of an artifact.
 
-    With --dry-run: show what llmc compile would make of a model, with the default buckets: parameters, FLOPs, bytes of
-    weights and of the KV cache, buckets, time. Weights are not read; a model out of reach is refused by name.
+    With --dry-run: show what llmc compile would make of a model, with the default buckets. Figures are parameters,
+    FLOPs, bytes of weights and of the KV cache, buckets and time. Weights are not read; a model out of reach is refused
+    by name.
 
     \b
     Examples:

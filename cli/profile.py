@@ -15,8 +15,8 @@ from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 if TYPE_CHECKING:
     from llmc.graphs_records import Tables
 
-_HELP = """Replay one bucket with the clock on: time by kernel family, kernel and command, achieved GB/s and GFLOP/s
-beside the machine's limits measured in the same run, and how long each thread waits at barriers.
+_HELP = """Replay one bucket with the clock on, and show time by kernel family, kernel and command. GB/s and GFLOP/s
+stand beside the machine's limits, measured in the same run. For each thread there is what it waits at barriers.
 
 Without --bucket it takes the smallest bucket of the phase. A decode step is taken at the end of the bucket's context.
 
