@@ -2,8 +2,8 @@
  *
  * Every function returns a status code and takes a caller-owned llmc_error (may be NULL). Every struct starts
  * with struct_size and only grows at the end: callers and libraries of different ages understand each other. What a
- * caller fills has an _init function, which takes sizeof the struct as the caller was compiled, sets struct_size and
- * the defaults and writes nothing behind them. Ids are uint64_t and never reused.
+ * caller fills has an _init function. It takes sizeof the struct as the caller was compiled, sets struct_size and the
+ * defaults, and writes nothing behind them. Ids are uint64_t and never reused.
  * No exception, abort or stdio crosses this boundary. Unless stated otherwise a function may be called from any
  * thread, but calls on one object must not overlap; on failure outputs are unchanged. */
 #ifndef LLMC_LLMC_H_
@@ -68,9 +68,9 @@ LLMC_API uint32_t llmc_abi_version(void);
 /* The highest ISA level (FORMAT.md) whose kernels this process runs: what CPU and system support, or the limit. 0 when
  * not even the lowest. */
 LLMC_API uint32_t llmc_machine_get_isa_level(void);
-/* Takes the machine, from now on and in the whole process, for one of at most `level`: artifacts of a higher one are
- * refused (LLMC_ERR_UNSUPPORTED_TARGET) when an engine or replayer is created, and the library's own loops keep to it. For
- * tests of what an older CPU does. Cannot fail; what was created before stays usable; any thread may call it. */
+/* Takes the machine for one of at most `level`, from now on and in the whole process. Artifacts of a higher level are
+ * refused (LLMC_ERR_UNSUPPORTED_TARGET) when an engine or replayer is created, and the library's own loops keep to it.
+ * For tests of what an older CPU does. Cannot fail; what was created before stays usable; any thread may call it. */
 LLMC_API void llmc_machine_limit_isa_level(uint32_t level);
 
 /* ---- artifact: opening validates everything ------------------------------------------------------------ */
@@ -120,10 +120,10 @@ typedef struct llmc_graph_info {
  * the tensors. The files must not be changed in place while anything made from the artifact is alive; replacing them is
  * harmless. */
 LLMC_API llmc_status llmc_artifact_open(const char *path, llmc_artifact **out, llmc_error *error);
-/* Reads all of weights.safetensors and compares every tensor with its checksum: LLMC_ERR_CORRUPT names the first
+/* Reads all of weights.safetensors and compares every tensor with its checksum. LLMC_ERR_CORRUPT names the first
  * damaged tensor, its offset and how many more there are; LLMC_ERR_IO where the disk does not deliver. Costs one pass
  * over the file at the speed of the disk, or of one core when it is cached, and 1 MiB of memory. Changes nothing, and
- * the artifact stays usable whatever the result: any thread may call it, also while engines made from it run. */
+ * the artifact stays usable whatever the result. Any thread may call it, also while engines made from it run. */
 LLMC_API llmc_status llmc_artifact_verify(const llmc_artifact *artifact, llmc_error *error);
 /* Releases the artifact; engines and replayers made from it keep their own reference. NULL is allowed. */
 LLMC_API void llmc_artifact_close(llmc_artifact *artifact);
@@ -264,8 +264,8 @@ LLMC_API llmc_status llmc_replayer_read_operand(llmc_replayer *replayer, uint32_
 LLMC_API llmc_status llmc_replayer_set_profiling(llmc_replayer *replayer, uint32_t on, llmc_error *error);
 LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats,
                                              llmc_error *error);
-/* The last replay on one thread of the team, in nanoseconds since the replay began: command i ran from start_ns[i] to
- * end_ns[i], then the thread waited at a barrier until leave_ns[i]. Arrays of `capacity` commands. LLMC_ERR_NOT_FOUND
+/* The last replay on one thread of the team, in nanoseconds since the replay began. Command i ran from start_ns[i] to
+ * end_ns[i]; then the thread waited at a barrier until leave_ns[i]. Arrays of `capacity` commands. LLMC_ERR_NOT_FOUND
  * when that replay was not profiled. */
 LLMC_API llmc_status llmc_replayer_get_command_times(const llmc_replayer *replayer, uint32_t thread, uint64_t *start_ns,
                                                      uint64_t *end_ns, uint64_t *leave_ns, uint64_t capacity,
@@ -309,8 +309,8 @@ typedef struct llmc_engine_options {
   uint32_t miss_policy;
   uint32_t swap_always; /* 1: blocks go to the swap space also where computing them again takes less; 0: default */
   uint64_t kv_bytes;    /* bytes for the KV pool; 0: see num_blocks */
-  /* Steps with somebody waiting behind a higher priority, after which the one that has been there longest counts as the
-   * highest priority until it ends, one request at a time; 0: 512. */
+  /* Steps with somebody waiting behind a higher priority; 0: 512. After them the one that has been there longest
+   * counts as the highest priority until it ends. There is one such request at a time. */
   uint32_t priority_patience;
   uint32_t reserved2;
   /* Most guesses of a sequence's next tokens that a decode step checks; 0: none (default). Guesses come from prompt and
@@ -318,8 +318,8 @@ typedef struct llmc_engine_options {
    * step. No result depends on it: several TOKEN events of a continuation may come of one step. */
   uint32_t speculate_tokens;
   uint32_t speculate_always; /* 1: all guesses that a graph holds go along, whether they pay or not: for tests */
-  /* A smaller model with the same tokens that guesses; NULL: none. It is loaded on the engine's device, with a KV pool of
-   * its own for as many tokens as the engine's; the engine keeps a reference. */
+  /* A smaller model with the same tokens that guesses; NULL: none. It is loaded on the engine's device, with a KV pool
+   * of its own for as many tokens as the engine's. The engine keeps a reference. */
   const llmc_artifact *draft;
   uint64_t swap_bytes; /* of the host's memory, for KV blocks of preempted sequences; 0: they are computed again */
 } llmc_engine_options;
@@ -355,10 +355,11 @@ typedef struct llmc_sampling_params {
   uint64_t num_logit_bias;
   /* Draw so many continuations, and tell the n with the highest sum of logprobs, likeliest first; 0: n (default). */
   uint32_t best_of;
-  /* Beam search: in each step the beam_width likeliest continuations of all beams go on; 0: none (default). What ends is
-   * worth the sum of its logprobs divided by its tokens to the power of length_penalty; n of the best are told, best first.
-   * Beams share the KV blocks of what they have in common. temperature, filters and seed have no effect; penalties and
-   * logit_bias are refused. With either, events come when all has been decided, and guided is refused. */
+  /* Beam search: in each step the beam_width likeliest continuations of all beams go on; 0: none (default). The score
+   * of what ends is the sum of its logprobs, divided by its tokens to the power of length_penalty. n of the best are
+   * told, best first. Beams share the KV blocks of what they have in common. temperature, filters and seed have no
+   * effect; penalties and logit_bias are refused. With either, events come when all has been decided, and guided is
+   * refused. */
   uint32_t beam_width;
   float length_penalty; /* default 1 */
   uint32_t early_stopping;
@@ -381,9 +382,10 @@ typedef struct llmc_request {
   uint32_t output_index;                /* which continuation of the undivided request this one is; default 0 */
   uint32_t reserved;
 } llmc_request;
-/* A request goes on where another engine left off: prompt_token_ids are the prompt and what was drawn of one
-   continuation, of which num_output_tokens, below max_tokens, count as output, and output_index is its index there. n
-   is 1. With the same seed and artifact what follows has the bits that the undivided request would have had. */
+/* A request goes on where another engine left off. prompt_token_ids are the prompt and what was drawn of one
+ * continuation. Of these num_output_tokens, below max_tokens, count as output. output_index is the continuation's
+ * index there, and n is 1. With the same seed and artifact what follows has the bits that the undivided request would
+ * have had. */
 LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
 enum {
@@ -466,8 +468,9 @@ typedef struct llmc_bucket_miss {
   uint64_t count;
   int32_t graph; /* that ran it; -1: it was split, or failed */
   uint32_t reserved2;
-  /* The bucket to add for it, `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the missed batch, and the least length that
-   * holds the step among those of the phase's graphs, the step's own where none does (docs/c-abi.md). */
+  /* The bucket to add for it, `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the missed batch, and the least length
+   * that holds the step among those of the phase's graphs. Where none does, it is the step's own length
+   * (docs/c-abi.md). */
   uint32_t wanted_batch, wanted_seq;
 } llmc_bucket_miss;
 #define LLMC_MAX_BUCKET_MISSES 1024
@@ -484,8 +487,8 @@ typedef struct llmc_step_shape {
 } llmc_step_shape;
 #define LLMC_MAX_STEP_SHAPES 4096
 
-/* What a step did with a continuation: it computed tokens [start, start + count) of the prompt, or of what is computed
- * again after a preemption; or it took its KV blocks away. Decodes leave no mark: they are TOKEN events. */
+/* What a step did with a continuation. Either it computed tokens [start, start + count) of the prompt, or of what is
+ * computed again after a preemption. Or it took its KV blocks away. Decodes leave no mark: they are TOKEN events. */
 enum { LLMC_MARK_PREFILL = 1, LLMC_MARK_PREEMPTED = 2 };
 typedef struct llmc_request_mark {
   uint32_t struct_size;
@@ -542,32 +545,32 @@ LLMC_API llmc_status llmc_engine_load_adapter(llmc_engine *engine, const llmc_ad
 /* No new request may use the adapter. Those that do go on with it; its slot is free when the last one has ended. From any
  * thread, at once. LLMC_ERR_NOT_FOUND: it is not loaded. */
 LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id, llmc_error *error);
-/* The tokens that continuation `output_index` of a guided request may take next: bit t % 32 of words[t / 32] allows
+/* The tokens that continuation `output_index` of a guided request may take next. Bit t % 32 of words[t / 32] allows
  * token t; tokens past the last word are not allowed. Each mask serves one token: set the first one of each of the n
- * continuations after submit, the next one after each TOKEN event. A NEEDS_MASK event asks for each; the first masks of
- * a request far back in the queue are asked for when its turn comes near. Until a mask is there the continuation waits:
- * it leaves its seat in the step to others, and only its prompt but for the last token goes on. Setting it again before
- * a step uses it replaces it. LLMC_ERR_NOT_FOUND: the request or continuation has ended. LLMC_ERR_INVALID_ARGUMENT: a step in
- * flight uses a mask already, or the request is not guided. A mask without a token fails the request with
- * LLMC_ERR_EMPTY_MASK. min_tokens gives way where the mask leaves only eos and stop ids. */
+ * continuations after submit, the next one after each TOKEN event. A NEEDS_MASK event asks for each; the first masks
+ * of a request far back in the queue are asked for when its turn comes near. Until a mask is there the continuation
+ * waits. It leaves its seat in the step to others, and only its prompt but for the last token goes on. Setting it
+ * again before a step uses it replaces it. LLMC_ERR_NOT_FOUND: the request or continuation has ended.
+ * LLMC_ERR_INVALID_ARGUMENT: a step in flight uses a mask already, or the request is not guided. A mask without a
+ * token fails the request with LLMC_ERR_EMPTY_MASK. min_tokens yields where the mask leaves only eos and stop ids. */
 LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                 const uint32_t *words, uint64_t num_words, llmc_error *error);
-/* The same with masks for tokens behind guesses, so that a step may check these, too: words[num_guesses + 1][num_words],
- * a mask for the next token, then one behind each of guesses, which lead on from one another. A guess that its mask
- * forbids is wrong. Masks behind wrong guesses are forgotten: set new ones after the last TOKEN event of the step, which
- * a NEEDS_MASK event asks for. Guesses change no token; the engine checks as many of them as pay. num_guesses: at most
- * LLMC_MAX_SPECULATE_TOKENS. guesses may be NULL without any. */
+/* The same with masks for tokens behind guesses, so that a step may check these, too. The array is
+ * words[num_guesses + 1][num_words]: a mask for the next token, then one behind each of guesses, which lead on from one
+ * another. A guess that its mask forbids is wrong. Masks behind wrong guesses are forgotten: set new ones after the last
+ * TOKEN event of the step, which a NEEDS_MASK event asks for. Guesses change no token; the engine checks as many of them
+ * as pay. num_guesses: at most LLMC_MAX_SPECULATE_TOKENS. guesses may be NULL without any. */
 LLMC_API llmc_status llmc_engine_set_token_masks(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                  const uint32_t *words, uint64_t num_words, const int32_t *guesses,
                                                  uint64_t num_guesses, llmc_error *error);
-/* Guesses of the tokens that may follow the text of a guided continuation, after its NEEDS_MASK event: of those that
- * prompt and output repeat, as many as are worth a mask each; none without speculate_tokens. *count of them are copied.
- * LLMC_ERR_NOT_FOUND: the request or continuation is not guided, or has ended. */
+/* Guesses of the tokens that may follow the text of a guided continuation, after its NEEDS_MASK event. They are those
+ * that prompt and output repeat, as many as are worth a mask each; none without speculate_tokens. *count of them are
+ * copied. LLMC_ERR_NOT_FOUND: the request or continuation is not guided, or has ended. */
 LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, uint32_t output_index, int32_t *tokens,
                                              uint64_t capacity, uint64_t *count, llmc_error *error);
-/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) = 0 when there was nothing to do. On
- * an error the device failed or memory ran out: every request fails, with one event each (if there is no memory for the
- * events, in a later step), and the engine is as after its creation. */
+/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) = 0 when there was nothing
+ * to do. On an error the device failed or memory ran out. Then every request fails, with one event each (if there is
+ * no memory for the events, in a later step). The engine is as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
 /* Moves up to capacity events, oldest first. events[0].struct_size must be set by the caller. */
 LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,
@@ -575,8 +578,9 @@ LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, u
 /* Blocks until there are events to poll or work for step, or for timeout_ns (UINT64_MAX: without limit). *ready:
  * LLMC_READY_ bits, 0 after the timeout. submit, cancel, set_token_mask and a passing deadline wake it. */
 LLMC_API llmc_status llmc_engine_wait(llmc_engine *engine, uint64_t timeout_ns, uint32_t *ready, llmc_error *error);
-/* Replays a full bucket of made-up tokens, which read any KV blocks and write to the dummy block only: reads the weights,
- * faults in the pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted in the statistics. */
+/* Replays a full bucket of made-up tokens, which read any KV blocks and write to the dummy block only. It reads the
+ * weights and faults in the pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted
+ * in the statistics. */
 LLMC_API llmc_status llmc_engine_warm_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
 /* A load for llmc_engine_warm_load; 0: as much as the bucket holds. */
 typedef struct llmc_warm_load {
@@ -588,8 +592,8 @@ typedef struct llmc_warm_load {
 /* The same with a load of one's own. LLMC_ERR_OUT_OF_RANGE when the graph does not hold it; then nothing ran. */
 LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, const llmc_warm_load *load,
                                            uint64_t *ns, llmc_error *error);
-/* Calls every kernel of a graph for no row at all: in microseconds a graph is as warm as another one with the same kernels
- * that was replayed before. *ns (may be NULL): wall time. Otherwise as llmc_engine_warm_graph. */
+/* Calls every kernel of a graph for no row at all. In microseconds a graph is as warm as another one with the same
+ * kernels that was replayed before. *ns (may be NULL): wall time. Otherwise as llmc_engine_warm_graph. */
 LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
 /* Replays each graph of the draft with one made-up token, which reads and writes the dummy block only. So the first
  * guesses find code and weights in memory. Waits for a step in flight. *ns (may be NULL) is the wall time of all graphs.
@@ -693,15 +697,15 @@ typedef struct llmc_sim_load {
   uint64_t longest;          /* sum of the longest sequence of each replay, not rounded */
 } llmc_sim_load;
 
-/* An engine like any other, but that its device computes nothing and that its replays take virtual time: scheduler, block
+/* An engine like any other, but its device computes nothing, and its replays take virtual time. Scheduler, block
  * manager and choice of graphs are the real ones. Nothing of an artifact is needed. Copies what it is given. Of the
  * options it reads those of the KV pool and the scheduler. */
 LLMC_API llmc_status llmc_engine_create_simulated(const llmc_sim_model *model, const llmc_engine_options *options,
                                                   llmc_engine **out, llmc_error *error);
-/* Runs a trace through a simulated engine that has run none. Blocks; other threads may get_ statistics meanwhile. For each
- * request, in virtual nanoseconds: when its first and its last token came; 0 where it never did, because the request was
- * refused (max_waiting), failed, or was not reached when progress stopped the run. LLMC_ERR_INVALID_ARGUMENT: the engine
- * is not simulated, or the trace is not sound; then nothing ran. */
+/* Runs a trace through a simulated engine that has run none. Blocks; other threads may get_ statistics meanwhile. For
+ * each request it tells when its first and its last token came, in virtual nanoseconds. 0 where it never did: the
+ * request was refused (max_waiting), failed, or was not reached when progress stopped the run.
+ * LLMC_ERR_INVALID_ARGUMENT: the engine is not simulated, or the trace is not sound; then nothing ran. */
 LLMC_API llmc_status llmc_engine_simulate(llmc_engine *engine, const llmc_sim_trace *trace, uint64_t *first_token_ns,
                                           uint64_t *last_token_ns, llmc_error *error);
 /* The loads of all replays so far, by graph, sequences and length: up to capacity of them; *count is how many there are.
