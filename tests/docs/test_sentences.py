@@ -16,6 +16,8 @@ from support.paths import ROOT
 from support.prose import num_words, sentences
 
 MOST_WORDS = 40
+# As a rule a sentence has no more. A page may break it in one of five, all of them together in one of twelve.
+USUAL_WORDS = 25
 HEADER = ROOT / "runtime/native/include/llmc/llmc.h"
 
 
@@ -69,6 +71,17 @@ def test_sentences_are_found() -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_sentence_of_a_page_is_long(page: Path) -> None:
     assert too_long(page.read_text(encoding="utf-8")) == []
+
+
+def test_most_sentences_are_short() -> None:
+    counts = {}
+    for page in pages():
+        words = [num_words(one) for one in sentences(page.read_text(encoding="utf-8"))]
+        counts[str(page.relative_to(ROOT))] = (sum(number > USUAL_WORDS for number in words), len(words))
+    assert {page: found for page, found in counts.items() if found[0] > 2 + found[1] // 5} == {}
+    long, all_of_them = (sum(column) for column in zip(*counts.values(), strict=True))
+    assert all_of_them > 2000
+    assert long < all_of_them / 12
 
 
 def test_no_sentence_of_a_public_docstring_is_long() -> None:
