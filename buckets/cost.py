@@ -1,7 +1,8 @@
 """What a step costs in a bucket: the unit in which planned ladders are compared.
 
-The cost has three parts: what the bucket takes whatever it carries, what the sequences of the step take in a bucket of
-such a batch, and what the step takes in any bucket. Where padding is computed all of it is the bucket's.
+The cost has three parts. The first is what the bucket takes whatever it carries, the second what the sequences of the
+step take in a bucket of such a batch. The third is what the step takes in any bucket. Where padding is computed all of
+it is the bucket's.
 """
 
 from __future__ import annotations

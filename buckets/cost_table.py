@@ -13,8 +13,8 @@ tokens of context each once the step is done. `deviation_s` is the standard devi
 `disturbed` is the share of the time that other programs took or that engine threads waited for a CPU, 0 to 1; 0 also
 where the system does not tell. Version 1 had neither and is read with 0 for both.
 
-The full load of a bucket is (batch, batch × seq, seq) in prefill and (batch, batch, seq) in decode; it is always among
-those of a bucket that was measured, others may follow. A table that covers part of a ladder is as valid as a whole one.
+The full load of a bucket is (batch, batch × seq, seq) in prefill and (batch, batch, seq) in decode. It is always among
+those of a bucket that was measured; others may follow. A table that covers part of a ladder is as valid as a whole one.
 """
 
 from __future__ import annotations

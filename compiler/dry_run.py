@@ -1,7 +1,7 @@
 """What a compilation would make of a model, found from its configuration: its weights are not read.
 
-The model is traced in its full size on the meta device and bound to one bucket, so that whatever stops a compilation
-before its kernels stops this too, by the same sentence.
+The model is traced in its full size on the meta device and bound to one bucket. So whatever stops a compilation before
+its kernels stops this too, by the same sentence.
 """
 
 from __future__ import annotations

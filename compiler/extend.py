@@ -64,8 +64,8 @@ def add_buckets(
 
     Concurrent calls on one artifact wait for each other. In place, files that are not llmc's stay where they are.
     overwrite: `output` may be an artifact of another model or other options. dump: as in CompileConfig. Raises
-    CompileError, with the artifact as it was, for a bucket beyond its limits and for an artifact that other sources,
-    tools or kernels made: its graphs would not all compute the same bits.
+    CompileError, with the artifact as it was, for a bucket beyond its limits. It is also raised for an artifact that
+    other sources, tools or kernels made: its graphs would not all compute the same bits.
     """
     in_place = output is None or (output.exists() and output.samefile(artifact))
     output = artifact if output is None or in_place else output

@@ -1,6 +1,6 @@
 """Processes that compile kernels, spoken to over pipes by one thread each.
 
-They are programs of their own: torch and TVM have threads, which a forked child would inherit locked, and what
+They are programs of their own. torch and TVM have threads, which a forked child would inherit locked. And what
 multiprocessing spawns imports the caller's `__main__`, which runs a script without a guard again. A worker ends when
 its stdin does, so none outlives a compiler that is killed.
 """

@@ -154,8 +154,8 @@ class Dense:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A model that gives a vector for each text, in place of logits: one row of the last layer, its first or last, or
-    the mean of all, through the layers of `dense`. normalised: to length 1."""
+    """A model that gives a vector for each text, in place of logits. It is one row of the last layer, its first or
+    last, or the mean of all, through the layers of `dense`. normalised: to length 1."""
 
     pooling: Pooling
     dense: tuple[Dense, ...] = ()

@@ -13,7 +13,7 @@ _YARN_FAMILIES = frozenset({"qwen2", "qwen3"})
 def trained_length(config: ModelConfig) -> int:
     """Tokens of the longest text that the model's rotary embeddings are made for, its rope scaling counted in.
 
-    Linear, dynamic and yarn scaling stretch their original length by the factor; llama3's, longrope's, and that of
+    Linear, dynamic and yarn scaling stretch their original length by the factor. That of llama3, of longrope, and of
     factors one by one, is part of max_position_embeddings, as in the checkpoints that have it.
     """
     scaling = config.rope.scaling

@@ -47,8 +47,8 @@ class _Part:
 def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda done, total: None) -> list[Damage]:
     """Every damaged part of the code files and weights.safetensors, in the order of the files; `tables` is graphs.bin.
 
-    Raises FormatError where a file is missing, has another size, or the disk does not deliver it, and where the
-    manifest or a file that was copied from the model is damaged.
+    Raises FormatError where a file is missing, has another size, or the disk does not deliver it. It is also raised
+    where the manifest or a file that was copied from the model is damaged.
     """
     try:
         check_listed(artifact)

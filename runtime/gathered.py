@@ -1,4 +1,4 @@
-"""The deltas of a request put together, held in few bytes and few objects: thousands of continuations may wait for the
+"""The deltas of a request put together, held in few bytes and few objects. Thousands of continuations may wait for the
 last of them, and Python's collector walks every container there is."""
 
 from __future__ import annotations

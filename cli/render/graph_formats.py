@@ -152,8 +152,8 @@ def _viewer_facts(command: CommandView) -> dict[str, str]:
 def graph_onnx(tables: Tables, graph: Graph) -> bytes:
     """An ONNX model for viewers: a node of domain `llmc` a command, an edge a computed value.
 
-    Every input of a step is declared. Viewers show inside the node that reads it, with its shape, what has an
-    initializer: weights have sparse ones without values, inputs except input_ids zeros, for the checker takes no input
+    Every input of a step is declared. What has an initializer, viewers show inside the node that reads it, with its
+    shape. Weights have sparse ones without values. Inputs except input_ids have zeros, for the checker takes no input
     that is sparse. The model says that it is for viewers alone. Raises InspectError where the package onnx is missing.
     """
     try:

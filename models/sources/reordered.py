@@ -38,8 +38,8 @@ class _InOwnOrder(Stored):
 
 
 class ColumnsTaken(Tensor):
-    """The matrix whose column j is column columns[j] of another one, in the order of its stored numbers; with columns
-    [matrices, K] of each of so many equal blocks of its rows."""
+    """The matrix whose column j is column columns[j] of another one, in the order of its stored numbers. With columns
+    [matrices, K] that holds of each of so many equal blocks of its rows."""
 
     def __init__(self, whole: Readable, stored: Stored | None, columns: Order) -> None:
         self._whole, self._stored, self._columns = whole, stored, columns

@@ -24,7 +24,7 @@ def fit(session: Session, count: Callable[[int], int], limit: int) -> Fit:
     """Moves `session.first` on until prompt and answer fit.
 
     count: tokens of the prompt when `first` is that. limit: tokens of the context. Once prompt and answer no longer
-    fit, the oldest messages are left out until half the context is free: a prompt with a new start is computed anew,
+    fit, the oldest messages are left out until half the context is free. A prompt with a new start is computed anew,
     which should happen rarely. A raw text is cut only when it is full. Raises ChatError when not even the last question
     fits.
     """

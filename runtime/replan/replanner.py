@@ -1,6 +1,6 @@
 """Watches what a server runs, proposes buckets, and with `auto` tries them and keeps those that pay.
 
-One thread does all of it but wait for the compiler: it reads the engine's steps once a second, plans now and then, and
+One thread does all of it but wait for the compiler. It reads the engine's steps once a second, plans now and then, and
 has graphs turned on and off between two steps. Whatever it does changes no answer: each graph gives the same bits.
 """
 

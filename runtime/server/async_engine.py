@@ -1,6 +1,6 @@
 """The engine behind an event loop: one thread steps it, the loop submits, cancels and takes the events.
 
-The engine's thread does nothing but `wait` and `step`, and tells the loop when there may be events; the loop polls
+The engine's thread does nothing but `wait` and `step`, and tells the loop when there may be events. The loop polls
 them, so that neither text nor JSON ever stands between two steps. Notices that pile up are one: a busy loop does not
 slow the engine down.
 """

@@ -1,6 +1,6 @@
 """Prometheus metrics of a server: what requests took, and what the engine counts, read when somebody scrapes.
 
-The engine keeps its own counters, so they are read at collection and no thread copies them; only latencies and lengths
+The engine keeps its own counters, so they are read at collection and no thread copies them. Only latencies and lengths
 of finished requests are observed as they end. docs/observability.md lists every metric.
 """
 

@@ -83,8 +83,8 @@ def capped(times: Sequence[float]) -> list[float]:
 
 
 def typical(times: Sequence[float]) -> float:
-    """What to count for each of many replays that take such times: the mean of `capped`, for on a shared machine times
-    have two humps, and a median is one of them."""
+    """What to count for each of many replays that take such times. It is the mean of `capped`, for on a shared machine
+    times have two humps, and a median is one of them."""
     return statistics.fmean(capped(times))
 
 

@@ -1,6 +1,6 @@
 """What tensor cores multiply: rows of an operand, how a step of them is copied, and a lane's words of a fragment.
 
-Four lanes share a row. A lane has neighbours along K, 16 bytes of x and as many numbers of the weight, and takes the
+Four lanes share a row. A lane has neighbours along K: 16 bytes of x, and as many numbers of the weight. It takes the
 first half of them as its part of one product and the rest as that of the next one. Both operands are permuted so along
 K, and no sum sees it; but each lane reads a row in one piece.
 """

@@ -1,8 +1,8 @@
 """linear and linear_quant by tensor cores: mma.sync of 16 rows of the weight, and 8 of x, along K ascending.
 
-A sum is one chain of products of 16 or 32 elements, whichever tile it is in, and the weight is always the first
-operand: up to 8 rows of x a warp reads both from global memory, of more rows a group keeps steps of a tile in shared
-memory, of which two are on their way. Scales of groups fold a chain into a float where they end.
+A sum is one chain of products of 16 or 32 elements, whichever tile it is in. The weight is always the first operand. Up
+to 8 rows of x, a warp reads both from global memory. Of more rows a group keeps steps of a tile in shared memory, of
+which two are on their way. Scales of groups fold a chain into a float where they end.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class TileRegisters(ABC):
 class AmxBf16(TileRegisters):
     """bf16, whatever the number of rows: the arithmetic is the instruction's own.
 
-    TDPBF16PS sums products of even and of odd elements of a step in two chains of fma from 0, ascending, adds these,
+    TDPBF16PS sums products of even and of odd elements of a step in two chains of fma from 0, ascending. It adds these,
     and adds that to the sum so far; denormals are 0. K starts at 0 for every row and ascends.
     """
 
