@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.cli.inspect import artifact_data, artifact_text
+from llmc.cli.render.artifact_data import artifact_data
+from llmc.cli.render.artifact_text import artifact_text
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.manifest import read_manifest

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmc.cli.inspect import artifact_data
+from llmc.cli.render.artifact_data import artifact_data
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
 from llmc.kv_dtypes import KV_DTYPES

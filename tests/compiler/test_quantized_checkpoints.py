@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmc.cli.inspect import artifact_data
 from llmc.cli.main import main
+from llmc.cli.render.artifact_data import artifact_data
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.notes import notes
 from llmc.compiler.resolve import resolve

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.inspect import artifact_data, artifact_text
+from llmc.cli.render.artifact_data import artifact_data
+from llmc.cli.render.artifact_text import artifact_text
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
@@ -74,7 +75,7 @@ def test_inspect_tells_what_a_pool_needs(chat_artifact: Path, monkeypatch: pytes
     assert "KV pool:" in artifact_text(tables, manifest)
     assert "--kv-bytes" not in artifact_text(tables, manifest)
     # As though a block took a GiB.
-    monkeypatch.setattr("llmc.cli.inspect.DEFAULT_KV_BYTES", info.kv_block_bytes)
+    monkeypatch.setattr("llmc.cli.render.artifact_data.DEFAULT_KV_BYTES", info.kv_block_bytes)
     assert f"the default pool holds {info.block_size}: see --kv-bytes" in artifact_text(tables, manifest)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmc.cli.inspect import artifact_text
+from llmc.cli.render.artifact_text import artifact_text
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs

@@ -1,0 +1,101 @@
+"""What is in an artifact, as plain data for tools: model, kernels, buckets, weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from llmc.cli.render.ranks import ranks_data
+from llmc.cli.render.stored_weights import (
+    bits_per_weight,
+    stored_weights,
+    weights_by_class,
+    weights_by_scheme,
+)
+from llmc.graphs_format import DTYPES, FAMILIES
+from llmc.graphs_records import ModelRecord, Tables
+from llmc.runtime.context_limit import DEFAULT_KV_BYTES
+from llmc.runtime.graph_view import op_of
+
+
+def _kernels(tables: Tables) -> list[dict[str, Any]]:
+    calls: Counter[int] = Counter()
+    for graph in tables.graphs:
+        calls.update(c.kernel for c in tables.commands_of(graph))
+    return [
+        {
+            "symbol": k.symbol,
+            "op": op_of(k.symbol),
+            "family": FAMILIES[k.family],
+            "num_buffers": k.num_buffers,
+            "calls": calls[i],
+        }
+        for i, k in enumerate(tables.kernels)
+    ]
+
+
+def _kv_pool(model: ModelRecord) -> dict[str, int]:
+    """Bytes of a KV block, and of the pool that holds one sequence of the longest length; the longest that the engine's
+    default pool holds."""
+    block_bytes = model.kv_block_bytes
+    blocks = -(-model.max_model_len // model.block_size)
+    default_blocks = max(1, min(model.max_num_seqs * blocks, DEFAULT_KV_BYTES // block_bytes))
+    return {
+        "block_bytes": block_bytes,
+        # One block more: the dummy block of padding.
+        "full_context_bytes": (blocks + 1) * block_bytes,
+        "default_max_request_tokens": min(model.max_model_len, default_blocks * model.block_size),
+    }
+
+
+def _adapters(tables: Tables) -> dict[str, int] | None:
+    """What LoRA adapters have room for, and how many commands of a graph are theirs; None where none can be loaded."""
+    model = tables.model
+    if not model.adapter_slots:
+        return None
+    mine = {i for i, kernel in enumerate(tables.kernels) if op_of(kernel.symbol).startswith("adapter_")}
+    return {
+        "slots": model.adapter_slots,
+        "rank": model.adapter_rank,
+        "layers": len(tables.adapters),
+        "slot_bytes": sum(adapter.slot.bytes for adapter in tables.adapters),
+        "commands": sum(command.kernel in mine for command in tables.commands_of(tables.graphs[0])),
+    }
+
+
+def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Plain data of the artifact: model, kernels, buckets, weights by scheme and one by one."""
+    weights = stored_weights(tables, manifest)
+    return {
+        "format_version": tables.header.version,
+        "target": asdict(tables.target),
+        "fingerprint": manifest.get("fingerprint"),
+        "source": manifest.get("source"),
+        "merged_lora": manifest.get("merged_lora") or [],
+        "adapters": _adapters(tables),
+        "ranks": ranks_data(tables),
+        "model": {
+            **asdict(tables.model),
+            "kv_dtype": tables.model.kv.name,
+            "act_dtype": DTYPES[tables.model.act_dtype],
+        },
+        "context": manifest.get("context"),
+        "kv_pool": _kv_pool(tables.model),
+        "buckets": [
+            {
+                "bucket": g.name,
+                "max_tokens": g.max_tokens,
+                "max_seqs": g.max_seqs,
+                "row_unit": g.row_unit,
+                "commands": g.num_commands,
+                "arena_bytes": g.arena_bytes,
+            }
+            for g in tables.graphs
+        ],
+        "kernels": _kernels(tables),
+        "weights_by_scheme": weights_by_scheme(weights),
+        "weights_by_class": weights_by_class(weights, manifest),
+        "bits_per_weight": bits_per_weight(weights, manifest),
+        "weights": weights,
+    }
