@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc.buckets.bucket import Bucket, BucketLadder, area
+from llmc.buckets.bucket import REQUIRED_PHASES, Bucket, BucketLadder, area
 from llmc.buckets.cost import FlopsCost, ModelShape
 from llmc.buckets.demand import ServerModel
-from llmc.buckets.planner import PHASES, Limits, Resources, complete
+from llmc.buckets.planner import Limits, Resources, complete
 from llmc.buckets.scenarios import OWN, Scenario, scenarios
 from llmc.buckets.step_cost import AssumedCost, StepCosts
 from llmc.buckets.trace import Trace, read_trace
@@ -67,14 +67,14 @@ def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Sc
     engine = Server(server.max_model_len, server.max_num_seqs, BLOCK_SIZE, prefix_cache=False)
     buckets = tuple(bucket for bucket in ladder if scenario.mixed or bucket.phase != "mixed")
     roofline = FlopsCost(MODEL)
-    asked, computed, seconds = (dict.fromkeys(PHASES, 0.0) for _ in range(3))
+    asked, computed, seconds = (dict.fromkeys(REQUIRED_PHASES, 0.0) for _ in range(3))
 
     def cost(phase: str, batch: int, seq: float) -> float:
         return float(roofline.cost(phase, np.array([batch]), np.array([seq]))[0])
 
     for load in WhatIf(trace, engine, costs, speed=scenario.speed).loads(Ladder("", buckets)):
         bucket: Bucket = buckets[load.graph]
-        if bucket.phase in PHASES:
+        if bucket.phase in REQUIRED_PHASES:
             asked[bucket.phase] += asked_tokens(bucket, load)
             computed[bucket.phase] += load.replays * area(bucket, BLOCK_SIZE)
             exact = cost(bucket.phase, load.num_seqs, load.longest / load.replays)
@@ -88,10 +88,10 @@ def made_from(
     """The plan, and the ramp-up grid that is the best for the same steps."""
     made = plan_simulation.plan(
         seen, server, Limits(graphs), clock(server, OWN, by_time),
-        by_tokens=not by_time, block_size=BLOCK_SIZE, phases=PHASES, resources=Resources(), scenarios=met,
+        by_tokens=not by_time, block_size=BLOCK_SIZE, phases=REQUIRED_PHASES, resources=Resources(), scenarios=met,
     ).plan  # fmt: skip
     pairs = {phase.phase: next(one.pairs for one in phase.others if one.name == TUNED) for phase in made.phases}
-    grid = {phase: tuple(Bucket(phase, *pair) for pair in pairs[phase]) for phase in PHASES}
+    grid = {phase: tuple(Bucket(phase, *pair) for pair in pairs[phase]) for phase in REQUIRED_PHASES}
     return made.ladder, complete(grid, server, BLOCK_SIZE)
 
 
@@ -111,7 +111,7 @@ def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int, 
         return mine / least if least > 0 else 1.0
 
     row: dict[str, float] = {}
-    for phase in PHASES:
+    for phase in REQUIRED_PHASES:
         # At a busy pace few prompts run outside of mixed steps: prefill is scored without these.
         scenario = OWN if phase == "decode" else next(one for one in met if not one.mixed and one.speed == 1)
         mine, *others = at[scenario]

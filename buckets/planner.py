@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from .bucket import MAX_BUCKETS, Bucket, BucketError, BucketLadder
+from .bucket import MAX_BUCKETS, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
 from .candidates import PhaseProblem
 from .cost import CostModel, TokensCost
 from .demand import Demand, ServerModel, demands
@@ -28,7 +28,6 @@ from .trace import Trace
 
 DEFAULT_MAX_GRAPHS = 24
 _PADDING_MAX_GRAPHS = 128
-PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def plan(
     cost: CostModel | None = None,
     *,
     block_size: int = 32,
-    phases: tuple[str, ...] = PHASES,
+    phases: tuple[str, ...] = REQUIRED_PHASES,
     resources: Resources | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> Plan:
@@ -140,7 +139,7 @@ def plan(
     cost, resources = cost or TokensCost(), resources or Resources()
     if not 1 <= block_size <= server.max_model_len:
         raise BucketError(f"block-size {block_size} is out of range: use 1 to max-model-len, {server.max_model_len}")
-    if not phases or any(phase not in PHASES for phase in phases):
+    if not phases or any(phase not in REQUIRED_PHASES for phase in phases):
         raise BucketError(f"cannot plan the phases {', '.join(phases)}: use prefill, decode or both")
     server = _within_memory(server, limits, resources, block_size, phases)
     most = _most_graphs(server, limits, resources, phases, block_size)
@@ -151,7 +150,7 @@ def plan(
     ladder = complete({phase: one.buckets for phase, one in planned.items()}, server, block_size)
     return Plan(
         ladder=ladder,
-        phases=tuple(planned[phase] for phase in PHASES if phase in planned),
+        phases=tuple(planned[phase] for phase in REQUIRED_PHASES if phase in planned),
         unit=cost.unit,
         arena_bytes=max(bucket.max_tokens for bucket in ladder) * resources.bytes_per_token,
         clipped=int(np.count_nonzero(trace.prompt_tokens + trace.output_tokens > server.max_model_len)),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from llmc.graphs_format import PHASES
 
-from .bucket import Bucket, BucketError
+from .bucket import REQUIRED_PHASES, Bucket, BucketError
 from .demand import ServerModel, demands
 from .trace import Trace
 from .usage import Usage, usage
@@ -29,7 +29,7 @@ def ladder_usage(trace: Trace, buckets: Iterable[Bucket]) -> dict[str, Usage]:
         max_prefill_batch=max(b.batch for b in prefill),
         max_prefill_tokens=max(b.max_tokens for b in prefill),
     )
-    asked = demands(trace, server, ("prefill", "decode"))
+    asked = demands(trace, server, REQUIRED_PHASES)
     return {phase: usage(demand, phases[phase]) for phase, demand in asked.items()}
 
 

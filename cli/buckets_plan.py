@@ -118,6 +118,7 @@ def plan_command(
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
 ) -> None:
     from llmc.buckets import planner
+    from llmc.buckets.bucket import REQUIRED_PHASES
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.files import write_file
     from llmc.buckets.scenarios import scenarios as scenarios_of
@@ -140,7 +141,7 @@ def plan_command(
     )
     costs, by_tokens, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us, server)
     requests = read_trace(trace, prefixes=prefix_cache)
-    phases = planner.PHASES if phase is Phase.both else (phase.value,)
+    phases = REQUIRED_PHASES if phase is Phase.both else (phase.value,)
     simulated = plan_simulation.plan(
         requests,
         server,

@@ -26,6 +26,7 @@ from llmc.compiler.ops.latent import LATENT_ATTENTION
 from llmc.compiler.resolve import Resolved, resolve
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
+from llmc.graphs_format import PHASES
 from llmc.model_path import onnx_graph
 from llmc.models.config import ModelConfig
 from llmc.models.registry import get_family
@@ -120,7 +121,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         target=resolved.target.name,
         max_model_len=resolved.max_model_len,
         model_len=resolved.model_len,
-        buckets={phase: tuple(map(str, getattr(resolved.ladder, phase))) for phase in ("prefill", "decode", "mixed")},
+        buckets={phase: tuple(map(str, getattr(resolved.ladder, phase))) for phase in PHASES},
         commands=len(commands.commands),
         kernels=len(kernels_of([commands])),
         compile_s=learned(Resources()).compile_s(len(tuple(resolved.ladder))),

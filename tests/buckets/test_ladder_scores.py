@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.buckets import Bucket
+from llmc.buckets.bucket import REQUIRED_PHASES
 from llmc.buckets.candidates import PhaseProblem
 from llmc.buckets.cost import TokensCost
 from llmc.buckets.demand import Demand, ServerModel, demands
-from llmc.buckets.planner import PHASES, Limits, plan, score
+from llmc.buckets.planner import Limits, plan, score
 from llmc.buckets.step_cost import AssumedCost, StepCosts
 from llmc.buckets.trace import Trace, read_trace
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
@@ -40,7 +41,7 @@ def steps_of(demand: Demand) -> list[tuple[int, int, int]]:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", REQUIRED_PHASES)
 @given(steps=shapes, ladder=any_sizes, block_size=st.sampled_from([1, 16, 32, 60]))
 @settings(deadline=None)
 def test_a_ladder_of_any_sizes_is_scored_by_true_lengths(
@@ -71,7 +72,7 @@ def test_every_ladder_of_a_plan_is_scored_as_it_serves(block_size: int) -> None:
     rng = np.random.default_rng(5)
     trace = Trace("x", np.cumsum(rng.exponential(0.3, 200)), rng.integers(1, 900, 200), rng.integers(1, 60, 200))
     server = ServerModel(1000, 6)
-    asked = demands(trace, server, PHASES)
+    asked = demands(trace, server, REQUIRED_PHASES)
     for phase in plan(trace, server, Limits(max_graphs=9), block_size=block_size).phases:
         for ladder in (phase.score, *phase.others):
             truth = scored(phase.phase, steps_of(asked[phase.phase]), list(ladder.pairs), block_size)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.bucket import Bucket
+from llmc.buckets.bucket import REQUIRED_PHASES, Bucket
 from llmc.buckets.candidates import PhaseProblem
 from llmc.buckets.cost import TokensCost
 from llmc.buckets.demand import Demand, ServerModel
 from llmc.buckets.evidence import Blur, Case, Evidence, blurred, even, exact_cost, joined
 from llmc.buckets.held_out import TUNED, HeldOut, Learner, Rule
-from llmc.buckets.planner import PHASES, Limits, Resources, complete, plan
+from llmc.buckets.planner import Limits, Resources, complete, plan
 from llmc.buckets.scenarios import OWN, Scenario, scenarios
 from llmc.buckets.trace import Trace, read_trace, write_trace
 from llmc.cli.main import main
@@ -162,7 +162,7 @@ def test_scenarios_vary_pace_rate_and_mixed_steps_but_what_is_known() -> None:
 def planned(trace: Trace, server: ServerModel, graphs: int, met: tuple[Scenario, ...]) -> SimulatedPlan:
     return plan_simulation.plan(
         trace, server, Limits(graphs), ASSUMED,
-        by_tokens=True, block_size=32, phases=PHASES, resources=Resources(), scenarios=met,
+        by_tokens=True, block_size=32, phases=REQUIRED_PHASES, resources=Resources(), scenarios=met,
     )  # fmt: skip
 
 
@@ -178,14 +178,16 @@ def test_a_phase_that_rests_on_few_steps_is_told() -> None:
 
 def test_the_pool_of_a_long_model_is_as_large_as_its_requests() -> None:
     simulation = plan_simulation._Simulation.of(
-        made_up_trace(20), ServerModel(1 << 24, 16), ASSUMED, 32, PHASES, ALL, in_seconds=False
+        made_up_trace(20), ServerModel(1 << 24, 16), ASSUMED, 32, REQUIRED_PHASES, ALL, in_seconds=False
     )
     for runs in simulation.runs.values():
         assert all(run.server.num_blocks <= (1 << 24) // 32 + 1 for run in runs)
 
 
 def padded(trace: Trace, pairs: dict[str, tuple[tuple[int, int], ...]], server: ServerModel, phase: str) -> int:
-    ladder = complete({name: tuple(Bucket(name, *pair) for pair in pairs[name]) for name in PHASES}, server, 32)
+    ladder = complete(
+        {name: tuple(Bucket(name, *pair) for pair in pairs[name]) for name in REQUIRED_PHASES}, server, 32
+    )
     buckets = tuple(ladder)
     engine = Server(server.max_model_len, server.max_num_seqs, 32, prefix_cache=False)
     loads = WhatIf(trace, engine, ASSUMED).loads(Ladder("any", buckets))
@@ -218,7 +220,7 @@ def test_the_command_prints_the_held_out_score(tmp_path: Path, capsys: pytest.Ca
     assert main([*argv, "--scenarios", "own", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in data["scenarios"]] == [OWN.name]
-    for phase in PHASES:
+    for phase in REQUIRED_PHASES:
         held_out = data["phases"][phase]["held_out"]
         assert 0 < held_out["padding"] < 1
         assert held_out["worst"] >= max(held_out["share"], held_out["own"])

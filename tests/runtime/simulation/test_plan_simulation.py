@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.buckets import Bucket, BucketError, select
-from llmc.buckets.bucket import area
+from llmc.buckets.bucket import REQUIRED_PHASES, area
 from llmc.buckets.candidates import PhaseProblem
 from llmc.buckets.cost import CostModel, FlopsCost, TokensCost
 from llmc.buckets.cost_table import CostTable, ReplayCost
 from llmc.buckets.demand import Demand, ServerModel
-from llmc.buckets.planner import PHASES, Limits, Resources
+from llmc.buckets.planner import Limits, Resources
 from llmc.buckets.step_cost import StepCosts, num_pairs
 from llmc.buckets.trace import Trace, collect
 from llmc.buckets.trace_lines import Request
@@ -48,7 +48,7 @@ def planned(
         costs or ASSUMED,
         by_tokens=costs is None,
         block_size=32,
-        phases=PHASES,
+        phases=REQUIRED_PHASES,
         resources=Resources(),
     )
 
@@ -63,7 +63,7 @@ def test_no_rule_is_cheaper_in_the_simulation(graphs: int, costs: StepCosts | No
     assert {other.name for other in others} == {"ramp-up", "ramp-up, tuned", "exponential"}
     for other in others:
         assert mine.score <= other.score
-        for phase in PHASES:
+        for phase in REQUIRED_PHASES:
             assert len(getattr(other.ladder, phase)) <= graphs
 
 
@@ -103,7 +103,7 @@ def test_planner_gives_every_step_to_the_graph_that_the_scheduler_takes(
         ran = buckets[load.graph]
         held = [bucket for bucket in buckets if bucket.phase == ran.phase]
         assert select(held, load.num_seqs, min(load.length, LONGEST)) == ran
-    for phase in PHASES:
+    for phase in REQUIRED_PHASES:
         mine = [load for load in loads if buckets[load.graph].phase == phase]
         if not mine:
             continue
