@@ -377,6 +377,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_device_list_kinds": [POINTER(DeviceKind), c_uint64, U64P, _E],
     "llmc_device_open": [c_char_p, POINTER(KeyValue), c_uint64, POINTER(c_void_p), _E],
     "llmc_device_follow": [c_void_p, c_void_p, _E],
+    "llmc_device_check": [c_void_p, _E],
     "llmc_room_report": [c_char_p, c_uint32, c_char_p, _E],
     "llmc_device_get_facts": [c_void_p, POINTER(KeyValue), c_uint64, U64P, _E],
     "llmc_replayer_create": [c_void_p, c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],

@@ -10,10 +10,12 @@ from ctypes import byref, c_uint64, c_void_p
 
 from llmc.cache_root import cache_root
 from llmc.cuda_loader import cuda_library
+from llmc.mpi_loader import MpiRank, mpi_rank
 from llmc.opencl_loader import opencl_library
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
+from llmc.runtime.binding.mpi_ranks import MpiRanks, cpus_of_rank, follow_rank
 from llmc.runtime.binding.ranks import LocalRanks
 
 DeviceOption = str | int | bool
@@ -67,7 +69,7 @@ class Device(Handle):
         pointer = c_void_p()
         call("llmc_device_open", kind.encode(), native, len(given), byref(pointer))
         self._pointer = pointer
-        self.ranks: LocalRanks | None = None
+        self.ranks: LocalRanks | MpiRanks | None = None
         """The other ranks, where this is rank 0 of several."""
 
     @property
@@ -114,8 +116,14 @@ OPTION_NAMES = frozenset({RANK_CPUS, *(name for names in DEVICE_OPTIONS.values()
 
 
 def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None) -> Iterator[Device]:
-    """Rank 0's device. The others are started, and do their part of the first thing that is made on it."""
+    """Rank 0's device. The others do their part of the first thing that is made on it: in processes that are started
+    here, or in this one where mpirun has started it as one of them; its end is then that of the process."""
     kind = artifact.info.target_kind
+    mpi = mpi_rank()
+    if mpi is not None:
+        with _started_by_mpi(mpi, artifact, given, cpus) as opened:
+            yield opened
+        return
     ranks = LocalRanks(artifact.info.num_ranks, cpus)
     with Device(kind, {**given, **ranks.options(0)}) as opened:
         ranks.start(artifact.path, kind, {name: _text(value) for name, value in given.items()})
@@ -125,6 +133,27 @@ def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str |
             yield opened
         finally:
             ranks.unbind()
+
+
+@contextlib.contextmanager
+def _started_by_mpi(
+    mpi: MpiRank, artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None
+) -> Iterator[Device]:
+    """Raises SystemExit where this process is another rank than 0, when that rank's part is done."""
+    kind, num_ranks = artifact.info.target_kind, artifact.info.num_ranks
+    given = {**given, "mpi": mpi.library, "ranks": num_ranks}
+    with cpus_of_rank(mpi, num_ranks, cpus):
+        if mpi.rank > 0:
+            raise SystemExit(follow_rank(mpi, artifact.pointer, lambda: Device(kind, given)))
+        opened = Device(kind, given)
+        opened.ranks = MpiRanks(opened)  # which keeps it open as long as the engine asks for failures
+        try:
+            yield opened
+        except BaseException:
+            opened.close()
+            raise
+        finally:
+            opened.ranks = None
 
 
 @contextlib.contextmanager

@@ -15,41 +15,49 @@ from pathlib import Path
 from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError, call
 
 
-def parse_rank_cpus(text: str, num_ranks: int) -> list[set[int]]:
-    """The CPUs of each rank: "0-3,4-7" gives rank 0 the CPUs 0 to 3. Raises ValueError."""
+def parse_rank_cpus(text: str, num_ranks: int, own: int | None = None) -> list[set[int]]:
+    """The CPUs of each rank: "0-3,8|4-7" gives rank 0 the CPUs 0 to 3 and 8. Raises ValueError.
+
+    own: the rank whose CPUs are this process's to use; None: those of all ranks are.
+    """
     parts = []
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(first) > int(last or first):
-            raise ValueError(f"rank_cpus {text!r} has {part!r}: use a range of CPUs for each rank, such as 0-3,4-7")
-        parts.append(set(range(int(first), int(last or first) + 1)))
+    for part in text.split("|"):
+        cpus: set[int] = set()
+        for cpu_range in part.split(","):
+            first, _, last = (bound.strip() for bound in cpu_range.partition("-"))
+            if not first.isdecimal() or not (last or first).isdecimal() or int(first) > int(last or first):
+                raise ValueError(
+                    f"rank-cpus {text!r} has {cpu_range!r}: list the CPUs of each rank, such as 0-3|4-7 or 0,2|1,3"
+                )
+            cpus.update(range(int(first), int(last or first) + 1))
+        parts.append(cpus)
     if len(parts) != num_ranks:
-        raise ValueError(f"rank_cpus {text!r} is for {len(parts)} ranks and the artifact for {num_ranks}")
-    missing = set().union(*parts) - os.sched_getaffinity(0)
+        raise ValueError(f"rank-cpus {text!r} is for {len(parts)} ranks and the artifact for {num_ranks}")
+    missing = set().union(*(parts if own is None else [parts[own]])) - os.sched_getaffinity(0)
     if missing:
-        raise ValueError(f"rank_cpus {text!r} names CPU {min(missing)}, which this process may not use")
+        raise ValueError(f"rank-cpus {text!r} names CPU {min(missing)}, which this process may not use")
     return parts
 
 
-def shares_of(cores: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]]:
+def shares_of(by_core: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]]:
     """The CPUs of each rank: whole cores, neighbours together, as far as there are as many cores as ranks."""
-    units = list(cores) if len(cores) >= num_ranks else [[cpu] for core in cores for cpu in core]
+    units = list(by_core) if len(by_core) >= num_ranks else [[cpu] for core in by_core for cpu in core]
     if len(units) < num_ranks:
         return [{cpu for unit in units for cpu in unit}] * num_ranks
     ends = [len(units) * rank // num_ranks for rank in range(num_ranks + 1)]
     return [{cpu for unit in units[first:end] for cpu in unit} for first, end in itertools.pairwise(ends)]
 
 
-def _cores() -> list[list[int]]:
+def cores() -> list[list[int]]:
     """The CPUs that this process may use, by core."""
-    cores: dict[str, list[int]] = {}
+    found: dict[str, list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         try:
             core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
             core = str(cpu)
-        cores.setdefault(core, []).append(cpu)
-    return list(cores.values())
+        found.setdefault(core, []).append(cpu)
+    return list(found.values())
 
 
 class LocalRanks:
@@ -60,7 +68,7 @@ class LocalRanks:
 
     def __init__(self, num_ranks: int, rank_cpus: str | None = None) -> None:
         """rank_cpus: as `parse_rank_cpus` takes them; None: the CPUs of this process are shared out."""
-        self._cpus = shares_of(_cores(), num_ranks) if rank_cpus is None else parse_rank_cpus(rank_cpus, num_ranks)
+        self._cpus = shares_of(cores(), num_ranks) if rank_cpus is None else parse_rank_cpus(rank_cpus, num_ranks)
         self._num_ranks = num_ranks
         self._memory = os.memfd_create("llmc-ranks")
         self._room = f"/proc/self/fd/{self._memory}"

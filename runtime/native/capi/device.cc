@@ -55,6 +55,14 @@ llmc_status llmc_device_open(const char* kind, const llmc_key_value* options, ui
 
 void llmc_device_close(llmc_device* device) { delete device; }
 
+llmc_status llmc_device_check(const llmc_device* device, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (device == nullptr) return NullArgument("device");
+    const auto* ranks = dynamic_cast<const llmc::OpenRanks*>(device->device.get());
+    return ranks != nullptr ? ranks->status() : Status::Ok();
+  });
+}
+
 llmc_status llmc_device_follow(const llmc_device* device, llmc_artifact* artifact, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (device == nullptr) return NullArgument("device");

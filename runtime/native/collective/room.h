@@ -7,12 +7,12 @@
 #include <memory>
 #include <string>
 
+#include "collective/group.h"
 #include "collective/shared_flag.h"
 #include "core/status.h"
 
 namespace llmc {
 
-constexpr uint32_t kMostRanks = 256;
 constexpr uint64_t kSlotBytes = 256u << 10;  // of a rank's part of a message, which is passed on in such pieces
 constexpr uint64_t kChannelBytes = 1u << 20;  // of what rank 0 says to the others
 constexpr uint64_t kLineBytes = 64;

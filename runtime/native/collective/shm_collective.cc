@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collective/sum.h"
+
 namespace llmc {
 namespace {
 
@@ -27,22 +29,6 @@ Part ShareOf(Part of, uint64_t index, uint64_t count) {
 
 void Copy(float* to, const float* from, Part part) {
   if (part.end > part.begin) std::memcpy(to + part.begin, from + part.begin, (part.end - part.begin) * sizeof(float));
-}
-
-void Add(float* to, const float* more, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i) to[i] += more[i];
-}
-
-// Adds what comes behind the sum to elements [begin, end) of the message; `sum` is that of element begin.
-void Finish(const Reduction& work, float* sum, uint64_t begin, uint64_t end) {
-  if (work.bias != nullptr) {
-    for (uint64_t i = begin; i < end;) {
-      const uint64_t column = i % work.width, count = std::min(work.width - column, end - i);
-      Add(sum + (i - begin), work.bias + column, count);
-      i += count;
-    }
-  }
-  if (work.residual != nullptr) Add(sum, work.residual + begin, end - begin);
 }
 
 }  // namespace
@@ -82,7 +68,7 @@ void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t n
       for (uint64_t begin = part.begin; begin < part.end; begin += kBlock) {
         const uint64_t size = std::min(kBlock, part.end - begin);
         std::memcpy(block, Given(0, turn, own) + begin, size * sizeof(float));
-        for (uint32_t r = 1; r < num_ranks(); ++r) Add(block, Given(r, turn, own) + begin, size);
+        for (uint32_t r = 1; r < num_ranks(); ++r) AddTo(block, Given(r, turn, own) + begin, size);
         take(begin, size);
       }
     };
@@ -91,7 +77,7 @@ void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t n
     if (!AwaitAll(&RoomMember::given, given)) return;
     const auto finish = [&](const float* from, uint64_t begin, uint64_t size) {
       if (from != block) std::memcpy(block, from, size * sizeof(float));
-      Finish(work, block, first + begin, first + begin + size);
+      AddBehindSum(work, block, first + begin, first + begin + size);
       std::memcpy(work.out + first + begin, block, size * sizeof(float));
     };
     if (num_ranks() <= kFewRanks || count < kSharedFloats) {

@@ -17,7 +17,7 @@ import pytest
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.binding.ranks import parse_rank_cpus, shares_of
+from llmc.runtime.binding.ranks import LocalRanks, parse_rank_cpus, shares_of
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
@@ -107,7 +107,7 @@ def test_several_ranks_generate_what_one_does_and_the_same_bits_in_any_company(
 
 def test_a_rank_that_is_killed_ends_running_requests_and_says_so(artifacts: dict[int, Path]) -> None:
     with Artifact(artifacts[4]) as artifact, Engine(artifact, num_threads=1) as engine:
-        assert engine.ranks is not None
+        assert isinstance(engine.ranks, LocalRanks)
         engine.submit(PROMPTS[0], EngineParams(max_tokens=40))
         engine.step()
         victim, *others = engine.ranks.pids
@@ -123,7 +123,7 @@ def test_a_rank_that_is_killed_ends_running_requests_and_says_so(artifacts: dict
 
 def test_an_idle_engine_learns_that_a_rank_was_killed(artifacts: dict[int, Path]) -> None:
     with Artifact(artifacts[2]) as artifact, Engine(artifact, num_threads=1) as engine:
-        assert engine.ranks is not None
+        assert isinstance(engine.ranks, LocalRanks)
         os.kill(engine.ranks.pids[0], signal.SIGKILL)
         with pytest.raises(LlmcError, match=r"Rank 1 of 2 has failed.*SIGKILL"):
             _until(lambda: engine.wait(0.05) is None)
@@ -159,10 +159,12 @@ def test_cpus_are_shared_by_cores() -> None:
     assert shares_of([[0], [1], [2]], 2) == [{0}, {1, 2}]
     assert shares_of([[0, 2], [1, 3]], 4) == [{0}, {2}, {1}, {3}]
     assert shares_of([[0], [1]], 3) == [{0, 1}] * 3
-    with pytest.raises(ValueError, match="'4-2': use a range of CPUs"):
-        parse_rank_cpus("0,4-2", 2)
+    assert parse_rank_cpus("0-1|1, 0", 2) == [{0, 1}, {0, 1}]
+    with pytest.raises(ValueError, match=r"'4-2': list the CPUs of each rank, such as 0-3\|4-7"):
+        parse_rank_cpus("0|4-2", 2)
     with pytest.raises(ValueError, match="names CPU 99999"):
-        parse_rank_cpus("0,99999", 2)
+        parse_rank_cpus("0|99999", 2)
+    assert parse_rank_cpus("0|99999", 2, own=0)[0] == {0}
 
 
 def test_no_budget_is_planned_for_ranks(artifacts: dict[int, Path]) -> None:

@@ -1,39 +1,25 @@
 #include "device/ranks/leader_device.h"
 
-#include <time.h>
-
 #include <utility>
-
-#include "core/clock.h"
 
 namespace llmc {
 
-LeaderDevice::LeaderDevice(std::shared_ptr<Room> room, std::unique_ptr<RankSpeaker> speaker,
+LeaderDevice::LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker,
                            std::unique_ptr<Device> own)
-    : room_(std::move(room)), speaker_(std::move(speaker)), own_(std::move(own)) {}
+    : group_(std::move(group)), speaker_(std::move(speaker)), own_(std::move(own)) {}
 
-Status LeaderDevice::Create(std::shared_ptr<Room> room, std::unique_ptr<RankSpeaker> speaker,
+Status LeaderDevice::Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker,
                             std::unique_ptr<Device> own, std::unique_ptr<Device>* out) {
-  std::unique_ptr<LeaderDevice> leader(new LeaderDevice(std::move(room), std::move(speaker), std::move(own)));
-  for (uint32_t r = 1; r < leader->room_->num_ranks(); ++r) {
-    if (!leader->room_->Await(&leader->room_->member(r).loaded, 1, 0)) return leader->room_->status();
-  }
+  std::unique_ptr<LeaderDevice> leader(new LeaderDevice(std::move(group), std::move(speaker), std::move(own)));
+  LLMC_RETURN_IF_ERROR(leader->group_->AwaitLoaded());
   *out = std::move(leader);
   return Status::Ok();
 }
 
-// Until they have left, or for a while: who ends this device may look whether a process is left behind.
 LeaderDevice::~LeaderDevice() {
-  constexpr uint64_t kMostNs = 2'000'000'000;
-  constexpr timespec kPause = {0, 1'000'000};
   if (!speaker_->Say(RankOp::kEnd).ok()) return;
-  const uint64_t start = MonotonicNs();
-  for (uint32_t r = 1; r < room_->num_ranks(); ++r) {
-    while (room_->member(r).left.load(std::memory_order_acquire) == 0 && !room_->failed() &&
-           MonotonicNs() - start < kMostNs) {
-      ::nanosleep(&kPause, nullptr);
-    }
-  }
+  group_->AwaitLeft();
+  group_->Leave();
 }
 
 Status LeaderDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
@@ -44,7 +30,7 @@ Status LeaderDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact
 }
 
 Status LeaderDevice::BeforeStep() {
-  LLMC_RETURN_IF_ERROR(room_->status());
+  LLMC_RETURN_IF_ERROR(group_->status());
   return own_->BeforeStep();
 }
 
@@ -80,8 +66,8 @@ void LeaderDevice::Recall() {
 
 void LeaderDevice::GetStats(std::vector<DeviceStat>* out) const {
   own_->GetStats(out);
-  uint64_t alive = room_->failed() ? 0 : room_->num_ranks();
-  out->push_back({"ranks", room_->num_ranks()});
+  const uint64_t alive = group_->failed() ? 0 : group_->num_ranks();
+  out->push_back({"ranks", group_->num_ranks()});
   out->push_back({"working_ranks", alive});
 }
 

@@ -12,7 +12,7 @@ namespace llmc {
 class LeaderDevice final : public Device {
  public:
   // own: this rank's part. Returns once every rank has loaded its part; an error once one has failed.
-  static Status Create(std::shared_ptr<Room> room, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
+  static Status Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
                        std::unique_ptr<Device>* out);
   // The other ranks end.
   ~LeaderDevice() override;
@@ -38,9 +38,9 @@ class LeaderDevice final : public Device {
   ReplayProfile* profile() override { return own_->profile(); }
 
  private:
-  LeaderDevice(std::shared_ptr<Room> room, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own);
+  LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own);
 
-  std::shared_ptr<Room> room_;
+  std::shared_ptr<Group> group_;
   std::unique_ptr<RankSpeaker> speaker_;
   std::unique_ptr<Device> own_;
 };

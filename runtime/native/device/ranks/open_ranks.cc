@@ -2,20 +2,28 @@
 
 #include <algorithm>
 
-#include "collective/shm_collective.h"
+#include "collective/mpi/mpi_group.h"
+#include "collective/shm_group.h"
 #include "device/ranks/leader_device.h"
 #include "device/ranks/rank_message.h"
 
 namespace llmc {
 namespace {
 
-const char* const kNames[] = {"room", "rank", "ranks"};
+const char* const kNames[] = {"room", "rank", "ranks", "mpi"};
 
 bool IsOfRanks(const std::pair<std::string, std::string>& option) {
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return option.first == name; });
 }
 
 Status WrongRanks(const std::string& what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, what); }
+
+Status OpenRoom(const std::string& path, uint32_t rank, uint32_t ranks, std::shared_ptr<Group>* out) {
+  std::shared_ptr<Room> room;
+  LLMC_RETURN_IF_ERROR(Room::Open(path, rank, ranks, &room));
+  *out = std::make_shared<ShmGroup>(std::move(room));
+  return Status::Ok();
+}
 
 // Does one thing that rank 0 has said.
 Status Obey(const RankMessage& said, Device* device) {
@@ -45,39 +53,47 @@ bool OpenRanks::Wants(const DeviceOptions& options) { return std::any_of(options
 Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std::unique_ptr<OpenDevice>* out) {
   DeviceOptions of_ranks, rest;
   for (const auto& option : options) (IsOfRanks(option) ? of_ranks : rest).push_back(option);
-  std::string path;
+  std::string path, mpi;
   uint32_t rank = 0, ranks = 0;
   OptionReader reader(kind.name, of_ranks);
   reader.Text("room", &path);
+  reader.Text("mpi", &mpi);
   reader.Number("rank", kMostRanks - 1, &rank);
   reader.Number("ranks", kMostRanks, &ranks);
   LLMC_RETURN_IF_ERROR(reader.Finish());
-  if (path.empty()) {
+  if (path.empty() == mpi.empty()) {
     return WrongRanks(
-        "The options rank and ranks of a device need the option room, the path of memory that the ranks share.");
+        "A device of several ranks needs either the option room, the path of memory that the ranks share, or mpi, the "
+        "library of the mpirun that has started them.");
   }
   std::unique_ptr<OpenDevice> own;
   LLMC_RETURN_IF_ERROR(kind.open(rest, &own));
-  std::shared_ptr<Room> room;
-  LLMC_RETURN_IF_ERROR(Room::Open(path, rank, ranks, &room));
-  out->reset(new OpenRanks(std::move(room), std::move(own)));
+  std::shared_ptr<Group> group;
+  LLMC_RETURN_IF_ERROR(mpi.empty() ? OpenRoom(path, rank, ranks, &group) : MpiGroup::Open(mpi, ranks, &group));
+  out->reset(new OpenRanks(std::move(group), std::move(own)));
   return Status::Ok();
 }
 
 OpenRanks::~OpenRanks() {
-  if (room_->rank() == 0 && !used_) static_cast<void>(RankSpeaker(room_).Say(RankOp::kEnd));
+  if (group_->rank() == 0 && !used_) EndOthers();
+}
+
+void OpenRanks::EndOthers() const {
+  static_cast<void>(RankSpeaker(group_).Say(RankOp::kEnd));
+  group_->Leave();
 }
 
 std::vector<std::pair<std::string, std::string>> OpenRanks::Facts() const {
   auto facts = own_->Facts();
-  facts.emplace_back("rank", std::to_string(room_->rank()));
-  facts.emplace_back("ranks", std::to_string(room_->num_ranks()));
+  facts.emplace_back("rank", std::to_string(group_->rank()));
+  facts.emplace_back("ranks", std::to_string(group_->num_ranks()));
+  facts.emplace_back("transport", group_->transport());
   return facts;
 }
 
 Status OpenRanks::CheckRole(bool leads) const {
-  if (leads != (room_->rank() == 0)) {
-    return WrongRanks("Rank " + std::to_string(room_->rank()) +
+  if (leads != (group_->rank() == 0)) {
+    return WrongRanks("Rank " + std::to_string(group_->rank()) +
                       (leads ? " follows rank 0, which has the engine; call "
                                "llmc_device_follow."
                              : " has the engine, which the others follow."));
@@ -89,32 +105,32 @@ Status OpenRanks::CheckRole(bool leads) const {
 Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& options,
                        std::unique_ptr<Device>* out) const {
   if (options.beside != nullptr) {
-    return WrongRanks("A draft model is for one rank and this device has " + std::to_string(room_->num_ranks()) +
+    return WrongRanks("A draft model is for one rank and this device has " + std::to_string(group_->num_ranks()) +
                       "; leave the draft out.");
   }
   LLMC_RETURN_IF_ERROR(CheckRole(true));
-  auto speaker = std::make_unique<RankSpeaker>(room_);
+  auto speaker = std::make_unique<RankSpeaker>(group_);
   LLMC_RETURN_IF_ERROR(speaker->Say(RankOp::kLoad, options.num_blocks, options.timed ? 1 : 0));
   LoadOptions own = options;
-  own.collective = std::make_shared<ShmCollective>(room_);
+  own.collective = group_->NewCollective();
   std::unique_ptr<Device> device;
   if (const Status loaded = own_->Load(std::move(artifact), own, &device); !loaded.ok()) {
-    static_cast<void>(speaker->Say(RankOp::kEnd));
+    EndOthers();
     return loaded;
   }
-  return LeaderDevice::Create(room_, std::move(speaker), std::move(device), out);
+  return LeaderDevice::Create(group_, std::move(speaker), std::move(device), out);
 }
 
 Status OpenRanks::Follow(const std::shared_ptr<const Artifact>& artifact) const {
   LLMC_RETURN_IF_ERROR(CheckRole(false));
   const Status ended = FollowSteps(artifact);
-  if (!ended.ok()) room_->Fail(room_->rank(), ended.message);
-  room_->own().left.store(1, std::memory_order_release);
+  if (!ended.ok()) group_->Fail(group_->rank(), ended.message);
+  group_->Leave();
   return ended;
 }
 
 Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) const {
-  RankListener listener(room_);
+  RankListener listener(group_);
   RankMessage said;
   LLMC_RETURN_IF_ERROR(listener.Hear(&said));
   if (said.op == RankOp::kEnd) return Status::Ok();
@@ -122,10 +138,10 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   LoadOptions options;
   options.num_blocks = said.values[0];
   options.timed = said.values[1] != 0;
-  options.collective = std::make_shared<ShmCollective>(room_);
+  options.collective = group_->NewCollective();
   std::unique_ptr<Device> device;
   LLMC_RETURN_IF_ERROR(own_->Load(artifact, options, &device));
-  room_->own().loaded.Set(1);
+  LLMC_RETURN_IF_ERROR(group_->TellLoaded());
   for (;;) {
     LLMC_RETURN_IF_ERROR(listener.Hear(&said));
     if (said.op == RankOp::kEnd) return Status::Ok();

@@ -1,4 +1,4 @@
-// A device of several ranks: each process opens one of the same kind with the options room, rank and ranks beside its own.
+// A device of several ranks: each process opens one of the same kind with the options of ranks beside its own.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/room.h"
+#include "collective/group.h"
 #include "device/registry.h"
 
 namespace llmc {
@@ -25,16 +25,19 @@ class OpenRanks final : public OpenDevice {
   Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& options,
               std::unique_ptr<Device>* out) const override;
   std::vector<std::pair<std::string, std::string>> Facts() const override;
+  // An error once a rank has failed.
+  Status status() const { return group_->status(); }
   // Of another rank, once: does what rank 0 says until that ends. An error: this rank or another one has failed.
   Status Follow(const std::shared_ptr<const Artifact>& artifact) const;
 
  private:
-  OpenRanks(std::shared_ptr<Room> room, std::unique_ptr<OpenDevice> own)
-      : room_(std::move(room)), own_(std::move(own)) {}
+  OpenRanks(std::shared_ptr<Group> group, std::unique_ptr<OpenDevice> own)
+      : group_(std::move(group)), own_(std::move(own)) {}
   Status CheckRole(bool leads) const;
+  void EndOthers() const;
   Status FollowSteps(const std::shared_ptr<const Artifact>& artifact) const;
 
-  std::shared_ptr<Room> room_;
+  std::shared_ptr<Group> group_;
   std::unique_ptr<OpenDevice> own_;
   mutable std::atomic<bool> used_{false};
 };

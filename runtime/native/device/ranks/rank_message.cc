@@ -8,14 +8,12 @@ namespace {
 constexpr uint32_t kNumArrays = 8;
 constexpr uint64_t kSpinNs = 1'000'000;  // between two steps; a rank whose leader pauses for longer sleeps
 
-// A whole number of lines, so that reading it does not depend on what follows.
-struct alignas(kLineBytes) Head {
+struct Head {
   RankOp op;
   uint32_t values[2];
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   uint32_t lengths[kNumArrays];
 };
-static_assert(sizeof(Head) % kLineBytes == 0, "the arrays begin a line");
 
 template <typename Batch, typename Body>
 void ForArrays(Batch& batch, Body body) {
@@ -30,7 +28,7 @@ Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second) {
   head.op = op;
   head.values[0] = first;
   head.values[1] = second;
-  return speaker_.Say(&head, sizeof(head));
+  return group_->Say(&head, sizeof(head));
 }
 
 Status RankSpeaker::Say(RankOp op, const StepBatch& batch) {
@@ -55,13 +53,13 @@ Status RankSpeaker::Say(RankOp op, const StepBatch& batch) {
     at += values.size() * sizeof(int32_t);
   });
   // Two parts, as they are heard; the first tells how long the second is.
-  LLMC_RETURN_IF_ERROR(speaker_.Say(text_.data(), sizeof(head)));
-  return speaker_.Say(text_.data() + sizeof(head), bytes - sizeof(head));
+  LLMC_RETURN_IF_ERROR(group_->Say(text_.data(), sizeof(head)));
+  return group_->Say(text_.data() + sizeof(head), bytes - sizeof(head));
 }
 
 Status RankListener::Hear(RankMessage* out) {
   Head head{};
-  LLMC_RETURN_IF_ERROR(listener_.Hear(&head, sizeof(head), kSpinNs));
+  LLMC_RETURN_IF_ERROR(group_->Hear(&head, sizeof(head), kSpinNs));
   out->op = head.op;
   out->values[0] = head.values[0];
   out->values[1] = head.values[1];
@@ -75,7 +73,7 @@ Status RankListener::Hear(RankMessage* out) {
   uint64_t total = 0;
   for (const uint32_t length : head.lengths) total += length;
   values_.resize(total);
-  LLMC_RETURN_IF_ERROR(listener_.Hear(values_.data(), total * sizeof(int32_t), kSpinNs));
+  LLMC_RETURN_IF_ERROR(group_->Hear(values_.data(), total * sizeof(int32_t), kSpinNs));
   const int32_t* at = values_.data();
   uint32_t array = 0;
   ForArrays(batch, [&](std::vector<int32_t>& values) {

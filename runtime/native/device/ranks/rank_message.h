@@ -1,9 +1,11 @@
-// What rank 0 tells the other ranks to do, as it goes through the channel.
+// What rank 0 tells the other ranks to do, as the group carries it.
 #pragma once
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
-#include "collective/channel.h"
+#include "collective/group.h"
 #include "device/batch.h"
 
 namespace llmc {
@@ -20,23 +22,23 @@ struct RankMessage {
 // Of rank 0.
 class RankSpeaker {
  public:
-  explicit RankSpeaker(std::shared_ptr<Room> room) : speaker_(std::move(room)) {}
+  explicit RankSpeaker(std::shared_ptr<Group> group) : group_(std::move(group)) {}
   Status Say(RankOp op, uint32_t first = 0, uint32_t second = 0);
   Status Say(RankOp op, const StepBatch& batch);
 
  private:
-  Speaker speaker_;
+  std::shared_ptr<Group> group_;
   std::vector<char> text_;  // reused
 };
 
 // Of the others.
 class RankListener {
  public:
-  explicit RankListener(std::shared_ptr<Room> room) : listener_(std::move(room)) {}
+  explicit RankListener(std::shared_ptr<Group> group) : group_(std::move(group)) {}
   Status Hear(RankMessage* out);
 
  private:
-  Listener listener_;
+  std::shared_ptr<Group> group_;
   std::vector<int32_t> values_;  // reused
 };
 

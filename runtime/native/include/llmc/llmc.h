@@ -187,16 +187,20 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *
  * After an error that loses a CUDA GPU every step is LLMC_ERR_INTERNAL, and says which it was.
  *
- * An artifact for N ranks is run by N processes of one host, each with a device of its own. They have three more options.
- * `room` is the path of a file of memory that all open, such as /proc/self/fd/3 of a memfd that processes inherit. `rank`
- * is 0, the default, or up to N - 1, and `ranks` is N. Rank 0 opens its device first. It makes the engine, or a replayer,
- * one in all; the others call llmc_device_follow. A rank that ends, or fails, ends every step with LLMC_ERR_INTERNAL,
+ * An artifact for N ranks is run by N processes, each with a device of its own, which has more options.
+ * - Of one host: `room` is the path of a file of memory that all open, such as /proc/self/fd/3 of a memfd that processes
+ *   inherit. `rank` is 0, the default, or up to N - 1, and `ranks` is N. Rank 0 opens its device first.
+ * - Of any hosts, started by mpirun: `mpi` is that mpirun's library, as dlopen takes it, and `ranks` is N or 0. Opening
+ *   returns when all ranks have come. A process opens one such device, and MPI is started by it.
+ * Rank 0 makes the engine, or a replayer, one in all; the others call llmc_device_follow. A rank that ends, or fails, ends every step with LLMC_ERR_INTERNAL,
  * which says which one it was (docs/parallel.md). */
 LLMC_API llmc_status llmc_device_open(const char *kind, const llmc_key_value *options, uint64_t num_options,
                                       llmc_device **out, llmc_error *error);
 /* Of a rank other than 0: does its part of every step of the engine that rank 0 makes, and returns when that is
  * destroyed. Blocks; the device is used up then. An error: this rank or another one failed, or rank 0 is gone. */
 LLMC_API llmc_status llmc_device_follow(const llmc_device *device, llmc_artifact *artifact, llmc_error *error);
+/* An error once one of the ranks of a device for several has failed: which one, and why. Any thread. */
+LLMC_API llmc_status llmc_device_check(const llmc_device *device, llmc_error *error);
 /* Says to all ranks of a room that one has ended, and why, in UTF-8: who started it knows first. The first report
  * stays. Any process. */
 LLMC_API llmc_status llmc_room_report(const char *room, uint32_t rank, const char *why, llmc_error *error);

@@ -1,0 +1,35 @@
+// MpiCollective: sums and results of ranks that MPI carries. MPI adds nothing up: it passes parts on, which are added in the
+// order of the ranks here, so that the bits do not depend on the transport.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/mpi/mpi_group.h"
+
+namespace llmc {
+
+// Thread 0 of a rank does all of it; what it takes is the network's time.
+class MpiCollective final : public Collective {
+ public:
+  explicit MpiCollective(std::shared_ptr<MpiGroup> group) : group_(std::move(group)) {}
+
+  uint32_t rank() const override { return group_->rank(); }
+  uint32_t num_ranks() const override { return group_->num_ranks(); }
+  void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) override;
+  void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) override;
+  Status status() const override { return group_->status(); }
+
+ private:
+  bool GatherAll(const float* from, uint64_t count);
+  bool SumByParts(const float* from, uint64_t count);
+
+  std::shared_ptr<MpiGroup> group_;
+  // Of a piece. They outlive what a failure has left unfinished.
+  std::vector<float> given_;  // by rank
+  std::vector<float> sums_;
+  std::vector<int> bytes_, offsets_, own_bytes_, own_offsets_;
+};
+
+}  // namespace llmc

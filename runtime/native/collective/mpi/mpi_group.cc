@@ -1,0 +1,134 @@
+#include "collective/mpi/mpi_group.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "collective/mpi/mpi_collective.h"
+#include "core/clock.h"
+#include "core/pause.h"
+
+namespace llmc {
+namespace {
+
+constexpr uint64_t kYieldNs = 20'000;  // who spins longer lets others have its CPU
+constexpr uint64_t kFewNs = 5'000'000;  // of sleep, before it is taken in longer pieces
+constexpr timespec kShortSleep = {0, 50'000}, kLongSleep = {0, 500'000};
+constexpr uint64_t kLeaveNs = 3'000'000'000;
+constexpr uint64_t kReportNs = 1'000'000'000;  // that the links have to say who broke an operation
+constexpr uint64_t kMostBytes = 1u << 30;  // of one operation, which counts in int
+
+// done: whether it is, asked again and again; until it is, or goes wrong, or stop() is true.
+template <typename Done, typename Stop>
+void Poll(uint64_t spin_ns, const Done& done, const Stop& stop) {
+  const uint64_t start = MonotonicNs();
+  while (!done() && !stop()) {
+    const uint64_t spent = MonotonicNs() - start;
+    if (spent < spin_ns) {
+      spent < kYieldNs ? Pause() : static_cast<void>(::sched_yield());
+    } else {
+      ::nanosleep(spent < spin_ns + kFewNs ? &kShortSleep : &kLongSleep, nullptr);
+    }
+  }
+}
+
+}  // namespace
+
+Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::shared_ptr<Group>* out) {
+  std::unique_ptr<MpiLibrary> mpi;
+  LLMC_RETURN_IF_ERROR(MpiLibrary::Start(library, &mpi));
+  if (num_ranks != 0 && mpi->num_ranks() != num_ranks) {
+    const std::string started = std::to_string(mpi->num_ranks());
+    mpi->Finish();
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "mpirun has started " + started + " processes for an artifact of " +
+                                                        std::to_string(num_ranks) + " ranks; start it with -n " +
+                                                        std::to_string(num_ranks) + ".");
+  }
+  RankInvitation invitation{};
+  std::unique_ptr<RankLinks> links;
+  if (mpi->rank() == 0) LLMC_RETURN_IF_ERROR(RankLinks::Listen(mpi->num_ranks(), &invitation, &links));
+  MpiRequest request;
+  Status status = mpi->Broadcast(MpiChannel::kSteps, &invitation, sizeof(invitation), &request);
+  bool done = false;
+  Poll(
+      0,
+      [&] {
+        if (status.ok()) status = mpi->Test(&request, &done);
+        return done;
+      },
+      [&] { return !status.ok(); });
+  LLMC_RETURN_IF_ERROR(status);
+  if (mpi->rank() == 0) {
+    LLMC_RETURN_IF_ERROR(links->AwaitOthers());
+  } else {
+    LLMC_RETURN_IF_ERROR(RankLinks::Join(invitation, mpi->rank(), mpi->num_ranks(), &links));
+  }
+  out->reset(new MpiGroup(std::move(mpi), std::move(links)));
+  return Status::Ok();
+}
+
+// A rank that is gone breaks operations of others: the links know which one it was.
+Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_ns) {
+  Status status = begun;
+  bool done = false;
+  const auto test = [&] {
+    if (status.ok()) status = mpi_->Test(request, &done);
+    return done;
+  };
+  Poll(spin_ns, test, [&] { return !status.ok() || failed(); });
+  if (!status.ok()) {
+    const uint64_t end = MonotonicNs() + kReportNs;
+    Poll(0, [&] { return failed(); }, [&] { return MonotonicNs() > end; });
+    Fail(rank(), status.message);
+  }
+  return this->status();
+}
+
+Status MpiGroup::Broadcast(void* data, uint64_t bytes, uint64_t spin_ns) {
+  if (failed()) return status();
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t now = std::min(bytes - done, kMostBytes);
+    MpiRequest request;
+    const Status begun =
+        mpi_->Broadcast(MpiChannel::kSteps, static_cast<char*>(data) + done, static_cast<int>(now), &request);
+    LLMC_RETURN_IF_ERROR(Await(begun, &request, spin_ns));
+    done += now;
+  }
+  return Status::Ok();
+}
+
+Status MpiGroup::Say(const void* data, uint64_t bytes) {
+  constexpr uint64_t kSpinNs = 50'000;
+  return Broadcast(const_cast<void*>(data), bytes, kSpinNs);  // MPI's root only reads it
+}
+
+Status MpiGroup::Hear(void* data, uint64_t bytes, uint64_t spin_ns) { return Broadcast(data, bytes, spin_ns); }
+
+Status MpiGroup::Meet(MpiChannel channel) {
+  MpiRequest request;
+  const Status begun = mpi_->Barrier(channel, &request);
+  return Await(begun, &request, 0);
+}
+
+// All are told to end before the first link does; one that dies now is missed by nobody for long.
+void MpiGroup::Leave() {
+  if (failed()) return;
+  MpiRequest request;
+  Status status = mpi_->Barrier(MpiChannel::kSteps, &request);
+  bool done = false;
+  const uint64_t end = MonotonicNs() + kLeaveNs;
+  const auto test = [&] {
+    if (status.ok()) status = mpi_->Test(&request, &done);
+    return done;
+  };
+  Poll(0, test, [&] { return !status.ok() || failed() || MonotonicNs() > end; });
+  if (!done) return;
+  links_->Leave();
+  mpi_->Finish();
+}
+
+std::shared_ptr<Collective> MpiGroup::NewCollective() { return std::make_shared<MpiCollective>(shared_from_this()); }
+
+}  // namespace llmc

@@ -1,0 +1,46 @@
+// MpiGroup: ranks that mpirun has started, on any hosts.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "collective/group.h"
+#include "collective/mpi/mpi_library.h"
+#include "collective/mpi/rank_links.h"
+
+namespace llmc {
+
+class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGroup> {
+ public:
+  // library: of the mpirun that has started this process. num_ranks: what it must have started, 0: any. Returns once all
+  // ranks have come. Once in a process.
+  static Status Open(const std::string& library, uint32_t num_ranks, std::shared_ptr<Group>* out);
+
+  uint32_t rank() const override { return mpi_->rank(); }
+  uint32_t num_ranks() const override { return mpi_->num_ranks(); }
+  const char* transport() const override { return "mpi"; }
+  Status Say(const void* data, uint64_t bytes) override;
+  Status Hear(void* data, uint64_t bytes, uint64_t spin_ns) override;
+  Status TellLoaded() override { return Meet(MpiChannel::kSteps); }
+  Status AwaitLoaded() override { return Meet(MpiChannel::kSteps); }
+  void Leave() override;
+  void AwaitLeft() override {}  // Leave meets the others
+  void Fail(uint32_t rank, const std::string& why) override { links_->Fail(rank, why); }
+  bool failed() const override { return links_->failed(); }
+  Status status() const override { return links_->status(); }
+  std::shared_ptr<Collective> NewCollective() override;
+
+  MpiLibrary& mpi() { return *mpi_; }
+  // Until an operation is done, spinning for spin_ns before it sleeps; an error once a rank has failed.
+  Status Await(const Status& begun, MpiRequest* request, uint64_t spin_ns);
+
+ private:
+  MpiGroup(std::unique_ptr<MpiLibrary> mpi, std::unique_ptr<RankLinks> links)
+      : mpi_(std::move(mpi)), links_(std::move(links)) {}
+  Status Broadcast(void* data, uint64_t bytes, uint64_t spin_ns);
+  Status Meet(MpiChannel channel);
+
+  std::unique_ptr<MpiLibrary> mpi_;
+  std::unique_ptr<RankLinks> links_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,38 @@
+#include "collective/shm_group.h"
+
+#include <time.h>
+
+#include "collective/shm_collective.h"
+#include "core/clock.h"
+
+namespace llmc {
+
+Status ShmGroup::TellLoaded() {
+  room_->own().loaded.Set(1);
+  return Status::Ok();
+}
+
+Status ShmGroup::AwaitLoaded() {
+  for (uint32_t r = 1; r < num_ranks(); ++r) {
+    if (!room_->Await(&room_->member(r).loaded, 1, 0)) return status();
+  }
+  return Status::Ok();
+}
+
+void ShmGroup::Leave() { room_->own().left.store(1, std::memory_order_release); }
+
+// Who ends this rank's device may look whether a process is left behind.
+void ShmGroup::AwaitLeft() {
+  constexpr uint64_t kMostNs = 2'000'000'000;
+  constexpr timespec kPause = {0, 1'000'000};
+  const uint64_t start = MonotonicNs();
+  for (uint32_t r = 1; r < num_ranks(); ++r) {
+    while (room_->member(r).left.load(std::memory_order_acquire) == 0 && !failed() && MonotonicNs() - start < kMostNs) {
+      ::nanosleep(&kPause, nullptr);
+    }
+  }
+}
+
+std::shared_ptr<Collective> ShmGroup::NewCollective() { return std::make_shared<ShmCollective>(room_); }
+
+}  // namespace llmc

@@ -1,0 +1,126 @@
+// Ranks that mpirun starts: sums and results have the bits that shared memory gives them, and what rank 0 says arrives.
+// Without arguments it starts itself with mpirun; where there is no MPI it says so and passes.
+#include "collective/mpi/mpi_group.h"
+
+#include <dlfcn.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/shm_collective.h"
+#include "support/check.h"
+
+namespace {
+
+using llmc::Collective;
+using llmc::Group;
+
+// The widest goes in two pieces; the ones above 32 KiB are added up by parts.
+struct Shape {
+  uint64_t rows, width;
+};
+constexpr Shape kShapes[] = {{1, 12}, {3, 1000}, {0, 64}, {70, 1920}, {1, 4}, {1100, 1004}};
+
+std::vector<float> Values(uint32_t seed, uint64_t count) {
+  std::vector<float> all(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto mixed = static_cast<uint32_t>((i * 2654435761u) ^ (seed * 40503u + 77u));
+    all[i] = static_cast<float>(static_cast<int32_t>(mixed * 2246822519u)) * 0x1p-24f;
+  }
+  return all;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+std::vector<float> Summed(Collective* collective, const Shape& shape, bool in_place) {
+  const uint64_t count = shape.rows * shape.width;
+  std::vector<float> in = Values(collective->rank(), count), out(in_place ? 0 : count);
+  const std::vector<float> bias = Values(91, shape.width), residual = Values(92, count);
+  float* to = in_place ? in.data() : out.data();
+  collective->AllReduce({in.data(), to, bias.data(), in_place ? nullptr : residual.data(), shape.rows, shape.width}, 0,
+                        1);
+  return in_place ? in : out;
+}
+
+std::vector<float> Gathered(Collective* collective, const Shape& shape) {
+  const uint64_t count = shape.rows * shape.width;
+  const std::vector<float> in = Values(collective->rank(), count / collective->num_ranks());
+  std::vector<float> out(count);
+  collective->AllGather({in.data(), out.data(), shape.rows, shape.width}, 0, 1);
+  return out;
+}
+
+void TestBits(Group* group, const std::shared_ptr<llmc::Room>& room) {
+  llmc::ShmCollective shm(room);
+  const std::shared_ptr<Collective> mpi = group->NewCollective();
+  for (const Shape& shape : kShapes) {
+    for (const bool in_place : {false, true}) {
+      CHECK(SameBits(Summed(mpi.get(), shape, in_place), Summed(&shm, shape, in_place)));
+    }
+    CHECK(SameBits(Gathered(mpi.get(), shape), Gathered(&shm, shape)));
+  }
+  CHECK_OK(mpi->status());
+}
+
+void TestSaying(Group* group) {
+  for (const uint64_t length : {uint64_t{1}, uint64_t{3} << 20, uint64_t{0}, uint64_t{100}}) {
+    std::string said(length, '\0'), heard(length, '\0');
+    for (uint64_t i = 0; i < length; ++i) said[i] = static_cast<char>(i * 7 + length);
+    if (group->rank() == 0) {
+      CHECK_OK(group->Say(said.data(), length));
+    } else {
+      CHECK_OK(group->Hear(heard.data(), length, 1000));
+      CHECK(heard == said);
+    }
+  }
+}
+
+int RunRank(const char* library, const char* room_path) {
+  std::shared_ptr<Group> group, second;
+  CHECK(llmc::MpiGroup::Open("/nowhere/libmpi.so", 0, &second).message.find("LLMC_MPI_LIBRARY") != std::string::npos);
+  CHECK_OK(llmc::MpiGroup::Open(library, 4, &group));
+  CHECK(llmc::MpiGroup::Open(library, 4, &second).message.find("starts once") != std::string::npos);
+  std::shared_ptr<llmc::Room> room;
+  if (group->rank() == 0) CHECK_OK(llmc::Room::Open(room_path, 0, 4, &room));
+  CHECK_OK(group->rank() == 0 ? group->AwaitLoaded() : group->TellLoaded());
+  if (group->rank() != 0) CHECK_OK(llmc::Room::Open(room_path, group->rank(), 4, &room));
+  TestBits(group.get(), room);
+  TestSaying(group.get());
+  CHECK_OK(group->status());
+  group->Leave();
+  return llmc_test::Finish("mpi_group_test");
+}
+
+const char* Library() {
+  for (const char* name : {"libmpi.so.12", "libmpich.so.12", "libmpi.so.40"}) {
+    if (::dlopen(name, RTLD_NOW | RTLD_LOCAL) != nullptr) return name;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 3) return RunRank(argv[1], argv[2]);
+  const char* library = Library();
+  if (library == nullptr || std::system("command -v mpirun > /dev/null") != 0) {
+    std::printf("mpi_group_test: skipped, there is no MPI here\n");
+    return 0;
+  }
+  char path[] = "/dev/shm/llmc_mpi_test_XXXXXX";
+  const int fd = ::mkstemp(path);
+  CHECK(fd >= 0);
+  ::close(fd);
+  const std::string command = "mpirun -n 4 '" + std::string(argv[0]) + "' " + library + " " + path;
+  const int ended = std::system(command.c_str());
+  ::unlink(path);
+  return ended == 0 ? 0 : 1;
+}
