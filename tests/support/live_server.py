@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,9 +84,25 @@ def _is_whole(received: bytes) -> bool:
 
 
 @contextmanager
-def serving(artifact: Path, *flags: str | Path) -> Iterator[LiveServer]:
-    """A server of `artifact` that answers; ended by SIGTERM, which it must obey with exit code 0."""
-    command = [sys.executable, "-P", "-m", "llmc.cli.main", "serve", str(artifact), "--port", "0", *map(str, flags)]
+def serving(
+    artifact: Path, *flags: str | Path, launcher: Sequence[str] = (), fails: bool = False
+) -> Iterator[LiveServer]:
+    """A server of `artifact` that answers; ended by SIGTERM, which it must obey with exit code 0.
+
+    launcher: what starts it, and its arguments. fails: it ends by itself, with another exit code.
+    """
+    command = [
+        *launcher,
+        sys.executable,
+        "-P",
+        "-m",
+        "llmc.cli.main",
+        "serve",
+        str(artifact),
+        "--port",
+        "0",
+        *map(str, flags),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "LLMC_API_KEY"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
@@ -107,8 +123,9 @@ def serving(artifact: Path, *flags: str | Path) -> Iterator[LiveServer]:
             time.sleep(0.02)
         server.port = int(found[1])
         yield server
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0, "".join(server.log)
+        if not fails:
+            process.terminate()
+        assert (process.wait(PATIENCE_S) != 0) == fails, "".join(server.log)
     finally:
         process.kill()
         process.wait()

@@ -6,16 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from llmc.compiler.config import CompileConfig
-from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.ranks import LocalRanks, parse_rank_cpus, shares_of
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
@@ -24,52 +19,9 @@ from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.warm_up.budget import BudgetError
 
-from support.tiny_models import make_tiny_model
+from support.processes import gone, until
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 516, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "head_dim": 16,
-}  # fmt: skip
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], [100, 200, 300, 400] * 9, [5, 6, 7, 8] * 5, [5, 6, 7, 8] * 5 + [9]]
-RANKS = (1, 2, 4)
-
-
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> dict[int, Path]:
-    """By number of ranks, one model."""
-    folder = tmp_path_factory.mktemp("ranks")
-    make_tiny_model(folder / "model", "llama", **SIZES)
-    for ranks in RANKS:
-        compile_model(
-            CompileConfig(
-                model=folder / "model",
-                output=folder / str(ranks),
-                cache_dir=kernel_cache,
-                dtype="f32",
-                block_size=16,
-                buckets="prefill=[1,2]x[16,32],decode=[1,4]x64,mixed=4x32",
-                jobs=1,
-                tokenizer="none",
-                tensor_parallel=ranks,
-            )
-        )
-    return {ranks: folder / str(ranks) for ranks in RANKS}
-
-
-def _gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"
-
-
-def _until(done: Callable[[], bool], seconds: float = 60) -> None:
-    """For at most far longer than it takes: a machine may be busy."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
 
 
 def _greedy(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
@@ -84,7 +36,7 @@ def _logprobs(outputs: list[RequestOutput]) -> np.ndarray:
     return np.array([[step.logprob for step in output.outputs[0].logprobs or []] for output in outputs])
 
 
-@pytest.mark.parametrize("ranks", RANKS[1:])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_several_ranks_generate_what_one_does_and_the_same_bits_in_any_company(
     artifacts: dict[int, Path], ranks: int
 ) -> None:
@@ -96,7 +48,7 @@ def test_several_ranks_generate_what_one_does_and_the_same_bits_in_any_company(
         pids = llm.engine.ranks.pids
         assert len(pids) == ranks - 1
         assert llm.engine.device_stats()["working_ranks"] == ranks
-    _until(lambda: all(map(_gone, pids)))
+    until(lambda: all(map(gone, pids)))
     assert [output.outputs[0].token_ids for output in together] == [output.outputs[0].token_ids for output in one]
     np.testing.assert_allclose(_logprobs(together), _logprobs(one), rtol=1e-5, atol=1e-5)
     # A pool in which sequences make way for one another, other buckets, chunks of prompts and threads.
@@ -113,12 +65,12 @@ def test_a_rank_that_is_killed_ends_running_requests_and_says_so(artifacts: dict
         victim, *others = engine.ranks.pids
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(LlmcError, match=rf"Rank 1 of 4 has failed: its process {victim} .*SIGKILL") as raised:
-            _until(lambda: not engine.step())
+            until(lambda: not engine.step())
         assert raised.value.name == "internal"
         with pytest.raises(LlmcError, match="Rank 1 of 4"):
             engine.wait(0)
         assert engine.device_stats()["working_ranks"] == 0
-        _until(lambda: all(map(_gone, others)))
+        until(lambda: all(map(gone, others)))
 
 
 def test_an_idle_engine_learns_that_a_rank_was_killed(artifacts: dict[int, Path]) -> None:
@@ -126,7 +78,7 @@ def test_an_idle_engine_learns_that_a_rank_was_killed(artifacts: dict[int, Path]
         assert isinstance(engine.ranks, LocalRanks)
         os.kill(engine.ranks.pids[0], signal.SIGKILL)
         with pytest.raises(LlmcError, match=r"Rank 1 of 2 has failed.*SIGKILL"):
-            _until(lambda: engine.wait(0.05) is None)
+            until(lambda: engine.wait(0.05) is None)
 
 
 def test_no_rank_outlives_the_process_of_the_engine(artifacts: dict[int, Path]) -> None:
@@ -139,9 +91,9 @@ def test_no_rank_outlives_the_process_of_the_engine(artifacts: dict[int, Path]) 
         assert leader.stdout is not None
         pids = [int(pid) for pid in leader.stdout.readline().split()]
         assert len(pids) == 3
-        assert not any(map(_gone, pids))
+        assert not any(map(gone, pids))
         leader.kill()
-    _until(lambda: all(map(_gone, pids)))
+    until(lambda: all(map(gone, pids)))
 
 
 def test_what_ranks_refuse_leaves_no_process(artifacts: dict[int, Path]) -> None:

@@ -1,0 +1,86 @@
+"""Commands that several processes run: started by mpirun, or by the command itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.live_server import LiveServer, serving
+from support.processes import descendants, gone, until
+
+MPIRUN = shutil.which("mpiexec.hydra")  # of MPICH and of Intel MPI
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="MPICH is not here")
+LLMC = [sys.executable, "-P", "-m", "llmc.cli.main"]
+PROMPT = "w5 w6 w7 w8 w9 w10 w11"
+
+
+def run_llmc(artifact: Path, *launcher: str) -> Any:
+    """What `llmc run --json` prints of one prompt, but for its times."""
+    command = [*launcher, *LLMC, "run", str(artifact), "--prompt", PROMPT, "--max-tokens", "12", "--temperature", "0"]
+    done = subprocess.run([*command, "--logprobs", "2", "--json", "-q"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["results"]
+
+
+@needs_mpi
+def test_mpi_gives_the_bits_of_shared_memory(artifacts: dict[int, Path]) -> None:
+    assert run_llmc(artifacts[4], str(MPIRUN), "-n", "4") == run_llmc(artifacts[4])
+
+
+@needs_mpi
+def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[int, Path]) -> None:
+    command = [str(MPIRUN), "-n", "3", *LLMC, "run", str(artifacts[2]), "--prompt", PROMPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "mpirun has started 3 processes for an artifact of 2 ranks; start it with -n 2." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _ask_until_it_fails(server: LiveServer, answers: list[tuple[int, str]]) -> None:
+    while True:
+        try:
+            body = {"model": "x", "prompt": PROMPT, "max_tokens": 50, "ignore_eos": True}
+            answer = server.ask("POST", "/v1/completions", body)
+        except OSError as error:
+            return answers.append((0, str(error)))
+        answers.append((answer.status, answer.content.decode()))
+        if answer.status != 200:
+            return
+
+
+@pytest.mark.parametrize("launcher", ["llmc", pytest.param("mpirun", marks=[needs_mpi, pytest.mark.slow])])
+def test_a_server_ends_with_a_rank_that_is_killed(artifacts: dict[int, Path], launcher: str) -> None:
+    started = () if launcher == "llmc" else (str(MPIRUN), "-disable-auto-cleanup", "-n", "2")
+    flags = ("--threads", "1", "--served-model-name", "x", "--skip-warmup")
+    with serving(artifacts[2], *flags, launcher=started, fails=True) as server:
+        answers: list[tuple[int, str]] = []
+        client = threading.Thread(target=_ask_until_it_fails, args=(server, answers))
+        client.start()
+        until(lambda: len(answers) > 2)
+        ranks = descendants(server.process.pid)
+        victim = _rank_one(server, ranks)
+        os.kill(victim, signal.SIGKILL)
+    client.join()
+    log = "".join(server.log)
+    how = "was killed by signal 9 (SIGKILL)" if launcher == "llmc" else "has ended"
+    assert re.search(rf"Rank 1 of 2 has failed: its process {victim}.* {re.escape(how)}", log), log
+    assert answers[0][0] == 200
+    assert answers[-1][0] != 200
+    until(lambda: all(map(gone, ranks)))
+
+
+def _rank_one(server: LiveServer, processes: list[int]) -> int:
+    said = re.search(r"rank 1 of 2 is process (\d+)", "".join(server.log))
+    if said is not None:
+        return int(said[1])
+    (found,) = (pid for pid in processes if b"llmc.runtime.follow" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return found
