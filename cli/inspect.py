@@ -83,6 +83,9 @@ def inspect(
     allow_unknown_config: Annotated[
         bool, typer.Option("--allow-unknown-config", help="With --dry-run: as of llmc compile.")
     ] = False,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: among N ranks, as of llmc compile.")
+    ] = 1,
 ) -> None:
     """Show buckets, commands, kernels, the memory plan and weights of an artifact.
 
@@ -101,6 +104,7 @@ def inspect(
       llmc inspect qwen.llmc --bucket decode:1x512 --html decode.html --profile profile.json
       llmc inspect qwen.llmc --waste metrics.txt
       llmc inspect --dry-run config.json
+      llmc inspect --dry-run config.json --tensor-parallel 2
     """
     if as_json:
         if output_format not in (Format.text, Format.json):
@@ -113,8 +117,13 @@ def inspect(
         from llmc.cli.inspect_dry_run import dry_run_command
 
         return dry_run_command(
-            artifact, as_json=output_format is Format.json, allow_unknown_config=allow_unknown_config
+            artifact,
+            as_json=output_format is Format.json,
+            allow_unknown_config=allow_unknown_config,
+            tensor_parallel=tensor_parallel,
         )
+    if tensor_parallel != 1:
+        raise typer.BadParameter("--tensor-parallel goes with --dry-run: an artifact has the ranks that it has")
     tables = read_graphs(artifact)
     if verify:
         typer.echo(check_bytes(artifact, tables), err=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmc.compiler.dry_run import DryRun
 
 
-def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool) -> None:
+def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool, tensor_parallel: int) -> None:
     """Prints what is found of `model`; raises what a compilation raises before it compiles kernels."""
     from llmc.model_artifact import require_compiler
 
@@ -22,7 +22,9 @@ def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool) -
     from llmc.compiler.config import CompileConfig
     from llmc.compiler.dry_run import dry_run
 
-    config = CompileConfig(model=model, output=model, allow_unknown_config=allow_unknown_config)
+    config = CompileConfig(
+        model=model, output=model, allow_unknown_config=allow_unknown_config, tensor_parallel=tensor_parallel
+    )
     with progress_bar() as progress:
         found = dry_run(config, progress)
     if as_json:
@@ -42,13 +44,15 @@ def _print_table(model: Path, found: DryRun) -> None:
     table.add_column()
     table.add_column(justify="right")
     of_model = "" if found.max_model_len == found.model_len else f", the model's is {found.model_len:,}"
+    each = "" if found.ranks == 1 else f", each of {found.ranks} ranks"
     rows = {
         "model_type": found.model_type,
         "parameters": f"{found.parameters:,}",
-        "FLOPs a token": f"{found.flops_per_token:,}",
-        f"attention FLOPs a token, after {found.max_model_len:,}": f"{found.attention_flops_per_token:,}",
+        f"FLOPs a token{each}": f"{found.flops_per_token:,}",
+        f"attention FLOPs a token, after {found.max_model_len:,}{each}": f"{found.attention_flops_per_token:,}",
         f"weights ({found.act_dtype})": format_bytes(found.weight_bytes),
-        f"KV cache a token ({found.kv_dtype})": format_bytes(found.kv_bytes_per_token),
+        **({"weights, each rank": format_bytes(found.rank_weight_bytes)} if each else {}),
+        f"KV cache a token ({found.kv_dtype}){each}": format_bytes(found.kv_bytes_per_token),
         "context": f"{found.max_model_len:,} tokens{of_model}",
         "target": found.target,
     }

@@ -44,14 +44,17 @@ _MULTIPLIED = (
 @dataclass(frozen=True)
 class DryRun:
     """flops_per_token: of the matrices, for a token whose logits are computed. attention_flops_per_token: of scores and
-    values, after max_model_len tokens. weight_bytes: of weights.safetensors. commands, kernels: of the smallest decode
-    bucket. compile_s: estimated, from an empty cache. notes: sentences."""
+    values, after max_model_len tokens. weight_bytes: of weights.safetensors, of which each of `ranks`
+    reads rank_weight_bytes; FLOPs and kv_bytes_per_token are those of a rank. commands, kernels: of the smallest
+    decode bucket. compile_s: estimated, from an empty cache. notes: sentences."""
 
     model_type: str
     parameters: int
     flops_per_token: int
     attention_flops_per_token: int
     weight_bytes: int
+    ranks: int
+    rank_weight_bytes: int
     kv_bytes_per_token: int
     act_dtype: str
     kv_dtype: str
@@ -115,6 +118,8 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         flops_per_token=_matrix_flops(sites),
         attention_flops_per_token=_attention_flops(sites, resolved.max_model_len),
         weight_bytes=plan_weights(resolved.requests(requests), resolved.target).total_bytes,
+        ranks=resolved.ranks,
+        rank_weight_bytes=plan_weights(requests, resolved.target).total_bytes,
         kv_bytes_per_token=record.kv_block_bytes // resolved.block_size,
         act_dtype=resolved.act_dtype,
         kv_dtype=resolved.kv_dtype,

@@ -38,14 +38,22 @@ class DeviceFlags:
         ),
     ] = 0.0
 
+    rank_cpus: Annotated[
+        str | None,
+        typer.Option(
+            "--rank-cpus", metavar="LISTS", help="CPUs of each rank of an artifact for several, such as 0-7|8-15."
+        ),
+    ] = None
+
     @property
     def swap_bytes(self) -> int:
         return int(self.swap_space * 2**30)
 
-    def options(self) -> dict[str, int | bool | None]:
+    def options(self) -> dict[str, int | bool | str | None]:
         """What a device is given."""
         return {
             "eager": self.enforce_eager or None,
             "device_number": self.device_number,
             "offload_mib": ceil(self.cpu_offload_gib * 2**10) or None,
+            "rank_cpus": self.rank_cpus,
         }

@@ -16,6 +16,7 @@ from llmc.buckets.warm_order import ladder_usage, parse_strategies, warm_order
 from llmc.cache_root import cost_folder
 from llmc.cli.options.warm_flags import REPLAY_S
 from llmc.cli.render.warm_log import WarmLog, bucket_lines
+from llmc.mpi_loader import mpi_rank
 from llmc.runtime.warm_up.budget import Budget, BudgetError, BudgetOptions, base_graphs, budget_of, plan_budget
 from llmc.runtime.warm_up.cost_tables import CostRecorder, bucket_of
 from llmc.runtime.warm_up.warm_up import WarmPlan
@@ -239,5 +240,7 @@ def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
 
 
 def say(message: str) -> None:
-    """A line on stderr."""
-    print(f"llmc: {message}", file=sys.stderr, flush=True)
+    """A line on stderr, of one process alone where mpirun has started several."""
+    mpi = mpi_rank()
+    if mpi is None or mpi.rank == 0:
+        print(f"llmc: {message}", file=sys.stderr, flush=True)

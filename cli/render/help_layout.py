@@ -99,7 +99,8 @@ HEADINGS: Mapping[str, Headings] = {
             "logprobs",
         ),
         "Engine": (
-            "threads", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number", "cpu_offload_gib",
+            "threads", "rank_cpus", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number",
+            "cpu_offload_gib",
             "swap_space", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
         ),
         "Budget and warm-up": (
@@ -121,9 +122,9 @@ HEADINGS: Mapping[str, Headings] = {
             "api_key", "api_key_file", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
         ),
         "Engine": (
-            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "enforce_eager",
-            "device_number", "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft", "miss_policy",
-            "record_misses",
+            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "rank_cpus",
+            "enforce_eager", "device_number", "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft",
+            "miss_policy", "record_misses",
         ),
         "Re-planning": (
             "replan", "replan_cost", "replan_interval", "replan_margin", "replan_graphs", "replan_memory",

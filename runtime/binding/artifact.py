@@ -20,7 +20,7 @@ class ArtifactInfo:
     vector_width: floats of the vector that a prompt gives in place of tokens, 0: the model writes text. whole_prompts
     1: a step must hold all tokens of a prompt. num_adapter_linears: layers that LoRA adapters may be added to, of which
     adapter_slots are loaded at once, of rank adapter_rank at most; adapter_bytes: of one.
-    num_ranks: processes that run it together.
+    num_ranks: processes that run it together, each of which reads rank_weight_bytes.
     """
 
     num_graphs: int
@@ -48,6 +48,7 @@ class ArtifactInfo:
     adapter_rank: int = 0
     adapter_bytes: int = 0
     num_ranks: int = 1
+    rank_weight_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

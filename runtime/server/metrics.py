@@ -228,6 +228,12 @@ class _EngineCollector(Collector):
                 ),
                 ("llmc_threads", "Threads that replay graphs", stats.device.get("threads", 0)),
                 ("llmc_threads_working", "Of them, those that work now", stats.device.get("working_threads", 0)),
+                ("llmc_ranks", "Processes that run each step together", stats.device.get("ranks", 1)),
+                (
+                    "llmc_ranks_working",
+                    "Of them, those that work: none once one has failed",
+                    stats.device.get("working_ranks", 1),
+                ),
                 ("llmc_graphs", "Graphs of the artifact", len(self._probe.graphs)),
                 ("llmc_graphs_warm", "Graphs that are warm: replayed or walked through", warm.warm),
                 ("llmc_graphs_replayed", "Graphs replayed with rows, at warm-up or when they joined", warm.replayed),
@@ -291,6 +297,7 @@ class _EngineCollector(Collector):
         steps.add_metric(("mixed",), stats.num_mixed_steps)
         steps.add_metric(("decode",), stats.num_decode_steps)
         yield steps
+        yield from _collectives(stats.device)
         parts = CounterMetricFamily("llmc_step_seconds", "Wall time of steps by what it went to", labels=("part",))
         known = {
             "schedule": stats.schedule_ns,
@@ -346,6 +353,18 @@ class _EngineCollector(Collector):
         for labels, count in counts.items():
             shapes.add_metric(labels, count)
         yield shapes
+
+
+def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
+    """What ranks join, by operation."""
+    count = CounterMetricFamily("llmc_collectives", "Results that ranks have joined", labels=("op",))
+    seconds = CounterMetricFamily(
+        "llmc_collective_seconds", "Time that rank 0 was in them, its wait for the others included", labels=("op",)
+    )
+    for op in ("all_reduce", "all_gather"):
+        count.add_metric((op,), device.get(f"{op}s", 0))
+        seconds.add_metric((op,), device.get(f"{op}_ns", 0) / 1e9)
+    yield from (count, seconds)
 
 
 class _WithoutCreated(Collector):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from llmc.mpi_loader import mpi_rank
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
@@ -133,19 +134,22 @@ def plan_budget(
     options: BudgetOptions,
     draft: DraftMemory | None = None,
 ) -> Budget:
-    """Decides under `available` bytes. order: all graphs by index, the ones to keep first. Raises BudgetError."""
+    """Decides under `available` bytes, of which the ranks of a host have equal parts. order: all graphs by index, the
+    ones to keep first. Raises BudgetError."""
+    lines, weight_bytes = [], info.weight_bytes
     if info.num_ranks > 1:
-        raise BudgetError(
-            f"memory-utilization plans for one rank, and the artifact is for {info.num_ranks}: leave it out; kv-bytes "
-            "is the size of each rank's KV pool"
-        )
+        mpi = mpi_rank()
+        here = info.num_ranks if mpi is None else mpi.local_ranks
+        lines.append(f"{here} of {info.num_ranks} ranks are on this host: each has {size_text(available // here)}")
+        available //= here
+        weight_bytes = info.rank_weight_bytes
     usable = int(available * options.utilization)
-    lines = [
+    lines.append(
         f"{size_text(available)} available, memory-utilization {options.utilization:g}: {size_text(usable)} to use"
-    ]
+    )
     for_adapters = info.adapter_slots * info.adapter_bytes
     for_draft = 0 if draft is None else draft.fixed
-    left = usable - info.weight_bytes - for_adapters - for_draft
+    left = usable - weight_bytes - for_adapters - for_draft
     # Where a prompt runs in one step, the largest graph serves all of them.
     base = base_graphs(graphs, smallest=not info.whole_prompts)
     least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
@@ -159,14 +163,14 @@ def plan_budget(
     if left < least + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of {available} bytes is {usable}, but weights "
-            f"({info.weight_bytes}), {room}one graph of each phase ({least}) and the KV cache of one sequence "
+            f"({weight_bytes}), {room}one graph of each phase ({least}) and the KV cache of one sequence "
             f"({least_kv}) need {usable - left + least + least_kv}: raise it or free memory"
         )
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
     held = f", room for adapters {size_text(for_adapters)}" if for_adapters else ""
     held += draft_text(draft)
-    lines.append(f"weights {size_text(info.weight_bytes)}{held}, {size_text(left)} left")
+    lines.append(f"weights {size_text(weight_bytes)}{held}, {size_text(left)} left")
     lines.append(
         f"graph-reserved-memory {options.graph_reserved:g}: {size_text(reserved)} for graphs, of which "
         f"graph-prompt-ratio {options.graph_prompt_ratio:g} gives {size_text(prompt_share)} to prompts and "

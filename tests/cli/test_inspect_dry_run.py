@@ -63,6 +63,25 @@ def test_a_compilation_makes_what_it_says(tmp_path: Path) -> None:
     assert found() == first
 
 
+def test_ranks_have_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "intermediate_size": 128}
+    path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1, **sizes) / "config.json"
+    whole, parts = (
+        dry_run(CompileConfig(path, path, cache_dir=tmp_path / "cache", tensor_parallel=ranks)) for ranks in (1, 2)
+    )
+    assert whole.rank_weight_bytes == whole.weight_bytes
+    assert (parts.ranks, parts.parameters) == (2, whole.parameters)
+    assert whole.weight_bytes / 2 < parts.rank_weight_bytes < parts.weight_bytes
+    assert parts.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+    assert parts.flops_per_token * 2 == whole.flops_per_token
+    assert cli.main(["inspect", "--dry-run", str(path), "--tensor-parallel", "2"]) == 0
+    assert "each of 2 ranks" in capsys.readouterr().out
+    assert cli.main(["inspect", "--dry-run", str(path), "--tensor-parallel", "3"]) == 1
+    assert "4 attention heads cannot be divided among 3 ranks" in capsys.readouterr().err
+    assert cli.main(["inspect", str(path), "--tensor-parallel", "2"]) == 2
+    assert "--tensor-parallel goes with --dry-run" in capsys.readouterr().err
+
+
 def test_the_command(run: Callable[[Path], dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1) / "config.json"
     found = run(path)

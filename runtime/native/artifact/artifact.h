@@ -137,6 +137,8 @@ class Artifact {
   const std::vector<CollectiveRecord>& collectives() const { return collectives_; }
   // That run a step together.
   uint32_t num_ranks() const { return model_.num_ranks == 0 ? 1 : static_cast<uint32_t>(model_.num_ranks); }
+  // Of the file what one rank reads.
+  uint64_t rank_weight_bytes() const;
   uint32_t num_shared_weights() const { return static_cast<uint32_t>(model_.num_shared_weights); }
   // Weights that operands may name: those that all ranks share, then those of one rank.
   uint32_t num_named_weights() const {

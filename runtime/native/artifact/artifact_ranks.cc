@@ -18,6 +18,13 @@ bool Alike(const WeightRecord& a, const WeightRecord& b) {
 
 }  // namespace
 
+uint64_t Artifact::rank_weight_bytes() const {
+  if (num_ranks() <= 1) return weight_file().size();
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < num_named_weights(); ++i) bytes += weights_[weight_of(i, 0)].bytes;
+  return bytes;
+}
+
 Status Artifact::CheckRanks() const {
   const int32_t ranks = model_.num_ranks, shared = model_.num_shared_weights;
   const uint64_t count = weights_.size();

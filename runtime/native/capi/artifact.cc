@@ -63,6 +63,7 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     CopyName(a.target().kind, value.target_kind);
     CopyName(a.target().name, value.target_name);
     value.weight_bytes = a.weight_file().size();
+    value.rank_weight_bytes = a.rank_weight_bytes();
     value.code_bytes = a.code_bytes();
     value.max_arena_bytes = a.max_arena_bytes();
     value.kv_block_bytes = a.shape().kv_block_bytes;

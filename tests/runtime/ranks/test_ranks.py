@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.pipeline import compile_model
+from llmc.quantize import QuantConfig
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.binding.ranks import LocalRanks, parse_rank_cpus, shares_of
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
-from llmc.runtime.warm_up.budget import BudgetError
+from llmc.runtime.warm_up.budget import BudgetOptions, plan_budget
 
+from support.compiled import Pages, random_tokens, replay
+from support.lockstep import Lockstep
 from support.processes import gone, until
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], [100, 200, 300, 400] * 9, [5, 6, 7, 8] * 5, [5, 6, 7, 8] * 5 + [9]]
@@ -55,6 +62,28 @@ def test_several_ranks_generate_what_one_does_and_the_same_bits_in_any_company(
     with LLM(artifacts[ranks], num_threads=2, num_blocks=7, prefix_cache=False, max_tokens_per_step=8) as llm:
         crowded = _greedy(llm, PROMPTS)
     assert [*map(_bits, alone)] == [*map(_bits, together)] == [*map(_bits, crowded)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bf16"}, {"dtype": "f32", "target": "reference", "quant": QuantConfig("w4a16", group_size=32)}],
+    ids=["bf16", "w4a16-reference"],
+)
+def test_processes_have_the_bits_of_ranks_one_after_the_other(
+    options: dict[str, Any], artifacts: dict[int, Path], tmp_path: Path, kernel_cache: Path
+) -> None:
+    model, path = artifacts[1].parent / "model", tmp_path / "two"
+    common: dict[str, Any] = {"buckets": "prefill=1x16,decode=1x32", "block_size": 16, "jobs": 1, "tokenizer": "none"}
+    compile_model(CompileConfig(model, path, cache_dir=kernel_cache, tensor_parallel=2, **common, **options))
+
+    def logits(machine: Any) -> np.ndarray:
+        pages = Pages(8, 16)
+        prompt = replay(machine, 0, pages, [(0, random_tokens(500, 12, 1), 0)])
+        return np.concatenate([prompt, replay(machine, 1, pages, [(0, [7], 12)])])
+
+    with Artifact(path) as artifact, Replayer(artifact, num_threads=1, num_blocks=8) as replayer:
+        found = logits(replayer)
+    np.testing.assert_array_equal(found.view(np.int32), logits(Lockstep(path, 8)).view(np.int32))
 
 
 def test_a_rank_that_is_killed_ends_running_requests_and_says_so(artifacts: dict[int, Path]) -> None:
@@ -119,6 +148,19 @@ def test_cpus_are_shared_by_cores() -> None:
     assert parse_rank_cpus("0|99999", 2, own=0)[0] == {0}
 
 
-def test_no_budget_is_planned_for_ranks(artifacts: dict[int, Path]) -> None:
-    with pytest.raises(BudgetError, match="plans for one rank, and the artifact is for 2: leave it out; kv-bytes"):
-        LLM(artifacts[2], num_threads=1, memory_utilization=0.5)
+def test_each_rank_has_its_part_of_a_budget(artifacts: dict[int, Path]) -> None:
+    with Artifact(artifacts[2]) as of_two, Artifact(artifacts[1]) as of_one:
+        info, graphs, one = of_two.info, of_two.graphs(), of_one.info
+    assert info.weight_bytes / 2 < info.rank_weight_bytes < info.weight_bytes
+    assert one.rank_weight_bytes == one.weight_bytes
+    plan = plan_budget(info, graphs, range(len(graphs)), 64 << 20, BudgetOptions())
+    alone = dataclasses.replace(info, num_ranks=1, weight_bytes=info.rank_weight_bytes)
+    same = plan_budget(alone, graphs, range(len(graphs)), 32 << 20, BudgetOptions())
+    assert plan.lines == ("2 of 2 ranks are on this host: each has 32.0 MiB", *same.lines)
+    assert dataclasses.replace(plan, lines=()) == dataclasses.replace(same, lines=())
+    with LLM(artifacts[2], num_threads=1, memory_utilization=0.01) as llm:
+        assert llm.budget is not None
+        assert _greedy(llm, PROMPTS[:1])[0].outputs[0].token_ids
+        stats = llm.engine.device_stats()
+        assert stats["all_reduces"] % (2 * 2) == 0 < stats["all_reduce_ns"]  # two a layer
+        assert stats["all_gathers"] * 4 == stats["all_reduces"]

@@ -166,7 +166,10 @@ def test_engine_counters() -> None:
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
         decode_step_ns=3_000_000_000, max_request_tokens=48, num_speculative_steps=3, drafted_tokens=9,
         accepted_tokens=7,
-        device={"threads": 4, "working_threads": 3, "thread_cuts": 6},
+        device={
+            "threads": 4, "working_threads": 3, "thread_cuts": 6, "ranks": 2, "working_ranks": 2, "all_reduces": 8,
+            "all_reduce_ns": 4_000_000_000, "all_gathers": 1, "all_gather_ns": 1_000_000_000,
+        },
     )  # fmt: skip
     expected = {
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
@@ -177,7 +180,7 @@ def test_engine_counters() -> None:
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
         "llmc_threads_working": 3, "llmc_thread_cuts_total": 6, "llmc_speculative_steps_total": 3,
-        "llmc_drafted_tokens_total": 9, "llmc_accepted_tokens_total": 7,
+        "llmc_drafted_tokens_total": 9, "llmc_accepted_tokens_total": 7, "llmc_ranks": 2, "llmc_ranks_working": 2,
     }  # fmt: skip
     assert {name: value(metrics, name) for name in expected} == expected
     parts = {"schedule": 1, "prepare": 1, "replay": 5, "sample": 2, "other": 1}
@@ -185,6 +188,8 @@ def test_engine_counters() -> None:
     assert value(metrics, "llmc_steps_total", phase="prefill") == 3
     assert value(metrics, "llmc_steps_total", phase="mixed") == 1
     assert value(metrics, "llmc_steps_total", phase="decode") == 6
+    assert value(metrics, "llmc_collectives_total", op="all_reduce") == 8
+    assert value(metrics, "llmc_collective_seconds_total", op="all_reduce") == 4
     evictions = {label: value(metrics, "llmc_evictions_total", priority=label) for label in ("-1", "7", "other")}
     assert evictions == {"-1": 2, "7": 1, "other": 1}
     assert value(metrics, "llmc_build_info", version="1.2", model="tiny") == 1
@@ -263,7 +268,7 @@ def test_dashboard_asks_only_for_what_is_there() -> None:
             assert set(labels.replace(" ", "").split(",")) <= known, expression
         assert expression.count("(") == expression.count(")")
         assert expression.count("{") == expression.count("}")
-    shown_elsewhere = {"llmc_scheduled_tokens_total", "llmc_padding_tokens_total"}
+    shown_elsewhere = {"llmc_scheduled_tokens_total", "llmc_padding_tokens_total", "llmc_collectives_total"}
     left_out = {name for name in families if name.startswith("llmc_")} - asked - shown_elsewhere
     assert not left_out, f"the dashboard shows nothing of {sorted(left_out)}"
 

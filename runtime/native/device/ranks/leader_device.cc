@@ -5,12 +5,14 @@
 namespace llmc {
 
 LeaderDevice::LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker,
-                           std::unique_ptr<Device> own)
-    : group_(std::move(group)), speaker_(std::move(speaker)), own_(std::move(own)) {}
+                           std::unique_ptr<Device> own, std::shared_ptr<const ClockedCollective> clocked)
+    : group_(std::move(group)), speaker_(std::move(speaker)), own_(std::move(own)), clocked_(std::move(clocked)) {}
 
 Status LeaderDevice::Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker,
-                            std::unique_ptr<Device> own, std::unique_ptr<Device>* out) {
-  std::unique_ptr<LeaderDevice> leader(new LeaderDevice(std::move(group), std::move(speaker), std::move(own)));
+                            std::unique_ptr<Device> own, std::shared_ptr<const ClockedCollective> clocked,
+                            std::unique_ptr<Device>* out) {
+  std::unique_ptr<LeaderDevice> leader(
+      new LeaderDevice(std::move(group), std::move(speaker), std::move(own), std::move(clocked)));
   LLMC_RETURN_IF_ERROR(leader->group_->AwaitLoaded());
   *out = std::move(leader);
   return Status::Ok();
@@ -69,6 +71,11 @@ void LeaderDevice::GetStats(std::vector<DeviceStat>* out) const {
   const uint64_t alive = group_->failed() ? 0 : group_->num_ranks();
   out->push_back({"ranks", group_->num_ranks()});
   out->push_back({"working_ranks", alive});
+  const CollectiveTime &sums = clocked_->reductions(), &gathered = clocked_->gatherings();
+  out->push_back({"all_reduces", sums.count.load(std::memory_order_relaxed)});
+  out->push_back({"all_reduce_ns", sums.ns.load(std::memory_order_relaxed)});
+  out->push_back({"all_gathers", gathered.count.load(std::memory_order_relaxed)});
+  out->push_back({"all_gather_ns", gathered.ns.load(std::memory_order_relaxed)});
 }
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "collective/clocked.h"
 #include "device/device.h"
 #include "device/ranks/rank_message.h"
 
@@ -11,9 +12,9 @@ namespace llmc {
 
 class LeaderDevice final : public Device {
  public:
-  // own: this rank's part. Returns once every rank has loaded its part; an error once one has failed.
+  // own: this rank's part, which uses `clocked`. Returns once every rank has loaded its part; an error once one has failed.
   static Status Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
-                       std::unique_ptr<Device>* out);
+                       std::shared_ptr<const ClockedCollective> clocked, std::unique_ptr<Device>* out);
   // The other ranks end.
   ~LeaderDevice() override;
 
@@ -38,11 +39,13 @@ class LeaderDevice final : public Device {
   ReplayProfile* profile() override { return own_->profile(); }
 
  private:
-  LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own);
+  LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
+               std::shared_ptr<const ClockedCollective> clocked);
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<RankSpeaker> speaker_;
   std::unique_ptr<Device> own_;
+  std::shared_ptr<const ClockedCollective> clocked_;
 };
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collective/clocked.h"
 #include "collective/mpi/mpi_group.h"
 #include "collective/shm_group.h"
 #include "device/ranks/leader_device.h"
@@ -112,13 +113,14 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   auto speaker = std::make_unique<RankSpeaker>(group_);
   LLMC_RETURN_IF_ERROR(speaker->Say(RankOp::kLoad, options.num_blocks, options.timed ? 1 : 0));
   LoadOptions own = options;
-  own.collective = group_->NewCollective();
+  const auto clocked = std::make_shared<ClockedCollective>(group_->NewCollective());
+  own.collective = clocked;
   std::unique_ptr<Device> device;
   if (const Status loaded = own_->Load(std::move(artifact), own, &device); !loaded.ok()) {
     EndOthers();
     return loaded;
   }
-  return LeaderDevice::Create(group_, std::move(speaker), std::move(device), out);
+  return LeaderDevice::Create(group_, std::move(speaker), std::move(device), clocked, out);
 }
 
 Status OpenRanks::Follow(const std::shared_ptr<const Artifact>& artifact) const {

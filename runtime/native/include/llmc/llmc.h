@@ -94,6 +94,7 @@ typedef struct llmc_artifact_info {
   uint32_t adapter_rank;        /* the largest of one */
   uint32_t num_ranks;           /* processes that run it together; kv_block_bytes is of each */
   uint64_t adapter_bytes;       /* of one adapter over all layers, of the largest rank */
+  uint64_t rank_weight_bytes;   /* of weights.safetensors what one rank reads */
 } llmc_artifact_info;
 
 #define LLMC_MAX_ADAPTER_PARTS 8

@@ -1,0 +1,49 @@
+// ClockedCollective: another one, and how long a rank was in it, the wait for the others included.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "collective/collective.h"
+#include "core/clock.h"
+
+namespace llmc {
+
+// Of one operation. Thread 0 writes, any thread reads.
+struct CollectiveTime {
+  std::atomic<uint64_t> count{0}, ns{0};
+};
+
+class ClockedCollective final : public Collective {
+ public:
+  explicit ClockedCollective(std::shared_ptr<Collective> own) : own_(std::move(own)) {}
+
+  uint32_t rank() const override { return own_->rank(); }
+  uint32_t num_ranks() const override { return own_->num_ranks(); }
+  void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) override {
+    Timed(&reductions_, thread, [&] { own_->AllReduce(work, thread, num_threads); });
+  }
+  void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) override {
+    Timed(&gatherings_, thread, [&] { own_->AllGather(work, thread, num_threads); });
+  }
+  Status status() const override { return own_->status(); }
+
+  const CollectiveTime& reductions() const { return reductions_; }
+  const CollectiveTime& gatherings() const { return gatherings_; }
+
+ private:
+  template <typename Body>
+  static void Timed(CollectiveTime* time, uint32_t thread, const Body& body) {
+    if (thread != 0) return body();
+    const uint64_t start = MonotonicNs();
+    body();
+    time->ns.fetch_add(MonotonicNs() - start, std::memory_order_relaxed);
+    time->count.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  std::shared_ptr<Collective> own_;
+  CollectiveTime reductions_, gatherings_;
+};
+
+}  // namespace llmc
