@@ -1,18 +1,15 @@
 """The engine behind an event loop: one thread steps it, the loop submits, cancels and takes the events.
 
-The engine's thread does nothing but `wait` and `step`, and tells the loop when there may be events. The loop polls
-them, so that neither text nor JSON ever stands between two steps. Notices that pile up are one: a busy loop does not
-slow the engine down.
+The loop polls events when the engine's thread tells it to, so that neither text nor JSON ever stands between two steps.
+Notices that pile up are one: a busy loop does not slow the engine down.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,19 +37,15 @@ from llmc.runtime.text.tokenizer import artifact_tokenizer, read_generation_conf
 from llmc.runtime.vector_task import VectorTask
 
 from .backlog import Backlog
+from .engine_thread import EngineThread
 from .pace import Pace
-from .profiler import Profiler
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 
 log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
-_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
-_IDLE_LOOK_S = 0.1
 _MAX_QUEUE = 65536
 # Of a batch the engine has what runs, and as much again for when that ends.
 _WINDOW_STEPS = 2
-# So many steps in a row without memory: the device does not get it back.
-_MOST_FAILED_STEPS = 3
 _EVENTS_AT_ONCE, _TAKING_S, _EVENTS_AHEAD = 128, 0.005, 256
 _DRAINED = RequestFailure("draining", "the server shut down before the answer was complete")
 
@@ -103,39 +96,26 @@ class AsyncEngine:
         self.on_record: list[Callable[[RequestRecord], None]] = []
         self.on_failure: list[Callable[[str], None]] = []
         self.on_joined: list[Callable[[Sequence[GraphInfo], bool], None]] = []
-        self.profiler: Profiler | None = None
-        self.failure: str | None = None
         self._streams: dict[int, RequestStream] = {}
         self._backlog = Backlog(_WINDOW_STEPS * self.max_num_seqs, self._submit)
         self._max_queue = int(options.get("max_waiting") or _MAX_QUEUE)
         self._guides = GuideWorkers(
             self.engine,
-            lambda engine_id, output, mask: self._call(lambda: self._finish_output(engine_id, output, mask)),
-            lambda engine_id, error: self._call(lambda: self._fail_request(engine_id, error)),
+            lambda engine_id, output, mask: self.thread.call(lambda: self._finish_output(engine_id, output, mask)),
+            lambda engine_id, error: self.thread.call(lambda: self._fail_request(engine_id, error)),
             guided_threads,
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.thread = EngineThread(
+            self.engine, max(2, _EVENTS_AHEAD // self.max_num_seqs), self._take_events, self._fail_all
+        )
         self._misses: MissHandling | None = None
-        self._stopping = threading.Event()
         self._draining = False
-        self._notified = False
-        # The engine waits while the loop is so many steps behind with its events: they would come ever later.
-        self._most_ahead = max(2, _EVENTS_AHEAD // self.max_num_seqs)
-        self._steps_ahead = 0
-        self._caught_up = threading.Event()
-        self._caught_up.set()
         self._emptied: asyncio.Event = asyncio.Event()
         self._pace = Pace()
-        self._jobs: collections.deque[_Job] = collections.deque()
-        self._ended = False
-        self.num_failed_steps = self._failed_in_a_row = 0
 
     async def start(self) -> None:
         """Starts the engine's thread, and what is done about misses."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
-        self._thread.start()
+        self.thread.start()
         self._misses = MissHandling(self, self._miss_options)
 
     def stream(self, request: EngineRequest) -> RequestStream:
@@ -150,7 +130,7 @@ class AsyncEngine:
 
         Raises as `stream` does; nothing runs then. What the engine refuses later is a delta with the error.
         """
-        if self._loop is None or self._draining or self.failure is not None:
+        if not self.thread.started or self._draining or self.failure is not None:
             raise ServerStopping(self.failure or "the server is shutting down and takes no more requests")
         if len(requests) > 1 and self.num_waiting + len(requests) > self._max_queue:
             raise self._queue_full()
@@ -166,6 +146,11 @@ class AsyncEngine:
             for callback in self.on_submit:
                 callback(stream.request)
         return streams
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine's thread has ended, one sentence."""
+        return self.thread.failure
 
     def retry_after_s(self) -> int:
         """Seconds in which half of what waits will have ended."""
@@ -237,18 +222,12 @@ class AsyncEngine:
         return None
 
     async def between_steps(self, work: Callable[[], _Value]) -> _Value:
-        """Runs `work` on the engine's thread between two steps; raises what it does, and ServerStopping without one."""
-        found: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
-        self._jobs.append((work, found))
-        if self._ended:
-            self._abandon_jobs()
-        return await found
+        """As EngineThread has it."""
+        return await self.thread.between_steps(work)
 
     def call_between_steps(self, work: Callable[[], _Value]) -> _Value:
-        """The same, waiting; from any thread but the event loop's. What is quick waits here rather than for the
-        engine's lock: a thread that has it and loses its CPU would hold up the engine's."""
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(self.between_steps(work), self._loop).result()
+        """As EngineThread has it."""
+        return self.thread.call_between_steps(work)
 
     def refuse_requests(self) -> None:
         """From now on `stream` raises ServerStopping."""
@@ -283,102 +262,26 @@ class AsyncEngine:
     def close(self) -> None:
         """Ends the thread after the step in flight, and what compiles, and releases the engine; may be called twice."""
         self._draining = True
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        self.thread.stop()
         if self._misses is not None:
             self._misses.close()
         self._guides.close()
         self.engine.close()
         self.artifact.close()
 
-    def _run(self) -> None:
-        """The engine's thread."""
-        idle = True
-        try:
-            while not self._stopping.is_set():
-                while self._jobs:
-                    self._work(*self._jobs.popleft())
-                if not self._caught_up.wait(_IDLE_LOOK_S):
-                    continue
-                if idle:
-                    ready = self.engine.wait(_IDLE_LOOK_S)
-                    if ready.events and not ready.work:
-                        self._notify()
-                        # They stay ready until the loop takes them: let it.
-                        time.sleep(0.001)
-                    if not ready.work:
-                        continue
-                idle = not self._step()
-                self._steps_ahead += 1
-                if self._steps_ahead >= self._most_ahead:
-                    self._caught_up.clear()
-                # After that: whoever is told takes the events, and then the engine goes on.
-                self._notify()
-                if self.profiler is not None and (note := self.profiler.on_step) is not None:
-                    note()
-        except Exception as error:  # a thread's error must reach those who wait
-            self.failure = f"the engine failed: {error}"
-            self._call(self._fail_all)
-        finally:
-            self._ended = True
-            self._call(self._abandon_jobs)
-
-    def _step(self) -> bool:
-        """Whether a step had something to do. One that ran out of memory fails its requests alone. Raises LlmcError."""
-        try:
-            progressed = bool(self.engine.step())
-        except LlmcError as error:
-            self.num_failed_steps += 1
-            self._failed_in_a_row += 1
-            if error.name != "out_of_memory" or self._failed_in_a_row >= _MOST_FAILED_STEPS:
-                raise
-            log.error("a step failed, and with it the requests that had begun: %s", error)
-            return True
-        if progressed:
-            self._failed_in_a_row = 0
-        return progressed
-
-    def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
-        try:
-            value = work()
-        except Exception as error:  # belongs to whoever asked for the work
-            why = error
-            self._call(lambda: None if found.done() else found.set_exception(why))
-        else:
-            self._call(lambda: None if found.done() else found.set_result(value))
-
-    def _abandon_jobs(self) -> None:
-        while self._jobs:
-            _, found = self._jobs.popleft()
-            if not found.done():
-                found.set_exception(ServerStopping(self.failure or "the engine has ended"))
-
-    def _notify(self) -> None:
-        if not self._notified:
-            self._notified = True
-            self._call(self._take_events)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(function)
-
     def _take_events(self) -> None:
         """Takes events for a few milliseconds; what is left waits until others had the loop."""
-        # First, so that a step that ends during the poll tells again.
-        self._notified = False
+        self.thread.begin_taking()
         end = time.monotonic() + _TAKING_S
-        while not self._stopping.is_set():
+        while not self.thread.stopping.is_set():
             events = self.engine.poll(_EVENTS_AT_ONCE)
             for event in events:
                 self._take(event)
             if len(events) < _EVENTS_AT_ONCE:
-                self._steps_ahead = 0
-                self._caught_up.set()
+                self.thread.caught_up()
                 return
             if time.monotonic() > end:
-                self._notify()
+                self.thread.notify()
                 return
 
     def _take(self, event: Event) -> None:

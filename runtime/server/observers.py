@@ -83,7 +83,7 @@ class Observers:
         self.profiler: Profiler | None = None
         if config.profiler_dir is not None:
             self.profiler = Profiler(config.profiler_dir, engine.stats, engine.graph_stats, engine.graphs)
-            engine.profiler = self.profiler
+            engine.thread.profiler = self.profiler
             engine.on_record.append(self.profiler.on_record)
         self.replanner: Replanner | None = None
         if config.replan.mode != "off":

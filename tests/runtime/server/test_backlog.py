@@ -216,15 +216,15 @@ def test_events_are_taken_in_turns_with_the_loops_other_work(running: Running, m
     expected = [choice["text"] for choice in running.complete(**body)["choices"]]
     monkeypatch.setattr(async_engine, "_EVENTS_AT_ONCE", 2)
     monkeypatch.setattr(async_engine, "_TAKING_S", 0.0)
-    monkeypatch.setattr(running.engine, "_most_ahead", 2)
+    monkeypatch.setattr(running.engine.thread, "most_ahead", 2)
     poll = running.engine.engine.poll
     behind: list[bool] = []
 
     def watched(most: int | None = None) -> list[object]:
         events = poll(most)
         assert len(events) <= 2
-        behind.append(not running.engine._caught_up.is_set())
-        assert running.engine._steps_ahead <= 2
+        behind.append(running.engine.thread.is_behind)
+        assert running.engine.thread.steps_ahead <= 2
         return list(events)
 
     monkeypatch.setattr(running.engine.engine, "poll", watched)

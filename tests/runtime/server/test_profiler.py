@@ -36,8 +36,8 @@ def test_a_profile_tells_of_every_step_and_request(tiny_artifact: TinyArtifact, 
         after = server.engine.stats()
         assert "start_profile" in error_of(server.post("/stop_profile"), 409)["message"]
         server.complete([5, 6, 7], max_tokens=2, ignore_eos=True)  # after it: not in it either
-        assert server.engine.profiler is not None
-        assert server.engine.profiler.on_step is None
+        assert server.engine.thread.profiler is not None
+        assert server.engine.thread.profiler.on_step is None
         known = {f"{g.phase}:{g.batch}x{g.seq}" for g in server.engine.graphs}
         assert "/start_profile" in server.client.get("/openapi.json").json()["paths"]
     path = Path(answer["file"])

@@ -1,0 +1,169 @@
+"""The thread that steps an engine: it waits and steps, and tells the event loop when there may be events."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from llmc.runtime.binding import Engine, LlmcError
+
+from .profiler import Profiler
+from .requests import ServerStopping
+
+log = logging.getLogger("llmc.server")
+_Value = TypeVar("_Value")
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+_IDLE_LOOK_S = 0.1
+# So many steps in a row without memory: the device does not get it back.
+_MOST_FAILED_STEPS = 3
+
+
+class EngineThread:
+    """most_ahead: the engine waits while the loop is so many steps behind with its events: they would come ever later.
+    on_events: called on the loop when there may be events; on_failure: when the thread has ended with a `failure`.
+
+    Methods belong to the event loop that called `start`, but for those that say otherwise.
+    """
+
+    def __init__(
+        self, engine: Engine, most_ahead: int, on_events: Callable[[], None], on_failure: Callable[[], None]
+    ) -> None:
+        self.profiler: Profiler | None = None
+        self.failure: str | None = None
+        self.num_failed_steps = self._failed_in_a_row = 0
+        self.most_ahead = most_ahead
+        self.steps_ahead = 0
+        self.stopping = threading.Event()
+        self._engine = engine
+        self._on_events, self._on_failure = on_events, on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._notified = False
+        self._caught_up = threading.Event()
+        self._caught_up.set()
+        self._jobs: collections.deque[_Job] = collections.deque()
+        self._ended = False
+
+    @property
+    def started(self) -> bool:
+        return self._loop is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the engine waits for the loop."""
+        return not self._caught_up.is_set()
+
+    def start(self) -> None:
+        """In the event loop that is told."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the step in flight; from any thread, may be called twice."""
+        self.stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def begin_taking(self) -> None:
+        """The loop is about to take events: a step that ends meanwhile tells it again."""
+        self._notified = False
+
+    def caught_up(self) -> None:
+        """The loop has taken all events."""
+        self.steps_ahead = 0
+        self._caught_up.set()
+
+    async def between_steps(self, work: Callable[[], _Value]) -> _Value:
+        """Runs `work` on the engine's thread between two steps; raises what it does, and ServerStopping without one."""
+        found: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
+        self._jobs.append((work, found))
+        if self._ended:
+            self._abandon_jobs()
+        return await found
+
+    def call_between_steps(self, work: Callable[[], _Value]) -> _Value:
+        """The same, waiting; from any thread but the event loop's. What is quick waits here rather than for the
+        engine's lock: a thread that has it and loses its CPU would hold up the engine's."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.between_steps(work), self._loop).result()
+
+    def notify(self) -> None:
+        """Has the loop take events, once however often it is told."""
+        if not self._notified:
+            self._notified = True
+            self.call(self._on_events)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Runs `function` on the loop; from any thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(function)
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        idle = True
+        try:
+            while not self.stopping.is_set():
+                while self._jobs:
+                    self._work(*self._jobs.popleft())
+                if not self._caught_up.wait(_IDLE_LOOK_S):
+                    continue
+                if idle:
+                    ready = self._engine.wait(_IDLE_LOOK_S)
+                    if ready.events and not ready.work:
+                        self.notify()
+                        # They stay ready until the loop takes them: let it.
+                        time.sleep(0.001)
+                    if not ready.work:
+                        continue
+                idle = not self._step()
+                self.steps_ahead += 1
+                if self.steps_ahead >= self.most_ahead:
+                    self._caught_up.clear()
+                # After that: whoever is told takes the events, and then the engine goes on.
+                self.notify()
+                if self.profiler is not None and (note := self.profiler.on_step) is not None:
+                    note()
+        except Exception as error:  # a thread's error must reach those who wait
+            self.failure = f"the engine failed: {error}"
+            self.call(self._on_failure)
+        finally:
+            self._ended = True
+            self.call(self._abandon_jobs)
+
+    def _step(self) -> bool:
+        """Whether a step had something to do. One that ran out of memory fails its requests alone. Raises LlmcError."""
+        try:
+            progressed = bool(self._engine.step())
+        except LlmcError as error:
+            self.num_failed_steps += 1
+            self._failed_in_a_row += 1
+            if error.name != "out_of_memory" or self._failed_in_a_row >= _MOST_FAILED_STEPS:
+                raise
+            log.error("a step failed, and with it the requests that had begun: %s", error)
+            return True
+        if progressed:
+            self._failed_in_a_row = 0
+        return progressed
+
+    def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
+        try:
+            value = work()
+        except Exception as error:  # belongs to whoever asked for the work
+            why = error
+            self.call(lambda: None if found.done() else found.set_exception(why))
+        else:
+            self.call(lambda: None if found.done() else found.set_result(value))
+
+    def _abandon_jobs(self) -> None:
+        while self._jobs:
+            _, found = self._jobs.popleft()
+            if not found.done():
+                found.set_exception(ServerStopping(self.failure or "the engine has ended"))
