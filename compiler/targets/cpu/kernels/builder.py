@@ -116,6 +116,10 @@ class Scratch:
         """16 elements from `index`, a multiple of 16, on."""
         return self.buffer[T.ramp(self.start + index, 1, WIDTH)]
 
+    def element(self, index: Expr) -> Expr:
+        """One element."""
+        return self.buffer[self.start + index]
+
     def store(self, value: Expr, index: Expr) -> None:
         T.buffer_store(self.buffer, value, [T.ramp(self.start + index, 1, WIDTH)])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, define
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
+
+_PAIRS = "<32 x i16>"
 
 
 def dot() -> str:
@@ -26,3 +28,59 @@ def dot() -> str:
         + define(F32, "dot_bf16", f"{F32} %c, {I32} %a, {I32} %b", block(multiply))
         + define("i32", "narrow_bf16", f"{F32} %v, ptr %p", block(narrow))
     )
+
+
+def pairs_of_rows(row_tile: int) -> str:
+    """pairs_of_rows: words of two bf16 of `row_tile` rows, two words of a row become their low and their high halves;
+    folded_1 … folded_8: floats of a lane and of the one whose number differs in that bit, added."""
+    order = []
+    for lane in range(16):
+        word, row = divmod(lane, row_tile)
+        first = 2 * (word // 2 * 2 * row_tile + row) + word % 2
+        order += [first, first + 2 * row_tile]
+    lines = [
+        f"%h = bitcast {I32} %w to {_PAIRS}",
+        f"%s = shufflevector {_PAIRS} %h, {_PAIRS} undef, <32 x i32> {constant(order)}",
+        f"%r = bitcast {_PAIRS} %s to {I32}",
+        f"ret {I32} %r",
+    ]
+    text = define(I32, "pairs_of_rows", f"{I32} %w", block(lines))
+    for bit in (1, 2, 4, 8):
+        others = constant(lane ^ bit for lane in range(16))
+        lines = [
+            f"%s = shufflevector {F32} %v, {F32} undef, {I32} {others}",
+            f"%r = fadd {F32} %v, %s",
+            f"ret {F32} %r",
+        ]
+        text += define(F32, f"folded_{bit}", f"{F32} %v", block(lines))
+    return text
+
+
+def looked_up_pairs() -> str:
+    """looked_up_0, _4, _8, _12: of each 16-bit half of a lane, the bf16 in a table of 32 whose number begins at that
+    bit. Four bits that begin at 12 are 0 … 15; others have a fifth one above them."""
+    table = "@llvm.x86.avx512.permvar.hi.512"
+    text = f"declare {_PAIRS} {table}({_PAIRS}, {_PAIRS})\n"
+    for bit in (0, 4, 8, 12):
+        lines = [
+            f"%h = bitcast {I32} %w to {_PAIRS}",
+            f"%t = bitcast {I32} %table to {_PAIRS}",
+            f"%n = lshr {_PAIRS} %h, {splat(bit, 'i16', 32)}",
+            f"%p = call {_PAIRS} {table}({_PAIRS} %t, {_PAIRS} %n)",
+            f"%r = bitcast {_PAIRS} %p to {I32}",
+            f"ret {I32} %r",
+        ]
+        text += define(I32, f"looked_up_{bit}", f"{I32} %w, {I32} %table", block(lines))
+    return text
+
+
+def pair_of_floats() -> str:
+    """bf16_pair: floats that are bf16 as pairs, a the low half."""
+    lines = [
+        f"%x = bitcast {F32} %a to {I32}",
+        f"%y = bitcast {F32} %b to {I32}",
+        f"%l = lshr {I32} %x, {splat(16)}",
+        f"%r = or {I32} %l, %y",
+        f"ret {I32} %r",
+    ]
+    return define(I32, "bf16_pair", f"{F32} %a, {F32} %b", block(lines))

@@ -12,14 +12,12 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.chunks import Chunks
 from llmc.compiler.targets.cpu.kernels.linear.fetch import Fetches
-from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
 from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Walk
 from llmc.compiler.targets.cpu.kernels.linear.plan import FEW_TILES, Plan
 from llmc.compiler.targets.cpu.kernels.linear.problem import TURN
 from llmc.compiler.targets.cpu.kernels.linear.register_tiles import RegisterTiles
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles
-from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
 
 
 class PanelByPanel:
@@ -87,10 +85,8 @@ class GroupsOfPanels:
     def __init__(self, k: b.Kernel, num_rows: b.Expr, plan: Plan, fetches: Fetches, wide: b.Scratch | None) -> None:
         self.p, self.plan, self.walk, self.fetches = plan.reader.p, plan, plan.many, fetches
         p, micro = self.p, plan.micro
-        self.rows = WideRows(p, plan.chunk_tiles, self.walk.lines) if plan.widens else None
-        if self.rows:
-            micro = Fma(p, self.rows)
-            micro.bind(k)
+        if plan.widens:
+            micro = micro.in_blocks(k, plan.chunk_tiles, self.walk)
         if wide is None and plan.many.unpacked:
             wide = b.Scratch(plan.many.lines * p.columns * plan.reader.units, plan.reader.dtype)
         sums = Sums(plan.group * p.parts, plan.chunk_tiles, p.tile, p.columns)
@@ -113,9 +109,9 @@ class GroupsOfPanels:
                     kb = let(block)
                     line0 = let(kb * self.walk.lines)
                     length = b.let(T.min(p.lines - line0, self.walk.lines))
-                    if self.rows:
+                    if self.plan.widens:
                         with T.serial(here) as t:
-                            self.rows.widen(self.tiles.micro.x, let(tile0 + t), let(t), kb, length)
+                            self.tiles.micro.prepare_block(let(tile0 + t), let(t), kb, length)
                     if p.quantized:
                         self._panels_of_parts(tile0, here, first, count, kb, line0, length)
                     else:

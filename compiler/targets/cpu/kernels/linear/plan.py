@@ -12,7 +12,7 @@ from llmc.compiler.targets.cpu.kernels.linear.micro import MICRO_KERNELS, TILE_K
 from llmc.compiler.targets.cpu.kernels.linear.micro.amx import ROWS, TileRegisters
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, MicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Walk
-from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.problem import TURN, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers import reader_of
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
@@ -43,7 +43,8 @@ class Plan:
     few, many: how each of few and of many row tiles walks K. chunk_tiles: row tiles of a chunk; chunk_unit: of them,
     that are computed at a time. side_by_side: panels that one row tile reads at once; streams, ahead_bytes: as of a
     `Schedule`. group: panels whose sums wait in cache while K is walked, 1: each panel for itself. widens: many rows
-    become float32 once for all panels of a group. loops: what computes at most so many row tiles; None: any number.
+    become what is multiplied once for all panels of a group. loops: what computes at most so many row tiles; None: any
+    number.
     """
 
     reader: Reader
@@ -185,11 +186,11 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         block_bytes = schedule.block_bytes if unpacked or reader.as_it_lies else _PACKED_BYTES
         unit = p.step_lines if registers else 1
         of_group = p.number_group_lines if p.number_groups > 1 else p.group_lines if p.fixed else 1
-        unit = math.lcm(unit, of_group)
+        unit = math.lcm(unit, of_group, TURN if p.paired else 1)
         return Walk.of_lines(p.lines, block_bytes // (line_bytes * unit), unit, unpacked=unpacked)
 
     many = walk(unpacked=not reader.as_it_lies)
-    few = many if registers else walk(unpacked=reader.unpacked_for_few)
+    few = many if registers or p.paired else walk(unpacked=reader.unpacked_for_few)
     fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
     if registers:
         chunk_tiles = max(turn // 2, fit // turn * turn)

@@ -40,17 +40,24 @@ class Problem:
     weight. A panel is `lines` of `line` elements of K. groups: of `group_lines` whose sums are merged; where a row has
     one scale there is one, whatever the groups of its numbers (`number_groups`), and of fixed-point numbers those have
     an exponent each. grouped: whether sums are merged; scale_groups: of stored scales. asymmetric: zero points are
-    stored.
-    integer: activations are int8; fixed: they are bf16 that become fixed-point numbers (`fixed_rows`). A word of x has
+    stored; shifted: these or offsets, so that sums of activations are needed.
+    integer: activations are int8; fixed: they are bf16 that become fixed-point numbers (`fixed_rows`); paired:
+    they are multiplied in pairs by numbers that become bf16 (`paired_rows`); copied: either. A word of x has
     `lanes` of them, a row x_words of K, x_line for each line of the weight; a row tile has tile_words in all.
     step_lines: of one step of tile registers. exact: a result is one sum of integers, scaled.
     rows: the scalar that counts valid rows. Raises KernelSpecError for what has no layout.
     """
 
     def __init__(
-        self, spec: KernelSpec, target: Target, format: WeightFormat | None, *, in_pairs: bool = False
+        self,
+        spec: KernelSpec,
+        target: Target,
+        format: WeightFormat | None,
+        *,
+        in_pairs: bool = False,
+        in_bf16: bool = False,
     ) -> None:
-        """in_pairs: whether numbers of the weight can be pairs of s16."""
+        """in_pairs: whether numbers of the weight can be pairs of s16; in_bf16: of bf16."""
         p = spec.as_dict()
         self.spec, self.target, self.format, self.quantized = spec, target, format, format is not None
         self.kdim, self.n, self.tile, self.rows = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["rows"])
@@ -59,11 +66,14 @@ class Problem:
         self.kind = format.kind if format else self.act
         self.planes = {plane.name: plane for plane in format.planes(self.kdim)} if format else {}
         self.asymmetric = "zero" in self.planes
+        self.shifted = self.asymmetric or "offset" in self.planes
         group_size = format.group_size if format else -1
         self._check(p, group_size)
         self.integer = self.quantized and self.act == "i8"
         # An instruction for bf16 or wider registers serve floats as well.
         self.fixed = in_pairs and self.quantized and self.act == "bf16" and target.lanes == b.WIDTH // 2
+        self.paired = in_bf16 and self.quantized and self.act == "bf16" and target.bf16_dot
+        self.copied = self.fixed or self.paired
         self.lanes = 4 if self.integer else b.lanes_of(self.act)
         self.parts = 2 if self.gated else 1
         self.width = self.n // self.parts
@@ -81,7 +91,7 @@ class Problem:
             self.groups = b.ceil_div(self.lines, self.group_lines)
         self.grouped = self.fixed or self.groups > 1
         # Elements past the last whole line: float activations end there.
-        self.tail = 0 if self.integer or self.fixed or not self.quantized else self.kdim % LINE
+        self.tail = 0 if self.integer or self.copied or not self.quantized else self.kdim % LINE
         self.whole_lines = self.kdim // LINE if self.tail else self.lines
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import S16X2
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, operand_names
 from llmc.compiler.targets.cpu.kernels.linear.readers import quantized_reader
 from llmc.compiler.targets.cpu.target import Target
@@ -80,4 +80,5 @@ def problem_of(spec: KernelSpec, target: Target) -> Problem:
     """Raises KernelSpecError for what has no layout, QuantizeError for an unknown format."""
     format = format_of_kernel(spec.as_dict()) if spec.op == "linear_quant" else None
     reader = quantized_reader(format) if format else None
-    return Problem(spec, target, format, in_pairs=reader is not None and S16X2 in reader.units_of)
+    kinds = reader.units_of if reader else {}
+    return Problem(spec, target, format, in_pairs=S16X2 in kinds, in_bf16=B16X2 in kinds)

@@ -5,10 +5,11 @@ become. A new instruction set is a file here and a line below.
 from llmc.compiler.targets.cpu.kernels.linear.micro.amx import AmxBf16, AmxInt8, TileRegisters
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import MicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.micro.dot_bf16 import DotBf16
+from llmc.compiler.targets.cpu.kernels.linear.micro.dot_numbers import DotNumbers
 from llmc.compiler.targets.cpu.kernels.linear.micro.dot_s16 import DotS16
 from llmc.compiler.targets.cpu.kernels.linear.micro.dot_u8s8 import DotU8S8
 from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
 
-MICRO_KERNELS: tuple[type[MicroKernel], ...] = (DotU8S8, DotBf16, DotS16, Fma)
+MICRO_KERNELS: tuple[type[MicroKernel], ...] = (DotU8S8, DotBf16, DotNumbers, DotS16, Fma)
 TILE_KERNELS: tuple[type[TileRegisters], ...] = (AmxBf16, AmxInt8)
 """Of tile registers, for the rows that they suit; vectors do the rest."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
-F32, BF16X2, U8X4, S16X2 = "f32", "bf16x2", "u8x4", "s16x2"
+F32, BF16X2, U8X4, S16X2, B16X2 = "f32", "bf16x2", "u8x4", "s16x2", "b16x2"
 """Operands of the weight, in each lane: a float32, two bf16 of a word, four unsigned bytes of a word, two signed 16-bit
-numbers of a word: elements 0 and 2 of a line, 1 and 3, 4 and 6, 5 and 7."""
-DTYPE = {F32: "float32", BF16X2: "int32", U8X4: "int32", S16X2: "int32"}
+numbers: elements 0 and 2 of a line, 1 and 3, 4 and 6, 5 and 7; two bf16 in that order."""
+DTYPE = {F32: "float32", BF16X2: "int32", U8X4: "int32", S16X2: "int32", B16X2: "int32"}
 
 
 class MicroKernel(ABC):
@@ -46,6 +46,15 @@ class MicroKernel(ABC):
 
     def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:  # noqa: B027
         """Comes before row tiles [tile0, tile0 + tiles) are multiplied."""
+
+    def in_blocks(self, k: b.Kernel, tiles: int, walk: Walk) -> MicroKernel:
+        """The same for up to `tiles` row tiles a block of K at a time, bound; `prepare_block` comes before each block.
+        Of a problem whose plan `widens`."""
+        raise NotImplementedError
+
+    def prepare_block(self, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
+        """Makes block kb, of `length` lines, of row tile t ready, as number t_local of those that are held."""
+        raise NotImplementedError
 
     def start_of(self, t: b.Expr, t_local: b.Expr) -> b.Expr:
         """Where row tile t starts in the activations, as number t_local of those that are held."""

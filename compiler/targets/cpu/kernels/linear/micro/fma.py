@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, MicroKernel
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
 
@@ -23,6 +23,15 @@ class Fma(MicroKernel):
     @staticmethod
     def suits(p: Problem) -> bool:
         return not p.integer
+
+    def in_blocks(self, k: b.Kernel, tiles: int, walk: Walk) -> Fma:
+        micro = Fma(self.p, WideRows(self.p, tiles, walk.lines))
+        micro.bind(k)
+        return micro
+
+    def prepare_block(self, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
+        assert self.wide is not None
+        self.wide.widen(self.x, t, t_local, kb, length)
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
         return b.call("fma", value, weight, acc)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
-from llmc.compiler.targets.cpu.kernels.linear.readers.affine import AffineBytes, AffineCodes, AffineNibbles
+from llmc.compiler.targets.cpu.kernels.linear.readers import affine, codes
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
-from llmc.compiler.targets.cpu.kernels.linear.readers.codes import HalfUnits, Looked
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32, Halves
 from llmc.compiler.targets.cpu.kernels.linear.readers.fp8 import E4m3
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
@@ -20,13 +19,12 @@ from llmc.quantize import WeightFormat
 KIND = "cpu"
 FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16, "f16": Halves}
 _INTEGERS: dict[int, type[Reader]] = {8: EightBits, 4: FourBits}
-_AFFINE: dict[int, type[Reader]] = {8: AffineBytes, 4: AffineNibbles}
 FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "integers": lambda format: _INTEGERS.get(format.bits),
     "steps": lambda format: Stepped,
     "fp8": lambda format: E4m3,
-    "codes": lambda format: HalfUnits if format.table == "e2m1" else Looked,
-    "affine": lambda format: AffineCodes if format.table else _AFFINE.get(format.bits),
+    "codes": codes.reader,
+    "affine": affine.reader,
 }
 """Readers by kind, called with the format."""
 

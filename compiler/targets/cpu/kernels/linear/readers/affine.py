@@ -14,10 +14,10 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import lookup
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
-from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
+from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits, is_bf16
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits, Numbers
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
@@ -39,7 +39,7 @@ class _ValuesOfGroup:
 class _OfBlocks(Numbers):
     """What both widths of numbers share."""
 
-    units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, F32: LINE}
+    units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
 
     def __init__(self, p: Problem, operand: str) -> None:
         super().__init__(p, operand)
@@ -77,7 +77,9 @@ class _OfBlocks(Numbers):
     def offsets(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
         if self.by_group or not self.affine.offsets:
             return None
-        return self._of_blocks(panels, group, OFFSET, SHIFT, 1.0 / (self.middle or 1))
+        # What `MicroKernel.sum_of_row` is multiplied by already, or, as the sums lack it, is to be.
+        less = (self.factor or 1.0) if self.operand == B16X2 else float(self.middle or 1)
+        return self._of_blocks(panels, group, OFFSET, SHIFT, 1.0 / less)
 
     def _of_blocks(
         self, panels: Sequence[b.Expr], group: b.Expr, of_block: str, of_group: str, times: float
@@ -124,3 +126,16 @@ class AffineCodes(_OfBlocks, FourBits):
 
     def table_values(self) -> Sequence[float]:
         return [float(value) for value in TABLES[self.affine.table]]
+
+
+class AffineExactCodes(AffineCodes):
+    """Numbers that are bf16."""
+
+    units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
+
+
+def reader(format: Affine) -> type[Numbers] | None:
+    """The reader of a format; None where there is none."""
+    if format.table:
+        return AffineExactCodes if is_bf16(TABLES[format.table].tolist()) else AffineCodes
+    return {8: AffineBytes, 4: AffineNibbles}.get(format.bits)

@@ -9,9 +9,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fixed, lookup
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE
-from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
+from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits, is_bf16
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.tables import TABLES
@@ -40,10 +40,16 @@ class Looked(FourBits):
         return T.reinterpret(f"float32x{b.WIDTH}", T.max(bits, T.broadcast(T.int32(_LEAST), b.WIDTH)))
 
 
-class HalfUnits(Looked):
+class Exact(Looked):
+    """Numbers that are bf16."""
+
+    units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
+
+
+class HalfUnits(Exact):
     """e2m1, whose floats are whole numbers of halves: bytes are as many halves more than the lowest of them."""
 
-    units_of: ClassVar = {S16X2: LINE // 2, F32: LINE}
+    units_of: ClassVar = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     _halves: ClassVar[Sequence[int]] = [int(2 * value) for value in TABLES["e2m1"]]
 
     @classmethod
@@ -62,3 +68,10 @@ class HalfUnits(Looked):
     def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
         found = b.kept(T.call_extern("int32x16", "llmc_byte_table", self.bytes_of(word, half)), "int32")
         return T.call_extern("int32x16", f"llmc_bytes_{odd}", found)
+
+
+def reader(format: Codes) -> type[Looked]:
+    """The reader of a table of codes."""
+    if format.table == "e2m1":
+        return HalfUnits
+    return Exact if is_bf16(format.values.tolist()) else Looked

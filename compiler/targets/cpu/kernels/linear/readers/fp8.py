@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fp8
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 from llmc.compiler.targets.cpu.target import Target
 
 
 class E4m3(Numbers):
-    units_of: ClassVar = {F32: LINE}
+    units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
     line_words = 2
     streams = 4  # bytes that become floats take registers
     unpacked_for_few = True

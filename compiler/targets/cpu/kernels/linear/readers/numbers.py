@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import int8
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2, U8X4
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2, U8X4
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
 from llmc.compiler.targets.cpu.target import Target
@@ -45,13 +45,15 @@ class Numbers(Reader):
         return self.zeros(panels, group) if self.by_group else None
 
     def zeros_of_sums(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
-        return self.zeros(panels, group) if self.p.asymmetric and self.operand != F32 else None
+        return self.zeros(panels, group) if self.p.asymmetric and not self.by_group else None
 
     def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
         if self.operand == U8X4:
             return self.bytes_of(word, unit)
         if self.operand == S16X2:
             return self.pair_of(word, *divmod(unit, 2))
+        if self.operand == B16X2:
+            return self.bf16_of(word, *divmod(unit, 2))
         value = self.element(word, unit)
         return value if of_group is None else b.call("sub", value, of_group[v])
 
@@ -64,6 +66,11 @@ class Numbers(Reader):
         """The even or the odd numbers of a half of a line, of a format whose `units_of` has pairs."""
         return T.call_extern("int32x16", f"llmc_bytes_{odd}", self.bytes_of(word, half))
 
+    def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
+        """The same as bf16, like `element`."""
+        low, high = (self.element(word, 4 * half + odd + place) for place in (0, 2))
+        return T.call_extern("int32x16", "llmc_bf16_pair", low, high)
+
     @abstractmethod
     def element(self, word: b.Expr, place: int) -> b.Expr:
         """Number `place` of a line as a float that only lacks its zero point, if that is stored. word: where it is."""
@@ -71,12 +78,14 @@ class Numbers(Reader):
     def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
         """The zero points of a group of some panels, as numbers of the kind that sums or `element` have."""
         p = self.p
-        found = b.Vectors(len(panels) * p.vectors, self.dtype)
+        floats = self.operand in (F32, B16X2)
+        dtype = "float32" if floats else self.dtype
+        found = b.Vectors(len(panels) * p.vectors, dtype)
         for i, panel in enumerate(panels):
             for v in range(p.vectors):
                 at = (panel * p.number_groups + group) * p.columns + v * b.WIDTH
-                value = T.Cast(f"{self.dtype}x{b.WIDTH}", self.bytes_of_group[T.ramp(at, 1, b.WIDTH)])
-                found[i * p.vectors + v] = value if self.operand != F32 else self.zero(value)
+                value = T.Cast(f"{dtype}x{b.WIDTH}", self.bytes_of_group[T.ramp(at, 1, b.WIDTH)])
+                found[i * p.vectors + v] = self.zero(value) if floats else value
         return found
 
     def zero(self, value: b.Expr) -> b.Expr:
@@ -100,7 +109,7 @@ class Numbers(Reader):
 class EightBits(Numbers):
     """Two words a line. As floats, numbers are 2²⁴ times too large: exact, and made up for in the end."""
 
-    units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, S16X2: LINE // 2, F32: LINE}
+    units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     line_words = 2
     stream_bytes = 1536  # in L1 when they are read, with the sums
 
@@ -130,4 +139,4 @@ class EightBits(Numbers):
 
     @property
     def factor(self) -> float | None:
-        return 2.0**-24 if self.operand == F32 else None
+        return 2.0**-24 if self.operand in (F32, B16X2) else None

@@ -1,0 +1,121 @@
+"""bf16 activations in the pairs that numbers of a quantized weight become: copied once for all panels.
+
+Beside them lies the sum of each group of a row, for zero points and offsets. Its bits do not depend on the row tile: 32
+elements, or fewer if a group has, are added as a tree, halves apart first, and trees of a group one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.places import Walk
+from llmc.compiler.targets.cpu.kernels.linear.problem import TURN, Problem
+
+_STEP_WORDS = 16
+"""Words that are made at a time: a vector of each row of the tile."""
+_MINUS_ONES = -0x407F4080  # 0xBF80BF80, two bf16
+
+
+class PairedRows:
+    """A block of a walk of up to `tiles` row tiles on the stack, [row tile][words][rows]: of each line of 8 elements
+    (0, 2), (1, 3), (4, 6), (5, 7). Elements past the row's end are 0."""
+
+    def __init__(self, p: Problem, x: b.Expr, tiles: int, walk: Walk) -> None:
+        self._p, self._x, self._blocks = p, x, walk.count
+        self._steps = b.ceil_div(walk.lines, TURN)
+        self.tile_words = self._steps * _STEP_WORDS * p.tile
+        self._group_words = p.group_lines * p.x_line
+        self._groups = b.ceil_div(walk.lines, p.group_lines)
+        self._tree_words = math.gcd(_STEP_WORDS, self._group_words)
+        self._memory = b.Scratch(tiles * self.tile_words, "int32")
+        self._sums = T.alloc_buffer((tiles * self._groups * p.tile,), "float32", scope="local") if p.shifted else None
+        self._last = T.alloc_buffer((_STEP_WORDS * p.tile,), "int32", scope="local")
+
+    def word(self, x0: b.Expr, word: b.Expr, r: b.Expr) -> b.Expr:
+        """A word of row r of the row tile at x0."""
+        return self._memory.element(x0 + word * self._p.tile + r)
+
+    def negated_sum(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        """Of the activations of a group, a float."""
+        assert self._sums is not None
+        return self._sums[self._sum_at(T.truncdiv(x0, self.tile_words), r, self._local(group))]
+
+    def _local(self, group: b.Expr) -> b.Expr:
+        """The number of a group within its block."""
+        return group if self._blocks == 1 else T.truncmod(group, self._groups)
+
+    def _sum_at(self, t_local: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
+        return (t_local * self._groups + group) * self._p.tile + r
+
+    def make_all(self, tile0: b.Expr, tiles: b.Expr) -> None:
+        """Row tiles [tile0, tile0 + tiles), of a walk of one block."""
+        with T.serial(tiles) as t:
+            self.make(b.let(tile0 + t), b.let(t), T.int32(0))
+
+    def make(self, t: b.Expr, t_local: b.Expr, kb: b.Expr) -> None:
+        """Block kb of row tile t, as number t_local."""
+        p, lanes = self._p, _STEP_WORDS * self._p.tile
+        whole = p.kdim // p.lanes // _STEP_WORDS
+        if self._sums is not None and self._group_words > self._tree_words:
+            # A row that is one group goes on from block to block.
+            with b.when(kb == 0) if p.groups == 1 else nullcontext(), T.serial(self._groups * p.tile) as i:
+                b.store(self._sums, T.float32(0), t_local * (self._groups * p.tile) + i)
+        first = b.let(kb * self._steps)
+        source = b.let(t * p.tile_words + first * lanes)
+        with T.serial(b.let(T.min(whole - first, self._steps))) as step:
+            self._step(self._x, b.let(source + step * lanes), t_local, b.let(step))
+        if whole * _STEP_WORDS < p.x_words:
+            with b.when(kb == self._blocks - 1):
+                self._copy_last(b.let(t * p.tile_words + whole * lanes), (p.x_words - whole * _STEP_WORDS) * p.tile)
+                self._step(self._last, T.int32(0), t_local, b.let(whole - first))
+
+    def _copy_last(self, source: b.Expr, lanes: int) -> None:
+        """The words of a tile that fill no step, then zeros."""
+        p = self._p
+        with T.serial(lanes, _STEP_WORDS * p.tile) as i:
+            b.store(self._last, T.int32(0), i)
+        odd = lanes - p.tile if p.kdim % p.lanes else lanes
+        with T.serial(odd) as i:
+            b.store(self._last, self._x[source + i], i)
+        with T.serial(odd, lanes) as i:
+            b.store(self._last, T.bitwise_and(self._x[source + i], T.int32(0xFFFF)), i)
+
+    def _step(self, x: b.Expr, source: b.Expr, t_local: b.Expr, step: b.Expr) -> None:
+        p = self._p
+        at = b.let(t_local * self.tile_words + step * (_STEP_WORDS * p.tile))
+        sums = b.Vectors(p.tile)
+        for v in range(p.tile):
+            pairs = T.call_extern("int32x16", "llmc_pairs_of_rows", x[T.ramp(source + v * b.WIDTH, 1, b.WIDTH)])
+            pairs = b.kept(pairs, "int32")
+            self._memory.store(pairs, at + v * b.WIDTH)
+            if self._sums is not None:
+                ones = T.broadcast(T.int32(_MINUS_ONES), b.WIDTH)
+                sums[v] = b.call("dot_bf16", b.splat(0.0), pairs, ones)
+        if self._sums is not None:
+            self._add(sums, t_local, step)
+
+    def _add(self, sums: b.Vectors, t_local: b.Expr, step: b.Expr) -> None:
+        """The sums of a step's pairs to those of their groups. A lane is [word of the step][row]."""
+        assert self._sums is not None
+        p, lane_bits = self._p, b.WIDTH.bit_length() - 1
+        words = self._tree_words
+        left, row_bits = list(range(p.tile)), p.tile.bit_length() - 1
+        for bit in reversed(range(row_bits, row_bits + words.bit_length() - 1)):
+            apart = 1 << (bit - lane_bits) if bit >= lane_bits else 0
+            left = [v for v in left if not v & apart]
+            for v in left:
+                if apart:
+                    sums[v] = b.call("add", sums[v], sums[v + apart])
+                else:
+                    sums[v] = b.call(f"folded_{1 << bit}", sums[v])
+        for tree in range(_STEP_WORDS // words):
+            group = b.let(T.truncdiv(step * _STEP_WORDS + tree * words, self._group_words))
+            # Of the last step, groups that the row does not have.
+            with b.when(group < self._groups):
+                for r in range(p.tile):
+                    at, total = self._sum_at(t_local, r, group), sums.lane(tree * words * p.tile + r)
+                    b.store(self._sums, self._sums[at] + total if self._group_words > words else total, at)
