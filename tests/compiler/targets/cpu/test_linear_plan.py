@@ -54,7 +54,7 @@ def quantized(tile: int, act: str, format: WeightFormat) -> KernelSpec:
         ("x86-64-v3", quantized(4, "f32", W4), ("FourBits", "Fma", None), [SIDE, FEW, PANELS]),
         ("x86-64-v3", quantized(4, "bf16", NF4), ("Looked", "Fma", None), [SIDE, FEW, GROUPS]),
         ("znver4", quantized(8, "i8", W4_128), ("FourBits", "DotU8S8", None), [SIDE, FEW, PANELS]),
-        ("znver4", quantized(8, "bf16", W4), ("FourBits", "DotNumbers", None), [SIDE, GROUPS]),
+        ("znver4", quantized(8, "bf16", W4), ("FourBits", "DotNumbers", None), [SIDE, FEW, GROUPS]),
         ("x86-64-v3", quantized(4, "f16", W8), ("EightBits", "Fma", None), [SIDE, GROUPS]),
         ("icelake-server", quantized(8, "f32", W8), ("EightBits", "Fma", None), [SIDE, PANELS]),
         ("sapphirerapids", quantized(8, "i8", STEPS), ("Stepped", "DotU8S8", "AmxInt8"), [STREAMED, PANELS]),

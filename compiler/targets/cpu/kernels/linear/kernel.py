@@ -74,7 +74,8 @@ class _Linear:
         """What the loops share of the stack: unpacked blocks, sums, rows as tile registers take them."""
         p, plan = self.p, self.plan
         self.wide = self.registers = sums = registers = None
-        plan.micro.hold(plan.chunk_tiles if plan.chunked and not p.paired else 1, plan.reader.middle)
+        blocks = (plan.chunk_tiles, plan.many) if plan.widens else None
+        plan.micro.hold(plan.copied_tiles, plan.reader.middle, blocks)
         waits = plan.chunked and (max(plan.few.count, plan.many.count) > 1 or merges_in_memory(p, plan.many))
         if plan.registers and not p.quantized:
             registers = plan.registers(p, self.k["x"], plan.chunk_tiles)

@@ -22,22 +22,32 @@ _MINUS_ONES = -0x407F4080  # 0xBF80BF80, two bf16
 
 class PairedRows:
     """A block of a walk of up to `tiles` row tiles on the stack, [row tile][words][rows]: of each line of 8 elements
-    (0, 2), (1, 3), (4, 6), (5, 7). Elements past the row's end are 0."""
+    (0, 2), (1, 3), (4, 6), (5, 7). Elements past the row's end are 0. memory: of at least `words`, whose rows may be
+    others' before and after."""
 
-    def __init__(self, p: Problem, x: b.Expr, tiles: int, walk: Walk) -> None:
+    @staticmethod
+    def words(p: Problem, tiles: int, walk: Walk) -> int:
+        """Words that so many row tiles take."""
+        return tiles * b.ceil_div(walk.lines, TURN) * _STEP_WORDS * p.tile
+
+    def __init__(self, p: Problem, x: b.Expr, tiles: int, walk: Walk, memory: b.Scratch) -> None:
         self._p, self._x, self._blocks = p, x, walk.count
         self._steps = b.ceil_div(walk.lines, TURN)
-        self.tile_words = self._steps * _STEP_WORDS * p.tile
+        self.tile_words = self.words(p, 1, walk)
         self._group_words = p.group_lines * p.x_line
         self._groups = b.ceil_div(walk.lines, p.group_lines)
         self._tree_words = math.gcd(_STEP_WORDS, self._group_words)
-        self._memory = b.Scratch(tiles * self.tile_words, "int32")
+        self.memory = memory
         self._sums = T.alloc_buffer((tiles * self._groups * p.tile,), "float32", scope="local") if p.shifted else None
         self._last = T.alloc_buffer((_STEP_WORDS * p.tile,), "int32", scope="local")
 
-    def word(self, x0: b.Expr, word: b.Expr, r: b.Expr) -> b.Expr:
-        """A word of row r of the row tile at x0."""
-        return self._memory.element(x0 + word * self._p.tile + r)
+    def line(self, x0: b.Expr, local: b.Expr) -> b.Expr:
+        """Where a line of the row tile at x0 starts."""
+        return b.let(x0 + local * (self._p.x_line * self._p.tile))
+
+    def word(self, first: b.Expr, unit: b.Expr, r: b.Expr) -> b.Expr:
+        """A word of row r of the line that starts there."""
+        return self.memory.element(first + (unit * self._p.tile + r))
 
     def negated_sum(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         """Of the activations of a group, a float."""
@@ -91,7 +101,7 @@ class PairedRows:
         for v in range(p.tile):
             pairs = T.call_extern("int32x16", "llmc_pairs_of_rows", x[T.ramp(source + v * b.WIDTH, 1, b.WIDTH)])
             pairs = b.kept(pairs, "int32")
-            self._memory.store(pairs, at + v * b.WIDTH)
+            self.memory.store(pairs, at + v * b.WIDTH)
             if self._sums is not None:
                 ones = T.broadcast(T.int32(_MINUS_ONES), b.WIDTH)
                 sums[v] = b.call("dot_bf16", b.splat(0.0), pairs, ones)

@@ -41,10 +41,10 @@ class Plan:
     """reader, micro, registers: chosen for the problem; the last for tile registers, None where vectors do it all.
 
     few, many: how each of few and of many row tiles walks K. chunk_tiles: row tiles of a chunk; chunk_unit: of them,
-    that are computed at a time. side_by_side: panels that one row tile reads at once; streams, ahead_bytes: as of a
-    `Schedule`. group: panels whose sums wait in cache while K is walked, 1: each panel for itself. widens: many rows
-    become what is multiplied once for all panels of a group. loops: what computes at most so many row tiles; None: any
-    number.
+    that are computed at a time; copied_tiles: of them, whose activations a micro-kernel copies whole. side_by_side:
+    panels that one row tile reads at once; streams, ahead_bytes: as of a `Schedule`. group: panels whose sums wait in
+    cache while K is walked, 1: each panel for itself. widens: many rows become what is multiplied once for all panels
+    of a group. loops: what computes at most so many row tiles; None: any number.
     """
 
     reader: Reader
@@ -55,6 +55,7 @@ class Plan:
     chunk_tiles: int
     loops: tuple[tuple[int | None, Loops], ...]
     chunk_unit: int = 1
+    copied_tiles: int = 1
     side_by_side: int = 1
     streams: int = 1
     ahead_bytes: int = 0
@@ -161,6 +162,7 @@ def _float_registers(p: Problem, registers: type[TileRegisters]) -> Plan:
 _AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
 _ROW_CHUNK_BYTES = 768 << 10  # of activations that stay in L2 while panels pass
 _ROWS_OF_STREAMS = 2  # more rows of exact sums leave registers for one panel at a time
+_COPIED_FEW_BYTES = 256 << 10  # of activations on the stack, copied for few row tiles
 _PACKED_BYTES = 128 << 10  # of a panel's block in L2
 _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
 
@@ -190,7 +192,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         return Walk.of_lines(p.lines, block_bytes // (line_bytes * unit), unit, unpacked=unpacked)
 
     many = walk(unpacked=not reader.as_it_lies)
-    few = many if registers or p.paired else walk(unpacked=reader.unpacked_for_few)
+    few = many if registers else walk(unpacked=reader.unpacked_for_few)
     fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
     if registers:
         chunk_tiles = max(turn // 2, fit // turn * turn)
@@ -200,11 +202,12 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         chunk_tiles = max(FEW_TILES + 1, fit)
     widens = p.lanes == 2 and not p.fixed and p.tile == p.target.row_tile
     one = Loops.STREAMED_BLOCKS if p.exact and p.tile > _ROWS_OF_STREAMS else Loops.SIDE_BY_SIDE
+    most_few = min(FEW_TILES, _COPIED_FEW_BYTES // (p.tile_words * 4)) if p.paired else FEW_TILES
     loops: list[tuple[int | None, Loops]] = [(None, one)]
     if p.tile == p.target.row_tile:  # the widest tile is for many rows; of others there is one
         loops = [(1, one)]
-        if few != many:
-            loops.append((FEW_TILES, Loops.PANELS_OF_FEW))
+        if few != many and most_few > 1:
+            loops.append((most_few, Loops.PANELS_OF_FEW))
         loops.append((None, Loops.GROUPS_OF_PANELS if widens else Loops.PANELS))
     return Plan(
         reader, micro, registers,
@@ -213,6 +216,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         chunk_tiles=chunk_tiles,
         loops=tuple(loops),
         chunk_unit=min(turn, chunk_tiles) if registers else 1,
+        copied_tiles=max(1, most_few if p.paired else chunk_tiles) if p.tile == p.target.row_tile else 1,
         side_by_side=_side_by_side(p, schedule, reader),
         streams=schedule.streams,
         ahead_bytes=schedule.ahead_bytes,

@@ -237,10 +237,11 @@ class VectorTiles:
             return
         if p.grouped:
             turn(first, p.group_lines)
-        if (p.integer or p.fixed) and p.grouped and p.lines % p.group_lines == 0:
+        if (p.integer or p.copied) and p.grouped and p.lines % p.group_lines == 0:
             # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees. Where the sums
             # take the registers, a turn is a line: of a longer one LLVM moves loads ahead, and spills.
-            at_once = 1 if merges_in_memory(p, tile.walk) or p.fixed else min(TURN, p.group_lines)
+            alone = merges_in_memory(p, tile.walk) or p.fixed or (p.paired and p.tile > 1)
+            at_once = 1 if alone else min(TURN, p.group_lines)
             with T.serial(p.group_lines // at_once) as i:
                 for line in range(at_once):
                     step(b.let(first + (i * at_once + line)))

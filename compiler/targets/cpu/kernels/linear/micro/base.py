@@ -41,8 +41,9 @@ class MicroKernel(ABC):
         """Takes the buffers of the kernel that is being written."""
         self.x = k["x"]
 
-    def hold(self, tiles: int, middle: int) -> None:  # noqa: B027
-        """Takes what so many row tiles need of the stack. middle: what the weight's numbers are too large by."""
+    def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:  # noqa: B027
+        """Takes what so many row tiles need of the stack. middle: what the weight's numbers are too large by; blocks:
+        what `in_blocks` will be called with, if at all."""
 
     def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:  # noqa: B027
         """Comes before row tiles [tile0, tile0 + tiles) are multiplied."""

@@ -34,14 +34,16 @@ class DotNumbers(MicroKernel):
     def helpers(self) -> str:
         return bf16.dot() + bf16.pairs_of_rows(self.p.tile) + bf16.looked_up_pairs() + bf16.pair_of_floats()
 
-    def hold(self, tiles: int, middle: int) -> None:
-        self._rows = PairedRows(self.p, self.x, tiles, Walk(self.p.lines, 1))
+    def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:
+        whole = Walk(self.p.lines, 1)
+        memory = b.Scratch(max(PairedRows.words(self.p, *held) for held in ((tiles, whole), blocks) if held), "int32")
+        self._rows = PairedRows(self.p, self.x, tiles, whole, memory)
 
     def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:
         self.rows.make_all(tile0, tiles)
 
     def in_blocks(self, k: b.Kernel, tiles: int, walk: Walk) -> DotNumbers:
-        micro = DotNumbers(self.p, PairedRows(self.p, k["x"], tiles, walk))
+        micro = DotNumbers(self.p, PairedRows(self.p, k["x"], tiles, walk, self.rows.memory))
         micro.bind(k)
         return micro
 
@@ -55,7 +57,8 @@ class DotNumbers(MicroKernel):
         return b.call("dot_bf16", acc, value, weight)
 
     def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
-        return lambda r, unit: b.splat(self.rows.word(tile.x0, local * self.p.x_line + unit, r))
+        first = self.rows.line(tile.x0, local)
+        return lambda r, unit: b.splat(self.rows.word(first, unit, r))
 
     def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         return value if zero is None else b.call("fma", self.sum_of_row(x0, r, group), zero, value)

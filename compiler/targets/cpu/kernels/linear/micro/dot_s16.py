@@ -11,7 +11,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fixed
 from llmc.compiler.targets.cpu.kernels.linear.fixed_rows import FixedRows
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import S16X2, MicroKernel
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
@@ -25,7 +25,7 @@ class DotS16(MicroKernel):
     def helpers(self) -> str:
         return fixed.dot() + fixed.pairs("nibbles", 4) + fixed.pairs("bytes", 8) + fixed.rows(self.p.tile)
 
-    def hold(self, tiles: int, middle: int) -> None:
+    def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:
         self.rows, self._in_start = FixedRows(self.p, self.x, tiles, middle or 1), middle != 0
 
     def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:

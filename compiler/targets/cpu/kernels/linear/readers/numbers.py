@@ -115,7 +115,7 @@ class EightBits(Numbers):
 
     def __init__(self, p: Problem, operand: str) -> None:
         super().__init__(p, operand)
-        self.as_it_lies, self.unpacked_for_few = operand == U8X4, operand == F32
+        self.as_it_lies, self.unpacked_for_few = operand == U8X4, operand in (F32, B16X2)
         self.stream_vectors, self.stream_level = self.line_vectors, 1
         if operand != U8X4:
             self.streams = 4  # bytes that become others take registers
