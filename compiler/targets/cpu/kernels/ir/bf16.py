@@ -31,7 +31,7 @@ def dot() -> str:
 
 
 def pairs_of_rows(row_tile: int) -> str:
-    """pairs_of_rows: words of two bf16 of `row_tile` rows, two words of a row become their low and their high halves;
+    """pairs_of_rows_R: words of two bf16 of `row_tile` rows, two words of a row become their low and their high halves;
     folded_1 … folded_8: floats of a lane and of the one whose number differs in that bit, added."""
     order = []
     for lane in range(16):
@@ -44,7 +44,7 @@ def pairs_of_rows(row_tile: int) -> str:
         f"%r = bitcast {_PAIRS} %s to {I32}",
         f"ret {I32} %r",
     ]
-    text = define(I32, "pairs_of_rows", f"{I32} %w", block(lines))
+    text = define(I32, f"pairs_of_rows_{row_tile}", f"{I32} %w", block(lines))
     for bit in (1, 2, 4, 8):
         others = constant(lane ^ bit for lane in range(16))
         lines = [

@@ -83,7 +83,8 @@ class _Linear:
             self.wide = b.Scratch(plan.many.lines * p.columns * plan.reader.units, plan.reader.dtype)
         if (p.quantized or registers) and (p.gated or waits):
             places = max(p.parts, 2 * plan.side_by_side if p.gated else 0)
-            sums = Sums(places, plan.chunk_tiles if plan.chunked else 1, p.tile, p.columns)
+            tiles = plan.copied_tiles if p.paired else plan.chunk_tiles if plan.chunked else 1
+            sums = Sums(places, tiles, p.tile, p.columns)
         elif plan.registers:
             sums = Sums(1, ROWS // p.tile, p.tile, p.columns)
         self.tiles = VectorTiles(p, self.k, self.num_rows, plan.reader, plan.micro, sums, self.wide)

@@ -99,8 +99,8 @@ class PairedRows:
         at = b.let(t_local * self.tile_words + step * (_STEP_WORDS * p.tile))
         sums = b.Vectors(p.tile)
         for v in range(p.tile):
-            pairs = T.call_extern("int32x16", "llmc_pairs_of_rows", x[T.ramp(source + v * b.WIDTH, 1, b.WIDTH)])
-            pairs = b.kept(pairs, "int32")
+            words = x[T.ramp(source + v * b.WIDTH, 1, b.WIDTH)]
+            pairs = b.kept(T.call_extern("int32x16", f"llmc_pairs_of_rows_{p.tile}", words), "int32")
             self.memory.store(pairs, at + v * b.WIDTH)
             if self._sums is not None:
                 ones = T.broadcast(T.int32(_MINUS_ONES), b.WIDTH)
