@@ -20,8 +20,19 @@ def stored_scheme(format: WeightFormat, *, int8_inputs: bool) -> Scheme:
     """The scheme of a weight that a checkpoint stores in `format`, by the name of what comes closest."""
     act_bits = 8 if int8_inputs else 16
     alike = [scheme for scheme in SCHEMES.values() if (scheme.weight.bits, scheme.act_bits) == (format.bits, act_bits)]
+    if not alike:
+        # Of a width that nothing is rounded to: the name says it, the rest is as of 8 bits.
+        return replace(get_scheme(f"w8a{act_bits}"), name=f"w{format.bits}a{act_bits}", weight=format)
     own = [scheme for scheme in alike if scheme.weight.resembles(format)]
     return replace((own or alike)[0], weight=format)
+
+
+def recorded_scheme(name: str, format: WeightFormat) -> Scheme:
+    """The scheme called `name`, of a weight in `format`: one of the known, or one that only stored weights have. Raises
+    QuantizeError naming the known ones."""
+    if name not in SCHEMES and (stored := stored_scheme(format, int8_inputs=False)).name == name:
+        return stored
+    return replace(get_scheme(name), weight=format)
 
 
 def regrouped(name: str, group_size: int | None, asymmetric: bool | None) -> Scheme:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.peft_format import WEIGHTS as LORA_WEIGHTS
-from llmc.quantize import QuantizeError, Recipe, Scheme, get_scheme
+from llmc.quantize import QuantizeError, Recipe, Scheme
 from llmc.quantize.formats.registry import format_of
 from llmc.quantize.recipe import ROUNDED
+from llmc.quantize.scheme import recorded_scheme
 from llmc.shown import shown
 from llmc.version import __version__
 
@@ -204,4 +205,4 @@ def _recipe(weights: Mapping[str, Mapping[str, Any]], model: ModelConfig) -> Rec
 def _scheme(name: str, entry: Mapping[str, Any]) -> Scheme:
     if entry.get("format") is None:
         raise QuantizeError(f"weight {name} has a scheme and no format")
-    return replace(get_scheme(entry["scheme"]), weight=format_of(entry["format"]))
+    return recorded_scheme(entry["scheme"], format_of(entry["format"]))

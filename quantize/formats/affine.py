@@ -37,10 +37,8 @@ class Affine(WeightFormat):
 
     @property
     def middle(self) -> int:
-        """Of 4-bit numbers with offsets, 0."""
-        if self.bits == 8:
-            return 128
-        return 0 if self.offsets else 8
+        """Of numbers of fewer than 8 bits with offsets, 0."""
+        return 0 if self.offsets and self.bits < 8 else 1 << (self.bits - 1)
 
     @property
     def stepped(self) -> bool:

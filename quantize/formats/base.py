@@ -88,7 +88,7 @@ class WeightFormat(ABC):
     """How matrices are stored; an immutable dataclass whose fields are JSON. A new one is a file here and a line in
     `registry.py`.
 
-    bits: of a number, 8 or 4; numbers are unsigned. group_size: elements along K that share what lies beside the
+    bits: of a number, 8, 5 or 4; numbers are unsigned. group_size: elements along K that share what lies beside the
     numbers: a multiple of 32, of 8 if there are no `sums`, or WHOLE_ROW. The last group may be short.
     """
 

@@ -26,7 +26,7 @@ ZERO = "zero"
 
 @dataclass(frozen=True)
 class Integers(WeightFormat):
-    """asymmetric: a zero point is stored beside each scale; otherwise it is the middle of the range, 128 or 8."""
+    """asymmetric: a zero point is stored beside each scale; otherwise it is the middle of the range: 128, 16 or 8."""
 
     bits: int
     group_size: int = WHOLE_ROW
@@ -42,9 +42,11 @@ class Integers(WeightFormat):
         return (scale, Plane(ZERO, "u8", self.groups(k))) if self.asymmetric else (scale,)
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> Sums | None:
         """Kernels sum numbers, not values: they add a group's activations times minus the zero point, or times −1
-        where the zero point is read beside them."""
+        where the zero point is read beside them. None reads numbers of 5 bits as integers."""
+        if self.bits == 5:
+            return None
         return Sums(self.group_size, -1 if self.asymmetric else -self.middle)
 
     @property
@@ -84,17 +86,17 @@ class Integers(WeightFormat):
             inverse = inverse_of(scale)
             zero[...] = np.rint(-low * inverse)
             middle: Any = zero.astype(np.float32)[..., None]
-        elif self.bits == 4:
+        elif self.bits < 8:
             # The value furthest from 0 becomes the end of the range that has one number more: scales may be negative.
-            np.divide(np.where(-low >= high, low, high), np.float32(-8), out=scale)
-            inverse, middle = inverse_of(scale), np.float32(8)
+            np.divide(np.where(-low >= high, low, high), np.float32(-self.middle), out=scale)
+            inverse, middle = inverse_of(scale), np.float32(self.middle)
         else:
             np.divide(np.maximum(-low, high), np.float32(127), out=scale)
             inverse, middle = inverse_of(scale), np.float32(128)
         weight *= inverse[..., None]
         np.rint(weight, out=weight)
         weight += middle
-        if self.bits == 4:
+        if self.bits < 8:
             np.clip(weight, 0, top, out=weight)
         np.copyto(numbers, weight, casting="unsafe")
 

@@ -9,7 +9,15 @@ from llmc.quantize.formats.affine import Affine
 from support.new_format import check_kernels, check_rounding
 
 KERNELS = (Affine(4), Affine(8, 16, offsets=False), Affine(4, 32, offsets=False, table="iq4_nl"))
-OTHERS = (Affine(8), Affine(4, 16), Affine(4, 16, offsets=False), Affine(4, block=32), Affine(8, 16, 16))
+OTHERS = (
+    Affine(8),
+    Affine(5),
+    Affine(5, 32, 32, False),
+    Affine(4, 16),
+    Affine(4, 16, offsets=False),
+    Affine(4, block=32),
+    Affine(8, 16, 16),
+)
 
 
 @pytest.mark.parametrize("format", [*KERNELS, *OTHERS], ids=str)

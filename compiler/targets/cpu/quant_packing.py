@@ -14,11 +14,46 @@ from llmc.quantize.formats.base import Quantized, Sums, WeightFormat
 
 LINE = 8
 """Elements of K that belong together: two words of 8-bit numbers, one of 4-bit ones. K is padded to a multiple."""
+FIVES_LINES = 4
+"""Lines of 5-bit numbers that share a word behind theirs. K is padded to a multiple of them."""
 
 
 def packed_words(k: int, bits: int) -> int:
     """Words of 4 bytes of one column."""
-    return -(-k // LINE) * bits // 4
+    lines = -(-k // LINE)
+    if bits == 5:
+        return -(-lines // FIVES_LINES) * (FIVES_LINES + 1)
+    return lines * bits // 4
+
+
+# Of the bytes of a line, two words: those that go to the same bits of both halves of a word.
+_EVEN, _ODD, _TOP, _LOW = (np.uint32(mask) for mask in (0x001F001F, 0x1F001F00, 0x10001000, 0x0F000F00))
+
+
+def _packed_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Words [columns, words of 5 bits] of the bytes of numbers, [columns, words of 8 bits], whole sets of four lines.
+
+    A half of a line's word has three numbers and the top bit of the fourth, whose other bits are in a fifth word,
+    behind those of the lines.
+    """
+    first, second = words[:, 0::2], words[:, 1::2]
+    three = first & _EVEN | (first & _ODD) >> 3 | (second & _EVEN) << 10
+    found = np.empty((len(words), words.shape[1] // (2 * FIVES_LINES), FIVES_LINES + 1), np.uint32)
+    shape = (*found.shape[:2], FIVES_LINES)
+    found[..., :FIVES_LINES] = (three | (second & _TOP) << 3).reshape(shape)
+    left = ((second & _LOW) >> 8).reshape(shape) << np.arange(0, 4 * FIVES_LINES, 4, dtype=np.uint32)
+    np.bitwise_or.reduce(left, axis=-1, out=found[..., FIVES_LINES])
+    return found.reshape(len(words), -1)
+
+
+def _unpacked_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What `_packed_fives` packed."""
+    sets = words.reshape(len(words), -1, FIVES_LINES + 1)
+    of_line = sets[..., :FIVES_LINES]
+    left = sets[..., FIVES_LINES:] >> np.arange(0, 4 * FIVES_LINES, 4, dtype=np.uint32)
+    first = of_line & _EVEN | of_line << 3 & _ODD
+    second = of_line >> 10 & _EVEN | of_line >> 3 & _TOP | left << 8 & _LOW
+    return np.stack((first, second), axis=-1).reshape(len(words), -1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +86,8 @@ class QuantPanelPacker:
         self._n, self._columns, self._format, self._read_rows = n, panel_columns, format, read_rows
         self._parts = parts
         # Zeros: what no row writes is the padding.
-        self._numbers = np.zeros((panel_columns, packed_words(k, 8) * 4), np.uint8)
+        unit = LINE * FIVES_LINES if format.bits == 5 else LINE
+        self._numbers = np.zeros((panel_columns, -(-k // unit) * unit), np.uint8)
         planes = Quantized.empty(format, panel_columns, k).planes
         self._rows = Quantized(format, self._numbers[:, :k], planes)
 
@@ -65,6 +101,8 @@ class QuantPanelPacker:
             words = self._numbers.view(np.uint32)
             if self._format.bits == 4:
                 words = words[:, 0::2] | words[:, 1::2] << np.uint32(4)
+            elif self._format.bits == 5:
+                words = _packed_fives(words)
             np.copyto(numbers[i], words.T)
             for name, plane in self._rows.planes.items():
                 plane[rows:] = 0
@@ -110,6 +148,8 @@ def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: We
     if format.bits == 4:
         mask = np.uint32(0x0F0F0F0F)
         words = np.stack((words & mask, words >> 4 & mask), axis=-1).reshape(n, -1)
+    elif format.bits == 5:
+        words = _unpacked_fives(np.ascontiguousarray(words))
 
     def columns(array: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(-1, array.shape[1])[:n]

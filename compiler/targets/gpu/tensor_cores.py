@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from llmc.compiler.dtypes import HALVES
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.reference.kernels.padding import stored_bits
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.registry import format_of_kernel
 
@@ -27,8 +28,8 @@ _MOST_EXACT = 1 << 16
 
 @dataclass(frozen=True)
 class TensorLayer:
-    """What is multiplied. dtype: of x, bf16, f16 or i8; bits: of a number of the weight; asymmetric: whether groups
-    have zero points; length: elements that one scale is for, 0: there is none."""
+    """What is multiplied. dtype: of x, bf16, f16 or i8; bits: that a number of the weight takes; asymmetric: whether
+    groups have zero points; length: elements that one scale is for, 0: there is none."""
 
     width: int
     dtype: str
@@ -61,7 +62,7 @@ def tensor_layer(spec: KernelSpec) -> TensorLayer | None:
         if not isinstance(format, Integers) or dtype not in (*HALVES, "i8"):
             return None
         length = width if format.scales(width) == 1 else format.group_size
-        layer = TensorLayer(width, dtype, format.bits, format.asymmetric, length)
+        layer = TensorLayer(width, dtype, stored_bits(format.bits), format.asymmetric, length)
         if length % layer.step or (dtype == "i8" and length > _MOST_EXACT):
             return None
     return None if width % layer.step else layer

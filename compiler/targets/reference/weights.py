@@ -1,4 +1,4 @@
-"""Weights of the reference target: rows as they are, padded to whole words; numbers of 4 bits two a byte."""
+"""Weights of the reference target: rows as they are, padded to whole words; numbers of 4 bits two a byte, or one."""
 
 from __future__ import annotations
 

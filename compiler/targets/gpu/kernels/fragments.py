@@ -125,7 +125,7 @@ class NumbersAsHalves(Weight):
 
     def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
         layer, words = self._layer, Array(_WORDS, "uint32")
-        offset: Expr = T.float32(_OFFSET + (1 << (layer.bits - 1)))
+        offset: Expr = T.float32(_OFFSET + self._matrix.format.middle)
         if layer.asymmetric:
             zero = self._matrix.of_group(k, "zero", row, let(step * layer.step))
             offset = let(T.Cast("float32", zero) + T.float32(_OFFSET), "float32")

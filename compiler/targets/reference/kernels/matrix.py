@@ -8,7 +8,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
-from llmc.compiler.targets.reference.kernels.padding import number_bytes
+from llmc.compiler.targets.reference.kernels.padding import number_bytes, stored_bits
 from llmc.quantize.formats.affine import MIDDLE
 from llmc.quantize.formats.base import WeightFormat, groups_of
 from llmc.quantize.formats.tables import TABLES
@@ -33,7 +33,7 @@ class Matrix(ABC):
     def number(self, k: Frame, row: Expr, element: Expr) -> Expr:
         """The unsigned number of an element, as int32."""
         stride = number_bytes(self.width, self.bits)
-        if self.bits == 8:
+        if stored_bits(self.bits) == 8:
             return T.Cast("int32", k.raw("weight", row * stride + element))
         byte = T.Cast("int32", k.raw("weight", row * stride + T.truncdiv(element, 2)))
         return T.bitwise_and(T.shift_right(byte, T.truncmod(element, 2) * 4), T.int32(15))

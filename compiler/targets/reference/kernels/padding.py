@@ -6,6 +6,11 @@ NUMBERS = 8
 """Quantized numbers of a row."""
 
 
+def stored_bits(bits: int) -> int:
+    """What a number of so many bits takes in a row: 4 or 8."""
+    return 4 if bits == 4 else 8
+
+
 def number_bytes(width: int, bits: int) -> int:
-    """Bytes of a row of numbers: two of 4 bits a byte, the even one in its low half."""
-    return -(-width // NUMBERS) * NUMBERS * bits // 8
+    """Bytes of a row of numbers: two of 4 bits a byte, the even one in its low half; of others one."""
+    return -(-width // NUMBERS) * NUMBERS * stored_bits(bits) // 8

@@ -24,7 +24,13 @@ from llmc.quantize.rtn import quantize
 
 TARGET = named("x86-64-v3")
 COLUMNS = TARGET.cpu.panel_columns
-FORMATS: list[WeightFormat] = [Integers(8), Integers(4, 32), Integers(4, 32, True), Integers(4, -1, True)]
+FORMATS: list[WeightFormat] = [
+    Integers(8),
+    Integers(4, 32),
+    Integers(4, 32, True),
+    Integers(4, -1, True),
+    Integers(5, 32),
+]
 STEPPED = [Steps(size, asymmetric) for size in (32, -1) for asymmetric in (False, True)]
 SHAPES = [(64, 64), (50, 33), (1, 1), (17, 100)]
 
@@ -33,7 +39,9 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
     """One element at a time."""
     n, k = value.numbers.shape
     panels, lines, bits = -(-n // COLUMNS), -(-k // 8), value.format.bits
-    numbers = np.zeros((panels, lines * bits // 4, COLUMNS, 4), np.uint8)
+    words = -(-lines // 4) * 5 if bits == 5 else lines * bits // 4
+    numbers = np.zeros((panels, words, COLUMNS, 4), np.uint8)
+    halves = numbers.view("<u2")
     scale = np.zeros((panels, value.scale.shape[1], COLUMNS), np.float32)
     of_group = np.zeros((panels, value.format.groups(k), COLUMNS), np.uint8)
     (beside,) = [name for name in value.planes if name != "scale"] or [""]
@@ -43,6 +51,12 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
             number = int(value.numbers[row, element])
             if bits == 8:
                 numbers[panel, element // 4, column, element % 4] = number
+            elif bits == 5:
+                quad, line = divmod(element // 8, 4)
+                place, half = element % 2 + element % 8 // 4 * 2, element % 4 // 2
+                of_half = halves[panel, :, column, half]
+                of_half[5 * quad + line] |= number << 5 * place if place < 3 else number >> 4 << 15
+                of_half[5 * quad + 4] |= (number & 15) << 4 * line if place == 3 else 0
             else:
                 high = element % 8 // 4
                 numbers[panel, element // 8, column, element % 4] |= number << 4 * high
