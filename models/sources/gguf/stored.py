@@ -19,18 +19,18 @@ from llmc.quantize.formats.tables import codes_of
 LAYOUTS: dict[str, Affine] = {
     "Q4_0": Affine(4, 32, 32, offsets=False),
     "Q4_1": Affine(4, 32, 32),
-    "Q5_0": Affine(8, 32, 32, offsets=False),
-    "Q5_1": Affine(8, 32, 32),
+    "Q5_0": Affine(5, 32, 32, offsets=False),
+    "Q5_1": Affine(5, 32, 32),
     "Q8_0": Affine(8, 32, 32, offsets=False),
     "Q2_K": Affine(4, 16),
     "Q3_K": Affine(4, 16, offsets=False),
     "Q4_K": Affine(4, 32),
-    "Q5_K": Affine(8, 32),
+    "Q5_K": Affine(5, 32),
     "Q6_K": Affine(8, 16, offsets=False),
     "IQ4_NL": Affine(4, 32, 32, offsets=False, table="iq4_nl"),
     "IQ4_XS": Affine(4, 32, offsets=False, table="iq4_nl"),
 }
-"""Numbers of 2 and 3 bits take 4, those of 5 and 6 bits 8. Groups that are blocks, without offsets, are `Integers`, or
+"""Numbers of 2 and 3 bits take 4, those of 6 bits 8. Groups that are blocks, without offsets, are `Integers`, or
 `Codes` where they have a table."""
 
 
@@ -79,16 +79,17 @@ class StoredBlocks(Stored):
         np.copyto(out.planes[whole], found)
 
     def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
-        """Matrices of other types are held in the smaller of both groups, with offsets where one has them. 4-bit
-        numbers of both signs, of one, and codes do not go together: all take 8 bits.
+        """Matrices of other types are held in the smaller of both groups, with offsets where one has them, and in the
+        most bits that one has. Numbers of both signs, of one, and codes do not go together: all take 8 bits.
         """
         blocks = [other for other in others if isinstance(other, StoredBlocks)]
         if len(blocks) < len(others):
             return None
         layouts = [one.layout for one in (self, *blocks)]
         signs, tables = ({getattr(layout, name) for layout in layouts} for name in ("offsets", "table"))
-        bits = 4 if len(signs) == len(tables) == 1 and all(layout.bits == 4 for layout in layouts) else 8
-        table = layouts[0].table if bits == 4 else ""
+        together = len(signs) == len(tables) == 1
+        bits = max(layout.bits for layout in layouts) if together else 8
+        table = layouts[0].table if together else ""
         group, block = (min(getattr(layout, name) for layout in layouts) for name in ("group_size", "block"))
         format = Affine(bits, group, block, offsets=any(signs), table=table)
         return [StoredBlocks(one.parts, one.at_once, one.layout, format) for one in (self, *blocks)]

@@ -84,7 +84,7 @@ class _Rows:
     ) -> list[b.Expr]:
         """The elements of a line as floats, without their scale."""
         reader, units = self._reader, self._reader.units
-        operands = [reader.operand_of(words[u * len(words) // units], u, of_group, v) for u in range(units)]
+        operands = [reader.operand_of(words[reader.word_of(u)], u, of_group, v) for u in range(units)]
         if reader.operand == F32:
             return operands
         sums = self._p.format.sums if self._p.format else None

@@ -30,7 +30,8 @@ INF, NAN = 0x7F800000, 0x7FC00001
 
 
 def text(tile: int = 1) -> str:
-    own = fixed.dot(), fixed.pairs("nibbles", 4), fixed.pairs("bytes", 8), fixed.table(TABLE), fixed.rows(tile)
+    pairs = (fixed.pairs(name, bits) for name, bits in (("nibbles", 4), ("fives", 5), ("bytes", 8)))
+    own = fixed.dot(), *pairs, fixed.table(TABLE), fixed.rows(tile)
     return vector.helpers(TARGET.mcpu) + "".join(own)
 
 
@@ -72,6 +73,7 @@ MAGNITUDES = np.array(
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "dot_s16": (dot, [(words(-1000, 1000), W & 0xFF00FF, X), (words(-9, 9), X & 0xF000F, np.full(16, -1, np.int32))]),
     **{f"nibbles_{i}": (lambda w, i=i: numbers(w, 4, i), [(W,), (X,)]) for i in range(4)},
+    **{f"fives_{i}": (lambda w, i=i: numbers(w, 5, i), [(W,), (X,)]) for i in range(3)},
     **{f"bytes_{i}": (lambda w, i=i: numbers(w, 8, i), [(W,), (X,)]) for i in range(2)},
     "byte_table": (lambda w: np.array(TABLE, np.uint8)[w.view(np.uint8)].view(np.int32), [(W & 0x0F0F0F0F,)]),
     "fixed_largest": (largest, [(MAGNITUDES, W), (np.zeros(16, np.int32), X)]),

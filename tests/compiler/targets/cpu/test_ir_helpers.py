@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, fp8, gates, int8, lookup, stores, vector
+from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, fives, fp8, gates, int8, lookup, stores, vector
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 
 from support.ir_probe import assembly, call, signatures
@@ -40,7 +40,7 @@ def int8_text(target: Target) -> str:
 
 
 def codes_text(target: Target) -> str:
-    return vector.helpers(target.mcpu) + fp8.elements() + lookup.lookup(target)
+    return vector.helpers(target.mcpu) + fp8.elements() + lookup.lookup(target) + fives.helpers(target)
 
 
 def rows_text(target: Target) -> str:
@@ -346,6 +346,7 @@ CODES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
         for i in range(4)
     },
     "lookup": (lambda w, table: table[w & 15], [(W, A), (X, B), (np.arange(-8, 8, dtype=np.int32), A)]),
+    "five": (lambda w, *parts: np.concatenate(parts)[w & 31], [(w, CENTRED - 8, CENTRED + 8) for w in (W, X, W >> 27)]),
 }
 
 
@@ -356,6 +357,14 @@ def test_codes(name: str, target: Target) -> None:
     for args in cases:
         found = call(codes_text(target), name, target, *args)
         same(found.view(np.int32), expected(*args).view(np.int32))
+
+
+@on_targets
+def test_numbers_of_five_bits_across_words(target: Target) -> None:
+    w, others = W.view(np.uint16), X.view(np.uint16)
+    for bit in (0, 4, 8, 12):
+        found = call(codes_text(target), "fives_3", target, W, X, bit).view(np.uint16)
+        same(found & (31 if target.lanes == 16 else 0xFFFF), (others >> bit & 15) | (w >> 11 & 16))
 
 
 ROWS: dict[str, Callable[..., Any]] = {
@@ -400,6 +409,7 @@ def test_a_limited_gate(target: Target) -> None:
 def test_no_helper_is_forgotten() -> None:
     target = native_target()
     tested = {*EXACT, *BYTES, *CODES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
+    tested |= {"fives_3"}
     tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", *HALVES)}
     tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", *map(stores.tile_name, HALVES)}
     tested |= {stores.put_name(*put) for put in PUTS} | {int8.put_name(*put) for put in BYTE_PUTS}

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.native
 
 NATIVE = native_target()
 LEVELS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3") or [NATIVE]
+W5, Q5_1 = Integers(5, 32), Affine(5, 32, 32)
 W8, W8_64, W8_32Z = Integers(8), Integers(8, 64), Integers(8, 32, True)
 W4, W4_32, W4_64Z, W4_ROW = Integers(4, 128), Integers(4, 32), Integers(4, 64, True), Integers(4)
 W4_ROWZ = Integers(4, -1, True)
@@ -113,6 +114,9 @@ CASES = [
     *((NATIVE, "i8", format, WIDE) for format in (W8, W4_64Z, STEPS)),
     *((NATIVE, "bf16", format, WIDE) for format in (W8, W8_32Z, W4_64Z)),
     (LEVELS[-1], "i8", W8, WIDE),
+    *((NATIVE, act, W5, shape) for act, shape in (("f32", BLOCKS), ("bf16", ACROSS))),
+    *((level, "bf16", W5, ACROSS) for level in LEVELS[1:]),
+    (LEVELS[-1], "f32", Q5_1, WIDE),
 ]
 
 
@@ -374,7 +378,7 @@ def random_numbers(format: WeightFormat, n: int, k: int) -> Quantized:
 
 TABLES = [
     W8, W8_32Z, W4_32, W4_ROW, W4_64Z, STEPS_32, STEPSZ, Fp8(), Fp8(32), Codes("nf4", 64), Codes("e2m1", 32, E8M0),
-    Codes("e2m1", 16), Affine(4, 32), Affine(8, 16, offsets=False), Affine(4, 16, offsets=False), Affine(8, 32, 32),
+    Codes("e2m1", 16), Affine(4, 32), Affine(8, 16, offsets=False), Affine(4, 16, offsets=False), Affine(5, 32),
     Codes("iq4_nl", 32), Affine(4, 32, offsets=False, table="iq4_nl"),
 ]  # fmt: skip
 """Of every kind of format, with one scale a row and several, zero points, offsets, blocks."""

@@ -27,19 +27,19 @@ class Fetches:
         """Few rows fetch what comes a while after a line of each panel. More rows read fewer panels, and fetch as much
         of the panels behind them, at as many places as a line has vectors: few streams are slow."""
         p, reader = self.p, self.reader
+        apart = b.ceil_div(reader.panel_words * p.vectors, reader.line_vectors)
 
         def fetch(line: b.Expr, v: int) -> None:
             panel, of_panel = panels[v // p.vectors], v % p.vectors
-            for i in range(reader.line_words):
+            for place in range(of_panel, reader.line_vectors, p.vectors):
                 if p.tile <= _ROWS_OF_STREAMS:
-                    at = reader.position(panel, line) + (i * p.columns + of_panel * b.WIDTH + self.ahead)
+                    at = reader.share(panel, line) + (place * b.WIDTH + self.ahead)
                     if p.fixed:
                         # Behind the panel's end comes what is read side by side already, and then what is not.
-                        past = T.Cast("int32", line >= p.lines - self.ahead // (reader.line_words * p.columns))
+                        past = T.Cast("int32", line >= p.lines - 4 * self.ahead // reader.line_bytes)
                         at = at + past * ((len(panels) - 1) * reader.panel_words * p.columns)
                 else:
-                    place = (of_panel * reader.line_words + i) * p.lines
-                    at = reader.position(panel + len(panels), 0) + (line + place) * b.WIDTH
+                    at = reader.position(panel + len(panels), 0) + (line + place * apart) * b.WIDTH
                 reader.fetch(at)
 
         def all_of(line: b.Expr) -> None:
@@ -81,15 +81,16 @@ class Fetches:
     def share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr, turn_lines: int) -> Fetch:
         """Each of `tiles` tiles fetches its share of the block at `ahead`, at several places of it, and what it is
         going to write. turn_lines: lines of a turn."""
-        p, turns = self.p, b.ceil_div(walk.lines, turn_lines)
+        p, reader, turns = self.p, self.reader, b.ceil_div(walk.lines, turn_lines)
+        apart = b.ceil_div(walk.lines * reader.line_bytes // (4 * b.WIDTH), reader.line_vectors)
         share = b.let(T.truncdiv(walk.lines + (tiles - 1), tiles))
         of_turn = b.let(T.truncdiv(share + (turns - 1), turns))
 
         def lines(start: b.Expr, first: b.Expr) -> None:
             with T.serial(of_turn) as i:
                 at = b.let(start + (first + i) * b.WIDTH)
-                for place in range(self.reader.line_vectors):
-                    self.reader.fetch(at + place * (walk.lines * b.WIDTH), level=2)
+                for place in range(reader.line_vectors):
+                    reader.fetch(at + place * (apart * b.WIDTH), level=2)
 
         def fetch(tile: Tile, turn: b.Expr) -> None:
             if tile.rows.start == 0:

@@ -266,7 +266,7 @@ class VectorTiles:
         """The first `units` operands of one line, line `local` of the block."""
         p, reader, micro, unpacked = self.p, self.reader, self.micro, tile.walk.unpacked
         where = [(panel, v) for panel in tile.panels for v in range(p.vectors)]
-        vectors, of_word = len(where), reader.units // reader.line_words
+        vectors = len(where)
         if p.tile == 1 and p.quantized:
             # The line's activations stay in registers, not its weights: there are fewer.
             values, value = b.Vectors(units, reader.dtype), micro.values(tile, line, local)
@@ -277,7 +277,7 @@ class VectorTiles:
                     tile.fetch.at_line(line, at)
                 of_line = [reader.word(panel, line, v, i) for i in range(reader.line_words)]
                 for unit in range(units):
-                    weight = reader.operand_of(of_line[unit // of_word], unit, of_group, at)
+                    weight = reader.operand_of(of_line[reader.word_of(unit)], unit, of_group, at)
                     acc[at] = micro.multiply(acc[at], weight, values[unit])
             return
         value = micro.values(tile, line, local)
@@ -290,9 +290,10 @@ class VectorTiles:
                 b.do("forget_memory", b.at(micro.x, 0))
             # An operand that is a word as it lies is part of the operation.
             weights = [None] * vectors if reader.units == 1 else b.Vectors(vectors, reader.dtype)
-            if not unpacked and unit % of_word == 0:
+            of_unit = reader.word_of(unit)
+            if not unpacked and (unit == 0 or of_unit != reader.word_of(unit - 1)):
                 # A word at a time: those of a whole line leave no register for the sums.
-                words = [reader.word(panel, line, v, unit // of_word) for panel, v in where]
+                words = [reader.word(panel, line, v, of_unit) for panel, v in where]
             for at in range(vectors):
                 if unpacked:
                     weights[at] = self.wide.vector((local * reader.units + unit) * p.columns + at * b.WIDTH)

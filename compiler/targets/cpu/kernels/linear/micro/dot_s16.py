@@ -14,6 +14,9 @@ from llmc.compiler.targets.cpu.kernels.linear.micro.base import S16X2, MicroKern
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
+_NUMBERS = (("nibbles", 4), ("fives", 5), ("bytes", 8))
+"""By the bits that they have."""
+
 
 class DotS16(MicroKernel):
     operand, sums = S16X2, "int32"
@@ -23,7 +26,7 @@ class DotS16(MicroKernel):
         return p.fixed
 
     def helpers(self) -> str:
-        return fixed.dot() + fixed.pairs("nibbles", 4) + fixed.pairs("bytes", 8) + fixed.rows(self.p.tile)
+        return fixed.dot() + "".join(fixed.pairs(*numbers) for numbers in _NUMBERS) + fixed.rows(self.p.tile)
 
     def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:
         self.rows, self._in_start = FixedRows(self.p, self.x, tiles, middle or 1), middle != 0

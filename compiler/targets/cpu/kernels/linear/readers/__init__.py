@@ -9,6 +9,7 @@ from typing import Any
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers import affine, codes
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
+from llmc.compiler.targets.cpu.kernels.linear.readers.fives import FiveBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Float32, Halves
 from llmc.compiler.targets.cpu.kernels.linear.readers.fp8 import E4m3
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
@@ -18,7 +19,7 @@ from llmc.quantize import WeightFormat
 
 KIND = "cpu"
 FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16, "f16": Halves}
-_INTEGERS: dict[int, type[Reader]] = {8: EightBits, 4: FourBits}
+_INTEGERS: dict[int, type[Reader]] = {8: EightBits, 5: FiveBits, 4: FourBits}
 FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "integers": lambda format: _INTEGERS.get(format.bits),
     "steps": lambda format: Stepped,

@@ -17,6 +17,7 @@ from llmc.compiler.targets.cpu.kernels.ir import lookup
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
+from llmc.compiler.targets.cpu.kernels.linear.readers.fives import FiveBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits, is_bf16
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits, Numbers
 from llmc.compiler.targets.cpu.target import Target
@@ -37,7 +38,7 @@ class _ValuesOfGroup:
 
 
 class _OfBlocks(Numbers):
-    """What both widths of numbers share."""
+    """What all widths of numbers share."""
 
     units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
 
@@ -114,6 +115,14 @@ class AffineNibbles(_OfBlocks, FourBits):
         return self.affine.middle
 
 
+class AffineFives(_OfBlocks, FiveBits):
+    """Numbers less their middle, in the table of `FiveBits`."""
+
+    @property
+    def middle(self) -> int:
+        return self.affine.middle
+
+
 class AffineCodes(_OfBlocks, FourBits):
     """Codes of a table of their own."""
 
@@ -138,4 +147,4 @@ def reader(format: Affine) -> type[Numbers] | None:
     """The reader of a format; None where there is none."""
     if format.table:
         return AffineExactCodes if is_bf16(TABLES[format.table].tolist()) else AffineCodes
-    return {8: AffineBytes, 4: AffineNibbles}.get(format.bits)
+    return {8: AffineBytes, 5: AffineFives, 4: AffineNibbles}.get(format.bits)

@@ -38,9 +38,9 @@ class Lines(Protocol):
 class Reader(ABC):
     """Reads a problem's weight as operands of a kind (`micro.base`). `bind` comes before all that emits code.
 
-    units: operands of a line. kept: whether a word stays in a register once it is read. as_it_lies: whether an operand
-    is a word in memory, so that blocks for many rows need no unpacking; unpacked_for_few: whether they pay for it even
-    if few row tiles read them.
+    units: operands of a line; line_words: what they are made of. kept: whether a word stays in a register once it is
+    read. as_it_lies: whether an operand is a word in memory, so that blocks for many rows need no unpacking;
+    unpacked_for_few: whether they pay for it even if few row tiles read them.
     """
 
     units_of: ClassVar[Mapping[str, int]]
@@ -52,6 +52,7 @@ class Reader(ABC):
 
     def __init__(self, p: Problem, operand: str) -> None:
         self.p, self.operand, self.units, self.dtype = p, operand, self.units_of[operand], DTYPE[operand]
+        # What lies in memory: line_vectors of a line, at most.
         self.panel_words = p.lines * self.line_words
         self.line_vectors = self.line_words * p.vectors
         self.line_bytes = 4 * self.line_words * p.columns
@@ -68,6 +69,14 @@ class Reader(ABC):
     def position(self, panel: b.Expr, line: b.Expr) -> b.Expr:
         """Where a line of a panel starts."""
         return (panel * self.panel_words + line * self.line_words) * self.p.columns
+
+    def share(self, panel: b.Expr, line: b.Expr) -> b.Expr:
+        """Where `line_vectors` of a panel start that are fetched with a line: with all lines, the whole panel."""
+        return self.position(panel, line)
+
+    def word_of(self, unit: int) -> int:
+        """The word of a line that operand `unit` is in."""
+        return unit * self.line_words // self.units
 
     def word(self, panel: b.Expr, line: b.Expr, v: int, i: int) -> b.Expr:
         """Word i of a line of 16 columns."""
@@ -143,6 +152,6 @@ class Reader(ABC):
     ) -> None:
         for v in range(self.p.vectors):
             words = [self.word(panel, line0 + line, v, i) for i in range(self.line_words)]
-            of_unit = [words[unit * self.line_words // self.units] for unit in range(self.units)]
+            of_unit = [words[self.word_of(unit)] for unit in range(self.units)]
             for unit, value in enumerate([self.operand_of(word, u, of_group, v) for u, word in enumerate(of_unit)]):
                 wide.store(value, (line * self.units + unit) * self.p.columns + v * b.WIDTH)
