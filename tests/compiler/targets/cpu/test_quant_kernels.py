@@ -116,7 +116,7 @@ CASES = [
     (LEVELS[-1], "i8", W8, WIDE),
     *((NATIVE, act, W5, shape) for act, shape in (("f32", BLOCKS), ("bf16", ACROSS))),
     *((level, "bf16", W5, ACROSS) for level in LEVELS[1:]),
-    (LEVELS[-1], "f32", Q5_1, WIDE),
+    (NATIVE, "bf16", Q5_1, ACROSS),
 ]
 
 
@@ -377,8 +377,8 @@ def random_numbers(format: WeightFormat, n: int, k: int) -> Quantized:
 
 
 TABLES = [
-    W8, W8_32Z, W4_32, W4_ROW, W4_64Z, STEPS_32, STEPSZ, Fp8(), Fp8(32), Codes("nf4", 64), Codes("e2m1", 32, E8M0),
-    Codes("e2m1", 16), Affine(4, 32), Affine(8, 16, offsets=False), Affine(4, 16, offsets=False), Affine(5, 32),
+    W8, W8_32Z, W5, W4_32, W4_ROW, W4_64Z, STEPS_32, STEPSZ, Fp8(), Fp8(32), Codes("nf4", 64), Codes("e2m1", 32, E8M0),
+    Codes("e2m1", 16), Affine(4, 32), Affine(8, 16, offsets=False), Affine(4, 16, offsets=False), Q5_1,
     Codes("iq4_nl", 32), Affine(4, 32, offsets=False, table="iq4_nl"),
 ]  # fmt: skip
 """Of every kind of format, with one scale a row and several, zero points, offsets, blocks."""

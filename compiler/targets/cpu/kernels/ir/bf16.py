@@ -57,11 +57,11 @@ def pairs_of_rows(row_tile: int) -> str:
 
 
 def looked_up_pairs() -> str:
-    """looked_up_0, _4, _8, _12: of each 16-bit half of a lane, the bf16 in a table of 32 whose number begins at that
-    bit. Four bits that begin at 12 are 0 … 15; others have a fifth one above them."""
+    """looked_up_0, _4, _5, _8, _10, _12: of each 16-bit half of a lane, the bf16 in a table of 32 whose number begins
+    at that bit. Four bits that begin at 12 are 0 … 15; others have a fifth one above them."""
     table = "@llvm.x86.avx512.permvar.hi.512"
     text = f"declare {_PAIRS} {table}({_PAIRS}, {_PAIRS})\n"
-    for bit in (0, 4, 8, 12):
+    for bit in (0, 4, 5, 8, 10, 12):
         lines = [
             f"%h = bitcast {I32} %w to {_PAIRS}",
             f"%t = bitcast {I32} %table to {_PAIRS}",

@@ -13,8 +13,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fives
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, S16X2
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
+from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import pairs_of_table
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 from llmc.compiler.targets.cpu.quant_packing import FIVES_LINES
 from llmc.compiler.targets.cpu.target import Target
@@ -29,7 +30,7 @@ class FiveBits(Numbers):
     """Word 0 of a line is as it lies, word 1 has the last pair. As floats numbers are looked up in a table, less the
     middle of their range unless a zero point is stored."""
 
-    units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, F32: LINE}
+    units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     line_words = 2
 
     def __init__(self, p: Problem, operand: str) -> None:
@@ -48,8 +49,16 @@ class FiveBits(Numbers):
         super().bind(k)
         if self.operand == F32:
             self.table = b.Vectors(2)
-            for i in range(2 * b.WIDTH):
-                b.store(self.table.buffer, T.float32(i - self.middle), i)
+            for i, value in enumerate(self._values()):
+                b.store(self.table.buffer, T.float32(value), i)
+        if self.operand == B16X2:
+            self.table = b.Vectors(1, "int32")
+            for i, word in enumerate(pairs_of_table(self._values())):
+                b.store(self.table.buffer, T.int32(word), i)
+
+    def _values(self) -> list[float]:
+        """What the 32 numbers become as floats."""
+        return [float(i - self.middle) for i in range(2 * b.WIDTH)]
 
     def position(self, panel: b.Expr, line: b.Expr) -> b.Expr:
         return (panel * self.panel_words + line + T.shift_right(line, T.int32(2))) * self.p.columns
@@ -78,6 +87,10 @@ class FiveBits(Numbers):
     def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
         pair = 2 * half + odd
         return word if pair == _LAST else T.call_extern("int32x16", f"llmc_fives_{pair}", word)
+
+    def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
+        pair = 2 * half + odd
+        return T.call_extern("int32x16", f"llmc_looked_up_{0 if pair == _LAST else 5 * pair}", word, self.table[0])
 
     def element(self, word: b.Expr, place: int) -> b.Expr:
         pair, high = _pair_of(place)
