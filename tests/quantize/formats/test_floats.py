@@ -14,7 +14,7 @@ from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import VALUES, Fp8, nearest
 from llmc.quantize.formats.tables import TABLES
 from llmc.quantize.rtn import quantize
-from llmc.quantize.scheme import stored_scheme
+from llmc.quantize.scheme import recorded_scheme, stored_scheme
 
 from support.compiled import compile_tiny
 from support.new_format import check_kernels, check_rounding
@@ -102,10 +102,14 @@ def test_a_stored_format_has_the_scheme_that_is_closest() -> None:
         "nf4": Codes("nf4", 32),
         "fp4": Codes("fp4", 64),
         "iq4_nl": Affine(4, 32, offsets=False, table="iq4_nl"),
+        "w5a16": Affine(5),
     }
     for name, format in names.items():
         scheme = stored_scheme(format, int8_inputs=False)
         assert (scheme.name, scheme.weight, scheme.act_bits) == (name, format, 16)
+        assert recorded_scheme(name, format) == scheme
+    with pytest.raises(QuantizeError, match="scheme 'w5a16' is unknown"):
+        recorded_scheme("w5a16", Affine(4))
     assert {
         table for scheme in SCHEMES.values() if isinstance(scheme.weight, Codes) for table in [scheme.weight.table]
     } == set(TABLES)
