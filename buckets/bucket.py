@@ -19,7 +19,9 @@ PROMPT_PHASES = ("prefill",)
 MAX_DIM = 1 << 24
 MAX_BUCKETS = 4096
 
-_TEXT = re.compile(r"([a-z]+):([0-9]{1,9})x([0-9]{1,9})", re.ASCII)
+TOTAL = "total"
+"""Behind the length of a bucket: contexts of all sequences together."""
+_TEXT = re.compile(rf"([a-z]+):([0-9]{{1,9}})x([0-9]{{1,9}})({TOTAL})?", re.ASCII)
 
 
 class BucketError(ValueError):
@@ -31,12 +33,15 @@ class Bucket:
     """Shape of one graph: `batch` sequences of at most `seq` tokens each.
 
     seq counts new tokens of a sequence in `prefill`, tokens of context in `decode`, and all tokens of the step in
-    `mixed`. Raises BucketError for an unknown phase or a dimension outside 1 … 2**24.
+    `mixed`. total: of a decode bucket, seq bounds the contexts of all sequences together, each in whole KV blocks.
+    Raises BucketError for an unknown phase, a dimension outside 1 … 2**24, and a total of another phase or of fewer
+    tokens than sequences.
     """
 
     phase: str
     batch: int
     seq: int
+    total: bool = False
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
@@ -46,19 +51,36 @@ class Bucket:
                 raise BucketError(f"{name} of a {self.phase} bucket must be a whole number, not {shown(value)}")
             if not 1 <= value <= MAX_DIM:
                 raise BucketError(f"{name} {value} of a {self.phase} bucket is out of range: use 1 to {MAX_DIM}")
+        if self.total and self.phase != "decode":
+            raise BucketError(f"bucket {self} has a total context, which only decode buckets have: leave out {TOTAL}")
+        if self.total and self.seq < self.batch:
+            raise BucketError(
+                f"bucket {self} has {self.batch} sequences but {self.seq} tokens of context in all: give it a KV block "
+                "a sequence at least"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """Reads "decode:4x512" (phase:batch×seq), the form that `str` writes. Raises BucketError."""
+        """Reads "decode:4x512" (phase:batch×seq) or "decode:4x2048total", as `str` writes. Raises BucketError."""
         match = _TEXT.fullmatch(text.strip())
         if not text.strip():
             raise BucketError("a bucket is empty: write it as PHASE:BATCHxSEQ, for example decode:4x512")
         if match is None:
             raise BucketError(f"{shown(text)} is not a bucket: write it as PHASE:BATCHxSEQ, for example decode:4x512")
-        return cls(match[1], int(match[2]), int(match[3]))
+        return cls(match[1], int(match[2]), int(match[3]), match[4] is not None)
 
     def __str__(self) -> str:
-        return f"{self.phase}:{self.batch}x{self.seq}"
+        return f"{self.phase}:{self.batch}x{self.length}"
+
+    @property
+    def length(self) -> str:
+        """seq as specs and labels have it: "512", or "2048total"."""
+        return f"{self.seq}{TOTAL if self.total else ''}"
+
+    @property
+    def each(self) -> float:
+        """Tokens of a sequence: seq, or a total shared equally."""
+        return self.seq / self.batch if self.total else self.seq
 
     @property
     def max_tokens(self) -> int:
@@ -67,8 +89,13 @@ class Bucket:
             return self.batch * self.seq
         return self.batch if self.phase == "decode" else self.seq
 
-    def fits(self, num_seqs: int, length: int) -> bool:
-        """True when `num_seqs` sequences, the longest of `length` tokens (as `seq` counts them), run in this graph."""
+    def fits(self, num_seqs: int, length: int, total: int | None = None) -> bool:
+        """True when `num_seqs` sequences, the longest of `length` tokens (as `seq` counts them), run in this graph.
+
+        total: tokens of all their contexts, in whole KV blocks; None: all are as long as the longest.
+        """
+        if self.total:
+            length = num_seqs * length if total is None else total
         return num_seqs <= self.batch and length <= self.seq
 
 
@@ -82,15 +109,16 @@ def whole_blocks(length: Lengths, block_size: int) -> Lengths:
 
 def area(bucket: Bucket, block_size: int = 1) -> int:
     """batch × seq, the tokens in `mixed`: what padding is counted in. Contexts of decode are whole KV blocks."""
-    if bucket.phase == "mixed":
+    if bucket.phase == "mixed" or bucket.total:
         return bucket.seq
     return bucket.batch * (whole_blocks(bucket.seq, block_size) if bucket.phase == "decode" else bucket.seq)
 
 
-def rank(bucket: Bucket) -> tuple[int, int, int]:
+def rank(bucket: Bucket) -> tuple[int, float, int]:
     """The scheduler's order: of the buckets of a phase that hold a step it takes the least. Fewest token rows, then the
-    shortest context, then the fewest sequences; `Scheduler::Choose` is the other place that says so."""
-    return bucket.max_tokens, bucket.seq if bucket.phase == "decode" else 0, bucket.batch
+    shortest context, of a total its share, then the fewest sequences; `GraphLadder::Choose` is the other place that
+    says so."""
+    return bucket.max_tokens, bucket.each if bucket.phase == "decode" else 0, bucket.batch
 
 
 def beyond(bucket: Bucket, max_num_seqs: int, max_model_len: int, block_size: int) -> str:
@@ -99,12 +127,22 @@ def beyond(bucket: Bucket, max_num_seqs: int, max_model_len: int, block_size: in
         return "batch"
     # A context may end in a block that the limit does not fill.
     longest = -(-max_model_len // block_size) * block_size
-    return "seq" if bucket.seq > longest * (bucket.batch if bucket.phase == "mixed" else 1) else ""
+    return "seq" if bucket.seq > longest * (bucket.batch if bucket.phase == "mixed" or bucket.total else 1) else ""
 
 
-def select(buckets: Iterable[Bucket], num_seqs: int, length: int) -> Bucket | None:
-    """The bucket that the scheduler takes among those of a phase, or None on a miss."""
-    return min((bucket for bucket in buckets if bucket.fits(num_seqs, length)), key=rank, default=None)
+def check_total(bucket: Bucket, block_size: int) -> None:
+    """Raises BucketError for a total with less than a KV block for each sequence."""
+    least = bucket.batch * block_size
+    if bucket.total and bucket.seq < least:
+        raise BucketError(
+            f"bucket {bucket} has less than a block of {block_size} tokens for each of {bucket.batch} sequences: use "
+            f"{least} tokens or more, or fewer sequences"
+        )
+
+
+def select(buckets: Iterable[Bucket], num_seqs: int, length: int, total: int | None = None) -> Bucket | None:
+    """The bucket that the scheduler takes among those of a phase, or None on a miss; total: as of `Bucket.fits`."""
+    return min((bucket for bucket in buckets if bucket.fits(num_seqs, length, total)), key=rank, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +203,9 @@ class BucketLadder:
         """Longest context, in tokens, that a decode bucket holds; without them, longest prompt of a prefill bucket."""
         return max(bucket.seq for bucket in self.decode or self.prefill)
 
-    def select(self, phase: str, num_seqs: int, length: int) -> Bucket | None:
+    def select(self, phase: str, num_seqs: int, length: int, total: int | None = None) -> Bucket | None:
         """The bucket of a phase that the scheduler takes, or None on a miss. Raises BucketError for an unknown one."""
         if phase not in PHASES:
             raise BucketError(f"unknown phase {shown(phase)}: use one of {', '.join(PHASES)}")
         buckets: tuple[Bucket, ...] = getattr(self, phase)
-        return select(buckets, num_seqs, length)
+        return select(buckets, num_seqs, length, total)

@@ -1,7 +1,8 @@
 """Bucket files: TOML or JSON with the phases as keys, and the text form of Intel Gaudi's vLLM plugin.
 
 In TOML and JSON each phase is a GRIDS text (`llmc.buckets.spec`), a table {batch = AXIS, seq = AXIS} (AXIS a text,
-number or list), or a list of [batch, seq] pairs; `mixed` may be missing. The text form: `llmc.buckets.gaudi`.
+number or list), or a list of [batch, seq] pairs, of a total context [batch, seq, "total"]; `mixed` may be missing. The
+text form: `llmc.buckets.gaudi`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from llmc.graphs_format import PHASES
 from llmc.regular_file import parse_json, read_text
 
-from .bucket import BucketError, BucketLadder
+from .bucket import TOTAL, Bucket, BucketError, BucketLadder
 from .gaudi import parse_gaudi
 from .grids import (
     Limits,
@@ -58,15 +59,19 @@ def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
 
 def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
     """Text of a .toml or .json bucket file that `parse_spec` reads back; `comment` only goes into TOML."""
-    listed = {phase: [[b.batch, b.seq] for b in getattr(ladder, phase)] for phase in PHASES}
+    listed = {phase: [_entry(bucket) for bucket in getattr(ladder, phase)] for phase in PHASES}
     pairs = {phase: items for phase, items in listed.items() if items}
     if suffix == ".json":
         rows = [f'  "{phase}": {json.dumps(items)}' for phase, items in pairs.items()]
         return "{\n" + ",\n".join(rows) + "\n}\n"
     lines = [f"# {line}" for line in comment.splitlines()]
     for phase, items in pairs.items():
-        lines += [f"{phase} = [", *(f"  [{batch}, {seq}]," for batch, seq in items), "]"]
+        lines += [f"{phase} = [", *(f"  {json.dumps(item)}," for item in items), "]"]
     return "\n".join(lines) + "\n"
+
+
+def _entry(bucket: Bucket) -> list[int | str]:
+    return [bucket.batch, bucket.seq, *([TOTAL] if bucket.total else [])]
 
 
 def write_file(path: Path, ladder: BucketLadder, comment: str = "") -> None:
@@ -94,11 +99,13 @@ def _file_grid(phase: str, value: Any, limits: Limits) -> Pairs:
         seqs = parse_axis(value["seq"], seq_axis(phase, limits)) if isinstance(value["seq"], str) else None
         return grid_of(phase, batches or _listed(value["batch"]), seqs or _listed(value["seq"]))
     if isinstance(value, list):
-        pairs = []
+        pairs: Pairs = []
         for item in value:
-            if not (isinstance(item, list) and len(item) == 2):
+            total = phase == "decode" and isinstance(item, list) and item[2:] == [TOTAL]
+            if not (isinstance(item, list) and len(item) == 2 + total):
                 raise BucketError(f"{short(str(item))} under {phase} in the bucket file is not a [batch, seq] pair")
-            pairs.append((sizes_of(item[:1], item)[0], sizes_of(item[1:], item)[0]))
+            batch, seq = sizes_of(item[:1], item)[0], sizes_of(item[1:2], item)[0]
+            pairs.append((batch, seq, True) if total else (batch, seq))
         return pairs
     raise BucketError(f"{phase} in the bucket file is {short(str(value))}: give a text, a table or a list of pairs")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from llmc.graphs_format import PHASES
 from llmc.shown import shown
 
-from .bucket import MAX_BUCKETS, MAX_DIM, BucketError
+from .bucket import MAX_BUCKETS, MAX_DIM, TOTAL, BucketError
 from .ladder import default_limit, exponential, padding_bounded, ramp_up
 
 _AXIS_FORMS = "MIN:STEP:MAX, MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, [1,2,4] or one number"
@@ -20,7 +20,8 @@ _FIELDS = {
     "exp": ("MIN", "STEP", "MAX", "exp", "LIMIT"),
 }
 
-Pairs = list[tuple[int, int]]
+Pairs = list[tuple[int, int] | tuple[int, int, bool]]
+"""(batch, seq) of buckets, and whether seq is a total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class _Axis:
 
 
 def parse_grid(phase: str, text: str, limits: Limits) -> Pairs:
-    """(batch, seq) pairs of a GRIDS text. Raises BucketError."""
+    """Pairs of a GRIDS text. Raises BucketError."""
     grids = [grid.strip() for grid in text.split("+")]
     if grids == [""]:
         raise BucketError(f"{phase} has no buckets behind the =: write {phase}=BATCHxSEQ, like 1:32:4x128:128:1024")
@@ -61,6 +62,8 @@ def _product(phase: str, grid: str, limits: Limits) -> Pairs:
         raise BucketError(f"{phase} grid {short(grid)} has an = in it: separate the phases by commas")
     # "exp" and "max" hold an x of their own.
     axes = [axis.strip() for axis in re.split(r"(?<!e)(?<!ma)x", grid)]
+    if axes[-1].endswith(TOTAL):
+        return _totals(phase, grid, axes, limits)
     blocks = [axis.endswith("blk") for axis in axes]
     if blocks not in ([False, False], [False, True], [False, False, True]):
         raise BucketError(f"{phase} grid {short(grid)} is not BATCHxSEQ: write it like 1:32:4x128:128:1024")
@@ -81,6 +84,42 @@ def _product(phase: str, grid: str, limits: Limits) -> Pairs:
     if phase == "prefill":
         raise BucketError(f"prefill grid {short(grid)} has no query length in tokens: write BATCHxSEQxBLOCKSblk")
     return grid_of(phase, batches, in_tokens(parse_axis(axes[1].removesuffix("blk"), blocks_axis(limits)), limits))
+
+
+def _totals(phase: str, grid: str, axes: list[str], limits: Limits) -> Pairs:
+    """Pairs of a grid whose lengths are those of all sequences together."""
+    length = axes[-1].removesuffix(TOTAL).strip()
+    if phase != "decode" or len(axes) != 2 or not length.removesuffix("blk"):
+        raise BucketError(
+            f"{phase} grid {short(grid)} has a {TOTAL} that means nothing: only decode has it, behind the contexts of "
+            f"all sequences, as in decode=8x[2048,8192]{TOTAL}"
+        )
+    batches, meaning = parse_axis(axes[0], batch_axis(limits)), total_axis(limits)
+    if length.endswith("blk"):
+        block = limits.block_size
+        meaning = replace(meaning, maximum=meaning.maximum // block if meaning.maximum and block else None)
+        sizes = in_tokens(parse_axis(length.removesuffix("blk"), meaning), replace(limits, max_model_len=None))
+    else:
+        sizes = parse_axis(length, meaning)
+    return totals_of(batches, sizes, limits)
+
+
+def totals_of(batches: Iterable[int], sizes: Iterable[int], limits: Limits) -> Pairs:
+    """Pairs of batches and total contexts. Those with less than a block a sequence are left out; more than a batch can
+    fill is cut to what it can. Raises BucketError where nothing is left."""
+    block, sizes = limits.block_size or 1, tuple(sizes)
+    longest = None if limits.max_model_len is None else -(-limits.max_model_len // block) * block
+    found = {
+        (batch, size if longest is None else min(size, batch * longest))
+        for batch in batches
+        for size in sizes
+        if size >= batch * block
+    }
+    if not found:
+        raise BucketError(
+            f"a total context of {max(sizes)} tokens has less than a block of {block} tokens a sequence: raise it"
+        )
+    return [(batch, size, True) for batch, size in sorted(found)]
 
 
 def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pairs:
@@ -104,6 +143,13 @@ def seq_axis(phase: str, limits: Limits) -> _Axis:
     if phase != "decode" and longest is not None and tokens is not None:
         longest = min(longest, tokens)
     return _Axis(longest, "max-model-len", query=phase == "prefill")
+
+
+def total_axis(limits: Limits) -> _Axis:
+    """Sizes of the contexts of all sequences together: up to max_num_seqs × max_model_len, in whole blocks."""
+    seqs, longest, block = limits.max_num_seqs, limits.max_model_len, limits.block_size or 1
+    most = seqs * -(-longest // block) * block if seqs and longest else None
+    return _Axis(most, "max-num-seqs and max-model-len")
 
 
 def blocks_axis(limits: Limits, zero: bool = False) -> _Axis:

@@ -5,6 +5,7 @@
     GRIDS  = GRID { "+" GRID }                            the buckets of all of them
     GRID   = AXIS "x" AXIS [ "x" AXIS "blk" ]             batch, sequence in tokens, context in blocks (prefill only)
            | AXIS "x" AXIS "blk"                          decode only: batch, context in blocks
+           | AXIS "x" AXIS [ "blk" ] "total"              decode only: batch, contexts of all sequences together
            | AXIS "x" AXIS                                of mixed: batch, tokens of all sequences together
     AXIS   = MIN ":" STEP ":" MAX                         ramp-up: min doubles until step, then multiples of step
            | MIN ":" STEP ":" MAX ":pad:" PCT [ ":" CAP ] ramp-up, thinned: at most PCT % (and CAP tokens) of padding
@@ -13,12 +14,14 @@
            | "[" N { "," N } "]"                          explicit
            | N
     MAX    = N | "max"                                    "max": max-num-seqs, max-model-len, or that in blocks;
-                                                          new tokens: max-num-batched-tokens, where that is less
+                                                          new tokens: max-num-batched-tokens, where that is less;
+                                                          of a total, max-num-seqs times the longest context
 
 White space is free. A length axis in blocks is multiplied by the block size; MIN or N of the third, prefill axis may
 be 0, "no context". Graphs of llmc reach the context of a prefill through its block table, whatever its length, so the
 third axis adds no graph: it is checked, then dropped. Buckets of more new tokens than max-num-batched-tokens, where
-that is given, are left out. Bounds and limits: `llmc.buckets.ladder`.
+that is given, are left out. Of totals, those with less than a block a sequence are left out, and what is more
+than a batch can fill is cut to that. Bounds and limits: `llmc.buckets.ladder`.
 A SPEC that ends in .toml, .json or .txt names a file: `llmc.buckets.files`.
 """
 
@@ -29,7 +32,7 @@ from pathlib import Path
 
 from llmc.graphs_format import PHASES
 
-from .bucket import MAX_BUCKETS, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
+from .bucket import MAX_BUCKETS, REQUIRED_PHASES, TOTAL, Bucket, BucketError, BucketLadder
 from .files import read_file
 from .grids import Limits, Pairs, check_phase, parse_grid, short
 
@@ -60,7 +63,7 @@ def parse_spec(spec: str, limits: Limits | None = None, phases: tuple[str, ...] 
         raise BucketError(
             f"bucket spec {short(spec)} asks for {total} buckets, the limit is {MAX_BUCKETS}: use larger steps"
         )
-    found = {phase: tuple(Bucket(phase, batch, seq) for batch, seq in pairs) for phase, pairs in grids.items()}
+    found = {phase: tuple(Bucket(phase, *pair) for pair in pairs) for phase, pairs in grids.items()}
     return BucketLadder(**{"decode": (), **found}, phases=phases)
 
 
@@ -68,14 +71,17 @@ def format_spec(ladder: BucketLadder) -> str:
     """The spec text of a ladder: a grid for all batches of a phase that have the same lengths."""
     parts = []
     for phase in PHASES:
-        lengths: dict[int, list[int]] = {}
+        lengths: dict[tuple[bool, int], list[int]] = {}
         for bucket in getattr(ladder, phase):
-            lengths.setdefault(bucket.batch, []).append(bucket.seq)
-        batches: dict[tuple[int, ...], list[int]] = {}
-        for batch, seqs in lengths.items():
-            batches.setdefault(tuple(seqs), []).append(batch)
+            lengths.setdefault((bucket.total, bucket.batch), []).append(bucket.seq)
+        batches: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+        for (total, batch), seqs in sorted(lengths.items()):
+            batches.setdefault((total, tuple(seqs)), []).append(batch)
         if batches:
-            grids = (f"[{_commas(rows)}]x[{_commas(seqs)}]" for seqs, rows in batches.items())
+            grids = (
+                f"[{_commas(rows)}]x[{_commas(seqs)}]{TOTAL if total else ''}"
+                for (total, seqs), rows in batches.items()
+            )
             parts.append(f"{phase}={'+'.join(grids)}")
     return ",".join(parts)
 
@@ -84,9 +90,13 @@ def _within(phase: str, pairs: Pairs, most: int | None) -> Pairs:
     """The pairs of at most `most` new tokens. Raises BucketError when there is none."""
     if most is None or not pairs or phase == "decode":
         return pairs
-    kept = [(batch, seq) for batch, seq in pairs if (seq if phase == "mixed" else batch * seq) <= most]
+
+    def tokens(pair: tuple[int, ...]) -> int:
+        return pair[1] if phase == "mixed" else pair[0] * pair[1]
+
+    kept = [pair for pair in pairs if tokens(pair) <= most]
     if not kept:
-        smallest = min(seq if phase == "mixed" else batch * seq for batch, seq in pairs)
+        smallest = min(map(tokens, pairs))
         raise BucketError(
             f"the smallest {phase} bucket has {smallest} tokens but max-num-batched-tokens is {most}: "
             "give a smaller bucket or raise it"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.buckets import Bucket
-from llmc.buckets.bucket import beyond
+from llmc.buckets.bucket import beyond, check_total
 from llmc.compiler import pipeline
 from llmc.compiler.config import CompileConfig, CompileError, Progress, no_progress
 from llmc.compiler.kernel_spec import KernelSpec
@@ -20,7 +20,7 @@ from llmc.compiler.phases import OnStep, PhaseClock, chosen, drive
 from llmc.compiler.pipeline import PHASES
 from llmc.compiler.state import CompileState, compilation
 from llmc.compiler.store.carried import copy_others, place
-from llmc.compiler.store.described import Described, ladder_of, most_tokens, read_described
+from llmc.compiler.store.described import Described, ladder_of, most_tokens, read_described, version_with
 from llmc.compiler.store.output import CODE_FILES, OWN_FILES, is_artifact
 from llmc.compiler.store.staging import locked
 from llmc.manifest import ManifestError, check_listed
@@ -97,6 +97,7 @@ def check_bucket(bucket: Bucket, artifact: Described) -> None:
     """Raises CompileError for a bucket that no request of this artifact could use, and BucketError for a bad one."""
     resolved = artifact.resolved
     rows = resolved.max_decode_rows if bucket.phase == "decode" else resolved.max_num_seqs
+    check_total(bucket, resolved.block_size)
     excess = beyond(bucket, rows, resolved.max_model_len, resolved.block_size)
     if excess == "batch":
         guesses = f" with {resolved.speculate} guesses each" if rows > resolved.max_num_seqs else ""
@@ -144,7 +145,9 @@ class _Addition:
         state.conversions = old.manifest.get("weights_converted")
         most = max(old.resolved.max_num_batched_tokens, most_tokens(state.buckets))
         ladder = [str(bucket) for bucket in state.buckets]
-        pipeline.settle(state, {**old.manifest, "max_num_batched_tokens": most, "buckets": ladder})
+        format_version = version_with(state.buckets, old.resolved)
+        changed = {"format_version": format_version, "max_num_batched_tokens": most, "buckets": ladder}
+        pipeline.settle(state, {**old.manifest, **changed})
 
     def kernels(self, state: CompileState, on_step: OnStep) -> None:
         """The artifact's kernels as they are numbered and tuned, then the new ones."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
-from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond
+from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond, check_total
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.buckets.verify import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits
@@ -356,6 +356,7 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
     for bucket in ladder:
         # Rows of a decode step are sequences, each with its guesses.
         most = max_num_seqs * (1 + config.speculate) if bucket.phase == "decode" else max_num_seqs
+        check_total(bucket, config.block_size)
         excess = beyond(bucket, most, max_model_len, config.block_size)
         if excess == "batch":
             raise BucketError(
@@ -365,7 +366,7 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
         if excess == "seq":
             given = config.max_model_len is not None
             why = f"max-model-len is {max_model_len}" if given else f"the model was made for {max_model_len}"
-            least = -(-bucket.seq // bucket.batch) if bucket.phase == "mixed" else bucket.seq
+            least = -(-bucket.seq // bucket.batch) if bucket.phase == "mixed" or bucket.total else bucket.seq
             raise BucketError(
                 f"{source}bucket {bucket} holds {bucket.seq} tokens but {why}: lower it, or give "
                 f"--max-model-len {least}"

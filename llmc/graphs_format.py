@@ -7,12 +7,14 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION = 7
+VERSION = 8
+"""Of an artifact with a graph for a total of contexts."""
+VERSION_OF_RANKS = 7
 """Of an artifact for several ranks."""
 VERSION_OF_ADAPTERS = 6
 """Of an artifact with pools of adapters."""
 VERSION_WITHOUT_ADAPTERS = 5
-VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION)
+VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION)
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_EOS = 8
@@ -35,7 +37,7 @@ RECORDS = {
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 layout_offset, u32 layout_length, u32 reserved",
     "graph": "u32 phase, u32 batch, u32 seq, u32 max_tokens, u32 max_seqs, u32 max_samples, u32 max_blocks_per_seq, "
-    "u32 row_unit, u32 first_command, u32 num_commands, u64 arena_bytes, u64 reserved[2]",
+    "u32 row_unit, u32 first_command, u32 num_commands, u64 arena_bytes, u32 max_blocks, u32 reserved[3]",
     "command": "u32 kernel, u32 first_operand, u32 num_operands, u32 barrier, i32 layer, u32 family",
     "operand": "u32 kind, u32 index, u64 offset, u64 bytes",
     "target": "u32 kind_offset, u32 kind_length, u32 name_offset, u32 name_length, u32 layout_offset, "
@@ -52,7 +54,7 @@ SECTIONS = {
     "adapter": 10, "collective": 11,
 }  # fmt: skip
 """Kind of the section that holds each record."""
-FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION}
+FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION_OF_RANKS}
 """The first version that has a section, where that is not the first that is read."""
 
 PHASES = ("prefill", "decode", "mixed")
@@ -113,11 +115,11 @@ def tables_crc32(data: bytes | bytearray | memoryview) -> int:
 
 
 def input_shape(
-    name: str, max_tokens: int, max_seqs: int, max_samples: int, max_blocks_per_seq: int
+    name: str, max_tokens: int, max_seqs: int, max_samples: int, max_blocks_per_seq: int, max_blocks: int = 0
 ) -> tuple[int, ...]:
-    """Shape of an input of a graph with these limits."""
+    """Shape of an input of a graph with these limits; max_blocks: of all sequences together, 0: no limit of its own."""
     shapes = {
-        "block_tables": (max_seqs, max_blocks_per_seq),
+        "block_tables": (max_blocks,) if max_blocks else (max_seqs, max_blocks_per_seq),
         "context_lens": (max_seqs,),
         "query_start": (max_seqs + 1,),
         "sample_index": (max_samples,),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llmc.adapter_slot import AdapterSlot
@@ -185,7 +185,8 @@ class Command:
 class GraphSizes:
     """One bucket, and the most that its graph holds.
 
-    phase: an index into PHASES; row_unit: rows of tokens are held, and computed, in multiples of it.
+    phase: an index into PHASES; row_unit: rows of tokens are held, and computed, in multiples of it. max_blocks: KV
+    blocks of all sequences together, of a bucket for a total of contexts; else 0.
     """
 
     phase: int
@@ -196,15 +197,16 @@ class GraphSizes:
     max_samples: int
     max_blocks_per_seq: int
     row_unit: int
+    max_blocks: int = field(default=0, kw_only=True)
 
     @property
     def name(self) -> str:
-        """`phase:batchxseq`, as in `decode:4x512`."""
-        return f"{PHASES[self.phase]}:{self.batch}x{self.seq}"
+        """The bucket's, as in `decode:4x512` or `decode:4x2048total`."""
+        return f"{PHASES[self.phase]}:{self.batch}x{self.seq}{'total' if self.max_blocks else ''}"
 
     def input_shape(self, index: int) -> tuple[int, ...]:
         """Shape of the int32 input GRAPH_INPUTS[index]."""
-        limits = (self.max_tokens, self.max_seqs, self.max_samples, self.max_blocks_per_seq)
+        limits = (self.max_tokens, self.max_seqs, self.max_samples, self.max_blocks_per_seq, self.max_blocks)
         return input_shape(GRAPH_INPUTS[index], *limits)
 
 

@@ -22,6 +22,7 @@ from llmc.graphs_format import (
     MAX_RANKS,
     OPERAND_KINDS,
     PHASES,
+    VERSION,
 )
 from llmc.graphs_records import CodeRecord, CollectiveRecord, Command, Graph, ModelRecord, OperandRecord, Tables
 from llmc.kv_dtypes import BY_CODE as KV_BY_CODE
@@ -214,6 +215,7 @@ def _check_graphs(tables: Tables) -> None:
         for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq", "row_unit"):
             value = getattr(graph, name)
             need(1 <= value <= 0x7FFFFFFF, f"graph {graph.name} has {name} {value}")
+        _check_total(tables.header.version, graph)
         first, last = graph.first_command, graph.first_command + graph.num_commands
         need(last <= len(reach), f"graph {graph.name} has commands {first} to {last} of {len(reach)}")
         for command in tables.commands_of(graph):
@@ -226,6 +228,14 @@ def _check_graphs(tables: Tables) -> None:
             capacity = _capacity(graph, tables.model, kind, index)
             need(end <= capacity, f"graph {graph.name} touches byte {end} of its {what}, which has {capacity}")
     need(bool(tables.graphs), "graphs.bin has no graph")
+
+
+def _check_total(version: int, graph: Graph) -> None:
+    """What a graph for a total of contexts may say; earlier versions have none."""
+    blocks = graph.max_blocks
+    need(not blocks or version >= VERSION, f"graphs.bin of version {version} has no graph for a total, as {graph.name}")
+    sound = PHASES[graph.phase] == "decode" and graph.max_seqs <= blocks and graph.max_blocks_per_seq <= blocks
+    need(not blocks or (sound and blocks <= 0x7FFFFFFF), f"graph {graph.name} has a table of {blocks} blocks")
 
 
 _Buffer = tuple[int, int]

@@ -111,7 +111,7 @@ class _Reader:
             model=model,
             kernels=tuple(self._kernel(i, record) for i, record in enumerate(self._records("kernel"))),
             weights=tuple(self._weight(i, record) for i, record in enumerate(self._records("weight"))),
-            graphs=tuple(Graph(*record) for record in self._records("graph")),
+            graphs=tuple(Graph(*record, max_blocks=blocks) for *record, blocks in self._records("graph")),
             commands=tuple(self._command(i, *record) for i, record in enumerate(self._records("command"))),
             operands=tuple(OperandRecord(*record) for record in self._records("operand")),
             adapters=tuple(self._adapter(i, model, record) for i, record in enumerate(self._records("adapter"))),

@@ -127,7 +127,9 @@ def graphs_bin(
     builders: dict[int, _Commands] = {}
 
     def graph(bucket: Bucket, shape: GraphShape, of: CommandList) -> GraphRecord:
-        tokens = bucket.seq if bucket.phase == "decode" else model.max_model_len
+        tokens = bucket.seq if bucket.phase == "decode" and not bucket.total else model.max_model_len
+        blocks = bucket.seq // model.block_size if bucket.total else 0
+        per_seq = round_up(tokens, model.block_size) // model.block_size
         record = GraphRecord(
             PHASES.index(bucket.phase),
             bucket.batch,
@@ -135,10 +137,11 @@ def graphs_bin(
             shape.tokens,
             bucket.batch,
             shape.samples,
-            round_up(tokens, model.block_size) // model.block_size,
+            min(per_seq, blocks) if blocks else per_seq,
             target.row_unit(shape.token_layout),
             of.arena_bytes,
             (),
+            max_blocks=blocks,
         )
         # Buckets of equal shape have one list.
         if id(of) not in builders:

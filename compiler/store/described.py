@@ -24,7 +24,7 @@ from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
 from llmc.compiler.weight_request import WeightRequest
-from llmc.graphs_format import PHASES, VERSION, VERSION_OF_ADAPTERS, VERSION_WITHOUT_ADAPTERS
+from llmc.graphs_format import PHASES, VERSION, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION_WITHOUT_ADAPTERS
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
@@ -48,7 +48,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
     """What was asked for, and what made it."""
     components = resolved.graph_components()
     return {
-        "format_version": _format_version(resolved),
+        "format_version": version_with(resolved.ladder, resolved),
         "llmc_version": __version__,
         "fingerprint": key_of(components),
         "model": asdict(resolved.model),
@@ -70,9 +70,12 @@ def settings(resolved: Resolved) -> dict[str, object]:
     }
 
 
-def _format_version(resolved: Resolved) -> int:
-    if resolved.ranks > 1:
+def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
+    """The first version of FORMAT.md that has what an artifact of these buckets needs."""
+    if any(bucket.total for bucket in buckets):
         return VERSION
+    if resolved.ranks > 1:
+        return VERSION_OF_RANKS
     return VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION_OF_ADAPTERS
 
 

@@ -19,6 +19,7 @@ from llmc.graphs_format import (
     SECTIONS,
     VERSION,
     VERSION_OF_ADAPTERS,
+    VERSION_OF_RANKS,
     VERSION_WITHOUT_ADAPTERS,
     layout,
     tables_crc32,
@@ -215,8 +216,8 @@ def write_graphs(
                 g.commands, [_command(c, len(kernels), len(collectives), operands) for c in g.commands]
             )
         graph_data += _pack(
-            _GRAPH, f"graph {g.phase}:{g.batch}x{g.seq}", g.phase, g.batch, g.seq, g.max_tokens, g.max_seqs,
-            g.max_samples, g.max_blocks_per_seq, g.row_unit, first, len(g.commands), g.arena_bytes,
+            _GRAPH, f"graph {g.name}", g.phase, g.batch, g.seq, g.max_tokens, g.max_seqs,
+            g.max_samples, g.max_blocks_per_seq, g.row_unit, first, len(g.commands), g.arena_bytes, g.max_blocks,
         )  # fmt: skip
     target_data = _target(target, strings)
     code_data = b"".join(
@@ -234,10 +235,11 @@ def write_graphs(
         ("code", _CODE.size, len(files.code), code_data),
     )
     version = VERSION_OF_ADAPTERS if adapters else VERSION_WITHOUT_ADAPTERS
-    version = VERSION if model.num_ranks else version
+    version = VERSION_OF_RANKS if model.num_ranks else version
+    version = VERSION if any(g.max_blocks for g in graphs) else version
     if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
-    if version >= VERSION:
+    if version >= VERSION_OF_RANKS:
         sections += (("collective", _COLLECTIVE.size, len(collectives), b"".join(map(_collective, collectives))),)
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)

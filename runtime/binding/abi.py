@@ -76,6 +76,7 @@ class GraphInfo(ctypes.Structure):
         ("struct_size", c_uint32),
         *_each(c_uint32, *_GRAPH_SHAPE, "num_commands"),
         ("arena_bytes", c_uint64),
+        *_each(c_uint32, "max_blocks", "reserved"),
     ]
 
 
@@ -327,6 +328,7 @@ class SimGraph(ctypes.Structure):
         *_each(c_uint32, "struct_size", *_GRAPH_SHAPE),
         ("cost", POINTER(SimCost)),
         ("exact", POINTER(SimCost)),
+        *_each(c_uint32, "max_blocks", "reserved"),
     ]
 
 

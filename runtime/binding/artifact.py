@@ -8,6 +8,7 @@ from ctypes import byref, c_void_p
 from pathlib import Path
 from typing import Any
 
+from llmc.buckets.bucket import Bucket
 from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.handle import Handle, call, plain, sized
@@ -62,7 +63,8 @@ class AdapterLinear:
 
 @dataclasses.dataclass(frozen=True)
 class GraphInfo:
-    """llmc_graph_info of llmc.h: a bucket, what its graph holds at most, and the bytes of its arena."""
+    """llmc_graph_info of llmc.h: a bucket, what its graph holds at most, and the bytes of its arena. max_blocks: KV
+    blocks of all sequences together, of a bucket for a total of contexts; else 0."""
 
     phase: str
     batch: int
@@ -73,6 +75,12 @@ class GraphInfo:
     max_blocks_per_seq: int
     num_commands: int
     arena_bytes: int
+    max_blocks: int = 0
+
+    @property
+    def bucket(self) -> Bucket:
+        """What the graph was compiled for."""
+        return Bucket(self.phase, self.batch, self.seq, self.max_blocks > 0)
 
 
 def _text(value: Any) -> Any:

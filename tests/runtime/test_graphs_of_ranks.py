@@ -70,7 +70,7 @@ def written(
 
 def test_ranks_come_back() -> None:
     tables = r.parse_graphs(written())
-    assert (tables.header.version, tables.collectives) == (f.VERSION, COLLECTIVES)
+    assert (tables.header.version, tables.collectives) == (f.VERSION_OF_RANKS, COLLECTIVES)
     assert [tables.name_of(c) for c in tables.commands] == ["linear_0", "all_reduce_0", "all_gather_1"]
     assert [c.collective for c in tables.commands] == [None, 0, 1]
     assert tables.num_rank_weights == 1

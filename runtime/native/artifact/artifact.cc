@@ -29,7 +29,7 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 7;
+constexpr uint32_t kVersion = 8;
 constexpr uint32_t kFirstVersion = 5;
 constexpr uint32_t kNumKinds = 11;
 constexpr uint32_t kAdapterKind = 10, kCollectiveKind = 11;
@@ -75,7 +75,9 @@ uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index) {
     case kPositions:
     case kSlotMapping:
     case kTokenSeq: elements = graph.max_tokens; break;
-    case kBlockTables: elements = uint64_t{graph.max_seqs} * graph.max_blocks_per_seq; break;
+    case kBlockTables:
+      elements = graph.max_blocks != 0 ? graph.max_blocks : uint64_t{graph.max_seqs} * graph.max_blocks_per_seq;
+      break;
     case kContextLens: elements = graph.max_seqs; break;
     case kQueryStart: elements = uint64_t{graph.max_seqs} + 1; break;
     case kSampleIndex: elements = graph.max_samples; break;
@@ -151,6 +153,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   }
   const uint32_t crc = TablesCrc32(file);
   if (crc != header.crc32) return Corrupt("graphs.bin", "its CRC-32 is " + Hex(crc) + ", not " + Hex(header.crc32));
+  version_ = header.version;
   weights_bytes_ = header.weights_bytes;
   weights_header_crc32_ = header.weights_header_crc32;
   if (header.num_sections > kMaxSections ||

@@ -64,7 +64,8 @@ struct WeightRecord {
 struct GraphRecord {
   uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, row_unit, first_command;
   uint32_t num_commands;
-  uint64_t arena_bytes, reserved[2];
+  uint64_t arena_bytes;
+  uint32_t max_blocks, reserved[3];
 };
 struct CommandRecord {
   uint32_t kernel, first_operand, num_operands, barrier;
@@ -190,6 +191,7 @@ class Artifact {
   std::string WeightName(const WeightRecord& weight) const;
 
   std::string directory_;
+  uint32_t version_ = 0;        // of graphs.bin
   uint64_t weights_bytes_ = 0;  // as graphs.bin has it
   uint32_t weights_header_crc32_ = 0;
   std::string strings_;

@@ -15,6 +15,7 @@ namespace {
 constexpr uint32_t kMaxNameBytes = 255;         // of a target or a file
 constexpr uint32_t kMaxCodeFiles = 16;          // each stays open
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
+constexpr uint32_t kFirstVersionOfTotals = 8;
 constexpr uint64_t kMaxInputBytes = 1ull << 32;
 constexpr uint64_t kMaxArenaBytes = 1ull << 42;
 constexpr uint64_t kMaxBlockBytes = 1ull << 51;  // of one layer
@@ -439,6 +440,11 @@ Status Artifact::CheckGraphs() {
                                          Str(field.low) + " … " + Str(field.high));
       }
     }
+    const bool flat = graph.phase == static_cast<uint32_t>(Phase::kDecode) && graph.max_seqs <= graph.max_blocks &&
+                      graph.max_blocks_per_seq <= graph.max_blocks;
+    if (graph.max_blocks != 0 && (version_ < kFirstVersionOfTotals || !flat)) {
+      return Corrupt("graphs.bin", name + " has a table of " + Str(graph.max_blocks) + " blocks in all");
+    }
     if (InputBytes(graph, kBlockTables) > kMaxInputBytes) {
       return Corrupt("graphs.bin",
                      name + " has block tables of " + Str(graph.max_seqs) + " × " + Str(graph.max_blocks_per_seq));
@@ -461,7 +467,7 @@ Status Artifact::CheckGraphs() {
     }
     max_arena_bytes_ = std::max(max_arena_bytes_, graph.arena_bytes);
     shape_.graphs.push_back({static_cast<Phase>(graph.phase), graph.batch, graph.seq, graph.max_tokens, graph.max_seqs,
-                             graph.max_samples, graph.max_blocks_per_seq});
+                             graph.max_samples, graph.max_blocks_per_seq, graph.max_blocks});
   }
   return Status::Ok();
 }

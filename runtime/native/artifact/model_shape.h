@@ -14,6 +14,11 @@ struct GraphShape {
   Phase phase;
   uint32_t batch, seq;
   uint32_t max_tokens, max_seqs, max_samples, max_blocks_per_seq;
+  // KV blocks of all sequences together, which lie one after another in a flat table; 0: each sequence has a row of its own.
+  uint32_t max_blocks = 0;
+
+  // Entries of the block table.
+  uint64_t table_blocks() const { return max_blocks != 0 ? max_blocks : uint64_t{max_seqs} * max_blocks_per_seq; }
 };
 
 // Facts of the model that the engine needs.

@@ -101,6 +101,7 @@ llmc_status llmc_artifact_get_graph(const llmc_artifact* artifact, uint32_t inde
     value.max_blocks_per_seq = graph.max_blocks_per_seq;
     value.num_commands = graph.num_commands;
     value.arena_bytes = graph.arena_bytes;
+    value.max_blocks = graph.max_blocks;
     llmc::WriteStruct(value, info->struct_size, info);
     return Status::Ok();
   });

@@ -57,8 +57,12 @@ Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<l
     LLMC_RETURN_IF_ERROR(llmc::ReadStruct(reinterpret_cast<const llmc_sim_graph*>(at), name.c_str(), &g));
     const uint32_t least = std::min({g.max_tokens, g.max_seqs, g.max_samples, g.max_blocks_per_seq});
     if (g.phase > 2 || least == 0) return Refused(name + " has a phase above 2 or a limit of 0; no step fits it.");
+    if (g.max_blocks != 0 && (g.phase != 1 || g.max_blocks < std::max(g.max_seqs, g.max_blocks_per_seq))) {
+      return Refused(name + " has max_blocks " + std::to_string(g.max_blocks) +
+                     "; only decode graphs have them, one for each sequence and those of the longest at least.");
+    }
     shape->graphs.push_back({static_cast<llmc::Phase>(g.phase), g.batch, g.seq, g.max_tokens, g.max_seqs, g.max_samples,
-                             g.max_blocks_per_seq});
+                             g.max_blocks_per_seq, g.max_blocks});
     graphs->emplace_back();
     LLMC_RETURN_IF_ERROR(ReadCost(g.cost, name + ".cost", &graphs->back().cost));
     LLMC_RETURN_IF_ERROR(ReadCost(g.exact, name + ".exact", &graphs->back().exact));

@@ -28,6 +28,23 @@ Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high)
 
 }  // namespace
 
+uint32_t FillBlockTables(const ModelShape& model, const BatchView& b, int32_t* block_tables, int32_t* token_seq) {
+  const GraphShape& graph = model.graphs[b.graph];
+  const bool flat = graph.max_blocks != 0;
+  const uint32_t stride = flat ? 1 : std::min(b.block_table_stride, graph.max_blocks_per_seq);
+  const auto block_size = static_cast<uint32_t>(model.block_size);
+  uint32_t end = 0;  // of what is written
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    const uint32_t begin = end;
+    const uint32_t used = (static_cast<uint32_t>(b.context_lens[i]) + block_size - 1) / block_size;
+    const uint32_t count = flat ? used : stride;
+    std::copy_n(b.block_tables + uint64_t{i} * b.block_table_stride, count, block_tables + begin);
+    std::fill(token_seq + b.query_start[i], token_seq + b.query_start[i + 1], static_cast<int32_t>(flat ? begin : i));
+    end += count;
+  }
+  return stride;
+}
+
 Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
                    uint32_t num_samples, uint32_t block_table_stride) {
   if (graph >= model.graphs.size()) {
@@ -85,6 +102,7 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView&
     return OutOfRange("query_start", b.num_seqs, b.query_start[b.num_seqs], b.num_tokens, b.num_tokens);
   }
   const int64_t columns = std::min(b.block_table_stride, graph.max_blocks_per_seq);
+  uint64_t num_used = 0;
   for (uint32_t i = 0; i < b.num_seqs; ++i) {
     const int64_t start = b.query_start[i], end = b.query_start[i + 1];
     if (end <= start || end > static_cast<int64_t>(b.num_tokens)) {
@@ -98,6 +116,13 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView&
     LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions + start, end - start, 0, context - 1));
     const int32_t* row = b.block_tables + uint64_t{i} * b.block_table_stride;
     const uint64_t used = static_cast<uint64_t>((context + block_size - 1) / block_size);
+    num_used += used;
+    if (graph.max_blocks != 0 && num_used > graph.max_blocks) {
+      return Status::Error(LLMC_ERR_OUT_OF_RANGE, "context_lens[0 … " + std::to_string(i) + "] fill " +
+                                                      std::to_string(num_used) + " blocks, the graph holds " +
+                                                      std::to_string(graph.max_blocks) +
+                                                      " in all; choose a graph that fits the batch");
+    }
     LLMC_RETURN_IF_ERROR(CheckRange("block_tables", row, used, 0, int64_t{num_blocks} - 1));
   }
   return Status::Ok();

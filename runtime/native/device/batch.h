@@ -43,6 +43,11 @@ inline BatchView ViewOf(const StepBatch& b) {
           b.adapter_slots.empty() ? nullptr : b.adapter_slots.data()};
 }
 
+// The block tables of a step as a graph reads them: into block_tables, and into token_seq for each token what
+// block_table_stride entries it is times behind which its sequence's blocks begin. Returns that stride. The batch was
+// checked: what does not fit a row is unused.
+uint32_t FillBlockTables(const ModelShape& model, const BatchView& batch, int32_t* block_tables, int32_t* token_seq);
+
 // Whether a graph holds so many: what must be known before arrays of that length are read.
 Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
                    uint32_t num_samples, uint32_t block_table_stride);

@@ -31,21 +31,28 @@ class Ransom {
   std::unordered_map<uint32_t, uint32_t> given_up_;  // block: references given up
 };
 
+// A sequence of so many blocks.
+void AddDecode(uint32_t blocks, StepLoad* load) {
+  load->tokens = load->samples = ++load->seqs;
+  load->blocks = std::max(load->blocks, blocks);
+  load->all_blocks += blocks;
+}
+
 }  // namespace
 
 // Before a step is planned, so that no victim is in it. In the order of service, with room for those before it: nobody
 // overtakes who does not fit.
 void Scheduler::MakeWay() {
   StepLoad claimed;  // blocks: of the pool
-  uint32_t longest = 0;
+  StepLoad coming;   // in a decode step
   for (Sequence* s : waiting_) {
     if (running_.empty() || !Outranks(*s, *running_.back())) return;
     if (s->held) continue;  // it could not use what it took
     uint64_t id;
     FindCached(*s, &id);
     const uint32_t length = static_cast<uint32_t>(s->tokens.size());
-    longest = std::max(longest, BlocksFor(length + 1));
-    if (!ChooseVictims(*s, claimed, longest)) return;
+    AddDecode(BlocksFor(length + 1), &coming);
+    if (!ChooseVictims(*s, claimed, coming)) return;
     for (Sequence* victim : victims_) Evict(victim);
     claimed.seqs += 1;
     claimed.tokens += length - static_cast<uint32_t>(hits_.size()) * block_size_;
@@ -56,19 +63,18 @@ void Scheduler::MakeWay() {
 
 // Into victims_: the fewest that `s` outranks, lowest priority and youngest first, without whom it can be admitted
 // beside `claimed`. False when that cannot be: then nobody loses anything.
-bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, uint32_t longest) {
+bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming) {
   victims_.clear();
   chosen_ = running_;  // who stays
   Ransom ransom(*blocks_, hits_);
   uint32_t free = blocks_->num_free();
   for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
   const uint32_t need = NumNewBlocks(s) + claimed.blocks;
-  const bool decodes = DecodesFit({}, claimed.seqs + 1, longest);  // else no company changes that
+  const bool decodes = DecodesFit({}, coming);  // else no company changes that
   for (size_t i = running_.size();; --i) {
     const uint32_t busy = static_cast<uint32_t>(
         std::count_if(chosen_.begin(), chosen_.end(), [](const Sequence* r) { return !Parked(*r); }));
-    const bool no_seat =
-        busy + claimed.seqs >= options_.max_num_seqs || (decodes && !DecodesFit(chosen_, claimed.seqs + 1, longest));
+    const bool no_seat = busy + claimed.seqs >= options_.max_num_seqs || (decodes && !DecodesFit(chosen_, coming));
     const bool no_blocks = free < need + (chosen_.empty() ? 0 : watermark_);
     const bool crowded = chosen_.size() + claimed.seqs >= most_running_;
     if (!no_seat && !no_blocks && !crowded) return true;
@@ -81,26 +87,22 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, uint32
   }
 }
 
-// Whether one decode step may carry these, and `more` sequences of up to `longest` blocks. A model that gives vectors has
-// no such step.
-bool Scheduler::DecodesFit(const std::vector<Sequence*>& sequences, uint32_t more, uint32_t longest) const {
+// Whether one decode step may carry these and those that come. A model that gives vectors has no such step.
+bool Scheduler::DecodesFit(const std::vector<Sequence*>& sequences, const StepLoad& coming) const {
   if (gives_vectors_) return true;
-  StepLoad load;
-  load.blocks = longest;
+  StepLoad load = coming;
   for (const Sequence* s : sequences) {
-    if (Parked(*s)) continue;
-    ++load.seqs;
-    load.blocks = std::max(load.blocks, BlocksFor(static_cast<uint32_t>(s->tokens.size())));
+    if (!Parked(*s)) AddDecode(BlocksFor(static_cast<uint32_t>(s->tokens.size())), &load);
   }
-  load.tokens = load.samples = load.seqs += more;
   return ladder_.Choose(load, options_.miss_policy == MissPolicy::kLarger ? kAnyPhase : kDecodePhases) != kNoGraph;
 }
 
 // What a decode graph does not hold beside those of higher priority would only slow them down: it waits.
 bool Scheduler::CrowdsDecodes(const Sequence& s) const {
   if (running_.empty() || !Outranks(*running_.front(), s)) return false;
-  const uint32_t longest = BlocksFor(static_cast<uint32_t>(s.tokens.size()) + 1);
-  return DecodesFit({}, 1, longest) && !DecodesFit(running_, 1, longest);
+  StepLoad coming;
+  AddDecode(BlocksFor(static_cast<uint32_t>(s.tokens.size()) + 1), &coming);
+  return DecodesFit({}, coming) && !DecodesFit(running_, coming);
 }
 
 void Scheduler::Evict(Sequence* victim) {

@@ -1,5 +1,6 @@
 // GraphLadder: the graphs of a model that steps may run, and which of them hold a load.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -8,9 +9,9 @@
 
 namespace llmc {
 
-// What a graph must hold to run a step. blocks: of the sequence that has most.
+// What a graph must hold to run a step. blocks: of the sequence that has most; all_blocks: of all sequences, each its own.
 struct StepLoad {
-  uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0;
+  uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0, all_blocks = 0;
 };
 
 // Bit i: graphs of phase i serve.
@@ -37,7 +38,8 @@ class GraphLadder {
   bool has_mixed() const { return has_mixed_; }
   uint32_t largest_step() const { return largest_step_; }
 
-  // The graph of least max_tokens, then max_blocks_per_seq, that holds the load; kNoGraph if none.
+  // The graph of least max_tokens, then blocks that a sequence has in its table, then max_seqs, that holds the load;
+  // kNoGraph if none.
   int Choose(const StepLoad& load, PhaseSet phases) const;
   // Most tokens, up to `most`, of one more sequence, behind those that it has computed, that some graph holds together
   // with `load`. `remaining`: all tokens that the sequence has left; only the last of them is sampled.
@@ -45,7 +47,7 @@ class GraphLadder {
   // The same for a sequence that is being scored and runs alone. Each of its rows behind num_scored tokens is sampled, so
   // graphs of all phases serve it: what their kernels compute does not depend on the phase.
   uint32_t ScoringRoom(uint32_t computed, uint32_t num_scored, uint32_t most) const;
-  // Most rows beside those of a load, each of them sampled, that some graph holds.
+  // Most rows beside those of a load, each of them sampled and perhaps in a block of its own, that some graph holds.
   uint32_t Spare(const StepLoad& load, PhaseSet phases) const;
   // Most tokens of a sequence whose keys some graph can read.
   uint64_t LongestReach(PhaseSet phases) const;
@@ -54,9 +56,10 @@ class GraphLadder {
   bool Usable(std::size_t graph, PhaseSet phases) const {
     return enabled_[graph] && (phases & SetOf(model_.graphs[graph].phase)) != 0;
   }
-  // Tokens of a sequence whose keys a graph can read.
-  uint64_t Reach(const GraphShape& g) const {
-    return uint64_t{g.max_blocks_per_seq} * static_cast<uint32_t>(model_.block_size);
+  // Tokens of a sequence whose keys a graph can read, beside those of other sequences that have `others` blocks.
+  uint64_t Reach(const GraphShape& g, uint32_t others = 0) const {
+    const uint32_t left = g.max_blocks == 0 ? g.max_blocks_per_seq : g.max_blocks - std::min(g.max_blocks, others);
+    return uint64_t{std::min(left, g.max_blocks_per_seq)} * static_cast<uint32_t>(model_.block_size);
   }
 
   const ModelShape& model_;

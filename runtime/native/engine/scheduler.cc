@@ -50,7 +50,9 @@ void Scheduler::AddToLoad(StepLoad* load, const Sequence& s, uint32_t count) con
   load->seqs += 1;
   load->tokens += count;
   load->samples += NumScores(s, count) + (count == s.num_remaining());
-  load->blocks = std::max(load->blocks, BlocksFor(s.num_computed + count));
+  const uint32_t blocks = BlocksFor(s.num_computed + count);
+  load->blocks = std::max(load->blocks, blocks);
+  load->all_blocks += blocks;
 }
 
 StepLoad Scheduler::LoadOf(const std::vector<Sequence*>& sequences) const {
@@ -374,7 +376,8 @@ Scheduler::Chunk Scheduler::FitChunk(Sequence* s, uint32_t computed, PhaseSet ph
     crowded_out_ = true;
     return {Chunk::Fit::kLater, 0, scoring};
   }
-  plan->miss = MissOf(Phase::kPrefill, {1, wanted, 1, BlocksFor(computed + wanted)});
+  const uint32_t blocks = BlocksFor(computed + wanted);
+  plan->miss = MissOf(Phase::kPrefill, {1, wanted, 1, blocks, blocks});
   const bool fails = options_.miss_policy == MissPolicy::kError || scoring || whole_prompts_;
   const uint32_t larger = fails ? 0 : ladder_.Room(plan->load, computed, remaining, wanted, kAnyPhase);
   if (larger > 0) return {Chunk::Fit::kNow, std::min(larger, budget()), true};

@@ -248,8 +248,8 @@ class Scheduler {
   void Preempt(Sequence* s);
   // Priorities: eviction.cc.
   void MakeWay();
-  bool ChooseVictims(const Sequence& s, const StepLoad& claimed, uint32_t longest);
-  bool DecodesFit(const std::vector<Sequence*>& sequences, uint32_t more, uint32_t longest) const;
+  bool ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming);
+  bool DecodesFit(const std::vector<Sequence*>& sequences, const StepLoad& coming) const;
   bool CrowdsDecodes(const Sequence& s) const;
   void Evict(Sequence* victim);
   void KeepPatience();

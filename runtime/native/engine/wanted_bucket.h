@@ -27,7 +27,9 @@ inline WantedBucket WantedFor(const BucketMiss& miss, const ModelShape& model) {
   const uint32_t needed = miss.phase == Phase::kDecode ? miss.blocks * block_size : (miss.tokens + seqs - 1) / seqs;
   WantedBucket wanted{miss.phase, seqs, 0};
   for (const GraphShape& g : model.graphs) {
-    if (g.phase == miss.phase && g.seq >= needed && (wanted.seq == 0 || g.seq < wanted.seq)) wanted.seq = g.seq;
+    // A total says nothing of the longest sequence.
+    if (g.max_blocks == 0 && g.phase == miss.phase && g.seq >= needed && (wanted.seq == 0 || g.seq < wanted.seq))
+      wanted.seq = g.seq;
   }
   if (wanted.seq == 0) wanted.seq = std::min(needed, longest);
   return wanted;

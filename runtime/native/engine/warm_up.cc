@@ -104,8 +104,11 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   const GraphShape& g = model_.graphs[graph];
   const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
-  const uint32_t reach = static_cast<uint32_t>(std::min<uint64_t>(
-      static_cast<uint64_t>(g.max_blocks_per_seq) * block_size, static_cast<uint64_t>(model_.max_model_len)));
+  const auto longest = [&](uint32_t blocks) {
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(static_cast<uint64_t>(blocks) * block_size, static_cast<uint64_t>(model_.max_model_len)));
+  };
+  uint32_t reach = longest(g.max_blocks_per_seq);
   const bool decode = g.phase == Phase::kDecode;
   uint32_t each = load.tokens_each, num_seqs = load.num_seqs;
   if (each == 0) {
@@ -113,6 +116,8 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
     each = decode ? 1 : std::min(std::max(g.max_tokens / std::max(seqs, 1u), 1u), reach);
   }
   if (num_seqs == 0) num_seqs = std::min(g.max_seqs, std::max(g.max_tokens / each, 1u));
+  // A total is shared equally; its graph has a block for each of its sequences.
+  if (g.max_blocks != 0) reach = std::min(reach, longest(std::max(g.max_blocks / num_seqs, 1u)));
   const uint32_t context = load.context != 0 ? load.context : decode ? std::max(reach, each) : each;
   LLMC_RETURN_IF_ERROR(CheckLoad("num_seqs", num_seqs, 1, g.max_seqs));
   LLMC_RETURN_IF_ERROR(CheckLoad("tokens_each", each, 1, g.max_tokens / num_seqs));

@@ -41,7 +41,6 @@ void CpuReplay::Adopt(CpuProgram* program) {
 }
 
 void CpuReplay::CopyInputs(const BatchView& b) {
-  const GraphRecord& graph = program_.artifact().graphs()[b.graph];
   const auto copy = [this](Input input, const int32_t* from, uint64_t count) {
     if (count) std::memcpy(program_.input(input), from, count * sizeof(int32_t));
   };
@@ -51,19 +50,13 @@ void CpuReplay::CopyInputs(const BatchView& b) {
   copy(kContextLens, b.context_lens, b.num_seqs);
   copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
   copy(kSampleIndex, b.sample_index, b.num_samples);
-  // Rows wider than the graph's are cut; Check made sure that only unused entries are lost.
-  const uint64_t stride = std::min(b.block_table_stride, graph.max_blocks_per_seq);
-  for (uint64_t i = 0; i < b.num_seqs; ++i) {
-    std::memcpy(program_.input(kBlockTables) + i * stride, b.block_tables + i * b.block_table_stride,
-                stride * sizeof(int32_t));
-    std::fill(program_.input(kTokenSeq) + b.query_start[i], program_.input(kTokenSeq) + b.query_start[i + 1],
-              static_cast<int32_t>(i));
-  }
+  const uint32_t stride =
+      FillBlockTables(program_.artifact().shape(), b, program_.input(kBlockTables), program_.input(kTokenSeq));
   if (!program_.artifact().adapters().empty()) tiler_.Write(b, program_.input(kAdapterTiles));
   scalars_[0] = b.num_tokens;
   scalars_[1] = b.num_seqs;
   scalars_[2] = b.num_samples;
-  scalars_[3] = static_cast<int64_t>(stride);
+  scalars_[3] = stride;
   scalars_[4] = num_blocks_;
   scalars_[5] = team_->size();
 }

@@ -32,12 +32,7 @@ void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& b, 
   copy(kContextLens, b.context_lens, b.num_seqs);
   copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
   copy(kSampleIndex, b.sample_index, b.num_samples);
-  // Rows wider than the graph's are cut; CheckBatch made sure that only unused entries are lost.
-  const uint64_t stride = std::min(b.block_table_stride, model.graphs[b.graph].max_blocks_per_seq);
-  for (uint64_t i = 0; i < b.num_seqs; ++i) {
-    std::copy_n(b.block_tables.data() + i * b.block_table_stride, stride, place(kBlockTables) + i * stride);
-    std::fill(place(kTokenSeq) + b.query_start[i], place(kTokenSeq) + b.query_start[i + 1], static_cast<int32_t>(i));
-  }
+  const uint32_t stride = FillBlockTables(model, ViewOf(b), place(kBlockTables), place(kTokenSeq));
   const int32_t scalars[8] = {static_cast<int32_t>(b.num_tokens),  static_cast<int32_t>(b.num_seqs),
                               static_cast<int32_t>(b.num_samples), static_cast<int32_t>(stride),
                               static_cast<int32_t>(num_blocks),    0};

@@ -31,22 +31,25 @@ SimulatedDevice::SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> g
 
 Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
   const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
-  const bool decode = model_.graphs[b.graph].phase == Phase::kDecode;
+  const GraphShape& shape = model_.graphs[b.graph];
+  const bool decode = shape.phase == Phase::kDecode;
   double pairs = 0;
   uint64_t contexts = 0;
-  uint32_t length = 0;
+  uint32_t length = 0, blocks = 0;
   for (uint32_t i = 0; i < b.num_seqs; ++i) {
     const uint32_t context = static_cast<uint32_t>(b.context_lens[i]);
     const uint32_t rows = static_cast<uint32_t>(b.query_start[i + 1] - b.query_start[i]);
     // The last row sees all of the context, each one before it a token less.
     pairs += static_cast<double>(rows) * context - 0.5 * static_cast<double>(rows) * (rows - 1.0);
     contexts += context;
+    blocks += (context + block_size - 1) / block_size;
     length = std::max(length, decode ? context : rows);
   }
   const SimulatedGraph& graph = graphs_[b.graph];
   const double ns = graph.cost(b.num_tokens, pairs);
   // Only whole blocks of context decide which graph holds a decode step; one length each would make many loads.
-  const uint32_t held = decode ? (length + block_size - 1) / block_size * block_size : length;
+  const uint32_t longest = decode ? (length + block_size - 1) / block_size * block_size : length;
+  const uint32_t held = shape.max_blocks != 0 ? blocks * block_size : longest;
   SimulatedLoad& load = loads_[static_cast<uint64_t>(b.graph) << 50 | static_cast<uint64_t>(b.num_seqs) << 25 | held];
   load.graph = b.graph;
   load.num_seqs = b.num_seqs;

@@ -107,7 +107,9 @@ void DraftModel::AddRow(const Row& row, StepLoad* load) const {
   load->seqs += 1;
   load->tokens += row.count;
   load->samples += 1;
-  load->blocks = std::max(load->blocks, BlocksFor(row.start + row.count));
+  const uint32_t blocks = BlocksFor(row.start + row.count);
+  load->blocks = std::max(load->blocks, blocks);
+  load->all_blocks += blocks;
 }
 
 Status DraftModel::Read(const Sequence& s, uint32_t* tokens) {

@@ -29,7 +29,9 @@ uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem*
   s->tokens.insert(s->tokens.end(), guesses, guesses + count);
   plan->load.tokens += count;
   plan->load.samples += count;
-  plan->load.blocks = std::max(plan->load.blocks, BlocksFor(item->start + item->count));
+  const uint32_t blocks = BlocksFor(item->start + item->count);
+  plan->load.blocks = std::max(plan->load.blocks, blocks);
+  plan->load.all_blocks += blocks - BlocksFor(item->start + item->count - count);
   return count;
 }
 

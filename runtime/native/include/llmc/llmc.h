@@ -114,6 +114,8 @@ typedef struct llmc_graph_info {
   uint32_t phase; /* 0 prefill, 1 decode, 2 mixed */
   uint32_t batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, num_commands;
   uint64_t arena_bytes;
+  uint32_t max_blocks; /* KV blocks of all sequences together, of a bucket whose seq is a total of contexts; else 0 */
+  uint32_t reserved;
 } llmc_graph_info;
 
 /* Opens an artifact directory: maps files and validates; whatever it was compiled for, any machine can. *out is owned by
@@ -664,6 +666,8 @@ typedef struct llmc_sim_graph {
   uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq;
   const llmc_sim_cost *cost;  /* of a replay */
   const llmc_sim_cost *exact; /* of a replay, were the graph made for exactly the load it carries */
+  uint32_t max_blocks;
+  uint32_t reserved;
 } llmc_sim_graph;
 
 typedef struct llmc_sim_model {
