@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bucket import Bucket, whole_blocks
-from .cost import CostModel
+from .cost import CostModel, TotalCost
 from .demand import Demand, ServerModel
 from .exact import solve as solve_axis
 from .grid import Cell, GridProblem
@@ -54,7 +54,8 @@ class PhaseProblem:
         """Lengths are rounded up to the block size, or in two dimensions to as coarse a multiple (times 2, 4, …) as
         keeps the grid within 65,536 cells."""
         decode = demand.phase == "decode"
-        top = server.max_model_len if decode else server.max_chunk
+        top = top_of(demand, server, block_size)
+        priced = TotalCost(model) if demand.total else model
         batches = np.unique(np.append(demand.batch, server.max_num_seqs if decode else 1))
         unit = block_size
         while True:
@@ -68,8 +69,8 @@ class PhaseProblem:
         # A decode graph reads whole blocks, that of the top, too.
         whole = whole_blocks(seqs, block_size) if decode else seqs
         phase, rows, columns = demand.phase, batches[:, None], whole[None, :]
-        cost, load = model.cost(phase, rows, columns).astype(np.float64), model.load(phase, rows, batches[None, :])
-        steps = model.step(phase, rows, columns)
+        cost, load = priced.cost(phase, rows, columns).astype(np.float64), priced.load(phase, rows, batches[None, :])
+        steps = priced.step(phase, rows, columns)
         area = rows * columns.astype(np.float64)
         # The scheduler's order of the buckets, as `bucket.rank`: rows of tokens first.
         shape = cost.shape
@@ -89,7 +90,7 @@ class PhaseProblem:
             max_area = max(server.max_prefill_tokens or server.max_model_len, top)
             cost[area > max_area] = np.inf
         base_bucket = (int(batches[-1] if decode else 1), int(top))
-        scorer = Scorer.of(demand, Bucket(phase, *base_bucket), max_area, model, block_size)
+        scorer = Scorer.of(demand, Bucket(phase, *base_bucket, demand.total), max_area, priced, block_size)
         return cls(
             demand, batches, seqs, weight, cost, load, rank, base, base_rank, base_bucket,
             scorer, model, server, block_size,
@@ -178,6 +179,13 @@ class PhaseProblem:
             base_rank=folded(np.maximum, self.base_rank).astype(np.int64),
         )
         return problem, rows, columns
+
+
+def top_of(demand: Demand, server: ServerModel, block_size: int) -> int:
+    """The length of the largest bucket, which holds all that the server admits."""
+    if demand.total:
+        return server.max_num_seqs * whole_blocks(server.max_model_len, block_size)
+    return server.max_model_len if demand.phase == "decode" else server.max_chunk
 
 
 def _thin(sizes: Ints, weight: Floats, count: int) -> Ints:

@@ -54,6 +54,32 @@ class BucketCost:
         return np.zeros(np.broadcast_shapes(sequences.shape, length.shape))
 
 
+@dataclass(frozen=True, slots=True)
+class TotalCost:
+    """Costs of decode buckets and steps whose lengths are totals of contexts: those of another model for contexts that
+    are equally long, for as many tokens of keys are read."""
+
+    model: CostModel
+
+    @property
+    def unit(self) -> str:
+        return self.model.unit
+
+    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+        return self.model.cost(phase, batch, _shared(seq, batch))
+
+    def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
+        return self.model.load(phase, batch, sequences)
+
+    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+        return self.model.step(phase, sequences, _shared(length, sequences))
+
+
+def _shared(total: Ints, sequences: Ints) -> Ints:
+    """What each sequence has of a total: no whole number, which models of costs do not need."""
+    return total / sequences  # type: ignore[return-value]
+
+
 class TokensCost(BucketCost):
     """batch × seq: the tokens of prompt computed, or of context read, padding included."""
 
@@ -244,14 +270,18 @@ class MeasuredCost(BucketCost):
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
                 raise BucketError(f"cost of {bucket} is {seconds!r}: a table needs seconds, more than 0")
         for phase in {bucket.phase for bucket in table}:
-            mine = [bucket for bucket in table if bucket.phase == phase]
+            # Of a total, what a context has of it stands for the length, and for one that has it as its own.
+            sizes = {(b.batch, b.each): b for b in sorted(table, reverse=True) if b.phase == phase}
+            by_batch: dict[int, list[Bucket]] = {}
+            for (batch, _), bucket in sorted(sizes.items()):
+                by_batch.setdefault(batch, []).append(bucket)
             self._rows[phase] = [
                 (
                     batch,
-                    np.array(sorted(b.seq for b in mine if b.batch == batch), np.float64),
-                    np.array([table[Bucket(phase, batch, s)] for s in sorted(b.seq for b in mine if b.batch == batch)]),
+                    np.array([bucket.each for bucket in ordered], np.float64),
+                    np.array([table[bucket] for bucket in ordered]),
                 )
-                for batch in sorted({bucket.batch for bucket in mine})
+                for batch, ordered in by_batch.items()
             ]
 
     @classmethod

@@ -13,7 +13,8 @@ tokens of context each once the step is done. `deviation_s` is the standard devi
 `disturbed` is the share of the time that other programs took or that engine threads waited for a CPU, 0 to 1; 0 also
 where the system does not tell. Version 1 had neither and is read with 0 for both.
 
-The full load of a bucket is (batch, batch × seq, seq) in prefill and (batch, batch, seq) in decode. It is always among
+A row of a bucket for a total of contexts has `"total": true`, too. The full load of a bucket is (batch, batch × seq,
+seq) in prefill and (batch, batch, seq) in decode, where a total is shared equally in whole blocks. It is always among
 those of a bucket that was measured; others may follow. A table that covers part of a ladder is as valid as a whole one.
 """
 
@@ -33,7 +34,7 @@ from typing import Any
 from llmc.regular_file import JsonError, parse_json, read_regular
 from llmc.shown import shown
 
-from .bucket import MAX_DIM, Bucket, BucketError
+from .bucket import MAX_DIM, TOTAL, Bucket, BucketError
 
 VERSION = 2
 DISTURBED = 0.1
@@ -276,12 +277,13 @@ def find_tables(folder: Path, artifact: str) -> list[CostTable]:
 
 def _row(cost: ReplayCost) -> dict[str, Any]:
     bucket = cost.bucket
-    row = {"phase": bucket.phase, "batch": bucket.batch, "seq": bucket.seq}
+    row = {"phase": bucket.phase, "batch": bucket.batch, "seq": bucket.seq, **({TOTAL: True} if bucket.total else {})}
     return row | {name: getattr(cost, name) for name in _ROW_KEYS[VERSION][len(_BUCKET_KEYS) :]}
 
 
 def _cost(row: Any, keys: tuple[str, ...]) -> ReplayCost:
-    if not isinstance(row, dict) or set(row) != set(keys):
+    total = isinstance(row, dict) and row.get(TOTAL) is True
+    if not isinstance(row, dict) or set(row) != {*keys, *([TOTAL] if total else [])}:
         raise CostTableError(f"{shown(row)} is no cost: give exactly {', '.join(keys)}")
-    bucket = Bucket(row["phase"], row["batch"], row["seq"])
+    bucket = Bucket(row["phase"], row["batch"], row["seq"], total)
     return ReplayCost(bucket, *(row[name] for name in keys[len(_BUCKET_KEYS) :]))

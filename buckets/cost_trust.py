@@ -89,7 +89,7 @@ def trusted(costs: Sequence[ReplayCost]) -> tuple[tuple[ReplayCost, ...], str]:
 
 def _falls_of(costs: Sequence[ReplayCost], phase: str) -> Iterator[Fall]:
     mine = [cost for cost in costs if cost.bucket.phase == phase]
-    sizes = np.array([(c.bucket.batch, c.bucket.seq, c.sequences, c.tokens, c.context) for c in mine], np.int64)
+    sizes = np.array([(c.bucket.batch, int(c.bucket.each), c.sequences, c.tokens, c.context) for c in mine], np.int64)
     seconds = np.array([c.seconds for c in mine])
     errors = np.array([_STANDARD_ERRORS * c.deviation_s / math.sqrt(c.repeats) / c.seconds for c in mine])
     for index, cost in enumerate(mine):

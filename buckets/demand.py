@@ -66,7 +66,8 @@ class ServerModel:
 class Demand:
     """Steps of one phase, by shape: `weight` steps of `batch` sequences, the longest of `seq` tokens, columns of [P].
 
-    asked [P]: batch × longest summed over those steps, where seq is rounded up; None: seq is exact.
+    asked [P]: batch × longest summed over those steps, where seq is rounded up; None: seq is exact. total: of decode,
+    seq is that of all contexts together, each in whole KV blocks, and so is asked, without rounding.
     """
 
     phase: str
@@ -74,6 +75,7 @@ class Demand:
     seq: Ints
     weight: Floats
     asked: Floats | None = None
+    total: bool = False
 
     @property
     def tokens(self) -> float:
@@ -83,7 +85,8 @@ class Demand:
     @property
     def asked_each(self) -> Floats:
         """The same by shape, [P]."""
-        return np.asarray(self.weight * self.batch * self.seq if self.asked is None else self.asked, np.float64)
+        rows = 1 if self.total else self.batch
+        return np.asarray(self.weight * rows * self.seq if self.asked is None else self.asked, np.float64)
 
 
 @dataclass(slots=True)

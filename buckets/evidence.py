@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .cost import CostModel
+from .cost import CostModel, TotalCost
 from .demand import Demand, ServerModel
 
 # Normal weights at these multiples of the width.
@@ -89,6 +89,7 @@ def joined(demands: Iterable[Demand]) -> Demand:
         np.concatenate([one.seq for one in many]),
         np.concatenate([one.weight for one in many]),
         np.concatenate([one.asked_each for one in many]),
+        many[0].total,
     )
 
 
@@ -99,6 +100,7 @@ def scaled(demand: Demand, factor: float) -> Demand:
 
 def exact_cost(demand: Demand, model: CostModel) -> float:
     """Of all steps in buckets of exactly their shapes, without what they cost in any bucket."""
+    model = TotalCost(model) if demand.total else model
     size = demand.batch, demand.seq
     each = model.cost(demand.phase, *size) + model.load(demand.phase, demand.batch, demand.batch)
     return float(np.sum(demand.weight * each))
@@ -121,10 +123,11 @@ def blurred(demand: Demand, width: float, top: int, block_size: int) -> Demand:
         np.tile(demand.batch, len(seqs)),
         np.concatenate(seqs),
         np.concatenate([demand.weight * one for one in share]),
+        total=demand.total,
     )
 
 
-def even(phase: str, server: ServerModel) -> Demand:
+def even(phase: str, server: ServerModel, total: bool = False) -> Demand:
     """Steps of all shapes that the server admits, as many of each."""
     decode = phase == "decode"
     top = server.max_model_len if decode else server.max_chunk
@@ -134,4 +137,4 @@ def even(phase: str, server: ServerModel) -> Demand:
     if not decode:
         batches = batches[:1]
     batch, seq = (axis.ravel() for axis in np.meshgrid(batches, lengths))
-    return Demand(phase, batch, seq, np.ones(len(seq)))
+    return Demand(phase, batch, seq * batch if total else seq, np.ones(len(seq)), total=total)

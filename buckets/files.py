@@ -59,7 +59,7 @@ def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
 
 def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
     """Text of a .toml or .json bucket file that `parse_spec` reads back; `comment` only goes into TOML."""
-    listed = {phase: [_entry(bucket) for bucket in getattr(ladder, phase)] for phase in PHASES}
+    listed = {phase: [entry(bucket) for bucket in getattr(ladder, phase)] for phase in PHASES}
     pairs = {phase: items for phase, items in listed.items() if items}
     if suffix == ".json":
         rows = [f'  "{phase}": {json.dumps(items)}' for phase, items in pairs.items()]
@@ -70,7 +70,8 @@ def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entry(bucket: Bucket) -> list[int | str]:
+def entry(bucket: Bucket) -> list[int | str]:
+    """How JSON has a bucket: [batch, seq], and "total" behind them where seq is one."""
     return [bucket.batch, bucket.seq, *([TOTAL] if bucket.total else [])]
 
 

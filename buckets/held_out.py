@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .candidates import PhaseProblem
+from .candidates import PhaseProblem, top_of
 from .demand import Demand, ServerModel
 from .evidence import Blur, Evidence, blurred, even, exact_cost, joined, scaled
 from .scoring import Scorer
@@ -94,10 +94,9 @@ class Learner:
 
     def learned_from(self, demand: Demand, blur: Blur) -> PhaseProblem:
         """The problem that a plan is made for, its demand blurred."""
-        top = self.server.max_model_len if demand.phase == "decode" else self.server.max_chunk
-        spread = blurred(demand, blur.width, top, self.block_size)
+        spread = blurred(demand, blur.width, top_of(demand, self.server, self.block_size), self.block_size)
         if blur.even:
-            flat = even(demand.phase, self.server)
+            flat = even(demand.phase, self.server, demand.total)
             shares = self._padded_by_rule(demand), self._padded_by_rule(flat)
             spread = joined([spread, scaled(flat, blur.even * shares[0] / shares[1])])
         return self.problem_of(spread)

@@ -232,7 +232,7 @@ def _plan_phase(
     phase = evidence.phase
     return PhasePlan(
         phase=phase,
-        buckets=tuple(Bucket(phase, batch, seq) for batch, seq in buckets),
+        buckets=tuple(Bucket(phase, batch, seq, demand.total) for batch, seq in buckets),
         score=planned,
         lower_bound=bound,
         exact=exact,

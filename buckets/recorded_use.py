@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.bucket import TOTAL, Bucket, BucketError
 from llmc.buckets.misses import Miss
 from llmc.buckets.trace_text import STDIN
 from llmc.regular_file import open_regular, read_text
@@ -65,11 +65,18 @@ def read_bucket_use(path: Path) -> list[BucketUse]:
     found: dict[Bucket, dict[str, float]] = {}
     for name, labels, value in _samples(path):
         if name in _FIELDS:
-            bucket = Bucket(labels.get("phase", ""), _number(labels, "batch"), _number(labels, "seq"))
+            bucket = _bucket(labels)
             found.setdefault(bucket, {})[_FIELDS[name]] = value
     if not found:
         raise BucketError(f"{path} tells of no bucket: save /metrics of llmc serve, or give a trace")
     return [BucketUse(bucket, **found[bucket]) for bucket in sorted(found)]
+
+
+def _bucket(labels: dict[str, str]) -> Bucket:
+    seq = labels.get("seq", "")
+    total = seq.endswith(TOTAL)
+    number = _number({"seq": seq.removesuffix(TOTAL)}, "seq")
+    return Bucket(labels.get("phase", ""), _number(labels, "batch"), number, total)
 
 
 def read_missed(path: Path, block_size: int) -> list[Miss]:

@@ -75,7 +75,9 @@ class Scorer:
         )
 
     def may_open(self, batch: int, seq: int) -> bool:
-        """Whether a bucket stays within the tokens of one step."""
+        """Whether a bucket stays within the tokens of one step, and a total has a block for each sequence."""
+        if self.base.total and seq < batch * self.block_size:
+            return False
         return self.max_area == 0 or batch * seq <= self.max_area
 
     def outcome(self, buckets: Pairs) -> Outcome:
@@ -100,7 +102,7 @@ class Scorer:
         # What is left is of prefill, and of more sequences than any bucket holds of such a length.
         rest, apart = (whole[:, -1] - whole[rows, taken[-1]] for whole in (self.steps, self.apart))
         cost = float(np.sum(weight * each)) + float(apart.sum())
-        tokens = float(weight.sum(axis=1) @ (batch * seq.astype(np.float64)))
+        tokens = float(weight.sum(axis=1) @ (seq.astype(np.float64) * (1 if self.base.total else batch)))
         tokens += float(np.sum(rest * self.batches)) * self.base.seq
         total = float(np.sum(self.steps[:, -1]))
         return Outcome(cost + self.step_cost, tokens, 1 - float(rest.sum()) / total if total else 1.0)

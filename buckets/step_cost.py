@@ -249,13 +249,13 @@ class StepCosts:
     def seconds(self, bucket: Bucket) -> float:
         """Of a replay of the full bucket."""
         if self.computed is not None:
-            phase, batch, seq = bucket.phase, bucket.batch, bucket.seq
+            phase, batch, seq = bucket.phase, bucket.batch, bucket.each
             if phase == "mixed":
                 phase, batch = "prefill", 1
             return float(self.computed.cost(phase, np.array([batch]), np.array([seq]))[0])
         law, each = self._law(bucket.phase), 1 if bucket.phase == "decode" else bucket.seq
         sequences = 1 if bucket.phase == "mixed" else bucket.batch
-        pairs = num_pairs(sequences, sequences * each, bucket.seq)
+        pairs = num_pairs(sequences, sequences * each, bucket.each)
         return float(law.at(bucket.max_tokens)) + law.sequence_s * sequences + law.of_pair(bucket.phase) * pairs
 
     def curves(self, bucket: Bucket, row_tile: int = ROW_TILE) -> tuple[CostCurve, CostCurve]:
@@ -311,7 +311,7 @@ def _by_table(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Float
     """Predicts as where padding is computed."""
     table = MeasuredCost({cost.bucket: cost.seconds for cost in known})
     return np.array(
-        [float(table.cost(c.bucket.phase, np.array([c.bucket.batch]), np.array([c.bucket.seq]))[0]) for c in loads]
+        [float(table.cost(c.bucket.phase, np.array([c.bucket.batch]), np.array([c.bucket.each]))[0]) for c in loads]
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError
+from llmc.buckets.contexts import Contexts
 from llmc.buckets.verify import DEFAULT_ODDS
 from llmc.cli.options.numbers import finite
 from llmc.regular_file import JsonError, parse_json, read_regular
@@ -36,6 +37,7 @@ Examples:
   llmc buckets plan --trace trace.csv --phase prefill --max-padding 5 -o buckets.toml
   llmc buckets plan --trace trace.csv --model models/llama --max-graphs 32 --max-memory 500M -o buckets.json
   llmc buckets plan --trace trace.jsonl --cost-table llama.llmc --speculate 7 -o buckets.toml
+  llmc buckets plan --trace trace.jsonl --model models/llama --contexts auto -o buckets.toml
   llmc compile models/llama -o llama.llmc --buckets buckets.toml
 """
 
@@ -108,6 +110,10 @@ def plan_command(
         Scenarios.spread,
         help="spread: several paces, mixed steps on and off; own: the trace's pace and the costs given.",
     ),
+    contexts: Contexts = typer.Option(
+        Contexts.longest,
+        help="What decode buckets bound: the longest context, the total of all, or auto, what suits the trace.",
+    ),
     speculate: int = typer.Option(
         0, metavar="N", help="Add decode buckets with rows for N guesses of each sequence, where that pays."
     ),
@@ -155,8 +161,11 @@ def plan_command(
             pinned=scenarios is Scenarios.own,
             guessed_prefill=prefill_rate is None and cost_table is None and model is None,
         ),
+        contexts=contexts,
     )
     verify = None
+    if speculate and simulated.plan.ladder.decode[0].total:
+        raise BucketError("--speculate adds rows to decode buckets for the longest context: use --contexts longest")
     if speculate:
         verify = _plan_verify(
             simulated.plan.ladder, requests, server, costs, by_tokens, block_size, speculate, acceptance

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets import BucketError, Limits, parse_spec
-from llmc.buckets.bucket import Bucket
+from llmc.buckets.bucket import TOTAL, Bucket
 
 if TYPE_CHECKING:
     from llmc.buckets.usage import Usage
@@ -28,6 +28,9 @@ Examples:
 """
 _HEAT = ("grey50", "blue", "cyan", "green", "yellow", "red")
 _SHARES = (0.0, 0.005, 0.02, 0.05, 0.15)
+
+_Size = int | tuple[bool, int]
+"""A batch, or whether a length is a total, and the length."""
 
 
 def show_command(
@@ -99,7 +102,9 @@ def _recorded(phases: dict[str, list[Bucket]], path: Path) -> dict[str, Usage]:
 def _show_data(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> dict[str, Any]:
     data: dict[str, Any] = {"graphs": sum(map(len, phases.values()))}
     for phase, buckets in phases.items():
-        rows: list[dict[str, Any]] = [{"batch": b.batch, "seq": b.seq} for b in buckets]
+        rows: list[dict[str, Any]] = [
+            {"batch": b.batch, "seq": b.seq, **({TOTAL: True} if b.total else {})} for b in buckets
+        ]
         if phase in used:
             for row, use in zip(rows, used[phase].uses, strict=True):
                 row |= {"steps": use.steps, "share": use.steps / (used[phase].steps or 1), "padding": use.padding}
@@ -118,26 +123,30 @@ def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> Non
     console = Console()
     for phase, buckets in phases.items():
         shares = {use.bucket: use.steps / (used[phase].steps or 1) for use in used[phase].uses} if phase in used else {}
-        batches, seqs = sorted({b.batch for b in buckets}), sorted({b.seq for b in buckets})
-        known = set(buckets)
+        batches, seqs = sorted({b.batch for b in buckets}), sorted({(b.total, b.seq) for b in buckets})
+        by_size: dict[tuple[_Size, _Size], Bucket] = {(b.batch, (b.total, b.seq)): b for b in buckets}
         table = Table(title=f"{phase}: {len(buckets)} buckets", title_justify="left", padding=(0, 1))
         # The axis with more sizes goes down the page.
         down = len(seqs) >= len(batches)
         table.add_column("seq ╲ batch" if down else "batch ╲ seq", justify="right")
         for size in batches if down else seqs:
-            table.add_column(str(size), justify="right")
+            table.add_column(_size(size), justify="right")
         for row in seqs if down else batches:
             cells = []
             for column in batches if down else seqs:
-                bucket = Bucket(phase, column, row) if down else Bucket(phase, row, column)
-                cells.append(_cell(shares.get(bucket)) if bucket in known else "[dim]·[/]")
-            table.add_row(str(row), *cells)
+                bucket = by_size.get((column, row) if down else (row, column))
+                cells.append("[dim]·[/]" if bucket is None else _cell(shares.get(bucket)))
+            table.add_row(_size(row), *cells)
         print_table(table, console)
         if phase in used:
             steps, missed = used[phase].steps, used[phase].missed
             note = f"; {missed / (steps or 1):.2%} of them fit no bucket" if missed else ""
             unused = sum(1 for use in used[phase].uses if use.steps == 0)
             console.print(f"{steps:,.0f} steps{note}; {unused} buckets unused", highlight=False)
+
+
+def _size(size: _Size) -> str:
+    return str(size) if isinstance(size, int) else f"{size[1]}{TOTAL if size[0] else ''}"
 
 
 def _cell(share: float | None) -> str:

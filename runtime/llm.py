@@ -219,7 +219,7 @@ class LLM(Opened, VectorCalls):
         """Graphs that were replayed: {"graph": "decode:4x512", "replays": …, "tokens": valid tokens carried}."""
         uses = zip(self.graphs, self.engine.graph_use(), strict=False)  # a graph may join between the two
         return [
-            {"graph": f"{graph.phase}:{graph.batch}x{graph.seq}", "replays": replays, "tokens": tokens}
+            {"graph": str(graph.bucket), "replays": replays, "tokens": tokens}
             for graph, (replays, tokens) in uses
             if replays
         ]

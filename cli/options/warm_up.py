@@ -221,7 +221,7 @@ def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
             return
         if step.done == 1:
             bars.start()
-        what = f"{step.graph.phase} {step.graph.batch}x{step.graph.seq}"
+        what = f"{step.graph.phase} {step.graph.batch}x{step.graph.bucket.length}"
         left = f"{step.remaining_s:.0f} s left, {step.memory_left / 2**30:.1f} GiB free"
         bars.update(task, total=step.total, completed=step.done, description=f"{left}, {what}")
         if step.done == step.total:

@@ -9,9 +9,11 @@ from typing import Any
 from llmc.buckets.cost_bounds import CONFIDENCE
 from llmc.buckets.demand import ServerModel
 from llmc.buckets.evidence import Blur
+from llmc.buckets.files import entry
 from llmc.buckets.held_out import HeldOut
 from llmc.buckets.planner import LadderScore, PhasePlan, Resources
 from llmc.graphs_format import PHASES
+from llmc.runtime.simulation.forms import FormChoice
 from llmc.runtime.simulation.plan import SimulatedPlan
 
 
@@ -54,7 +56,7 @@ def plan_data(
         "compile_s": resources.compile_s(len(plan.ladder)),
         "phases": {
             p.phase: {
-                "buckets": [[b.batch, b.seq] for b in p.buckets],
+                "buckets": [entry(bucket) for bucket in p.buckets],
                 "steps": p.steps,
                 "exact": p.exact,
                 "lower_bound": p.lower_bound,
@@ -97,8 +99,20 @@ def plan_data(
                 for one in simulated.tried
             ],
         },
-        "ladder": {phase: [[b.batch, b.seq] for b in getattr(plan.ladder, phase)] for phase in PHASES},
+        "contexts": None if simulated.forms is None else _forms_data(simulated.forms),
+        "ladder": {phase: [entry(bucket) for bucket in getattr(plan.ladder, phase)] for phase in PHASES},
     }
+
+
+def _forms_data(forms: FormChoice) -> dict[str, Any]:
+    uses = {
+        name: {
+            "graphs": use.graphs, "steps": use.steps, "read_tokens": use.read, "padded_tokens": use.padded,
+            "padding": use.padding, "cost": use.cost,
+        }
+        for name, use in (("longest", forms.longest), ("total", forms.total))
+    }  # fmt: skip
+    return {**uses, "suits": None if forms.suits is None else forms.suits.value}
 
 
 def _held_out_data(one: HeldOut) -> dict[str, Any]:
@@ -115,6 +129,31 @@ def _held_out_text(one: HeldOut | None) -> str:
         f"held out, planned on one half and serving the other, both ways: pads {one.padding:.2%}, tuned ramp-up "
         f"{one.by_rule:.2%}; {one.share:.1%} of its padded cost, {one.own:.1%} at the trace's pace; {made}"
     )
+
+
+def _print_forms(forms: FormChoice, unit: str, requests: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from llmc.cli.render.console import Console
+    from llmc.cli.render.tables import print_table
+    from llmc.runtime.simulation.figures import count
+
+    console = Console()
+    title = f"decode buckets for the longest context and for the total, at the trace's pace, {requests:,} requests"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in ("contexts", "graphs", "steps", "table tokens", "padded", "padding", "cost"):
+        table.add_column(column, justify="left" if column == "contexts" else "right")
+    for use in (forms.longest, forms.total):
+        row = (f"{use.graphs}", f"{use.steps:,}", count(use.read), count(use.padded), f"{use.padding:.1%}")
+        table.add_row("total" if use.total else "longest", *row, f"{use.cost:,.4g}")
+    print_table(table, console)
+    suits, both = forms.suits, (forms.longest.cost, forms.total.cost)
+    if suits is None:
+        said = "neither form suits this trace better: their costs differ by less than 1 %"
+    else:
+        said = f"{suits.value} suits this trace: it saves {1 - min(both) / max(both):.1%} of the cost of decode steps"
+    console.print(f"{said}, in {unit}; --contexts longest, total or auto chooses", highlight=False, soft_wrap=True)
 
 
 def print_plan(
@@ -169,6 +208,8 @@ def print_plan(
                    "" if one is best else f"{best.cost / one.cost:.1%}")  # fmt: skip
             table.add_row(one.name, *row, style="bold" if one is best else "")
         print_table(table, console)
+    if simulated.forms is not None:
+        _print_forms(simulated.forms, plan.unit, simulated.requests)
     if intervals:
         console.print(f"below a cost: how far off it may lie, in {CONFIDENCE:.0%} of cases", highlight=False)
     console.print(

@@ -19,10 +19,10 @@ _SIZES = {"prefill": "batch x length", "decode": "batch x context", "mixed": "ba
 
 def sizes(graphs: Sequence[GraphInfo]) -> str:
     """All of one phase in short: batch x sizes, as in 1x128,256 2x128."""
-    by_batch: dict[int, list[int]] = {}
+    by_batch: dict[int, list[str]] = {}
     for graph in sorted(graphs, key=lambda g: (g.batch, g.seq)):
-        by_batch.setdefault(graph.batch, []).append(graph.seq)
-    return " ".join(f"{batch}x{','.join(map(str, seqs))}" for batch, seqs in by_batch.items())
+        by_batch.setdefault(graph.batch, []).append(graph.bucket.length)
+    return " ".join(f"{batch}x{','.join(seqs)}" for batch, seqs in by_batch.items())
 
 
 def bucket_lines(graphs: Sequence[GraphInfo]) -> list[str]:

@@ -29,7 +29,7 @@ class BucketUse:
 def of_engine(graphs: Sequence[GraphInfo], stats: Sequence[GraphStats]) -> list[BucketUse]:
     """The counters of an engine in this process."""
     return [
-        BucketUse(f"{g.phase}:{g.batch}x{g.seq}", s.replays, s.tokens, s.padded_tokens, s.replay_ns / 1e9)
+        BucketUse(str(g.bucket), s.replays, s.tokens, s.padded_tokens, s.replay_ns / 1e9)
         for g, s in zip(graphs, stats, strict=False)
     ]
 

@@ -117,7 +117,7 @@ class BackgroundCompiler:
             log.exception("a listener to news of buckets failed")
 
     def _next(self) -> Bucket | None:
-        have = {Bucket(graph.phase, graph.batch, graph.seq) for graph in self._graphs()}
+        have = {graph.bucket for graph in self._graphs()}
         with self._lock:
             if self._closing:
                 return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.bucket import BucketError
 from llmc.buckets.misses import HEADER, Miss, append_misses
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class MissRecorder:
 def to_miss(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int) -> Miss:
     """A line of the record, as of now."""
     graph = None if miss.graph is None else graphs[miss.graph]
-    bucket = None if graph is None else Bucket(graph.phase, graph.batch, graph.seq)
+    bucket = None if graph is None else graph.bucket
     context = miss.num_blocks * block_size
     return Miss(time.time(), miss.phase, miss.num_seqs, miss.num_tokens, context, bucket, miss.count)
 

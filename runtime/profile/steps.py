@@ -55,7 +55,8 @@ def full_step(tables: Tables, graph: Graph, context: int | None = None) -> Step:
     limit = longest_context(tables, graph)
     if graph.phase == 0:
         return Step(((0, min(graph.seq, limit)),) * graph.batch)
-    length = min(context or graph.seq, limit)
+    share = graph.max_blocks // graph.batch * tables.model.block_size
+    length = min(context or (share or graph.seq), limit, share or limit)
     if graph.phase == 1:
         return Step(((length - 1, 1),) * graph.batch)
     # Mixed: all but one sequence decode, the last brings a chunk of its prompt.

@@ -12,7 +12,6 @@ from llmc.buckets.cost_table import CostTable
 from llmc.buckets.replanning.histogram import CountedSteps
 from llmc.buckets.replanning.proposal import Ladder
 from llmc.buckets.replanning.shapes import Limits, StepShape
-from llmc.graphs_format import PHASES
 from llmc.machine import PADDING
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 from llmc.runtime.binding.statistics import BucketMiss
@@ -95,7 +94,7 @@ class LadderFacts:
         except BucketError:
             table = None
         try:
-            tiles = {Bucket(PHASES[g.phase], g.batch, g.seq): g.row_unit for g in read_graphs(path).graphs}
+            tiles = {Bucket.parse(g.name): g.row_unit for g in read_graphs(path).graphs}
         except (FormatError, OSError):
             tiles = {}
         return cls(limits, table, tiles)

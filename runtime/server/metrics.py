@@ -328,7 +328,7 @@ class _EngineCollector(Collector):
             "llmc_bucket_padding_seconds", "Share of the replay time by padding rows", labels=labels
         )
         for graph, stats in zip(self._probe.graphs, self._probe.graph_stats(), strict=False):
-            key = (graph.phase, str(graph.batch), str(graph.seq))
+            key = (graph.phase, str(graph.batch), graph.bucket.length)
             replays.add_metric(key, stats.replays)
             tokens.add_metric(key, stats.tokens)
             padding.add_metric(key, stats.padded_tokens)

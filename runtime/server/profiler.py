@@ -179,7 +179,7 @@ class Profiler:
 
 
 def _bucket(graph: GraphInfo) -> str:
-    return f"{graph.phase}:{graph.batch}x{graph.seq}"
+    return str(graph.bucket)
 
 
 def _request_events(record: RequestRecord) -> Iterator[dict[str, Any]]:

@@ -105,6 +105,7 @@ class LiveState:
                     "phase": graph.phase,
                     "batch": graph.batch,
                     "seq": graph.seq,
+                    **({"total": True} if graph.bucket.total else {}),
                     "replays": use.replays,
                     "tokens": use.tokens,
                     "padding_tokens": use.padded_tokens,

@@ -136,6 +136,6 @@ def spans_of(
             add("preempted", mark.begin_ns, next(again, end_ns))
     for mark in chunks:
         graph = graphs[mark.graph]
-        bucket = f"{graph.phase} {graph.batch} × {graph.seq}"
+        bucket = f"{graph.phase} {graph.batch} × {graph.bucket.length}"
         add("prefill", mark.begin_ns, mark.end_ns, start=mark.start, tokens=mark.count, bucket=bucket)
     return spans

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from llmc.buckets.bucket import Bucket, rank
+from llmc.buckets.bucket import rank
 from llmc.runtime.report.svg import DASHES, FAINT, GROUND, INK, PANEL, RULE, Svg, heat, round_steps, series
 from llmc.runtime.simulation.figures import count, duration
 from llmc.runtime.simulation.what_if import Floats, GraphUse, Outcome
@@ -20,14 +20,23 @@ At = Callable[[float, float], tuple[float, float]]  # the pixel of (sequences or
 
 
 def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
-    """Steps of a phase by length and sequences, under the borders of the buckets."""
+    """Steps of a phase by length and sequences, under the borders of the buckets: of decode a map for the longest
+    context, and one for the total of contexts, where there are such buckets."""
     uses = outcome.of_phase(phase)
-    indices = {n for n, one in enumerate(outcome.ladder.buckets) if one.phase == phase}
+    forms = sorted({use.bucket.total for use in uses})
+    return "".join(_traffic(outcome, phase, [u for u in uses if u.bucket.total == total], width) for total in forms)
+
+
+def _traffic(outcome: Outcome, phase: str, uses: Sequence[GraphUse], width: int) -> str:
+    """The map of the steps that these graphs of one form ran."""
+    mine = {use.bucket for use in uses}
+    indices = {n for n, one in enumerate(outcome.ladder.buckets) if one in mine}
     loads = [load for load in outcome.loads if load.graph in indices]
+    name = _name(uses)
     batches = sorted({use.bucket.batch for use in uses})
     longest = max(use.bucket.seq for use in uses)
     if len(batches) == 1:
-        return _histogram(phase, uses, [(load.length, load.replays) for load in loads], longest, width)
+        return _histogram(phase, name, uses, [(load.length, load.replays) for load in loads], longest, width)
     rows = min(batches[-1], _ROWS)
     grid = np.zeros((rows, _COLUMNS))
     for load in loads:
@@ -35,9 +44,7 @@ def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
         column = min((load.length - 1) * _COLUMNS // longest, _COLUMNS - 1)
         grid[row, column] += load.replays
     height, left, top, bottom = 300, 44, 12, 40
-    svg = Svg(
-        width, height, f"Heat map of {phase} steps by sequences and {_NAMES[phase]}, under the borders of the buckets"
-    )
+    svg = Svg(width, height, f"Heat map of {phase} steps by sequences and {name}, under the borders of the buckets")
     across, down = (width - left - 10) / longest, (height - top - bottom) / batches[-1]
 
     def at(batch: float, seq: float) -> tuple[float, float]:
@@ -55,7 +62,7 @@ def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
         svg.rect(x, y, longest / _COLUMNS * across + 0.3, (high - low) * down + 0.3,
                  heat(_TRAFFIC, 0.12 + 0.88 * (value / most) ** 0.5), title)  # fmt: skip
     _borders(svg, uses, at)
-    _axes(svg, at, batches, sorted({use.bucket.seq for use in uses}), phase)
+    _axes(svg, at, batches, sorted({use.bucket.seq for use in uses}), name)
     return svg.html()
 
 
@@ -66,7 +73,7 @@ def _borders(svg: Svg, uses: Sequence[GraphUse], at: At) -> None:
     owner = np.full((len(batches) + 1, len(seqs) + 1), -1)
     for j, batch in enumerate(batches):
         for i, seq in enumerate(seqs):
-            owner[j, i] = next((n for n, bucket in enumerate(buckets) if bucket.fits(batch, seq)), -1)
+            owner[j, i] = next((n for n, bucket in enumerate(buckets) if bucket.fits(batch, seq, seq)), -1)
     rows, columns = [0, *batches], [0, *seqs]
     for j in range(len(batches)):
         for i in range(len(seqs)):
@@ -91,7 +98,7 @@ def _ticks(svg: Svg, positions: Sequence[tuple[float, int]], y: float, anchor: s
             last = x
 
 
-def _axes(svg: Svg, at: At, batches: Sequence[int], seqs: Sequence[int], phase: str) -> None:
+def _axes(svg: Svg, at: At, batches: Sequence[int], seqs: Sequence[int], name: str) -> None:
     _ticks(svg, [(at(0, seq)[0], seq) for seq in seqs], at(0, 0)[1] + 15)
     last = 1e9
     for batch in batches:
@@ -100,14 +107,24 @@ def _axes(svg: Svg, at: At, batches: Sequence[int], seqs: Sequence[int], phase: 
             svg.text(x - 6, y + 9, f"{batch}", anchor="end")
             last = y
     x, y = at(0, 0)
-    svg.text(x, y + 32, _NAMES[phase])
+    svg.text(x, y + 32, name)
     svg.text(8, 10, "sequences", size=10)
 
 
-def _histogram(phase: str, uses: Sequence[GraphUse], loads: Sequence[tuple[int, int]], longest: int, width: int) -> str:
+def _name(uses: Sequence[GraphUse]) -> str:
+    """What the lengths of these buckets count."""
+    totals = {use.bucket.total for use in uses}
+    if len(totals) > 1:
+        return "tokens of context, of a sequence and of all"
+    return "tokens of all contexts" if True in totals else _NAMES[uses[0].bucket.phase]
+
+
+def _histogram(
+    phase: str, name: str, uses: Sequence[GraphUse], loads: Sequence[tuple[int, int]], longest: int, width: int
+) -> str:
     """One batch size: the lengths of the steps, coloured by the share that their bucket pads."""
     height, left, top, bottom = 300, 44, 12, 40
-    svg = Svg(width, height, f"Histogram of the {_NAMES[phase]} of {phase} steps, with the sizes of the buckets")
+    svg = Svg(width, height, f"Histogram of the {name} of {phase} steps, with the sizes of the buckets")
     weights = np.zeros(_COLUMNS)
     for length, replays in loads:
         weights[min((length - 1) * _COLUMNS // longest, _COLUMNS - 1)] += replays
@@ -129,7 +146,7 @@ def _histogram(phase: str, uses: Sequence[GraphUse], loads: Sequence[tuple[int, 
         x, y = at(1, seq)
         svg.line([(x, y), (x, height - bottom)], _BORDER, 1.1, "3 2")
     _ticks(svg, [(at(0, seq)[0], seq) for seq in seqs], height - bottom + 15)
-    svg.text(left, height - 8, f"{_NAMES[phase]}; dashed: the buckets")
+    svg.text(left, height - 8, f"{name}; dashed: the buckets")
     svg.text(8, 10, "steps", size=10)
     return svg.html()
 
@@ -137,8 +154,8 @@ def _histogram(phase: str, uses: Sequence[GraphUse], loads: Sequence[tuple[int, 
 def waste_map(outcome: Outcome, phase: str, width: int = 560) -> str:
     """The bucket grid: the number is the share of padding, the colour the time that it costs."""
     uses = outcome.of_phase(phase)
-    by_bucket = {use.bucket: use for use in uses}
-    batches, seqs = sorted({u.bucket.batch for u in uses}), sorted({u.bucket.seq for u in uses})
+    by_bucket = {(use.bucket.batch, use.bucket.seq, use.bucket.total): use for use in uses}
+    batches, seqs = sorted({u.bucket.batch for u in uses}), sorted({(u.bucket.total, u.bucket.seq) for u in uses})
     if len(batches) == 1:
         return _waste_bars(phase, uses, width)
     height, left, top, bottom = 300, 44, 12, 40
@@ -148,8 +165,8 @@ def waste_map(outcome: Outcome, phase: str, width: int = 560) -> str:
     for j, batch in enumerate(batches):
         y = height - bottom - (j + 1) * high
         svg.text(left - 6, y + high / 2 + 4, f"{batch}", anchor="end")
-        for i, seq in enumerate(seqs):
-            use = by_bucket.get(Bucket(phase, batch, seq))
+        for i, (total, seq) in enumerate(seqs):
+            use = by_bucket.get((batch, seq, total))
             if use is None:
                 continue
             x = left + i * wide
@@ -159,8 +176,8 @@ def waste_map(outcome: Outcome, phase: str, width: int = 560) -> str:
             if use.replays and wide >= 24 and high >= 13:
                 size = min(11, wide / 2.9)
                 svg.text(x + wide / 2, y + high / 2 + 4, f"{use.padding:.0%}", anchor="middle", size=size, on=True)
-    _ticks(svg, [(left + (i + 0.5) * wide, seq) for i, seq in enumerate(seqs)], height - bottom + 15, "middle")
-    svg.text(left, height - 8, f"{_NAMES[phase]}; number: share of padding, colour: its time, up to {duration(most)}")
+    _ticks(svg, [(left + (i + 0.5) * wide, seq) for i, (_, seq) in enumerate(seqs)], height - bottom + 15, "middle")
+    svg.text(left, height - 8, f"{_name(uses)}; number: share of padding, colour: its time, up to {duration(most)}")
     svg.text(8, 10, "sequences", size=10)
     return svg.html()
 

@@ -32,7 +32,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGraph:
-    """A graph that need not have been compiled. exact: what a graph made for exactly the load would take."""
+    """A graph that need not have been compiled. exact: what a graph made for exactly the load would take. max_blocks:
+    of all sequences together, 0: no limit of its own."""
 
     phase: str
     batch: int
@@ -43,12 +44,14 @@ class SimulatedGraph:
     max_blocks_per_seq: int
     cost: Curve
     exact: Curve
+    max_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
     """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens. These are new tokens in
     prefill and mixed steps, and context in decode steps, rounded up to blocks.
+    Of a graph with max_blocks, length is that of all contexts together.
     tokens, contexts, ns, exact_ns and longest are sums: longest is that of the longest sequence of each replay, not
     rounded.
     """
@@ -62,11 +65,6 @@ class SimulatedLoad:
     ns: float
     exact_ns: float
     longest: int
-
-    @property
-    def asked(self) -> int:
-        """Tokens that these replays would have in buckets of exactly their shapes."""
-        return self.num_seqs * self.longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class SimulatedEngine(Engine):
         for target, graph in zip(native, graphs, strict=True):
             target.struct_size = ctypes.sizeof(abi.SimGraph)
             target.phase = PHASES.index(graph.phase)
-            for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq"):
+            for name in ("batch", "seq", "max_tokens", "max_seqs", "max_samples", "max_blocks_per_seq", "max_blocks"):
                 setattr(target, name, getattr(graph, name))
             target.cost, target.exact = (_cost(curve, keep) for curve in (graph.cost, graph.exact))
         model = sized(abi.SimModel)

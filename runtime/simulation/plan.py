@@ -9,14 +9,16 @@ is.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from llmc.buckets import planner
 from llmc.buckets.bucket import Bucket, BucketLadder, area
+from llmc.buckets.contexts import Contexts
 from llmc.buckets.cost import CostModel, TokensCost
 from llmc.buckets.demand import Demand, ServerModel, clip, demands
 from llmc.buckets.evidence import Case, Evidence, scaled
@@ -24,6 +26,7 @@ from llmc.buckets.scenarios import OWN, Scenario
 from llmc.buckets.step_cost import AssumedCost, StepCosts
 from llmc.buckets.trace import Trace
 from llmc.runtime.simulation.engine import SimulatedLoad
+from llmc.runtime.simulation.forms import FormChoice, FormUse, with_one_total
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf, asked_tokens
 
 # Of longer traces so many stretches of so many requests are run. Each begins with an idle server, and a backlog that
@@ -65,7 +68,7 @@ class SimulatedPlan:
     """The plan, what was tried, the plan first, and how many requests each trial served in the own scenario.
 
     scenarios: what the open phases, whose steps depend on them, were planned for. warnings: sentences on what the plan
-    should not be trusted with.
+    should not be trusted with. forms: of decode buckets, at the own pace, where decode was planned.
     """
 
     plan: planner.Plan
@@ -74,6 +77,7 @@ class SimulatedPlan:
     scenarios: tuple[Scenario, ...] = (OWN,)
     open_phases: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    forms: FormChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -244,10 +248,27 @@ class _Simulation:
         if not mine:
             return None
         longest = self.runs[self.own][0].server.max_model_len
-        rows = [(load.num_seqs, min(load.length, longest), load.replays, load.asked) for load in mine]
+        total = any(bucket.total for bucket, _ in loads if bucket.phase == phase)
+        rows = [
+            (load.num_seqs, load.length, load.replays, load.contexts)
+            if total
+            else (load.num_seqs, min(load.length, longest), load.replays, load.num_seqs * load.longest)
+            for load in mine
+        ]
         columns = np.array(rows, np.int64).T
         weight, asked = columns[2:].astype(np.float64)
-        return scaled(Demand(phase, columns[0], columns[1], weight, asked), scale)
+        return scaled(Demand(phase, columns[0], columns[1], weight, asked, total), scale)
+
+    def own_demand(self, ladder: BucketLadder) -> Demand | None:
+        """Of decode in the own scenario."""
+        loads = self.run(ladder, {self.own: self.runs[self.own]})[self.own]
+        return self._demand("decode", [pair for some in loads for pair in some], 1.0)
+
+    def form_use(self, ladder: BucketLadder) -> FormUse:
+        """Of the ladder's decode buckets, in the trials of the own scenario."""
+        found = self.run(ladder, {self.own: self.trials[self.own]})[self.own]
+        loads = [pair for some in found for pair in some]
+        return FormUse.of(ladder, loads, self._block_size, in_seconds=self.in_seconds)
 
 
 def halves(trace: Trace) -> list[Trace]:
@@ -275,12 +296,13 @@ def plan(
     phases: tuple[str, ...],
     resources: planner.Resources,
     scenarios: tuple[Scenario, ...] = (OWN,),
+    contexts: Contexts = Contexts.longest,
 ) -> SimulatedPlan:
     """The plan for the steps that the scheduler makes of the trace, never dearer there than the ladders beside it.
 
     Prefill of one prompt a step needs no simulation: every prompt is a step. costs: what steps take, for the plan and
     for the clock of the simulation; by_tokens: for the clock alone, tokens are what the plan saves. scenarios: planned
-    for, the own one first. Raises BucketError.
+    for, the own one first. contexts: what decode buckets bound. Raises BucketError.
     """
     cost: CostModel = TokensCost() if by_tokens else costs
 
@@ -297,7 +319,18 @@ def plan(
         return SimulatedPlan(planned(evidence), (), 0)
     simulation = _Simulation.of(trace, server, costs, block_size, phases, scenarios, in_seconds=not by_tokens)
     default = planner.complete({}, server, block_size)
-    found = simulation.run(default, simulation.runs)
+    whole = with_one_total(default, server, block_size)
+    forms = None
+    if "decode" in phases:
+        of_decode = partial(
+            planner.plan, trace, server, replace(limits, max_padding=None), cost, block_size=block_size,
+            phases=("decode",), resources=resources,
+        )  # fmt: skip
+        forms = _forms(simulation, (default, whole), of_decode)
+    in_totals = contexts is Contexts.total or (
+        contexts is Contexts.auto and forms is not None and forms.suits is Contexts.total
+    )
+    found = simulation.run(whole if in_totals else default, simulation.runs)
     warnings = []
     for phase in open_phases:
         seen = simulation.evidence(phase, found)
@@ -315,7 +348,24 @@ def plan(
     if winner is not mine and limits.max_padding is None and len(scenarios) == 1:
         best = replace(best, ladder=winner.ladder)
         mine = replace(winner, name=f"planned, as {winner.name}")
-    return SimulatedPlan(best, (mine, *others), simulation.requests, tuple(scenarios), open_phases, tuple(warnings))
+    return SimulatedPlan(
+        best, (mine, *others), simulation.requests, tuple(scenarios), open_phases, tuple(warnings), forms
+    )
+
+
+def _forms(
+    simulation: _Simulation, ladders: tuple[BucketLadder, BucketLadder], planned: Callable[..., planner.Plan]
+) -> FormChoice | None:
+    """Both forms of decode buckets, planned for the steps of the own scenario and tried on them; ladders: of each form,
+    to see the steps in. None where nothing decodes."""
+    uses = []
+    for ladder in ladders:
+        demand = simulation.own_demand(ladder)
+        if demand is None:
+            return None
+        decode = planned(evidence={"decode": Evidence.of(demand)}).ladder.decode
+        uses.append(simulation.form_use(replace(ladder, decode=decode)))
+    return FormChoice(*uses)
 
 
 def _prompts(trace: Trace, server: ServerModel) -> Evidence:
@@ -334,8 +384,8 @@ def _by_rule(planned: planner.Plan, server: ServerModel, block_size: int) -> dic
     return {
         name: planner.complete(
             {
-                phase.phase: tuple(Bucket(phase.phase, *pair) for other in phase.others if other.name == name
-                                   for pair in other.pairs)
+                phase.phase: tuple(Bucket(phase.phase, *pair, phase.buckets[0].total) for other in phase.others
+                                   if other.name == name for pair in other.pairs)
                 for phase in planned.phases
             },
             server,

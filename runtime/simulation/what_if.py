@@ -159,10 +159,11 @@ class Outcome:
 
     @property
     def uneven_contexts(self) -> float:
-        """Share of sequences × the longest context of decode steps that their own contexts leave, 0 … 1."""
-        decode = {index for index, use in enumerate(self.graphs) if use.bucket.phase == "decode"}
+        """Share of sequences × the longest context of decode steps that their own contexts leave, 0 … 1; of steps in
+        graphs for a total nothing."""
+        decode = {index: use.bucket for index, use in enumerate(self.graphs) if use.bucket.phase == "decode"}
         mine = [load for load in self.loads if load.graph in decode]
-        rectangle = sum(load.asked for load in mine)
+        rectangle = sum(asked_tokens(decode[load.graph], load) for load in mine)
         return 1 - sum(load.contexts for load in mine) / rectangle if rectangle else 0.0
 
     @property
@@ -303,11 +304,11 @@ class WhatIf:
 
     def _graph(self, bucket: Bucket, tile: int) -> SimulatedGraph:
         server = self.server
-        longest = bucket.seq if bucket.phase == "decode" else server.max_model_len
         # A decode graph reads whole blocks, and costs what these cost.
-        whole = min(whole_blocks(bucket.seq, server.block_size), MAX_DIM)
+        blocks = bucket.seq // server.block_size if bucket.total else 0
+        whole = blocks * server.block_size or min(whole_blocks(bucket.seq, server.block_size), MAX_DIM)
         cost, exact = self.costs.curves(replace(bucket, seq=whole) if bucket.phase == "decode" else bucket, tile)
-        sequences = bucket.batch
+        sequences, longest = bucket.batch, whole if bucket.phase == "decode" else server.max_model_len
         return SimulatedGraph(
             phase=bucket.phase,
             batch=bucket.batch,
@@ -318,6 +319,7 @@ class WhatIf:
             max_blocks_per_seq=-(-min(longest, server.max_model_len) // server.block_size),
             cost=_native(cost),
             exact=_native(exact),
+            max_blocks=blocks,
         )
 
     def _ideal_graphs(self, mixed: Bucket | None) -> list[SimulatedGraph]:
@@ -351,8 +353,10 @@ class WhatIf:
 def asked_tokens(bucket: Bucket, load: SimulatedLoad) -> int:
     """What the replays of a load ask for, in the tokens that padding is counted in. Prefill asks for true tokens of
     prompts. Decode asks for as many contexts as sequences, each as long as the longest: differences inside a batch are
-    no fault of the ladder.
+    no fault of the ladder. A bucket for a total is asked for the true contexts.
     """
+    if bucket.total:
+        return load.contexts
     return load.num_seqs * load.longest if bucket.phase == "decode" else load.tokens
 
 
@@ -369,7 +373,7 @@ def artifact_ladder(path: Path) -> tuple[Ladder, Server]:
         info, graphs = artifact.info, artifact.graphs()
     ladder = Ladder(
         name=path.resolve().name.removesuffix(".llmc"),
-        buckets=tuple(Bucket(graph.phase, graph.batch, graph.seq) for graph in graphs),
+        buckets=tuple(graph.bucket for graph in graphs),
         source=str(path),
         path=path,
         row_units=tuple(graph.row_unit for graph in read_graphs(path).graphs),

@@ -84,7 +84,8 @@ def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
     arena = inputs = samples = commands = 0
     for graph in graphs:
         arena = max(arena, graph.arena_bytes)
-        rows = graph.max_seqs * (graph.max_blocks_per_seq + 2) + graph.max_samples
+        table = graph.max_blocks or graph.max_seqs * graph.max_blocks_per_seq
+        rows = table + 2 * graph.max_seqs + graph.max_samples
         inputs = max(inputs, graph.max_tokens * _TOKEN_INPUT_BYTES + rows * _INT_BYTES)
         samples = max(samples, graph.max_samples)
         commands += graph.num_commands
@@ -100,8 +101,13 @@ def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple
     prompt = [i for i in numbers if graphs[i].phase == "prefill"] or [i for i in numbers if i not in decode]
     found = set()
     if decode:
-        found.add(max(decode, key=lambda i: (graphs[i].max_seqs, graphs[i].max_blocks_per_seq, -i)))
-        found.add(max(decode, key=lambda i: (graphs[i].max_blocks_per_seq, graphs[i].max_seqs, -i)))
+
+        def blocks(i: int) -> int:
+            """Of all sequences together."""
+            return graphs[i].max_blocks or graphs[i].max_seqs * graphs[i].max_blocks_per_seq
+
+        found.add(max(decode, key=lambda i: (graphs[i].max_seqs, blocks(i), -i)))
+        found.add(max(decode, key=lambda i: (graphs[i].max_blocks_per_seq, graphs[i].max_seqs, blocks(i), -i)))
     if prompt:
         # A prompt runs in chunks, so any size will do, but its context must be held.
         longest = max(graphs[i].max_blocks_per_seq for i in prompt)
@@ -256,7 +262,7 @@ def _graph_lines(graphs: Sequence[GraphInfo], kept: set[int], vocab: int, graph_
         used = size_text(graph_set_bytes((graphs[i] for i in mine), vocab))
         parts.append(f"{len(mine)} of {len(all_of)} {name} graphs in {used}")
     lines = [f"{', '.join(parts)}; all in {size_text(graph_bytes)}, the arena is shared"]
-    missing = [f"{graphs[i].phase}:{graphs[i].batch}x{graphs[i].seq}" for i in range(len(graphs)) if i not in kept]
+    missing = [str(graphs[i].bucket) for i in range(len(graphs)) if i not in kept]
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         lines.append(f"not kept: {shown}; larger graphs or chunks serve what they would")

@@ -68,7 +68,7 @@ def table_warnings(table: CostTable) -> list[str]:
 
 def bucket_of(graph: GraphInfo) -> Bucket:
     """The bucket that a graph was compiled for."""
-    return Bucket(graph.phase, graph.batch, graph.seq)
+    return graph.bucket
 
 
 class CostRecorder:

@@ -55,10 +55,11 @@ class MeasuredLoad:
 
 
 def full_load(graph: GraphInfo, block_size: int, max_model_len: int) -> Load:
-    """The load that fills a graph: its batch with its length each, or its context in decode."""
+    """The load that fills a graph: its batch with its length each, or its context in decode, of a total its share."""
     reach = min(graph.max_blocks_per_seq * block_size, max_model_len)
     if graph.phase == "decode":
-        return Load(graph.max_seqs, 1, min(max(graph.seq, 1), reach))
+        each = graph.max_blocks // graph.max_seqs * block_size or graph.seq
+        return Load(graph.max_seqs, 1, min(max(each, 1), reach))
     each = min(graph.seq, graph.max_tokens, reach)
     return Load(max(1, min(graph.max_seqs, graph.max_tokens // each)), each, each)
 

@@ -80,7 +80,7 @@ class WarmStep:
         unit = {"prefill": "length", "decode": "context", "mixed": "tokens"}[self.graph.phase]
         width = len(str(self.total))
         where = f"{self.graph.phase} {self.done:>{width}}/{self.total}"
-        what = f"batch {self.graph.batch} {unit} {self.graph.seq}"
+        what = f"batch {self.graph.batch} {unit} {self.graph.bucket.length}"
         left = f", {self.remaining_s:.0f} s left" if self.remaining_s >= 0.5 else ""
         how = "replayed" if self.replayed else "walked"
         took, free = f"{how} in {self.wall_ns / 1e6:.2f} ms", f"{self.memory_left / 2**30:.2f} GiB free"

@@ -704,6 +704,7 @@ typedef struct llmc_sim_load {
   uint64_t tokens, contexts; /* sums: valid rows, tokens of context of all sequences */
   double ns, exact_ns;       /* sums of what the replays took, and would take without padding */
   uint64_t longest;          /* sum of the longest sequence of each replay, not rounded */
+  /* Of a graph with max_blocks, length is that of all contexts together, each in whole blocks. */
 } llmc_sim_load;
 
 /* An engine like any other, but its device computes nothing, and its replays take virtual time. Scheduler, block

@@ -1,0 +1,13 @@
+"""What the decode buckets of a ladder bound."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Contexts(enum.StrEnum):
+    """The longest context of a step, or all contexts together; auto: what suits a trace."""
+
+    longest = "longest"
+    total = "total"
+    auto = "auto"
