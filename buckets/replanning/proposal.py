@@ -155,7 +155,14 @@ def propose(
     observed_s: float = 0.0, blocked: Sequence[Bucket] = (), keep: Sequence[Bucket] = (),
 ) -> Proposal:  # fmt: skip
     """What to change for these steps. times: what steps take; None: learned from the steps. blocked: not added; keep:
-    not retired. The same data give the same proposal."""
+    not retired. The same data give the same proposal.
+
+    Steps are counted by their longest context, which does not tell whether a bucket for a total of contexts holds them:
+    of a ladder that has one, decode steps and decode buckets are left as they are.
+    """
+    if any(bucket.total for bucket in ladder.on):
+        uses = [use for use in uses if use.shape.phase != "decode"]
+        keep = (*keep, *(bucket for bucket in ladder.on if bucket.phase == "decode"))
     steps = sum(use.steps for use in uses)
     times = times or learn(_most(uses), None, ladder.limits, padding=ladder.padding, tiles=ladder.tiles)
     plan = _Plan(ladder, policy, _most(uses), times, observed_s)

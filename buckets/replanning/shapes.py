@@ -59,7 +59,9 @@ class Limits:
         return beyond(bucket, self.max_num_seqs, self.max_model_len, self.block_size) == ""
 
     def holds(self, bucket: Bucket, shape: StepShape) -> bool:
-        """Whether the bucket's graph runs such a step."""
+        """Whether the bucket's graph runs such a step; of a total, whatever is shorter than the longest context."""
+        if bucket.total and shape.sequences * whole_blocks(shape.context, self.block_size) > bucket.seq:
+            return False
         return (
             shape.sequences <= bucket.batch
             and shape.tokens <= bucket.max_tokens

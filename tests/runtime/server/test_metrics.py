@@ -40,6 +40,10 @@ class Graph:
     batch: int
     seq: int
 
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.phase, self.batch, self.seq)
+
 
 GRAPHS = [Graph("prefill", 1, 128), Graph("decode", 4, 512)]
 
