@@ -12,7 +12,7 @@ DEFAULT_ODDS = 0.7
 """That a guess is right, those before it being right, where nothing is known of a text."""
 
 
-def add_verify_buckets(ladder: BucketLadder, max_num_seqs: int, guesses: int) -> BucketLadder:
+def add_verify_buckets(ladder: BucketLadder, max_num_seqs: int, guesses: int, block_size: int = 1) -> BucketLadder:
     """The ladder with decode buckets for steps of up to max_num_seqs sequences that bring `guesses` each.
 
     Rows double from 2 up to the most, those that a bucket has already left out; contexts are those of the ladder, at
@@ -23,8 +23,19 @@ def add_verify_buckets(ladder: BucketLadder, max_num_seqs: int, guesses: int) ->
     if max(present, default=0) > max_num_seqs:
         return ladder
     rows = rows_of(max_num_seqs, guesses)
-    lengths = doubling(sorted({bucket.seq for bucket in ladder.decode}))
-    added = (Bucket("decode", batch, seq) for batch in rows if batch not in present for seq in lengths)
+    lengths = {
+        total: doubling(sorted({bucket.seq for bucket in ladder.decode if bucket.total == total}))
+        for total in (False, True)
+    }
+    added = (
+        Bucket("decode", batch, seq, total)
+        for batch in rows
+        if batch not in present
+        for total, sizes in lengths.items()
+        for seq in sizes
+        # A graph has a block for each of its rows, which might be sequences.
+        if not total or seq >= batch * block_size
+    )
     return replace(ladder, decode=(*ladder.decode, *added))
 
 

@@ -246,7 +246,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if config.speculate and model.pooled is not None:
         raise CompileError("--speculate is for models that write text; leave it out")
     if config.speculate:
-        ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate)
+        ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, config.block_size)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
     if config.tensor_parallel != 1:
         if adapters is not None:
