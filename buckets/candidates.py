@@ -79,6 +79,9 @@ class PhaseProblem:
         rank = np.empty(shape, np.int64)
         rank.flat[order] = np.arange(cost.size)
         max_area = 0
+        if demand.total:
+            # A table has a block for each sequence.
+            cost[np.broadcast_to(columns < rows * block_size, shape)] = np.inf
         if decode:
             base = np.broadcast_to(cost[-1, -1] + load[-1][:, None], shape).copy()
             base_rank = np.full(shape, rank[-1, -1])

@@ -76,9 +76,7 @@ def test_buckets_that_mean_nothing() -> None:
     with pytest.raises(BucketError, match="decode:8x4total has 8 sequences but 4 tokens of context in all"):
         total(8, 4)
     check_total(total(8, 128), 16)
-    with pytest.raises(
-        BucketError, match="decode:8x120total has less than a block of 16 tokens for each"
-    ):
+    with pytest.raises(BucketError, match="decode:8x120total has less than a block of 16 tokens for each"):
         check_total(total(8, 120), 16)
 
 
@@ -151,6 +149,8 @@ def test_a_plan_of_totals() -> None:
     decode = found.ladder.decode
     assert len(decode) <= 6
     assert all(bucket.total for bucket in decode)
+    for bucket in decode:
+        check_total(bucket, 16)
     assert total(8, 8 * 2048) in decode
     # What is read is the sum of the chosen tables; a single bucket would read much more.
     read = sum(area(bucket) for b, s in zip(batch, blocks, strict=True) if (bucket := select(decode, b, 0, 16 * s)))

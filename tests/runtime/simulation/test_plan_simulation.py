@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from llmc.buckets import Bucket, BucketError, select
 from llmc.buckets.bucket import REQUIRED_PHASES, area
 from llmc.buckets.candidates import PhaseProblem
+from llmc.buckets.contexts import Contexts
 from llmc.buckets.cost import CostModel, FlopsCost, TokensCost
 from llmc.buckets.cost_table import CostTable, ReplayCost
 from llmc.buckets.demand import Demand, ServerModel
@@ -158,3 +160,26 @@ def test_requests_that_never_decode_are_told() -> None:
     silent = replace(TRACE, output_tokens=np.ones(len(TRACE), np.int64))
     with pytest.raises(BucketError, match="no request that decodes"):
         planned(silent)
+
+
+def test_the_form_of_decode_buckets_that_suits_a_trace() -> None:
+    """One long context among short ones, and contexts that are alike, on a target that computes padding."""
+    rng = np.random.default_rng(5)
+    arrivals = np.sort(rng.uniform(0, 4, 60))
+    server = ServerModel(max_model_len=1024, max_num_seqs=8)
+
+    def made(prompts: npt.NDArray[np.int64], contexts: Contexts) -> SimulatedPlan:
+        trace = Trace("made-up", arrivals, prompts, np.full(60, 40))
+        return plan_simulation.plan(
+            trace, server, Limits(6), ASSUMED, by_tokens=True, block_size=32, phases=("decode",),
+            resources=Resources(), contexts=contexts,
+        )  # fmt: skip
+
+    uneven = np.where(np.arange(60) % 8 == 0, 900, 30)
+    found = made(uneven, Contexts.auto)
+    assert found.forms is not None
+    assert found.forms.suits is Contexts.total
+    assert found.forms.total.padded < found.forms.longest.padded / 4
+    assert found.forms.total.contexts == pytest.approx(found.forms.longest.contexts)
+    assert all(bucket.total for one in found.tried for bucket in one.ladder.decode)
+    assert not any(bucket.total for bucket in made(uneven, Contexts.longest).plan.ladder.decode)

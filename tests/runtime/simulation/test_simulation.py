@@ -38,6 +38,26 @@ def run(trace: Trace, spec: str, costs: StepCosts = CONSTANT, **server: Any) -> 
     return WhatIf(trace, Server(512, 8, 16, **server), costs).run(ladder_of(spec))
 
 
+def test_one_long_context_among_short_ones() -> None:
+    """Steps read the rectangle of the longest context, or the total of all, as the scheduler chooses graphs."""
+    trace = trace_of((0.0, 400, 20), *((0.0, 10, 20) for _ in range(7)))
+    of_longest = run(trace, "prefill=8x512,decode=8x[128,512]")
+    of_total = run(trace, "prefill=8x512,decode=8x[704,4096]total")
+    # Nineteen steps, for the prompts give the first tokens; contexts from 401 and 11 tokens on.
+    contexts = sum(400 + n + 7 * (10 + n) for n in range(1, 20))
+    uses = {str(use.bucket): use for one in (of_longest, of_total) for use in one.graphs}
+    assert (uses["decode:8x512"].replays, uses["decode:8x512"].computed) == (19, 19 * 4096)
+    assert (uses["decode:8x704total"].replays, uses["decode:8x704total"].computed) == (19, 19 * 704)
+    assert uses["decode:8x704total"].asked == contexts
+    assert (of_longest.num_misses, of_total.num_misses, of_total.uneven_contexts) == (0, 0, 0.0)
+    assert of_longest.uneven_contexts == pytest.approx(1 - contexts / sum(8 * (400 + n) for n in range(1, 20)))
+    # From the seventeenth step on there are 27 and 7 × 2 blocks: more than the 40 of the smaller graph.
+    tight = run(trace, "prefill=8x512,decode=8x[640,4096]total")
+    assert {str(use.bucket): use.replays for use in tight.of_phase("decode")} == {
+        "decode:8x640total": 16, "decode:8x4096total": 3,
+    }  # fmt: skip
+
+
 # ---- costs ---------------------------------------------------------------------------------------------------------
 
 
