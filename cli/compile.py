@@ -50,6 +50,7 @@ Examples:
   llmc compile models/llama -o llama-medical.llmc --merge-lora adapters/medical
   llmc compile models/llama -o llama-loras.llmc --lora-slots 8 --lora-rank 64
   llmc compile models/llama -o llama-2.llmc --tensor-parallel 2
+  llmc compile models/llama -o llama.llmc --eagle models/llama-eagle
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
   llmc compile models/llama -o llama.llmc --tune
@@ -76,6 +77,11 @@ def compile_command(
         [], metavar="BUCKET", help="Give MODEL, an artifact, this bucket, too; in place without -o; may be repeated."
     ),
     options: CompileOptions = CompileOptions(),
+    eagle: Path | None = typer.Option(
+        None,
+        metavar="HEAD",
+        help="Compile this EAGLE head, too, to a name with -eagle beside OUT: a --draft that reads the model's states.",
+    ),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
     tune: bool = typer.Option(
         False,
@@ -100,6 +106,8 @@ def compile_command(
 ) -> None:
     if add and tune:
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
+    if add and eagle is not None:
+        raise typer.BadParameter("--eagle changes every graph, and --add none: compile the model again with --eagle")
     if add:
         from llmc.cli.compile_add import add_command
 
@@ -117,19 +125,28 @@ def compile_command(
     from llmc.compiler.resources import seconds_since_start
 
     start_s = round(seconds_since_start(), 3)
+    heads: list[CompileReport] = []
     with progress_bar() as progress:
-        report = compile_model(config, progress)
+        if eagle is None:
+            report = compile_model(config, progress)
+        else:
+            from llmc.compiler.eagle import compile_with_head
+
+            report, head = compile_with_head(config, eagle, progress)
+            heads.append(head)
     report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
     if not tune:
         note(report, config)
-    for warning in report.warnings:
-        print(f"llmc: warning: {warning}", file=sys.stderr)
-    for note_ in report.notes:
-        print(f"llmc: note: {note_}", file=sys.stderr)
+    for one in (report, *heads):
+        for warning in one.warnings:
+            print(f"llmc: warning: {warning}", file=sys.stderr)
+        for note_ in one.notes:
+            print(f"llmc: note: {note_}", file=sys.stderr)
     if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print_table(report)
+        print(json.dumps({**report.as_dict(), **({"head": heads[0].as_dict()} if heads else {})}, indent=2))
+        return
+    for one in (report, *heads):
+        _print_table(one)
 
 
 def _context(report: CompileReport) -> str:

@@ -64,7 +64,8 @@ class CompileConfig:
     directory for what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration
     says that llmc does not know is ignored, with a warning, not refused. task: "generate", "embed", "rank" or
     "classify"; "auto": what the model's files say it is for. pooling: of embeddings, "mean", "cls" or "last"; "auto":
-    as the model's files say.
+    as the model's files say. leave_states: graphs leave the hidden states of rows for a head that guesses. head: the
+    directory of such a head, which is compiled in the place of the model; None: the model is.
     """
 
     model: Path
@@ -94,6 +95,8 @@ class CompileConfig:
     allow_unknown_config: bool = False
     task: str = "auto"
     pooling: str = "auto"
+    leave_states: bool = False
+    head: Path | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -126,15 +129,16 @@ class CompileConfig:
     def open_source(self) -> ModelSource:
         """The model, with its adapters, as it does the task. Raises ModelError."""
         # Here, for whoever reads a cache needs no numpy types.
-        from llmc.models.sources.registry import open_source
+        from llmc.models.sources.registry import open_head, open_source
 
-        return open_source(
+        model = open_source(
             self.model,
             self.merge_lora,
             allow_unknown_config=self.allow_unknown_config,
             task=self.task,
             pooling=self.pooling,
         )
+        return model if self.head is None else open_head(self.head, model)
 
     def num_jobs(self) -> int:
         return self.jobs or len(os.sched_getaffinity(0))

@@ -210,6 +210,8 @@ class Resolved:
             adapter_slots=0 if self.adapters is None else self.adapters.slots,
             adapter_rank=0 if self.adapters is None else self.adapters.rank,
             num_ranks=self.ranks if self.ranks > 1 else 0,
+            states_width=0 if model.states == "none" else model.hidden_size,
+            takes_states=int(model.states == "taken"),
         )
 
 
@@ -247,6 +249,8 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         raise CompileError("--speculate is for models that write text; leave it out")
     if config.speculate:
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, config.block_size)
+    if config.leave_states or config.head is not None:
+        model = _with_states(config, model)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
     if config.tensor_parallel != 1:
         if adapters is not None:
@@ -257,6 +261,11 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         # What adapters read and add to is in the order of the model.
         recipe = replace(recipe, rows_of={})
     target = resolve_target(config.target)
+    if model.states != "none" and not target.keeps_states:
+        raise CompileError(
+            f"{target.name} is for devices of kind {target.device}, which keep no hidden states for an EAGLE head yet: "
+            "leave out --eagle"
+        )
     if config.tensor_parallel != 1 and not target.runs_ranks:
         raise CompileError(
             f"{target.name} is for devices of kind {target.device}, as which ranks do not run yet: leave out "
@@ -281,6 +290,15 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         speculate=config.speculate,
         ranks=config.tensor_parallel,
     )
+
+
+def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
+    """The model whose graphs leave hidden states. Raises CompileError where they cannot."""
+    if model.pooled is not None or model.bidirectional:
+        raise CompileError("--eagle is for models that write text; leave it out")
+    if config.tensor_parallel != 1:
+        raise CompileError("--eagle and --tensor-parallel do not go together yet: leave out one of them")
+    return model if config.head is not None else replace(model, states="left")
 
 
 def _kv_scales(

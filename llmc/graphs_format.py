@@ -8,7 +8,7 @@ import zlib
 
 MAGIC = b"LLMCGRPH"
 VERSION = 8
-"""Of an artifact with a graph for a total of contexts."""
+"""Of an artifact with a graph for a total of contexts, or whose graphs hand out hidden states."""
 VERSION_OF_RANKS = 7
 """Of an artifact for several ranks."""
 VERSION_OF_ADAPTERS = 6
@@ -32,7 +32,7 @@ RECORDS = {
     "model": "i32 num_layers, i32 num_kv_heads, i32 head_dim, i32 block_size, i32 kv_dtype, i32 vocab_size, "
     "i32 max_model_len, i32 max_num_seqs, i32 act_dtype, i32 sliding_window, i32 num_eos, i32 eos[8], i32 bos, "
     "u64 key_block_bytes, u64 value_block_bytes, i32 vector_width, i32 whole_prompts, i32 adapter_slots, "
-    "i32 adapter_rank, i32 num_ranks, i32 num_shared_weights, i32 reserved[2]",
+    "i32 adapter_rank, i32 num_ranks, i32 num_shared_weights, i32 states_width, i32 takes_states",
     "kernel": "u32 symbol_offset, u32 symbol_length, u32 num_buffers, u32 family, u32 code, u32 launch[7]",
     "weight": "u32 name_offset, u32 name_length, u32 dtype, u32 rank, u64 file_offset, u64 bytes, i64 shape[4], "
     "u32 crc32, u32 layout_offset, u32 layout_length, u32 reserved",
@@ -67,7 +67,7 @@ RANK_0 = "rank0."
 """What the names of weights of rank 0 begin with, where there are several."""
 ADDS_BIAS, ADDS_RESIDUAL = 1, 2
 """Bits of what is added to a sum over ranks."""
-OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters")
+OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters", "states")
 INPUTS = (
     "input_ids",
     "positions",

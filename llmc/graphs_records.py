@@ -51,7 +51,8 @@ class ModelRecord:
     gives in place of logits, 0: it gives logits. whole_prompts 1: a step must hold all tokens of a text. adapter_slots:
     of LoRA adapters that are held at once, 0: none can be; adapter_rank: the largest of theirs. num_ranks: that run a
     step together, each with num_kv_heads of the KV heads; 0: one alone. num_shared_weights: the first so many weights
-    are all ranks', those behind them are as many for each rank, one rank after the other.
+    are all ranks', those behind them are as many for each rank, one rank after the other. states_width: floats of the
+    hidden state that graphs leave of each row, 0: none; takes_states 1: they are given one of each row, too.
     """
 
     num_layers: int
@@ -74,6 +75,8 @@ class ModelRecord:
     adapter_rank: int = 0
     num_ranks: int = 0
     num_shared_weights: int = 0
+    states_width: int = 0
+    takes_states: int = 0
 
     @property
     def output_width(self) -> int:

@@ -190,6 +190,8 @@ class Model(Closed):
     typed_inputs: bool = False
     pooled: Pooled | None = None
     task: Task | None = None
+    states: Literal["none", "left", "taken"] = "none"
+    fc_bias: bool = False
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

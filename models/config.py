@@ -9,6 +9,7 @@ Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
 Residual = Literal["pre", "parallel", "sandwich", "post", "sums"]
+States = Literal["none", "left", "taken"]
 Scores = Literal["softmax", "sigmoid", "mixer"]
 Pooling = Literal["first", "mean", "last"]
 
@@ -205,7 +206,10 @@ class ModelConfig:
     bidirectional: a token sees those behind it, too; with a window those less than so far away.
     token_types: kinds of tokens, each with a vector that is added to the embedding, 0 for none. typed_inputs: an input
     id is token + kind × vocab_size, else all are of the first kind.
-    pooled, task: None for a model that gives logits. bos_token_id: None where the model has none.
+    pooled, task: None for a model that gives logits.
+    states: "left" where each row's hidden state behind the last norm is left for others. "taken" where those of another
+    model are read, too. fc_bias: of the linear that reads them.
+    bos_token_id: None where the model has none.
     dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
     """
 
@@ -265,6 +269,8 @@ class ModelConfig:
     typed_inputs: bool = False
     pooled: Pooled | None = None
     task: Task | None = None
+    states: States = "none"
+    fc_bias: bool = False
 
     @property
     def num_inputs(self) -> int:

@@ -220,6 +220,8 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         yield from _pooled(parts, config.pooled)
         return
     yield from parts.norm("norm", layout.norm)
+    if config.states == "left":
+        yield from parts.norm("states_norm", layout.norm)
     if not config.tie_word_embeddings:
         lengths = _of_length_1 if config.normed_head else None
         yield Target("lm_head.weight", (Source(f"{layout.head}.weight", vocabulary),), "act", of_rows=lengths)

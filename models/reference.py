@@ -1,4 +1,4 @@
-"""The KV cache behind the eager ops: for tests only, the compiled model has pools of its own."""
+"""The KV cache and hidden states behind the eager ops: for tests only, compiled models have memory of their own."""
 
 from __future__ import annotations
 
@@ -58,3 +58,31 @@ def active_cache() -> ReferenceCache:
     if cache is None:
         raise RuntimeError("llmc attention ops run eagerly only inside `with use_cache(ReferenceCache(...))`")
     return cache
+
+
+class ReferenceStates:
+    """The buffer of hidden states of a graph. rows: float32 [T, D]."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros((0, 0))
+
+
+_states: ContextVar[ReferenceStates | None] = ContextVar("llmc_reference_states", default=None)
+
+
+@contextmanager
+def use_states(states: ReferenceStates) -> Iterator[ReferenceStates]:
+    """Lets the eager ops called inside the block take rows of `states`, and leave others there."""
+    token = _states.set(states)
+    try:
+        yield states
+    finally:
+        _states.reset(token)
+
+
+def active_states() -> ReferenceStates:
+    """The states of the enclosing `use_states` block. Raises RuntimeError outside of one."""
+    states = _states.get()
+    if states is None:
+        raise RuntimeError("llmc ops of hidden states run eagerly only inside `with use_states(ReferenceStates())`")
+    return states

@@ -16,6 +16,7 @@ from llmc.models.families.cohere import COHERE, COHERE2
 from llmc.models.families.dbrx import DBRX
 from llmc.models.families.deepseek import DEEPSEEK
 from llmc.models.families.deepseek_latent import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
+from llmc.models.families.eagle import EAGLE
 from llmc.models.families.ernie_moe import ERNIE4_5_MOE
 from llmc.models.families.exaone import EXAONE
 from llmc.models.families.exaone4 import EXAONE4
@@ -152,9 +153,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_UNNAMED = {family.model_type: family for family in (EAGLE, ONNX)}
+
+
 def get_family(model_type: str) -> Family:
-    """The family of config.json's model_type, or that of ONNX graphs; raises ModelError naming the supported ones."""
-    family = ONNX if model_type == ONNX.model_type else FAMILIES.get(model_type)
+    """The family of config.json's model_type, or one that no config.json names: of ONNX graphs, of heads that guess.
+    Raises ModelError naming the supported ones."""
+    family = _UNNAMED.get(model_type) or FAMILIES.get(model_type)
     if family is None:
         raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")
     return family
@@ -187,8 +192,8 @@ def family_of(fields: Fields) -> Family:
     for name in architectures if isinstance(architectures, list) else ():
         if isinstance(name, str) and name in _GUESSING_HEADS:
             raise ModelError(
-                f"{fields.origin}: {name} is a head that guesses from the hidden states of another model, which is not "
-                "supported; give a smaller model of the same family as --draft"
+                f"{fields.origin}: {name} is a head that guesses from the hidden states of another model: compile that "
+                "model, with this directory as --eagle"
             )
     if model_type in FAMILIES:
         return FAMILIES[model_type]

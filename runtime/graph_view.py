@@ -138,6 +138,8 @@ def _buffers(
             name, dtype, shape = GRAPH_INPUTS[index], "i32", graph.input_shape(index)
         elif kind == "output":
             name, shape = "logits", (graph.max_samples, model.output_width)
+        elif kind == "states":
+            name, shape = "states", (graph.max_tokens, model.states_width)
         elif kind == "adapters":
             name, dtype = f"{tables.weights[tables.adapters[index].weight].name}.adapters", "u8"
             shape = (model.adapter_slots, size)

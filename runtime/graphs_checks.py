@@ -30,8 +30,9 @@ from llmc.kv_dtypes import BY_CODE as KV_BY_CODE
 _MAX_BLOCK_BYTES = 1 << 51
 _MAX_ADAPTER_SLOTS, _MAX_ADAPTER_RANK = 256, 512
 _MAX_WIDTH = 1 << 28
+_MAX_STATES_WIDTH = 1 << 20
 _ALL_REDUCE, _ALL_GATHER = range(len(COLLECTIVES))
-_ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT, _ADAPTERS = range(len(OPERAND_KINDS))
+_ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT, _ADAPTERS, _STATES = range(len(OPERAND_KINDS))
 _CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A plain file name: no artifact makes anybody look outside of itself."""
 
@@ -79,6 +80,10 @@ def _check_model(model: ModelRecord) -> None:
         need(least <= value <= _MAX_BLOCK_BYTES, f"{what} {name} {value}, outside {least} to {_MAX_BLOCK_BYTES}")
     need(model.sliding_window >= 0, f"{what} sliding_window {model.sliding_window}")
     need(model.vector_width >= 0, f"{what} vector_width {model.vector_width}")
+    within = 0 <= model.states_width <= _MAX_STATES_WIDTH
+    need(within, f"{what} states_width {model.states_width}, outside 0 to {_MAX_STATES_WIDTH}")
+    taken = model.takes_states in (0, int(model.states_width > 0))
+    need(taken, f"{what} takes_states {model.takes_states} for states of {model.states_width}")
     need(model.whole_prompts in (0, 1), f"{what} whole_prompts {model.whole_prompts}, which is neither 0 nor 1")
     for token in model.eos:
         need(0 <= token < model.vocab_size, f"end-of-sequence id {token} is outside of the vocabulary")
@@ -149,7 +154,7 @@ def _check_operands(tables: Tables) -> None:
     inputs = len(GRAPH_INPUTS) if adapters else len(INPUTS)
     # What a rank has of its own, operands name as rank 0 has it.
     named = model.num_shared_weights + tables.num_rank_weights
-    limits = (1, named, inputs, model.num_layers, model.num_layers, 1, len(adapters))
+    limits = (1, named, inputs, model.num_layers, model.num_layers, 1, len(adapters), int(model.states_width > 0))
     blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
     for i, (kind, index, offset, size) in enumerate(tables.operands):
         need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
@@ -239,14 +244,14 @@ def _check_total(version: int, graph: Graph) -> None:
 
 
 _Buffer = tuple[int, int]
-"""Kind and index of a buffer whose size is the graph's own: arena, input or output."""
+"""Kind and index of a buffer whose size is the graph's own: arena, input, output or states."""
 
 
 def _reach(operands: tuple[OperandRecord, ...]) -> dict[_Buffer, int]:
     """How far a command's operands reach into the graph's buffers, in bytes."""
     ends: dict[_Buffer, int] = {}
     for o in operands:
-        if o.kind in (_ARENA, _INPUT, _OUTPUT):
+        if o.kind in (_ARENA, _INPUT, _OUTPUT, _STATES):
             key = (o.kind, 0 if o.kind == _ARENA else o.index)
             ends[key] = max(ends.get(key, 0), o.offset + o.bytes)
     return ends
@@ -266,4 +271,6 @@ def _capacity(graph: Graph, model: ModelRecord, kind: int, index: int) -> int:
         return graph.arena_bytes
     if kind == _OUTPUT:
         return graph.max_samples * model.output_width * 4
+    if kind == _STATES:
+        return graph.max_tokens * model.states_width * 4
     return math.prod(graph.input_shape(index)) * 4

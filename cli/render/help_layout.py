@@ -77,6 +77,7 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
+        "Speculation": ("eagle",),
         "Target": ("target", "tensor_parallel", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),

@@ -44,10 +44,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Operand:
-    """One buffer of a command. kind: arena, weight, input, k_pool, v_pool, output or adapters.
+    """One buffer of a command. kind: arena, weight, input, k_pool, v_pool, output, adapters or states.
 
     name: the input's name, or the weight's, also of a pool of adapters; layer for KV pools; offset and nbytes in bytes
-    (nbytes 0 for KV pools and inputs, of a slot for adapters).
+    (nbytes 0 for KV pools and inputs, of a slot for adapters, of all rows for states).
     """
 
     kind: str

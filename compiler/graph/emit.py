@@ -119,6 +119,9 @@ class _Emitter:
             case BufferSource.ADAPTER_POOL:
                 nbytes = slot_of(site, self._graph).bytes
                 return Operand("adapters", tensors["weight"].name, nbytes=nbytes)
+            case BufferSource.STATES:
+                width = site.attributes["widths"]["states" if "states" in tensors else "x"]
+                return Operand("states", nbytes=4 * self._graph.shape.tokens * width)
             case BufferSource.SCRATCH:
                 nbytes = get_op(site.op).scratch_bytes(site, self._graph)
                 return Operand("arena", offset=self._scratch, nbytes=nbytes)

@@ -21,7 +21,7 @@ from llmc.compiler.graph.ir_spec import verify_lowered, verify_site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.graph.nodes import OWN, arguments_of, llmc_op, ops_of
 from llmc.compiler.graph.passes import row_symbol
-from llmc.compiler.graph.passes.fuse import fuse_rows
+from llmc.compiler.graph.passes.fuse import calls_of_tir, fuse_rows
 from llmc.compiler.ops.definition import Call, OpDef
 from llmc.compiler.ops.registry import get_op
 from llmc.graphs_format import INPUTS
@@ -86,7 +86,8 @@ def lower(exported: Exported) -> Lowered:
     num_params = len(module["main"].params)
     if num_params != len(names):
         raise CompileError(f"the traced graph has {num_params} parameters where {len(names)} were expected")
-    if any(namespace != OWN for namespace, _, _ in ops):
+    # Where a linear reads what no norm has packed, the importer packs it by a function of rows.
+    if any(namespace != OWN for namespace, _, _ in ops) or any(calls_of_tir(module["main"])):
         symbols = {row_symbol(module, "input_ids"): "tokens", row_symbol(module, "sample_index"): "samples"}
         module = fuse_rows(module, symbols, importer.describe)
     lowered = Lowered(module, tuple(sites), tuple(names))

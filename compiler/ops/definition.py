@@ -30,6 +30,8 @@ class BufferSource:
     ADAPTER_TILES = "<adapter_tiles>"
     ADAPTER_POOL = "<adapter_pool>"
     """The matrices of adapters of the weight that the op reads."""
+    STATES = "<states>"
+    """The hidden states that are handed to the graph, and that it leaves."""
     SCRATCH = "<scratch>"
     """Memory that only the commands of one op use."""
 

@@ -20,6 +20,7 @@ from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.pool import POOL_ROWS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
+from llmc.compiler.ops.states import BESIDE_STATES, GATHER_ROWS_LEAVING
 
 OPS: dict[str, OpDef] = {
     op.name: op
@@ -38,6 +39,8 @@ OPS: dict[str, OpDef] = {
         PAGED_ATTENTION,
         GATHER_ROWS,
         POOL_ROWS,
+        GATHER_ROWS_LEAVING,
+        BESIDE_STATES,
         CHOOSE_EXPERTS,
         EXPERTS,
         HEAD_LINEAR,

@@ -72,7 +72,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
 
 def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
     """The first version of FORMAT.md that has what an artifact of these buckets needs."""
-    if any(bucket.total for bucket in buckets):
+    if resolved.model.states != "none" or any(bucket.total for bucket in buckets):
         return VERSION
     if resolved.ranks > 1:
         return VERSION_OF_RANKS

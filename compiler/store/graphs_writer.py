@@ -130,7 +130,7 @@ def pack_model(model: ModelRecord) -> bytes:
         model.kv_dtype, model.vocab_size, model.max_model_len, model.max_num_seqs, model.act_dtype,
         model.sliding_window, len(model.eos), *eos, model.bos, model.key_block_bytes, model.value_block_bytes,
         model.vector_width, model.whole_prompts, model.adapter_slots, model.adapter_rank, model.num_ranks,
-        model.num_shared_weights,
+        model.num_shared_weights, model.states_width, model.takes_states,
     )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def write_graphs(
     )
     version = VERSION_OF_ADAPTERS if adapters else VERSION_WITHOUT_ADAPTERS
     version = VERSION_OF_RANKS if model.num_ranks else version
-    version = VERSION if any(g.max_blocks for g in graphs) else version
+    version = VERSION if model.states_width or any(g.max_blocks for g in graphs) else version
     if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
     if version >= VERSION_OF_RANKS:

@@ -55,6 +55,8 @@ class Target(ABC):
     """Tag of how activations and KV cache lie (FORMAT.md)."""
     runs_ranks: ClassVar[bool] = False
     """Whether its devices run as one of several ranks."""
+    keeps_states: ClassVar[bool] = False
+    """Whether its devices have a buffer of hidden states, which heads that guess read."""
 
     # Identity
 

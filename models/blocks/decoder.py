@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from llmc.models import ops
+from llmc.models import ops, states_ops
 from llmc.models.blocks.attention import Attention, StepInputs
 from llmc.models.blocks.experts import ExpertMlp
 from llmc.models.blocks.latent import LatentAttention
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.mlp import Mlp
-from llmc.models.blocks.norms import Rounded, norm, result_norm
+from llmc.models.blocks.norms import Rounded, norm, result_norm, rows_norm
 from llmc.models.blocks.pooled import PooledHead
 from llmc.models.config import ModelConfig, Rope
 
@@ -96,6 +96,7 @@ class Decoder(Block):
     act_dtype: "f32", "bf16" or "f16", of activations that feed a linear and of linear weights. max_len: positions of
     the rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
     The buffer slopes, float32 [H], is there with ALiBi. A pooled model has no lm_head, and what it gives is no logits.
+    states_norm has the values of norm, for hidden states that are left: what rounds rows for lm_head stays as it is.
     """
 
     slopes: Tensor | None
@@ -120,7 +121,8 @@ class Decoder(Block):
         self.pooled = None if config.pooled is None else PooledHead(config, act_dtype)
         if self.pooled is not None:
             return
-        self.norm = norm(config, act_dtype)
+        self.norm: Block = norm(config, act_dtype)
+        self.states_norm = rows_norm(config) if config.states == "left" else None
         self.lm_head = Linear(config.vocab_size, config.hidden_size, config.head_bias, act_dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
@@ -142,6 +144,12 @@ class Decoder(Block):
         if self.positions is not None:
             x = x + self.positions(positions)
         return x if self.embed_norm is None else self.embed_norm(x)
+
+    def sampled(self, x: Tensor, sample_index: Tensor) -> Tensor:
+        """float32 [T, D] → float32 [S, D]: the rows whose logits are wanted."""
+        if self.states_norm is None:
+            return ops.gather_rows(x, sample_index)
+        return states_ops.gather_rows_leaving(x, sample_index, self.states_norm(x))
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 [S, D] → float32 [S, V]."""
@@ -174,4 +182,4 @@ class Decoder(Block):
             x = layer(x, step)
         if self.pooled is not None:
             return self.pooled(x, query_start, token_seq, sample_index)
-        return self.logits(ops.gather_rows(x, sample_index))
+        return self.logits(self.sampled(x, sample_index))

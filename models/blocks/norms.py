@@ -90,6 +90,13 @@ def result_norm(config: ModelConfig, act_dtype: str) -> Block:
     return norm(config, "f32")
 
 
+def rows_norm(config: ModelConfig) -> Block:
+    """The model's kind of norm of rows that are handed on: float32 [T, D] → float32 [T, D], in no packed layout."""
+    if config.norm == "rms":
+        return UnpackedRmsNorm(config.hidden_size, config.norm_eps)
+    return norm(config, "f32")
+
+
 def norm(config: ModelConfig, act_dtype: str) -> Block:
     """The model's kind of norm over the hidden size; act_dtype: of its result."""
     if config.norm == "rms":

@@ -8,6 +8,7 @@ from pathlib import Path
 from llmc.model_path import is_gguf, onnx_graph
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelSource
+from llmc.models.sources.eagle import EagleSource
 from llmc.models.sources.folder import FolderSource
 from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
@@ -30,6 +31,13 @@ def open_source(
     path = Path(path)
     source = _open(path, allow_unknown_config, task, pooling)
     return MergedSource(source, adapters) if adapters else source
+
+
+def open_head(path: Path, model: ModelSource) -> ModelSource:
+    """A head that guesses for `model`. Raises ModelError for a path that is no directory."""
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a directory; pass that of an EAGLE head, with config.json and safetensors")
+    return EagleSource(path, model)
 
 
 def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> ModelSource:

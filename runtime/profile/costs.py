@@ -84,7 +84,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         kind, moved = OPERAND_KINDS[operand.kind], 0
         if kind == "weight":
             weights += operand.bytes
-        elif kind == "arena":
+        elif kind == "arena" or kind == "states":
             moved = operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
         elif kind == "output":
             moved = num_samples * model.vocab_size * 4

@@ -43,6 +43,7 @@ class CpuTarget(base.Target):
     code_name: ClassVar[str] = "kernels.so"
     layout: ClassVar[str] = "tiles"
     runs_ranks: ClassVar[bool] = True
+    keeps_states: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

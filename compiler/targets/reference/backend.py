@@ -37,6 +37,7 @@ class ReferenceTarget(RowsTarget):
     device: ClassVar[str] = "cpu"
     code_name: ClassVar[str] = "kernels.so"
     runs_ranks: ClassVar[bool] = True
+    keeps_states: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

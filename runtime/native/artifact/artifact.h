@@ -28,7 +28,8 @@ enum class OperandKind : uint32_t {
   kKeyPool = 3,
   kValuePool = 4,
   kOutput = 5,
-  kAdapters = 6
+  kAdapters = 6,
+  kStates = 7
 };
 enum class CollectiveOp : uint32_t { kAllReduce = 0, kAllGather = 1 };
 enum class CollectiveRows : uint32_t { kTokens = 0, kSamples = 1 };
@@ -50,7 +51,8 @@ struct ModelRecord {
   int32_t num_layers, num_kv_heads, head_dim, block_size, kv_dtype, vocab_size, max_model_len, max_num_seqs;
   int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
   uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer
-  int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, num_ranks, num_shared_weights, reserved[2];
+  int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, num_ranks, num_shared_weights;
+  int32_t states_width, takes_states;
 };
 struct KernelRecord {
   uint32_t symbol_offset, symbol_length, num_buffers, family, code, launch[kMaxLaunchFacts];

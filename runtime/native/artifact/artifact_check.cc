@@ -20,6 +20,7 @@ constexpr uint64_t kMaxInputBytes = 1ull << 32;
 constexpr uint64_t kMaxArenaBytes = 1ull << 42;
 constexpr uint64_t kMaxBlockBytes = 1ull << 51;  // of one layer
 constexpr uint64_t kMaxReplayedCommands = 1ull << 26;
+constexpr int32_t kMaxStatesWidth = 1 << 20;
 constexpr uint32_t kMaxAdapterSlots = 256, kMaxAdapterRank = 512;
 
 enum DType : uint32_t {
@@ -116,6 +117,8 @@ Status Artifact::CheckModel() {
       {"whole_prompts", m.whole_prompts, 0, 1},
       {"adapter_slots", m.adapter_slots, 0, kMaxAdapterSlots},
       {"adapter_rank", m.adapter_rank, 0, kMaxAdapterRank},
+      {"states_width", m.states_width, 0, kMaxStatesWidth},
+      {"takes_states", m.takes_states, 0, m.states_width > 0 ? 1 : 0},
   };
   for (const auto& field : fields) {
     if (!Between(field.value, field.low, field.high)) {
@@ -142,6 +145,8 @@ Status Artifact::CheckModel() {
   shape_.vector_width = m.vector_width;
   shape_.whole_prompts = m.whole_prompts != 0;
   shape_.adapter_slots = static_cast<uint32_t>(m.adapter_slots);
+  shape_.states_width = m.states_width;
+  shape_.takes_states = m.takes_states != 0;
   for (int32_t i = 0; i < m.num_eos; ++i) {
     if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
     // An id outside the vocabulary is never sampled, and must not index a row of logits.
@@ -350,6 +355,10 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
     case OperandKind::kOutput:
       count = 1;
       limit = uint64_t{graph.max_samples} * shape_.output_width() * sizeof(float);
+      break;
+    case OperandKind::kStates:
+      count = model_.states_width > 0 ? 1 : 0;
+      limit = uint64_t{graph.max_tokens} * static_cast<uint32_t>(model_.states_width) * sizeof(float);
       break;
     case OperandKind::kAdapters:
       count = adapters_.size();

@@ -32,6 +32,9 @@ struct ModelShape {
   uint32_t adapter_slots = 0;           // LoRA adapters that are held at once
   std::vector<AdapterSlot> adapters{};  // of each linear layer that has a pool of them, a slot
 
+  int32_t states_width = 0;  // floats of the hidden state that graphs leave of each row; 0: none
+  bool takes_states = false;  // they are given one of each row, too
+
   // Floats of a row that a graph gives.
   uint32_t output_width() const { return static_cast<uint32_t>(vector_width > 0 ? vector_width : vocab_size); }
 };

@@ -79,6 +79,9 @@ class Device {
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
   // Returns when the step is done. *logits points to num_samples × output_width floats, valid until the next Enqueue.
   virtual Status Wait(Fence fence, const float** logits) = 0;
+  // Hidden states of the rows of a step, float32 [num_tokens][states_width], in the host's memory: what the next Enqueue
+  // reads of a model that takes them, and what a step that was waited for has left. nullptr: there are none.
+  virtual float* states() { return nullptr; }
   // Whether Sample draws on the device. Else the host draws from the rows that Wait gives.
   virtual bool samples() const { return false; }
   // In place of Wait: returns when the step is done and its tasks are drawn, by the rules of sampling/sampler.h, so with

@@ -25,6 +25,10 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
                            " but the artifact was built for " + std::to_string(model.max_num_seqs) +
                            "; lower it or build the artifact with a larger one.");
   }
+  if (model.takes_states) {
+    return Status::Invalid(
+        "The artifact is a head that guesses for another model; run that one, with this as its draft.");
+  }
   if (device->num_blocks() < 2 || static_cast<uint64_t>(device->num_blocks() - 1) * model.block_size < 2) {
     return Status::Invalid("The KV pool has no block besides the dummy block; raise kv_bytes or num_blocks.");
   }
@@ -124,6 +128,7 @@ Status Engine::StepOnce(bool* progressed) {
       } else {
         if (!device_->samples()) host_sampler_.Draw(device_.get(), logits, tasks_, &outcomes_);
         Scheduler::DropGuesses(&plan_);
+        speculator_.KeepStates(plan_, device_->states());
         Postprocess();
       }
       counters_.sample_ns += MonotonicNs() - sample;

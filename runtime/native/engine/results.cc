@@ -54,6 +54,7 @@ void Engine::Fork(Sequence* parent) {
     child->tokens.reserve(r->max_length);
     child->tokens = parent->tokens;
     scheduler_.Fork(*parent, child.get());
+    speculator_.Fork(*parent, child.get());
     r->sequences.push_back(std::move(child));
   }
 }

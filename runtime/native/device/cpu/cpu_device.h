@@ -64,6 +64,7 @@ class CpuDevice final : public Device, public CommandRunner {
   // The step is done when this returns.
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
+  float* states() override { return replay_.program().states(); }
   ReplayTime last_replay() const override { return replay_.times().last(); }
   void GetStats(std::vector<DeviceStat>* out) const override;
   ReplayProfile* profile() override { return &replay_.times(); }

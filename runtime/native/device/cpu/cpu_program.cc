@@ -28,8 +28,8 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
     out->arena_.pages = std::move(pages);
   }
 
-  // One region for inputs and logits, each sized for the largest graph.
-  uint64_t offsets[kNumInputs + 1] = {}, bytes = 0, max_samples = 0;
+  // One region for inputs, logits and hidden states, each sized for the largest graph.
+  uint64_t offsets[kNumInputs + 2] = {}, bytes = 0, max_samples = 0, max_tokens = 0;
   for (uint32_t i = 0; i < kNumInputs; ++i) {
     uint64_t largest = 0;
     const bool read = i != kAdapterTiles || !artifact.adapters().empty();
@@ -37,12 +37,19 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
     offsets[i] = bytes;
     bytes += largest;
   }
-  for (const GraphRecord& graph : artifact.graphs()) max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
+  for (const GraphRecord& graph : artifact.graphs()) {
+    max_samples = std::max<uint64_t>(max_samples, graph.max_samples);
+    max_tokens = std::max<uint64_t>(max_tokens, graph.max_tokens);
+  }
   offsets[kNumInputs] = bytes;
   bytes += RoundUp(max_samples * artifact.shape().output_width() * sizeof(float), kAlignment);
+  const uint64_t width = static_cast<uint32_t>(artifact.shape().states_width);
+  offsets[kNumInputs + 1] = bytes;
+  bytes += RoundUp(max_tokens * width * sizeof(float), kAlignment);
   LLMC_RETURN_IF_ERROR(Pages::Allocate(bytes, "inputs and logits", &out->io_));
   for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs_[i] = reinterpret_cast<int32_t*>(out->io_.data() + offsets[i]);
   out->logits_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs]);
+  if (width > 0) out->states_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs + 1]);
   out->weights_ = &memory.weights;
   out->pool_ = &memory.pool;
   out->adapters_ = &memory.adapters;
@@ -64,6 +71,7 @@ void* CpuProgram::Address(const OperandRecord& operand) const {
     case OperandKind::kValuePool: return pool_->values(operand.index);
     case OperandKind::kOutput: return reinterpret_cast<char*>(logits_) + operand.offset;
     case OperandKind::kAdapters: return adapters_->pool(operand.index);
+    case OperandKind::kStates: return reinterpret_cast<char*>(states_) + operand.offset;
   }
   return nullptr;
 }

@@ -63,6 +63,8 @@ class CpuProgram {
   const std::shared_ptr<const Artifact>& shared_artifact() const { return artifact_; }
   int32_t* input(Input which) const { return inputs_[which]; }
   float* logits() const { return logits_; }
+  // nullptr where graphs leave none.
+  float* states() const { return states_; }
   // Commands of the longest graph.
   std::size_t longest() const { return longest_; }
   // Of the arena, see NodeSpread::Place.
@@ -102,7 +104,7 @@ class CpuProgram {
   CpuArena arena_;
   Pages io_;
   int32_t* inputs_[kNumInputs] = {};
-  float* logits_ = nullptr;
+  float *logits_ = nullptr, *states_ = nullptr;
   const WeightMemory* weights_ = nullptr;
   const KvPool* pool_ = nullptr;
   const AdapterPools* adapters_ = nullptr;

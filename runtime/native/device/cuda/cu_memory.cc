@@ -72,7 +72,8 @@ CuPointer CuMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inpu
     case OperandKind::kKeyPool: return key_at_[operand.index];
     case OperandKind::kValuePool: return value_at_[operand.index];
     case OperandKind::kOutput: return logits_.get() + operand.offset;
-    case OperandKind::kAdapters: break;  // refused when the artifact was opened
+    case OperandKind::kAdapters:
+    case OperandKind::kStates: break;  // refused when the artifact was opened
   }
   return 0;
 }

@@ -27,6 +27,11 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks) {
 
 Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes,
                                const std::string& of) const {
+  if (artifact.shape().states_width > 0) {
+    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() +
+                                                          "' leaves hidden states, which '" + name +
+                                                          "' has no memory for yet; compile it without --eagle");
+  }
   if (total() <= bytes) return Status::Ok();
   return Status::Error(LLMC_ERR_OUT_OF_MEMORY,
                        "the artifact '" + artifact.directory() + "' needs " + MemorySize(total()) + " (weights " +

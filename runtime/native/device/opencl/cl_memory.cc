@@ -120,6 +120,7 @@ ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs
     case OperandKind::kValuePool: return {values_[operand.index].get(), 0};
     case OperandKind::kOutput: return {work.logits.get(), at(operand.offset)};
     case OperandKind::kAdapters: return {adapters_[operand.index].get(), 0};
+    case OperandKind::kStates: break;  // refused when the artifact was opened
   }
   return {nullptr, 0};
 }

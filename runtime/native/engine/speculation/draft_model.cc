@@ -45,6 +45,12 @@ Status DraftModel::Create(std::unique_ptr<Device> device, const ModelShape& targ
     return refuse("The draft has " + std::to_string(model.vocab_size) + " tokens, the model " +
                   std::to_string(target.vocab_size) + "; use a draft with the model's tokenizer.");
   }
+  if (model.takes_states && (device->states() == nullptr || model.states_width != target.states_width)) {
+    return refuse("The draft is a head that reads hidden states of " + std::to_string(model.states_width) +
+                  " numbers, and the model leaves " +
+                  (target.states_width == 0 ? "none" : "some of " + std::to_string(target.states_width)) +
+                  "; compile the model together with this head, by --eagle.");
+  }
   const uint64_t pool = uint64_t{device->num_blocks() - 1} * static_cast<uint32_t>(model.block_size);
   const uint32_t longest = static_cast<uint32_t>(std::min<uint64_t>(static_cast<uint32_t>(model.max_model_len), pool));
   out->reset(new DraftModel(std::move(device), longest));
@@ -60,17 +66,38 @@ DraftModel::DraftModel(std::unique_ptr<Device> device, uint32_t max_length)
       ladder_(model_),
       sampler_(model_.vocab_size, model_.eos_token_ids) {}
 
-// Guesses that came true are a part of the text, the others are gone.
+// Guesses that came true are a part of the text, the others are gone. A head reads the former again, with the states that
+// the model has left of them.
 DraftState* DraftModel::StateOf(const Sequence& s) {
   DraftState* state = s.lookahead->draft.get();
   const uint32_t size = static_cast<uint32_t>(s.tokens.size());
+  if (model_.takes_states) state->guessed.clear();
   for (const int32_t token : state->guessed) {
     if (state->num_known >= size || s.tokens[state->num_known] != token) break;
     ++state->num_known;
   }
   state->guessed.clear();
   state->num_known = std::min(state->num_known, size - 1);
+  if (model_.takes_states) Begin(s, state);
   return state;
+}
+
+// A head begins anew where states are lost that it would go on with, and where its text is full.
+void DraftModel::Begin(const Sequence& s, DraftState* state) const {
+  const HiddenStates& states = s.lookahead->states;
+  const uint32_t size = static_cast<uint32_t>(s.tokens.size());
+  const bool full = size >= state->origin + max_length_;
+  if (state->origin > 0 && state->num_known > states.first() && !full) return;
+  const uint32_t most = std::max(max_length_ / 2, 1u);
+  state->origin = state->num_known = std::max(states.first() + 1, size - std::min(size, most));
+}
+
+// Of the last token but one there must be a state: not of a text whose last step was none of this engine's.
+uint32_t DraftModel::Reach(const Sequence& s) {
+  const DraftState* state = StateOf(s);
+  if (!model_.takes_states) return max_length_;
+  const uint32_t size = static_cast<uint32_t>(s.tokens.size());
+  return s.lookahead->states.end() + 1 < size || state->num_known >= size ? 0 : state->origin + max_length_;
 }
 
 uint32_t DraftModel::NumUnread(const Sequence& s) {
@@ -98,7 +125,7 @@ bool DraftModel::Ensure(DraftState* state, uint32_t tokens) {
     for (std::size_t i = oldest->blocks.size(); i-- > 0;) blocks_.Release(oldest->blocks[i]);
     oldest->blocks.clear();
     oldest->guessed.clear();
-    oldest->num_known = 0;
+    oldest->origin = oldest->num_known = 0;
   }
   return true;
 }
@@ -107,7 +134,7 @@ void DraftModel::AddRow(const Row& row, StepLoad* load) const {
   load->seqs += 1;
   load->tokens += row.count;
   load->samples += 1;
-  const uint32_t blocks = BlocksFor(row.start + row.count);
+  const uint32_t blocks = BlocksFor(row.start + row.count - row.state->origin);
   load->blocks = std::max(load->blocks, blocks);
   load->all_blocks += blocks;
 }
@@ -118,9 +145,10 @@ Status DraftModel::Read(const Sequence& s, uint32_t* tokens) {
   DraftState* state = StateOf(s);
   const uint32_t left = static_cast<uint32_t>(s.tokens.size()) - state->num_known;
   const uint32_t most = std::min(left, ladder_.largest_step());
-  const uint32_t count = ladder_.Room({}, state->num_known, left + 1, most, kAnyPhase);
-  if (count == 0 || !Ensure(state, state->num_known + count)) return Status::Ok();
-  rows_.assign(1, {&s, state, state->num_known, count});
+  const uint32_t before = state->num_known - state->origin;
+  const uint32_t count = ladder_.Room({}, before, left + 1, most, kAnyPhase);
+  if (count == 0 || !Ensure(state, before + count)) return Status::Ok();
+  rows_.assign(1, {&s, state, state->num_known, count, false});
   LLMC_RETURN_IF_ERROR(RunRows(rows_, &next_));
   if (next_[0] == kNotRun) return Status::Ok();
   state->num_known += count;
@@ -135,7 +163,8 @@ Status DraftModel::Guess(std::vector<Task>* tasks, std::vector<int32_t>* guesses
   for (Task& task : *tasks) {
     DraftState* state = StateOf(*task.sequence);
     // What is guessed last is not read.
-    if (!Ensure(state, static_cast<uint32_t>(task.sequence->tokens.size()) + task.depth - 1)) task.depth = 0;
+    const uint32_t size = static_cast<uint32_t>(task.sequence->tokens.size());
+    if (!Ensure(state, size - state->origin + task.depth - 1)) task.depth = 0;
     deepest = std::max(deepest, task.depth);
   }
   std::vector<uint32_t> made(tasks->size());
@@ -147,7 +176,8 @@ Status DraftModel::Guess(std::vector<Task>* tasks, std::vector<int32_t>* guesses
       if (level >= task.depth || made[i] < level) continue;
       DraftState* state = task.sequence->lookahead->draft.get();
       const uint32_t start = state->num_known + static_cast<uint32_t>(state->guessed.size());
-      rows_.push_back({task.sequence, state, start, static_cast<uint32_t>(task.sequence->tokens.size()) - start});
+      const uint32_t count = static_cast<uint32_t>(task.sequence->tokens.size()) - start;
+      rows_.push_back({task.sequence, state, start, count, level > 0});
       whose_.push_back(i);
     }
     LLMC_RETURN_IF_ERROR(RunRows(rows_, &next_));
@@ -232,9 +262,9 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
   b.block_tables.assign(std::size_t{b.num_seqs} * b.block_table_stride, 0);
   int32_t* table = b.block_tables.data();
   for (const Row* row = rows; row != rows + count; ++row) {
-    const uint32_t end = row->start + row->count;
-    for (uint32_t p = row->start; p < end; ++p) {
-      b.input_ids.push_back(row->sequence->tokens[p]);
+    const uint32_t origin = row->state->origin, end = row->start + row->count - origin;
+    for (uint32_t p = row->start - origin; p < end; ++p) {
+      b.input_ids.push_back(row->sequence->tokens[origin + p]);
       b.positions.push_back(static_cast<int32_t>(p));
       b.slot_mapping.push_back(
           static_cast<int32_t>(row->state->blocks[p / block_size_] * block_size_ + p % block_size_));
@@ -265,13 +295,35 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
   // Once it is on its way nothing may stop before it was waited for.
   outcomes_.resize(count);
   LLMC_RETURN_IF_ERROR(device_->BeforeStep());
+  if (model_.takes_states) GiveStates(rows, count);
   Fence fence = 0;
   LLMC_RETURN_IF_ERROR(device_->Enqueue(b, &fence));
   LLMC_RETURN_IF_ERROR(Draw(fence, count));
+  if (model_.takes_states) TakeStates(rows, count);
   for (std::size_t i = 0; i < count; ++i) {
     next->push_back(outcomes_[i].status.ok() ? outcomes_[i].result.token : kNoToken);
   }
   return Status::Ok();
+}
+
+// Beside each token that of the one before it.
+void DraftModel::GiveStates(const Row* rows, std::size_t count) {
+  float* out = device_->states();
+  for (const Row* row = rows; row != rows + count; ++row) {
+    for (uint32_t p = row->start; p < row->start + row->count; ++p, out += states_width()) {
+      const float* from = row->guess ? row->state->last.data() : row->sequence->lookahead->states.row(p - 1);
+      std::copy_n(from, states_width(), out);
+    }
+  }
+}
+
+// What it guesses of the last token of each row.
+void DraftModel::TakeStates(const Row* rows, std::size_t count) {
+  const float* left = device_->states();
+  for (const Row* row = rows; row != rows + count; ++row) {
+    left += std::size_t{row->count} * states_width();
+    row->state->last.assign(left - states_width(), left);
+  }
 }
 
 Status DraftModel::Draw(Fence fence, std::size_t count) {

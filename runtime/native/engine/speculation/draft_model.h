@@ -1,5 +1,6 @@
 // DraftModel: a smaller model that guesses the next tokens of sequences, on a device with a KV pool of its own. What it
-// says decides how many guesses are right, and nothing else.
+// says decides how many guesses are right, and nothing else. Or it is a head: beside each token it reads the hidden state
+// that the model left of the token before, or that the head guessed of it, and what it has of a text may begin anywhere.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +16,8 @@ namespace llmc {
 class DraftModel;
 struct Sequence;
 
-// What the draft has of a sequence in its KV cache: leading tokens of its text, then guesses that it went on from.
+// What the draft has of a sequence in its KV cache: tokens [origin, num_known) of its text, then guesses that it went on
+// from.
 struct DraftState {
   explicit DraftState(DraftModel* of);
   ~DraftState();
@@ -24,22 +26,26 @@ struct DraftState {
 
   DraftModel* model;
   uint64_t last_use = 0;
-  uint32_t num_known = 0;
+  uint32_t origin = 0, num_known = 0;
   std::vector<int32_t> guessed;
   std::vector<uint32_t> blocks;
+  std::vector<float> last;  // of a head: the state that it guessed last
 };
 
 class DraftModel {
  public:
-  // LLMC_ERR_INVALID_ARGUMENT for a model whose tokens are not those of `target`, or that writes no text.
+  // LLMC_ERR_INVALID_ARGUMENT for a model whose tokens are not those of `target`, that writes no text, or that takes
+  // hidden states which the target does not leave.
   static Status Create(std::unique_ptr<Device> device, const ModelShape& target, std::unique_ptr<DraftModel>* out);
 
-  // Tokens that a sequence may have for its next one to be guessed.
-  uint32_t max_length() const { return max_length_; }
+  // Tokens that the text of a sequence may have for its next one to be guessed; 0: it cannot be.
+  uint32_t Reach(const Sequence& s);
+  // Floats of the hidden states that it takes; 0: none.
+  uint32_t states_width() const { return model_.takes_states ? static_cast<uint32_t>(model_.states_width) : 0; }
   // Whether all but the end of its text is in the KV cache, so that guesses come at once.
   bool Knows(const Sequence& s);
   // Tokens of its text that are not there.
-  static uint32_t NumUnread(const Sequence& s);
+  uint32_t NumUnread(const Sequence& s);
   // Reads on in its text, as far as one step goes: so many tokens. None where there is no block for them.
   Status Read(const Sequence& s, uint32_t* tokens);
 
@@ -62,18 +68,22 @@ class DraftModel {
     const Sequence* sequence;
     DraftState* state;
     uint32_t start, count;
+    bool guess;  // the token before is a guess, too
   };
   // The most new tokens of its text that a sequence may have for Guess to take them in.
   static constexpr uint32_t kMostBehind = 2 * (LLMC_MAX_SPECULATE_TOKENS + 1);
 
   DraftModel(std::unique_ptr<Device> device, uint32_t max_length);
 
-  static DraftState* StateOf(const Sequence& s);
+  DraftState* StateOf(const Sequence& s);
+  void Begin(const Sequence& s, DraftState* state) const;
   uint32_t BlocksFor(uint32_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
   bool Ensure(DraftState* state, uint32_t tokens);
   void AddRow(const Row& row, StepLoad* load) const;
   Status RunRows(const std::vector<Row>& rows, std::vector<int32_t>* next);
   Status RunGroup(const Row* rows, std::size_t count, const StepLoad& load, int graph, std::vector<int32_t>* next);
+  void GiveStates(const Row* rows, std::size_t count);
+  void TakeStates(const Row* rows, std::size_t count);
   Status Draw(Fence fence, std::size_t count);
 
   std::unique_ptr<Device> device_;

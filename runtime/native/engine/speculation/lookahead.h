@@ -4,6 +4,7 @@
 
 #include "engine/speculation/acceptance.h"
 #include "engine/speculation/draft_model.h"
+#include "engine/speculation/hidden_states.h"
 #include "engine/speculation/prompt_lookup.h"
 
 namespace llmc {
@@ -11,6 +12,7 @@ namespace llmc {
 struct Lookahead {
   PromptLookup lookup;
   std::unique_ptr<DraftState> draft;  // of an engine with a draft
+  HiddenStates states;  // of one whose draft takes them
   Evidence evidence;
 };
 

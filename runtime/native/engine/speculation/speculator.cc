@@ -91,9 +91,10 @@ Speculator::Proposal Speculator::AskDraft(Proposal proposal, uint64_t reach) {
   Sequence* s = proposal.sequence;
   proposal.match_length = kOfDraft;
   if (s->lookahead->draft == nullptr) s->lookahead->draft = std::make_unique<DraftState>(draft_.get());
-  if (proposal.size >= draft_->max_length()) return proposal;
+  const uint32_t own_reach = draft_->Reach(*s);
+  if (proposal.size >= own_reach) return proposal;
   proposal.unread = !draft_->Knows(*s);
-  if (!proposal.unread) proposal.most = MostOf(proposal, std::min<uint64_t>(reach, draft_->max_length()));
+  if (!proposal.unread) proposal.most = MostOf(proposal, std::min<uint64_t>(reach, own_reach));
   return proposal;
 }
 
@@ -105,7 +106,7 @@ Status Speculator::ReadOn() {
     const Sequence& s = *p.sequence;
     const double odds = acceptance_.Odds(s.lookahead->evidence, kOfDraft);
     const uint32_t left = s.request->max_length - p.size;
-    if (!always_ && !depth_.PaysToRead(seqs, contexts_, odds, most_, DraftModel::NumUnread(s), left)) continue;
+    if (!always_ && !depth_.PaysToRead(seqs, contexts_, odds, most_, draft_->NumUnread(s), left)) continue;
     const uint64_t begin = MonotonicNs();
     uint32_t tokens = 0;
     LLMC_RETURN_IF_ERROR(draft_->Read(s, &tokens));
@@ -186,6 +187,25 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   }
   num_rows_ = plan->load.tokens;
   return Status::Ok();
+}
+
+void Speculator::KeepStates(const StepPlan& plan, const float* states) {
+  const uint32_t width = most_ == 0 || draft_ == nullptr ? 0 : draft_->states_width();
+  if (width == 0) return;
+  for (const StepItem& item : plan.items) {
+    Sequence* s = item.sequence;
+    if (!s->request->guided && s->request->beams == nullptr) {
+      if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
+      s->lookahead->states.Take(item.start, states, item.count, width);
+    }
+    states += std::size_t{item.count} * width;
+  }
+}
+
+void Speculator::Fork(const Sequence& parent, Sequence* child) const {
+  if (parent.lookahead == nullptr || draft_ == nullptr || draft_->states_width() == 0) return;
+  child->lookahead = std::make_unique<Lookahead>();
+  child->lookahead->states = parent.lookahead->states;
 }
 
 // Counts guesses up to the first wrong one. The first is judged also where it stayed at home: it would have been right if

@@ -27,6 +27,10 @@ class Speculator {
   Status Plan(Scheduler* scheduler, StepPlan* plan);
   // Guesses for a guided sequence that waits for its mask: as many as are likely enough that their masks are used.
   std::vector<int32_t> Offer(Sequence* sequence);
+  // The hidden states that a step of the model has left, guesses included: before sequences are forked.
+  void KeepStates(const StepPlan& plan, const float* states);
+  // A continuation begins where `parent` is.
+  void Fork(const Sequence& parent, Sequence* child) const;
   // What became of the guesses, once the tokens of the step were taken in and before a sequence is gone. tokens: that the
   // step gave; ns: that it took, guesses included.
   void Learn(uint64_t tokens, uint64_t ns);

@@ -66,7 +66,7 @@ inline Tables MakeTables(int ranks = 0) {
   const uint64_t bias = weight_file.size() - 128 - kTailBytes;
   const std::string strings("twice\0logits\0tablebiascpux86-64-v3tilesrowskernels.so", 53);
   llmc::ModelRecord model{};
-  model = {1, 1, 4, kBlockSize, 0, kVocab, 64, 2, 0, 0, 1, {7}, 1, 4 * 16 * 4, 16 * 16 * 4, 0, 0, 0, 0, 0, 0, {}};
+  model = {1, 1, 4, kBlockSize, 0, kVocab, 64, 2, 0, 0, 1, {7}, 1, 4 * 16 * 4, 16 * 16 * 4, 0, 0, 0, 0, 0, 0, 0, 0};
   const std::vector<llmc::KernelRecord> kernels = {{0, 5, 2, 0, 0, {}}, {6, 6, 8, 2, 0, {64, 1}}};
   if (ranks != 0) model.vocab_size = 2 * kVocab, model.num_ranks = ranks, model.num_shared_weights = 1;
   std::vector<llmc::WeightRecord> weights = {

@@ -1,0 +1,48 @@
+"""A model and the EAGLE head that guesses for it: two artifacts, one beside the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from llmc.compiler.config import DEFAULT_LORA_RANK, CompileConfig, CompileReport, Progress, no_progress
+from llmc.compiler.hub import locate
+from llmc.compiler.pipeline import compile_model
+from llmc.compiler.store.described import read_described
+
+
+def head_output(output: Path) -> Path:
+    """Where the head's artifact lies: beside that of the model, as `llama-eagle.llmc` beside `llama.llmc`."""
+    return output.with_name(f"{output.stem}-eagle{output.suffix}")
+
+
+def compile_with_head(
+    config: CompileConfig, head: Path, progress: Progress = no_progress
+) -> tuple[CompileReport, CompileReport]:
+    """Compiles a model whose graphs leave hidden states, and the head at the directory `head`, or of that name on the
+    hub; the reports of both.
+
+    The head gets a default ladder for as many sequences, and the precision of the model. Its text is as long as its own
+    config.json says, where the model's is not shorter. What is wrong with the head is told before the model is
+    compiled. Raises the errors of `compile_model`.
+    """
+    found, head = locate(config.model), locate(head).path
+    config = replace(config, model=found.path, source=found.source or config.source)
+    of_head = replace(
+        config,
+        output=head_output(config.output),
+        head=head,
+        buckets=None,
+        max_num_batched_tokens=None,
+        speculate=0,
+        lora_slots=None,
+        lora_rank=DEFAULT_LORA_RANK,
+        kv_scales=None,
+        dump=None,
+    )
+    longest = of_head.open_source().config().max_position_embeddings
+    report = compile_model(replace(config, leave_states=True), progress)
+    made = read_described(config.output).resolved
+    length = min(longest, made.max_model_len)
+    of_head = replace(of_head, max_num_seqs=made.max_num_seqs, max_model_len=length)
+    return report, compile_model(of_head, progress)

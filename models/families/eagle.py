@@ -1,0 +1,49 @@
+"""Heads of EAGLE, versions 1 and 2: a layer that guesses the next hidden state of a model, and so its next tokens.
+
+Such a head reads, of each token but the first, its embedding and the hidden state of the token before it. Embedding and
+output projection are the model's. No config.json names this family: `sources/eagle.py` makes its configuration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.family import Family
+from llmc.models.fields import Fields
+from llmc.models.layout import Layout
+from llmc.models.weight_map import Source, Target, WeightMap
+
+if TYPE_CHECKING:
+    from llmc.models.blocks.decoder import Decoder
+
+OF_MODEL = "of_model"
+"""What the names of the model's own matrices begin with, before a dot, beside the tensors of a head."""
+_LAYOUT = Layout(embed=f"{OF_MODEL}.embed", layer="layers.{}", head=f"{OF_MODEL}.lm_head", unused=())
+_COPIES = frozenset({"embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq"})
+"""What published heads may have of their model, and tables that nobody reads."""
+
+
+def _read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    raise ModelError(f"{fields.origin} has the model_type eagle, which no checkpoint has; download it again")
+
+
+def weight_map(config: ModelConfig) -> WeightMap:
+    """The map of `blocks.eagle.EagleHead`."""
+    hidden = config.hidden_size
+    found = [target for target in _LAYOUT.weight_map(config).targets if not target.name.startswith("norm.")]
+    found.append(Target("fc.weight", (Source("fc.weight", (hidden, 2 * hidden)),), "act"))
+    if config.fc_bias:
+        found.append(Target("fc.bias", (Source("fc.bias", (hidden,)),), "f32"))
+    return WeightMap(tuple(found), _COPIES | {f"{OF_MODEL}.lm_head.weight"})
+
+
+def _build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
+    # Here, so that reading configs and weights imports no torch.
+    from llmc.models.blocks.eagle import EagleHead
+
+    return EagleHead(config, act_dtype, max_len)
+
+
+EAGLE = Family("eagle", _read_config, weight_map, _build)

@@ -1,0 +1,127 @@
+"""The directory of an EAGLE head, beside the model that it guesses for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from llmc.models.config import ModelConfig
+from llmc.models.errors import ModelError
+from llmc.models.families.eagle import EAGLE, OF_MODEL
+from llmc.models.fields import Fields
+from llmc.models.known_keys import check_known
+from llmc.models.loader import check_checkpoint
+from llmc.models.registry import get_family
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
+from llmc.models.sources.joined import JoinedCheckpoint
+from llmc.models.sources.safetensors import SafetensorsCheckpoint
+
+_MATRICES = ("embed.weight", "lm_head.weight")
+_OF_EAGLE_3 = ("draft_vocab_size", "target_hidden_size", "eagle_config")
+"""Fields of a config.json that heads of EAGLE-3 have, which read hidden states of three layers."""
+_TENSORS_OF_EAGLE_3 = ("d2t", "t2d", "midlayer.hidden_norm.weight")
+
+
+class _HeadCheckpoint(JoinedCheckpoint):
+    """The tensors of a head, and of its model the matrices that it shares. shared: what the model calls them."""
+
+    def __init__(self, head: Checkpoint, model: Checkpoint, shared: dict[str, str]) -> None:
+        super().__init__(head, {OF_MODEL: model})
+        self._shared = shared
+
+    def _at(self, name: str) -> tuple[Checkpoint, str]:
+        checkpoint, own = super()._at(name)
+        return (checkpoint, self._shared[own]) if checkpoint is not self._whole else (checkpoint, own)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted((*self._whole.names(), *(f"{OF_MODEL}.{name}" for name in self._shared))))
+
+
+class EagleSource(ModelSource):
+    """model: the one that the head at `path` guesses for, as it is compiled."""
+
+    def __init__(self, path: Path, model: ModelSource) -> None:
+        super().__init__(path, allow_unknown_config=model.allow_unknown_config)
+        self._model = model
+
+    def config(self) -> ModelConfig:
+        return self._read_config[0]
+
+    def ignored_config(self) -> tuple[str, ...]:
+        return self._read_config[1]
+
+    @cached_property
+    def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
+        """(what its config.json says as far as its model leaves it open, what of it is ignored)."""
+        fields, model = Fields.read(self.path / "config.json"), self._model.config()
+        for name in _OF_EAGLE_3:
+            if fields.has(name):
+                self._refuse_eagle_3(name)
+        family = get_family(fields.text("model_type"))
+        own = family.read_config(fields, Fields({}, fields.origin))
+        if model.pooled is not None or model.head_bias or model.normed_head or model.typed_inputs:
+            raise ModelError(
+                f"{self._model.path} is no model that an EAGLE head guesses for: such a model writes text, and its "
+                "logits are a product with one matrix; leave out --eagle"
+            )
+        for name in ("hidden_size", "vocab_size"):
+            found, wanted = getattr(own, name), getattr(model, name)
+            if found != wanted:
+                raise ModelError(
+                    f"{fields.origin}: {name} is {found}, but that of {self._model.path} is {wanted}; give the model "
+                    "that the head was made for"
+                )
+        config = replace(
+            own,
+            model_type=EAGLE.model_type,
+            states="taken",
+            fc_bias=fields.flag("bias", True),
+            first_norm=False,
+            tie_word_embeddings=model.tie_word_embeddings,
+            logit_multiplier=model.logit_multiplier,
+            logit_cap=model.logit_cap,
+            eos_token_ids=model.eos_token_ids,
+            bos_token_id=model.bos_token_id,
+            dtype=model.dtype,
+        )
+        allowed = self.allow_unknown_config
+        return config, check_known(fields.origin, fields.unread(), family, allow_unknown=allowed)
+
+    def _refuse_eagle_3(self, found: str) -> None:
+        raise ModelError(
+            f"{self.path} has {found}, so it is a head of EAGLE-3, which reads hidden states of three layers and is "
+            "not supported yet; give one of EAGLE-1 or 2, or a smaller model as --draft"
+        )
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    def checkpoint(self) -> Checkpoint:
+        head, model = SafetensorsCheckpoint(self.path), self._model.checkpoint()
+        for name in _TENSORS_OF_EAGLE_3:
+            if name in head.names():
+                self._refuse_eagle_3(f"the tensor {name}")
+        shared = {}
+        for target in check_checkpoint(self._model.config(), model).targets:
+            if target.name in _MATRICES:
+                if len(target.sources) != 1 or target.sources[0].stored is not None or target.rows is not None:
+                    raise ModelError(
+                        f"{self._model.path} has {target.name} in pieces or in another order, which a head cannot "
+                        "share yet; leave out --eagle"
+                    )
+                shared[target.name] = target.sources[0].name
+        return _HeadCheckpoint(head, model, shared)
+
+    def model_files(self) -> ModelFiles:
+        return self._model.model_files()
+
+    def weight_files(self) -> Iterator[Path]:
+        yield from sorted(self.path.glob("*.safetensors"))
+        yield from self._model.weight_files()
+
+    def all_files(self) -> Iterator[Path]:
+        yield from (file for file in sorted(self.path.iterdir()) if file.is_file())
+        yield from self._model.all_files()
