@@ -32,6 +32,13 @@ def _adapter_text(adapters: dict[str, int] | None) -> Iterator[str]:
         )
 
 
+def _states_text(model: ModelRecord) -> Iterator[str]:
+    if model.takes_states:
+        yield f"EAGLE head: reads hidden states of {model.states_width} numbers; give it as --draft of its model"
+    elif model.states_width:
+        yield f"hidden states of {model.states_width} numbers are left for an EAGLE head"
+
+
 def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:
     text = f"KV pool: {format_bytes(pool['full_context_bytes'])} hold one sequence of {model.max_model_len} tokens"
     least = pool["default_max_request_tokens"]
@@ -117,6 +124,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         *_task(tables, manifest),
         *_origin(data),
         *_adapter_text(data["adapters"]),
+        *_states_text(tables.model),
         *ranks_text(data["ranks"]),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(

@@ -268,6 +268,9 @@ class EngineStats(ctypes.Structure):
             "num_speculative_steps",
             "drafted_tokens",
             "accepted_tokens",
+            "num_draft_blocks",
+            "num_free_draft_blocks",
+            "draft_ns",
         ),
     ]
 

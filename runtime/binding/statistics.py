@@ -51,6 +51,9 @@ class EngineStats:
     num_speculative_steps: int
     drafted_tokens: int
     accepted_tokens: int
+    num_draft_blocks: int
+    num_free_draft_blocks: int
+    draft_ns: int
     device: Mapping[str, int]
 
 

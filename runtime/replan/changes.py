@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from llmc.buckets.replanning.shapes import Limits
 from llmc.runtime.binding import Artifact, GraphInfo, LlmcError
 from llmc.runtime.replan.decisions import DecisionLog, Kind
 from llmc.runtime.replan.options import ReplanOptions
+from llmc.runtime.replan.retired import RetiredBuckets, spared
 from llmc.runtime.replan.trial import RanSteps, Trial, Verdict
 from llmc.runtime.replan.workshop import Workshop
 from llmc.runtime.warm_up.cost_tables import bucket_of
@@ -65,6 +66,7 @@ class _Compiling:
 
 class Changes:
     """Of one thread, but for `state`, `off` and `close`. say: told every decision. workshop: None where nothing acts.
+    retired: what the next start finds off; None: nothing is remembered.
 
     off: graphs by index that no step may run in. compile_s: seconds that the last compilation took; None: there was
     none. vain: changes in a row that did not stay.
@@ -73,10 +75,12 @@ class Changes:
     def __init__(
         self, owner: EngineOwner, options: ReplanOptions, limits: Limits, log: DecisionLog, say: Callable[[str], None],
         clock: Callable[[], float], workshop: Workshop | None, pool: Executor | None = None,
+        retired: RetiredBuckets | None = None,
     ) -> None:  # fmt: skip
         self._owner, self._options, self._limits, self._clock = owner, options, limits, clock
         self._log, self._tell, self._workshop = log, say, workshop
         self._pool = pool or ThreadPoolExecutor(1, "llmc-replan-compiler")
+        self._retired, self._remembered = retired, set[Bucket]()
         self._compiling: _Compiling | None = None
         self._running: _Running | None = None
         self._unpublished: set[Bucket] = set()  # that the artifact lacks
@@ -99,6 +103,24 @@ class Changes:
     def held(self, now_s: float) -> list[Bucket]:
         """That may not be retired yet."""
         return [bucket for bucket, until in list(self._held.items()) if until > now_s]
+
+    def restore(self, never: Collection[int]) -> None:
+        """Turns off what was retired before the start, as long as another bucket in use holds as much. never: graphs by
+        index that nobody may turn on."""
+        if self._retired is None:
+            return
+        buckets = {bucket_of(g): index for index, g in enumerate(self._owner.graphs) if index not in never}
+        wanted = self._retired.read() & buckets.keys()
+        self._remembered = set(spared(wanted, buckets.keys() - wanted))
+        off = sorted(buckets[bucket] for bucket in self._remembered)
+        if not off:
+            return
+        engine = self._owner.engine
+        for index in off:
+            self._owner.call_between_steps(partial(engine.enable_graph, index, False))
+            self._owner.call_between_steps(partial(engine.release_graph, index))
+        self.off.update(off)
+        self._say("kept", f"retired before this start, as {self._retired.path} says", (), sorted(self._remembered))
 
     def begin(self, proposal: Proposal) -> None:
         """Compiles what is not there, and then tries the change. Nothing else may be under way."""
@@ -244,6 +266,7 @@ class Changes:
         if not pays:
             self._block((*proposal.added, *proposal.retired))
             return
+        self._remember(proposal)
         for bucket in proposal.added:
             self._failures.pop(bucket, None)
             self._held[bucket] = now_s + self._options.backoff_s
@@ -254,6 +277,18 @@ class Changes:
         if new:
             assert self._workshop is not None
             self._compile(_Compiling(new, self._pool.submit(self._workshop.publish, new), None))
+
+    def _remember(self, proposal: Proposal) -> None:
+        """What a change that stays has retired, for the next start."""
+        after = (self._remembered - set(proposal.added)) | set(proposal.retired)
+        if self._retired is None or after == self._remembered:
+            return
+        self._remembered = after
+        try:
+            self._retired.write(after)
+        except OSError as error:
+            why = f"{self._retired.path} cannot be written ({error.strerror or error}): the next start has them again"
+            self._say("failed", why, (), sorted(after))
 
     def _block(self, buckets: Iterable[Bucket]) -> None:
         """Not again before the back-off has passed, which doubles each time."""

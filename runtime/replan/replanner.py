@@ -21,6 +21,7 @@ from llmc.buckets.replanning.proposal import Ladder, Proposal, propose
 from llmc.runtime.replan.changes import LONGEST_BACKOFF_S, Changes, EngineOwner
 from llmc.runtime.replan.decisions import DecisionLog
 from llmc.runtime.replan.options import ReplanOptions
+from llmc.runtime.replan.retired import RetiredBuckets
 from llmc.runtime.replan.steps import LadderFacts, StepReader, counted
 from llmc.runtime.replan.workshop import Workshop
 from llmc.runtime.warm_up.cost_tables import bucket_of
@@ -32,7 +33,8 @@ _TOP_SHAPES, _SHOWN = 64, 8
 
 class Replanner:
     """may_act: whether graphs may be turned on and off by now, as the warm-up does it, too. never: graphs by index that
-    nobody may turn on. tell: takes a line for people. clock: seconds that never go back."""
+    nobody may turn on. tell: takes a line for people. clock: seconds that never go back. retired: what `auto` remembers
+    from one start to the next."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Replanner:
         facts: LadderFacts | None = None,
         workshop: Workshop | None = None,
         pool: Executor | None = None,
+        retired: RetiredBuckets | None = None,
     ) -> None:
         self._owner, self._options, self._may_act, self._clock = owner, options, may_act, clock
         self._never = frozenset(never)
@@ -59,7 +62,10 @@ class Replanner:
         if workshop is None and options.mode == "auto":
             workshop = Workshop(owner.path, memory_bytes=options.memory_bytes, cpu_s=options.cpu_s)
         self.decisions = DecisionLog()
-        self._changes = Changes(owner, options, self._facts.limits, self.decisions, self._tell, clock, workshop, pool)
+        self._changes = Changes(
+            owner, options, self._facts.limits, self.decisions, self._tell, clock, workshop, pool, retired
+        )
+        self._restored = options.mode != "auto"
         self._proposal: Proposal | None = None
         self._proposed_s = clock()
         self._next_s = self._proposed_s + options.interval_s
@@ -86,6 +92,9 @@ class Replanner:
 
     def tick(self) -> None:
         """One look: what ran is taken, and what is due is done."""
+        if not self._restored and self._may_act():
+            self._restored = True
+            self._changes.restore(self._never)
         ran, missed = self._reader.read()
         now_s = self._clock()
         with self._lock:

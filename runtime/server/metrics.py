@@ -221,6 +221,12 @@ class _EngineCollector(Collector):
                     stats.num_blocks - stats.num_free_blocks,
                 ),
                 ("llmc_kv_blocks_cached", "KV blocks that the prefix cache can find", stats.num_cached_blocks),
+                ("llmc_draft_kv_blocks", "KV blocks of the draft's pool, 0 without one", stats.num_draft_blocks),
+                (
+                    "llmc_draft_kv_blocks_used",
+                    "KV blocks that texts have in the draft's pool",
+                    stats.num_draft_blocks - stats.num_free_draft_blocks,
+                ),
                 (
                     "llmc_max_request_tokens",
                     "Tokens a request may have, prompt and output",
@@ -289,6 +295,7 @@ class _EngineCollector(Collector):
                 ("llmc_speculative_steps", "Decode steps that checked guesses", stats.num_speculative_steps),
                 ("llmc_drafted_tokens", "Guesses of next tokens that were checked", stats.drafted_tokens),
                 ("llmc_accepted_tokens", "Guesses that were right", stats.accepted_tokens),
+                ("llmc_draft_seconds", "Wall time in which a draft made guesses or read texts", stats.draft_ns / 1e9),
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
             )
         )

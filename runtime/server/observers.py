@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmc.distribution import NAME
 from llmc.runtime.replan.replanner import Replanner
+from llmc.runtime.replan.retired import RetiredBuckets
 from llmc.version import __version__
 
 from .access_log import AccessLog
@@ -151,7 +152,12 @@ def _replan(server: ServerContext) -> Replanner:
     """Begins once the server is ready, and ends before its engine does."""
     engine, warm_up = server.engine, server.warm_up
     replanner = Replanner(
-        engine, server.config.replan, may_act=lambda: warm_up.done, never=warm_up.plan.dropped, tell=_say
+        engine,
+        server.config.replan,
+        may_act=lambda: warm_up.done,
+        never=warm_up.plan.dropped,
+        tell=_say,
+        retired=RetiredBuckets.beside(engine.path),
     )
     server.on_ready.append(replanner.start)
     server.on_stop.append(replanner.close)

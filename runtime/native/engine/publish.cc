@@ -116,6 +116,11 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_free_blocks = blocks_.num_free();
   c.num_cached_blocks = blocks_.num_cached();
   device_->GetStats(&new_device_stats_);
+  if (const DraftModel* draft = speculator_.draft(); draft != nullptr) {
+    c.num_draft_blocks = draft->num_blocks();
+    c.num_free_draft_blocks = draft->num_free_blocks();
+    c.draft_ns = speculator_.total_draft_ns();
+  }
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_evictions = scheduler_.num_evictions();
   c.num_promotions = scheduler_.num_promotions();

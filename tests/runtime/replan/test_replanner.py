@@ -27,6 +27,7 @@ from llmc.runtime.misses import aside
 from llmc.runtime.replan.decisions import MAX_DECISIONS, DecisionLog
 from llmc.runtime.replan.options import ReplanOptions, parse_mode
 from llmc.runtime.replan.replanner import Replanner
+from llmc.runtime.replan.retired import RetiredBuckets
 from llmc.runtime.replan.steps import LadderFacts
 from llmc.runtime.replan.workshop import Workshop
 from llmc.runtime.request_error import RequestError
@@ -147,7 +148,7 @@ class AtOnce(Executor):
 class World:
     """A clock that a test moves on, a replanner that looks once a second, and what it said."""
 
-    def __init__(self, owner: Owner, mode: str = "auto", **options: Any) -> None:
+    def __init__(self, owner: Owner, mode: str = "auto", retired: RetiredBuckets | None = None, **options: Any) -> None:
         self.now_s, self.owner, self.said = 0.0, owner, list[str]()
         some: dict[str, Any] = {"policy": EAGER, "interval_s": 10.0, "window_s": 2.0, "trial_s": 60.0,
                                 "backoff_s": 30.0, "least_trial_steps": 20, "least_windows": 2,
@@ -156,6 +157,7 @@ class World:
             owner, ReplanOptions(mode=mode, **{**some, **options}),  # type: ignore[arg-type]
             tell=self.said.append, clock=lambda: self.now_s, facts=LadderFacts(LIMITS, None, {}, "computed"),
             workshop=owner.shop if mode == "auto" else None, pool=AtOnce(),  # type: ignore[arg-type]
+            retired=retired,
         )  # fmt: skip
 
     def run(self, seconds: int) -> None:
@@ -253,6 +255,37 @@ def test_a_full_ladder_retires_and_every_step_keeps_a_bucket() -> None:
     assert owner.engine.released == [2]
     (kept,) = (one for one in world.replanner.decisions.last() if one.kind == "kept")
     assert (kept.added, kept.retired) == ((Bucket("decode", 2, 64),), (unused,))
+
+
+def test_what_is_retired_stays_so_at_the_next_start(tmp_path: Path) -> None:
+    unused, retired = Bucket("decode", 6, 128), RetiredBuckets.beside(tmp_path / "a.llmc")
+    owner = Owner(unused)
+    owner.engine.load = [(2, 64, 50), (8, 256, 1)]
+    World(owner, retired=retired, most_graphs=0).run(20)
+    assert retired.path == tmp_path / "a.llmc.retired.json"
+    assert retired.read() == {unused}
+
+    again = Owner(unused, Bucket("decode", 2, 64))
+    again.engine.load = [(6, 128, 50)]
+    world = World(again, retired=retired, most_graphs=1)
+    world.run(1)
+    assert again.engine.on == {0: True, 1: True, 2: False, 3: True}
+    assert again.engine.released == [2]
+    assert "a.llmc.retired.json says" in world.said[0]
+    world.run(30)  # now that its steps come, a trial takes it back
+    assert again.engine.on[2]
+    assert not retired.path.exists()
+
+    for mode in ("suggest", "auto"):
+        retired.write([unused, LARGE])
+        other = Owner(unused)
+        world = World(other, mode, retired=retired)
+        world.run(1)
+        # No other bucket holds what the large one does.
+        assert other.engine.on == {0: True, 1: True, 2: mode == "suggest"}
+    for damaged in ("", "[]", '{"kind": "llmc retired buckets", "version": 1, "retired": ["decode"]}'):
+        retired.path.write_text(damaged)
+        assert retired.read() == frozenset()
 
 
 def test_a_trial_without_traffic_ends_as_it_began() -> None:

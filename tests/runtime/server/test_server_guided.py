@@ -17,6 +17,7 @@ from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
 from llmc.runtime.guided.constraint import Guided
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
+from llmc.runtime.speculation import parse_speculation
 
 from support.server_harness import Running, error_of, running_server
 
@@ -103,6 +104,27 @@ def test_constrained_answers_have_the_same_bits_in_company_and_offline(
     with LLM(english_artifact, num_threads=1) as llm:
         offline = llm.generate(["The city of"] * 6, params)
     assert [output.outputs[0].text for output in offline] == alone
+
+
+def test_constrained_answers_have_the_same_bits_with_guesses(running: Running, english_artifact: Path) -> None:
+    """The server asks its mask workers for as many masks as there are guesses, streaming and not."""
+    asked = [{"response_format": FORMAT, "max_tokens": 200, "seed": seed, "temperature": 0.8} for seed in range(4)]
+
+    def answers(server: Running) -> list[tuple[Any, Any]]:
+        def ask(body: dict[str, Any]) -> tuple[Any, Any]:
+            message = server.chat("Tell me of a city.", **body)["choices"][0]["message"]
+            return message["content"], streamed(server, "Tell me of a city.", **body)[0]["content"]
+
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(ask, asked))
+
+    plain = answers(running)
+    with running_server(english_artifact, speculation=parse_speculation("ngram:6:always")) as guessing:
+        assert answers(guessing) == plain
+        assert guessing.engine.engine.stats.accepted_tokens > 0
+    for told, same in plain:
+        jsonschema_rs.validator_for(CITY).validate(json.loads(told))
+        assert told == same
 
 
 @pytest.mark.parametrize(

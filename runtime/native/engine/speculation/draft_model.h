@@ -40,6 +40,8 @@ class DraftModel {
 
   // Tokens that the text of a sequence may have for its next one to be guessed; 0: it cannot be.
   uint32_t Reach(const Sequence& s);
+  uint32_t num_blocks() const { return blocks_.num_usable(); }
+  uint32_t num_free_blocks() const { return blocks_.num_free(); }
   // Floats of the hidden states that it takes; 0: none.
   uint32_t states_width() const { return model_.takes_states ? static_cast<uint32_t>(model_.states_width) : 0; }
   // Whether all but the end of its text is in the KV cache, so that guesses come at once.

@@ -177,6 +177,7 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
     LLMC_RETURN_IF_ERROR(ReadOn());
     LLMC_RETURN_IF_ERROR(MakeGuesses());
     draft_ns_ = MonotonicNs() - begin;
+    total_draft_ns_ += draft_ns_;
   }
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
     Proposal& p = proposals_[i];

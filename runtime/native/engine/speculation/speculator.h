@@ -22,6 +22,8 @@ class Speculator {
 
   // The model that guesses; none: NULL.
   DraftModel* draft() const { return draft_.get(); }
+  // What the draft has taken of all steps.
+  uint64_t total_draft_ns() const { return total_draft_ns_; }
   // Adds guesses to the decodes of a step where they are expected to pay; from here on their sequences end in them. An error:
   // the draft's device failed.
   Status Plan(Scheduler* scheduler, StepPlan* plan);
@@ -64,7 +66,7 @@ class Speculator {
   std::vector<int32_t> guesses_;
   std::vector<GuessChoice> choices_;
   std::vector<DraftModel::Task> tasks_;
-  uint64_t contexts_ = 0, draft_ns_ = 0;
+  uint64_t contexts_ = 0, draft_ns_ = 0, total_draft_ns_ = 0;
   uint32_t num_decodes_ = 0, num_rows_ = 0;  // rows_: of the step, guesses included
   bool mixed_ = false;
 };

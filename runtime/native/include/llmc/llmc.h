@@ -449,8 +449,10 @@ typedef struct llmc_engine_stats {
   uint64_t num_missed_shapes; /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
   /* Of num_preemptions, those for waiting requests of a higher priority; requests that came to count as the highest. */
   uint64_t num_evictions, num_promotions;
-  uint64_t num_speculative_steps;           /* of num_decode_steps, those that checked guesses */
-  uint64_t drafted_tokens, accepted_tokens; /* guesses that were checked, and those that were right */
+  uint64_t num_speculative_steps;                   /* of num_decode_steps, those that checked guesses */
+  uint64_t drafted_tokens, accepted_tokens;         /* guesses that were checked, and those that were right */
+  uint64_t num_draft_blocks, num_free_draft_blocks; /* of the draft's KV pool; 0 without one */
+  uint64_t draft_ns;                                /* of step_ns: the draft makes guesses, and reads texts for them */
 } llmc_engine_stats;
 
 /* What an engine's device counts, by names of its own. */
