@@ -65,7 +65,8 @@ class ReferenceHead:
         dim = c["head_dim"]
 
         def heads(name: str) -> Tensor:
-            return F.linear(x, w[f"{_LAYER}self_attn.{name}_proj.weight"]).view(count, -1, dim).transpose(0, 1)
+            made: Tensor = F.linear(x, w[f"{_LAYER}self_attn.{name}_proj.weight"]).view(count, -1, dim).transpose(0, 1)
+            return made
 
         frequencies = c["rope_parameters"]["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
         angles = torch.arange(count)[:, None] * frequencies
