@@ -68,7 +68,7 @@ class ReferenceHead:
             made: Tensor = F.linear(x, w[f"{_LAYER}self_attn.{name}_proj.weight"]).view(count, -1, dim).transpose(0, 1)
             return made
 
-        frequencies = c["rope_parameters"]["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
+        frequencies: Tensor = c["rope_parameters"]["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
         angles = torch.arange(count)[:, None] * frequencies
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
