@@ -8,13 +8,13 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kPiece = uint64_t{1} << 20;  // floats of a message that are passed on at once
+constexpr uint64_t kMpiPiece = uint64_t{1} << 20;  // floats of a message that are passed on at once
 // From here on each rank adds up a part: that costs another wait for all, and spares sending all to all.
-constexpr uint64_t kSharedFloats = (32u << 10) / sizeof(float);
-constexpr uint32_t kFewRanks = 2;  // that send as much either way
-constexpr uint64_t kSpinNs = 1'000'000;
+constexpr uint64_t kMpiSharedFloats = (32u << 10) / sizeof(float);
+constexpr uint32_t kMpiFewRanks = 2;  // that send as much either way
+constexpr uint64_t kMpiSpinNs = 1'000'000;
 
-int BytesOf(uint64_t floats) { return static_cast<int>(floats * sizeof(float)); }
+int MpiBytes(uint64_t floats) { return static_cast<int>(floats * sizeof(float)); }
 
 }  // namespace
 
@@ -22,8 +22,8 @@ int BytesOf(uint64_t floats) { return static_cast<int>(floats * sizeof(float)); 
 bool MpiCollective::GatherAll(const float* from, uint64_t count) {
   given_.resize(count * num_ranks());
   MpiRequest request;
-  const Status begun = group_->mpi().AllGather(MpiChannel::kSums, from, BytesOf(count), given_.data(), &request);
-  return group_->Await(begun, &request, kSpinNs).ok();
+  const Status begun = group_->mpi().AllGather(MpiChannel::kSums, from, MpiBytes(count), given_.data(), &request);
+  return group_->Await(begun, &request, kMpiSpinNs).ok();
 }
 
 // The sums of all ranks, into sums_, of which each rank adds up its part.
@@ -33,31 +33,31 @@ bool MpiCollective::SumByParts(const float* from, uint64_t count) {
   const uint64_t own = begin(rank() + 1) - begin(rank());
   bytes_.resize(ranks), offsets_.resize(ranks), own_bytes_.resize(ranks), own_offsets_.resize(ranks);
   for (uint32_t r = 0; r < ranks; ++r) {
-    offsets_[r] = BytesOf(begin(r));
-    bytes_[r] = BytesOf(begin(r + 1) - begin(r));
-    own_offsets_[r] = BytesOf(own * r);
-    own_bytes_[r] = BytesOf(own);
+    offsets_[r] = MpiBytes(begin(r));
+    bytes_[r] = MpiBytes(begin(r + 1) - begin(r));
+    own_offsets_[r] = MpiBytes(own * r);
+    own_bytes_[r] = MpiBytes(own);
   }
   given_.resize(own * ranks);
   sums_.resize(count);
   MpiRequest request;
   Status begun = group_->mpi().AllToAll(MpiChannel::kSums, from, bytes_.data(), offsets_.data(), given_.data(),
                                         own_bytes_.data(), own_offsets_.data(), &request);
-  if (!group_->Await(begun, &request, kSpinNs).ok()) return false;
+  if (!group_->Await(begun, &request, kMpiSpinNs).ok()) return false;
   for (uint32_t r = 1; r < ranks; ++r) AddTo(given_.data(), given_.data() + own * r, own);
   begun = group_->mpi().AllGatherParts(MpiChannel::kSums, given_.data(), sums_.data(), bytes_.data(), offsets_.data(),
                                        &request);
-  return group_->Await(begun, &request, kSpinNs).ok();
+  return group_->Await(begun, &request, kMpiSpinNs).ok();
 }
 
 void MpiCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t /*num_threads*/) {
   if (thread != 0 || group_->failed()) return;
   const uint64_t total = work.rows * work.width;
-  for (uint64_t first = 0; first < total; first += kPiece) {
-    const uint64_t count = std::min(kPiece, total - first);
+  for (uint64_t first = 0; first < total; first += kMpiPiece) {
+    const uint64_t count = std::min(kMpiPiece, total - first);
     float* sum = nullptr;
     float* out = work.out + first;
-    if (num_ranks() <= kFewRanks || count < kSharedFloats) {
+    if (num_ranks() <= kMpiFewRanks || count < kMpiSharedFloats) {
       if (!GatherAll(work.in + first, count)) return;
       for (uint32_t r = 1; r < num_ranks(); ++r) AddTo(given_.data(), given_.data() + count * r, count);
       sum = given_.data();
@@ -73,8 +73,8 @@ void MpiCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t /
 void MpiCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t /*num_threads*/) {
   if (thread != 0 || group_->failed()) return;
   const uint64_t width = work.width / num_ranks(), total = work.rows * width;
-  for (uint64_t first = 0; first < total; first += kPiece) {
-    const uint64_t count = std::min(kPiece, total - first);
+  for (uint64_t first = 0; first < total; first += kMpiPiece) {
+    const uint64_t count = std::min(kMpiPiece, total - first);
     if (!GatherAll(work.in + first, count)) return;
     for (uint32_t r = 0; r < num_ranks(); ++r) {
       const float* from = given_.data() + count * r;

@@ -13,23 +13,23 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kYieldNs = 20'000;  // who spins longer lets others have its CPU
-constexpr uint64_t kFewNs = 5'000'000;  // of sleep, before it is taken in longer pieces
+constexpr uint64_t kMpiYieldNs = 20'000;  // who spins longer lets others have its CPU
+constexpr uint64_t kShortlyNs = 5'000'000;  // of sleep, before it is taken in longer pieces
 constexpr timespec kShortSleep = {0, 50'000}, kLongSleep = {0, 500'000};
 constexpr uint64_t kLeaveNs = 3'000'000'000;
-constexpr uint64_t kReportNs = 1'000'000'000;  // that the links have to say who broke an operation
-constexpr uint64_t kMostBytes = 1u << 30;  // of one operation, which counts in int
+constexpr uint64_t kMpiReportNs = 1'000'000'000;  // that the links have to say who broke an operation
+constexpr uint64_t kMostMpiBytes = 1u << 30;  // of one operation, which counts in int
 
 // done: whether it is, asked again and again; until it is, or goes wrong, or stop() is true.
 template <typename Done, typename Stop>
-void Poll(uint64_t spin_ns, const Done& done, const Stop& stop) {
+void PollMpi(uint64_t spin_ns, const Done& done, const Stop& stop) {
   const uint64_t start = MonotonicNs();
   while (!done() && !stop()) {
     const uint64_t spent = MonotonicNs() - start;
     if (spent < spin_ns) {
-      spent < kYieldNs ? Pause() : static_cast<void>(::sched_yield());
+      spent < kMpiYieldNs ? Pause() : static_cast<void>(::sched_yield());
     } else {
-      ::nanosleep(spent < spin_ns + kFewNs ? &kShortSleep : &kLongSleep, nullptr);
+      ::nanosleep(spent < spin_ns + kShortlyNs ? &kShortSleep : &kLongSleep, nullptr);
     }
   }
 }
@@ -52,7 +52,7 @@ Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::share
   MpiRequest request;
   Status status = mpi->Broadcast(MpiChannel::kSteps, &invitation, sizeof(invitation), &request);
   bool done = false;
-  Poll(
+  PollMpi(
       0,
       [&] {
         if (status.ok()) status = mpi->Test(&request, &done);
@@ -77,10 +77,10 @@ Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_n
     if (status.ok()) status = mpi_->Test(request, &done);
     return done;
   };
-  Poll(spin_ns, test, [&] { return !status.ok() || failed(); });
+  PollMpi(spin_ns, test, [&] { return !status.ok() || failed(); });
   if (!status.ok()) {
-    const uint64_t end = MonotonicNs() + kReportNs;
-    Poll(0, [&] { return failed(); }, [&] { return MonotonicNs() > end; });
+    const uint64_t end = MonotonicNs() + kMpiReportNs;
+    PollMpi(0, [&] { return failed(); }, [&] { return MonotonicNs() > end; });
     Fail(rank(), status.message);
   }
   return this->status();
@@ -89,7 +89,7 @@ Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_n
 Status MpiGroup::Broadcast(void* data, uint64_t bytes, uint64_t spin_ns) {
   if (failed()) return status();
   for (uint64_t done = 0; done < bytes;) {
-    const uint64_t now = std::min(bytes - done, kMostBytes);
+    const uint64_t now = std::min(bytes - done, kMostMpiBytes);
     MpiRequest request;
     const Status begun =
         mpi_->Broadcast(MpiChannel::kSteps, static_cast<char*>(data) + done, static_cast<int>(now), &request);
@@ -123,7 +123,7 @@ void MpiGroup::Leave() {
     if (status.ok()) status = mpi_->Test(&request, &done);
     return done;
   };
-  Poll(0, test, [&] { return !status.ok() || failed() || MonotonicNs() > end; });
+  PollMpi(0, test, [&] { return !status.ok() || failed() || MonotonicNs() > end; });
   if (!done) return;
   links_->Leave();
   mpi_->Finish();

@@ -42,7 +42,7 @@ struct MpiFunctions {
 
 // The first name that is missing, nullptr where none is.
 template <typename Handle>
-const char* Find(void* library, MpiFunctions<Handle>* out) {
+const char* FindMpi(void* library, MpiFunctions<Handle>* out) {
   const char* missing = nullptr;
   const auto find = [&](auto* function, const char* name) {
     *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(::dlsym(library, name));
@@ -160,7 +160,7 @@ template <typename Handle>
 Status StartAs(const std::string& path, void* library, const MpiConstants<Handle>& constants,
                std::unique_ptr<MpiLibrary>* out) {
   MpiFunctions<Handle> functions{};
-  if (const char* missing = Find(library, &functions); missing != nullptr) {
+  if (const char* missing = FindMpi(library, &functions); missing != nullptr) {
     return Unusable("The library " + path + " is no MPI 3.0: it has no " + missing + "; take a newer MPI.");
   }
   auto mpi = std::make_unique<MpiOf<Handle>>(functions, constants);

@@ -70,12 +70,12 @@ std::string Addresses() {
   return routed + local;
 }
 
-struct Address {
+struct HostAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
 };
 
-bool ParseAddress(const std::string& text, uint16_t port, Address* out) {
+bool ParseAddress(const std::string& text, uint16_t port, HostAddress* out) {
   auto* v4 = reinterpret_cast<sockaddr_in*>(&out->storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(&out->storage);
   if (::inet_pton(AF_INET, text.c_str(), &v4->sin_addr) == 1) {
@@ -97,7 +97,7 @@ bool Await(int fd, short events, int ms) {
 }
 
 // A connected socket, non-blocking, or -1 and errno.
-int Connect(const Address& to) {
+int Connect(const HostAddress& to) {
   const int fd = ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   int error = 0;
@@ -255,7 +255,7 @@ Status RankLinks::Join(const RankInvitation& invitation, uint32_t rank, uint32_t
   CopyText(host.data(), host.size(), sizeof(hello.text), hello.text);
   int error = 0;
   for (std::size_t at = 0, end; (end = all.find(' ', at)) != std::string::npos; at = end + 1) {
-    Address address;
+    HostAddress address;
     if (!ParseAddress(all.substr(at, end - at), invitation.port, &address)) continue;
     Link link;
     link.fd = Connect(address);
