@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.integers import Integers
 
 from support.cuda import host_library
+from support.sass import find_nvdisasm, instructions
 
 _TORCH = {"bf16": torch.bfloat16, "f16": torch.float16}
 _ROWS = (1, FEW_ROWS, FEW_ROWS + 1, 67)
@@ -156,21 +158,21 @@ def _count(text: bytes, pattern: str) -> int:
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
-def test_code_has_tensor_cores_wide_loads_and_no_spills() -> None:
-    """Of layers as wide as models have them, for each generation."""
+def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
+    """Of layers as wide as models have them, for each generation: its PTX, and its machine code where nvdisasm is."""
     wide = (4096, 4096)
-    wanted: dict[KernelSpec, tuple[str, int]] = {
-        _floats("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", 20),
-        _floats("f16", *wide, gated="f16"): ("f32.f16.f16.f32", 20),
-        _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", 8),
-        _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", 0),
-        _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", 4),
+    wanted: dict[KernelSpec, tuple[str, str, int]] = {
+        _floats("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
+        _floats("f16", *wide, gated="f16"): ("f32.f16.f16.f32", "HMMA.16816.F32", 20),
+        _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 8),
+        _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 0),
+        _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 4),
     }
     """And how many loads of 128 bits there are without shared memory."""
     ptx = build_ptx("\n".join((cuda_prelude.FULL, *map(cuda_text, wanted))), "compute_80")
     kernels = ptx.split(b".visible .entry ")[1:]
     assert len(kernels) == len(wanted)
-    for spec, (kind, loads) in wanted.items():
+    for spec, (kind, _, loads) in wanted.items():
         text = next(one for one in kernels if one.startswith(spec.symbol().encode()))
         assert _count(text, rf"mma\.sync\.aligned\.m16n8k(16|32)\.row\.col\.{kind}") >= 16
         assert _count(text, r"cp\.async\.cg\.shared\.global .*, 16;") >= 3
@@ -178,6 +180,16 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills() -> None:
         assert _count(text, r"ld\.global(\.nc)?\.v4") >= loads
         assert not _count(text, r"(ld|st)\.local")
     for architecture in ("sm_80", "sm_90a", "sm_100"):
-        _, said = build_cubin(ptx, architecture)
+        cubin, said = build_cubin(ptx, architecture)
         spills = re.findall(r"(\d+) bytes spill", said)
         assert spills == ["0"] * (2 * len(wanted)), architecture
+        if find_nvdisasm() is None:
+            continue
+        machine_code = instructions(cubin, tmp_path)
+        for spec, (_, product, loads) in wanted.items():
+            counts = machine_code[spec.symbol()]
+            assert counts[product] >= 16, (architecture, spec.symbol())
+            assert counts["LDGSTS.E.BYPASS.128"] >= 3
+            assert counts["LDS.128"] >= 4
+            assert sum(n for name, n in counts.items() if name.startswith("LDG.E.128")) >= loads
+            assert not [name for name in counts if name.startswith(("LDL", "STL"))]
