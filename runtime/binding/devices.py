@@ -105,6 +105,7 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "device_number": "device",
         "device_sampling": "sample",
         "graph_mib": "graph_mib",
+        "offload_mib": "offload_mib",
         "cuda_library": "library",
     },
 }

@@ -12,10 +12,10 @@ import pytest
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
-from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.binding import Artifact, Engine
 
-from support.adapter_setting import Setting, with_tokenizer
-from support.engine_driver import Output, bits, mixed_requests
+from support.adapter_setting import Setting, drive, with_tokenizer
+from support.engine_driver import mixed_requests
 from support.opencl import needs_opencl, opencl_setting, program_cache
 from support.server_harness import running_server
 
@@ -32,24 +32,6 @@ def setting(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Set
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Options of engines: what the driver has built is kept for the run."""
     return {"program_cache": str(program_cache(tmp_path_factory))}
-
-
-def drive(engine: Engine, requests: list[tuple[list[int], SamplingParams, int]]) -> list[list[tuple[Any, ...]]]:
-    """Runs requests with the numbers of adapters to their ends; the bits of each of their continuations."""
-    ids = [engine.submit(prompt, params, adapter=adapter) for prompt, params, adapter in requests]
-    outputs = {i: [Output() for _ in range(params.n)] for i, (_, params, _) in zip(ids, requests, strict=True)}
-    while engine.step():
-        engine.check_integrity()
-        for event in engine.poll():
-            output = outputs[event.request_id][event.output_index]
-            if event.kind == "token":
-                output.ids.append(event.token_id)
-                output.logprobs.append(event.logprob)
-                output.top.append(event.top_logprobs)
-            else:
-                assert event.kind == "finished", event.error_message
-                output.reason = event.finish_reason
-    return [[bits(output) for output in outputs[i]] for i in ids]
 
 
 @pytest.fixture(scope="module")

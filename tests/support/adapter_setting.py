@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from llmc.runtime.binding import Engine, SamplingParams
+
 from support.adapters import make_adapter
 from support.artifacts import made_once
 from support.compiled import compile_tiny
-from support.engine_driver import MIXED_LADDER
+from support.engine_driver import MIXED_LADDER, Output, bits
 from support.tiny_models import make_tiny_model
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -59,3 +61,21 @@ def make_setting(
 
     root = made_once(factory, f"adapters-{target}", make)
     return Setting(root / "model", root / "artifact", {name: root / name for name in "abc"})
+
+
+def drive(engine: Engine, requests: list[tuple[list[int], SamplingParams, int]]) -> list[list[tuple[Any, ...]]]:
+    """Runs requests with the numbers of adapters to their ends; the bits of each of their continuations."""
+    ids = [engine.submit(prompt, params, adapter=adapter) for prompt, params, adapter in requests]
+    outputs = {i: [Output() for _ in range(params.n)] for i, (_, params, _) in zip(ids, requests, strict=True)}
+    while engine.step():
+        engine.check_integrity()
+        for event in engine.poll():
+            output = outputs[event.request_id][event.output_index]
+            if event.kind == "token":
+                output.ids.append(event.token_id)
+                output.logprobs.append(event.logprob)
+                output.top.append(event.top_logprobs)
+            else:
+                assert event.kind == "finished", event.error_message
+                output.reason = event.finish_reason
+    return [[bits(output) for output in outputs[i]] for i in ids]

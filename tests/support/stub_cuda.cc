@@ -273,7 +273,8 @@ int Take(const char* name, Kernel* kernel, const unsigned* grid, const unsigned*
     uint64_t value = 0;
     if (!arguments || !*arguments) return Wrong(what + ": an argument is missing");
     std::memcpy(&value, *arguments++, static_cast<size_t>(size));
-    if (size == 8 && (value % 64 || !Inside(world().memory, Of(value), 4))) {
+    const bool known = Inside(world().memory, Of(value), 4) || Inside(world().pinned, Of(value), 4);
+    if (size == 8 && (value % 64 || !known)) {
       return Wrong(what + ": an argument is no memory of the GPU");
     }
     out->values.push_back(value);
@@ -411,7 +412,7 @@ API cuMemFree_v2(uint64_t at) {
 API cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
   BEGIN("MemHostAlloc", true)
   if (!bytes || flags > 7) return Wrong("cuMemHostAlloc of nothing");
-  *out = std::malloc(bytes);
+  *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);  // as pages lie
   std::memset(*out, 0xCD, bytes);
   world().pinned[static_cast<char*>(*out)] = bytes;
   return kOk;
@@ -424,6 +425,12 @@ API cuMemFreeHost(void* at) {
   world().pinned.erase(found);
   std::free(at);
   return world().lost;
+}
+API cuMemHostGetDevicePointer_v2(uint64_t* out, void* at, unsigned flags) {
+  BEGIN("MemHostGetDevicePointer", true)
+  if (flags || !world().pinned.count(static_cast<char*>(at))) return Wrong("cuMemHostGetDevicePointer of no memory");
+  *out = reinterpret_cast<uint64_t>(at);
+  return kOk;
 }
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   BEGIN("MemcpyToDevice", true)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llmc.adapter_slot import AdapterSlot
-from llmc.compiler.config import CompileError
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu import cuda_prelude
@@ -89,12 +87,6 @@ class CudaTarget(GpuTarget):
     def code_key(self) -> str:
         """Raises CompileError without nvcc, on whose version code depends."""
         return json.dumps({**self.record(), "nvcc": nvcc_version()}, sort_keys=True)
-
-    def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
-        """Raises CompileError: its device has no slots."""
-        raise CompileError(
-            f"target {self.name} takes no LoRA adapters by name: leave out --lora-slots, or merge one with --merge-lora"
-        )
 
     def runs_here(self) -> bool:
         from llmc.compiler.targets.gpu.devices import cuda_capabilities

@@ -15,29 +15,8 @@ from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 
-from support.adapter_setting import RANK, SLOTS, Setting
+from support.adapter_setting import RANK, SLOTS, Setting, drive
 from support.engine_driver import Output, bits, mixed_requests, random_ids
-
-
-def drive(engine: Engine, requests: list[tuple[list[int], SamplingParams, int]]) -> list[list[tuple[Any, ...]]]:
-    """Runs requests with the numbers of adapters to their ends; the bits of each of their continuations."""
-    ids = [engine.submit(prompt, params, adapter=adapter) for prompt, params, adapter in requests]
-    outputs = {i: [Output() for _ in range(params.n)] for i, (_, params, _) in zip(ids, requests, strict=True)}
-    progressed = True
-    while progressed:
-        progressed = engine.step()
-        engine.check_integrity()
-        for event in engine.poll():
-            output = outputs[event.request_id][event.output_index]
-            if event.kind == "token":
-                output.ids.append(event.token_id)
-                output.logprobs.append(event.logprob)
-                output.top.append(event.top_logprobs)
-            else:
-                assert event.kind == "finished", event.error_message
-                output.reason = event.finish_reason
-    return [[bits(output) for output in outputs[i]] for i in ids]
-
 
 NAMES = (None, "a", "b", "c", "b", None, "a", "c", "b")
 

@@ -94,6 +94,7 @@ constexpr int32_t kCuJitErrorLogBytes = 6;
   X(MemFree, "cuMemFree_v2", (CuPointer))                                                                      \
   X(MemHostAlloc, "cuMemHostAlloc", (void**, size_t, uint32_t))                                                \
   X(MemFreeHost, "cuMemFreeHost", (void*))                                                                     \
+  X(MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (CuPointer*, void*, uint32_t))                    \
   X(MemcpyToDevice, "cuMemcpyHtoDAsync_v2", (CuPointer, const void*, size_t, CuStreamHandle))                  \
   X(MemcpyToHost, "cuMemcpyDtoHAsync_v2", (void*, CuPointer, size_t, CuStreamHandle))                          \
   X(MemcpyOnDevice, "cuMemcpyDtoDAsync_v2", (CuPointer, CuPointer, size_t, CuStreamHandle))                    \

@@ -9,9 +9,9 @@
 namespace llmc {
 
 Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
-                      const CuMemory& memory, CuStreamHandle stream, const CuGraphBudget& budget,
+                      const CuMemory& memory, const CuWork& work, CuStreamHandle stream, const CuGraphBudget& budget,
                       std::unique_ptr<CuGraphs>* out) {
-  std::unique_ptr<CuGraphs> made(new CuGraphs(std::move(machine), memory.step(), stream));
+  std::unique_ptr<CuGraphs> made(new CuGraphs(std::move(machine), work.step.get(), stream));
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     const GraphRecord& record = artifact.graphs()[g];
@@ -22,7 +22,7 @@ Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPr
       const GpuLaunch& facts = programs.launch(command.kernel);
       OneLaunch launch{programs.kernel(command.kernel), {}, static_cast<uint32_t>(facts.GroupsIn(record)), facts.items};
       for (uint32_t o = 0; o < command.num_operands; ++o) {
-        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs));
+        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs, work));
       }
       graph.launches.push_back(std::move(launch));
     }

@@ -26,10 +26,11 @@ struct CuGraphBudget {
 
 class CuGraphs {
  public:
-  // In a scope of the machine. Programs and memory must outlive the graphs. Graphs beyond the budget run as launches:
+  // In a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as launches:
   // those of decode come first, in which launches are most of a step.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
-                     CuStreamHandle stream, const CuGraphBudget& budget, std::unique_ptr<CuGraphs>* out);
+                     const CuWork& work, CuStreamHandle stream, const CuGraphBudget& budget,
+                     std::unique_ptr<CuGraphs>* out);
 
   const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
   uint32_t num_instances() const { return num_instances_; }

@@ -8,71 +8,140 @@
 
 namespace llmc {
 
-Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, CuStreamHandle stream,
-                      std::unique_ptr<CuMemory>* out) {
+Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint64_t offload_bytes,
+                      CuStreamHandle stream, std::unique_ptr<CuMemory>* out) {
   std::unique_ptr<CuMemory> made(new CuMemory(std::move(machine)));
   const CuMachinePtr& cuda = made->machine_;
   made->num_blocks_ = num_blocks;
-  const DeviceMemory bytes = made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
-  LLMC_RETURN_IF_ERROR(made->CheckRoom(artifact));
+  made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
   const CuDrain drain(*cuda, stream);
-  LLMC_RETURN_IF_ERROR(TakeMemory(cuda, "the arena", bytes.arena, &made->arena_));
-  LLMC_RETURN_IF_ERROR(TakeMemory(cuda, "inputs", bytes.step, &made->step_));
-  LLMC_RETURN_IF_ERROR(TakeMemory(cuda, "logits", bytes.logits, &made->logits_));
-  LLMC_RETURN_IF_ERROR(made->ClearArena(stream));
-  if (bytes.pool > 0) {
-    LLMC_RETURN_IF_ERROR(TakeMemory(cuda, "the KV pool", bytes.pool, &made->pool_));
-    LLMC_RETURN_IF_ERROR(
-        cuda->Check("Clearing the KV pool", (*cuda)->Memset(made->pool_.get(), 0, bytes.pool, stream)));
-  }
-  CuPointer at = made->pool_.get();
-  for (int32_t layer = 0; layer < artifact.model().num_layers; ++layer) {
-    for (auto* pool : {&made->key_at_, &made->value_at_}) {
-      pool->push_back(at);
-      at += (pool == &made->key_at_ ? bytes.key_block : bytes.value_block) * num_blocks;
-    }
-  }
-  LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact));
+  LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, offload_bytes));
+  LLMC_RETURN_IF_ERROR(made->MakePools(artifact, stream));
+  LLMC_RETURN_IF_ERROR(made->MakeAdapters(artifact, stream));
   LLMC_RETURN_IF_ERROR(cuda->Check("Filling the GPU's memory", (*cuda)->StreamSynchronize(stream)));
   *out = std::move(made);
   return Status::Ok();
 }
 
 Status CuMemory::CheckRoom(const Artifact& artifact) const {
-  LLMC_RETURN_IF_ERROR(bytes_.CheckFits(artifact, machine_->name(), machine_->memory_bytes()));
+  DeviceMemory taken = bytes_;
+  taken.weights -= offloaded_bytes_;
+  LLMC_RETURN_IF_ERROR(taken.CheckFits(artifact, machine_->name(), machine_->memory_bytes()));
   uint64_t free = 0;
   LLMC_RETURN_IF_ERROR(machine_->FreeBytes(&free));
-  return bytes_.CheckFits(artifact, machine_->name(), free, "free");
+  return taken.CheckFits(artifact, machine_->name(), free, "free");
 }
 
-// As they lie in the file, so that they are one copy.
-Status CuMemory::LoadWeights(const Artifact& artifact) {
-  uint64_t begin = UINT64_MAX, end = 0;
-  for (const WeightRecord& weight : artifact.weights()) {
-    begin = std::min(begin, weight.file_offset);
-    end = std::max(end, weight.file_offset + weight.bytes);
+Status CuMemory::MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWork* out) const {
+  const DeviceMemory sizes = DeviceMemory::Of(artifact, num_blocks_);
+  CuWork made;
+  made.arena_bytes = sizes.arena;
+  made.step_bytes = sizes.step;
+  made.logit_bytes = sizes.logits;
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "the arena", made.arena_bytes, &made.arena));
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "inputs", made.step_bytes, &made.step));
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "logits", made.logit_bytes, &made.logits));
+  const CuDrain drain(*machine_, stream);
+  LLMC_RETURN_IF_ERROR(ClearArena(stream, made));
+  *out = std::move(made);
+  return Status::Ok();
+}
+
+Status CuMemory::MakePools(const Artifact& artifact, CuStreamHandle stream) {
+  if (bytes_.pool > 0) {
+    LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "the KV pool", bytes_.pool, &pool_));
+    LLMC_RETURN_IF_ERROR(
+        machine_->Check("Clearing the KV pool", (*machine_)->Memset(pool_.get(), 0, bytes_.pool, stream)));
   }
-  if (begin >= end) return Status::Ok();
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "weights", end - begin, &weights_));
-  for (const WeightRecord& weight : artifact.weights()) {
-    weight_at_.push_back(weights_.get() + (weight.file_offset - begin));
+  CuPointer at = pool_.get();
+  for (int32_t layer = 0; layer < artifact.model().num_layers; ++layer) {
+    for (auto* pool : {&key_at_, &value_at_}) {
+      const uint64_t block = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
+      pool->push_back(at);
+      at += block * num_blocks_;
+      saved_bytes_ += block;
+    }
   }
-  return CopyFileToDevice(machine_, artifact.weight_file(), begin, end - begin, weights_.get());
+  return Status::Ok();
 }
 
-Status CuMemory::ClearArena(CuStreamHandle stream) const {
-  return machine_->Check("Clearing the arena", (*machine_)->Memset(arena_.get(), 0, bytes_.arena, stream));
+// All empty: an adapter of rank 0 is none.
+Status CuMemory::MakeAdapters(const Artifact& artifact, CuStreamHandle stream) {
+  slots_ = artifact.shape().adapters;
+  if (slots_.empty()) return Status::Ok();
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "slots of adapters", bytes_.adapters, &adapters_));
+  LLMC_RETURN_IF_ERROR(
+      machine_->Check("Clearing slots of adapters", (*machine_)->Memset(adapters_.get(), 0, bytes_.adapters, stream)));
+  CuPointer at = adapters_.get();
+  uint64_t largest = 0;
+  for (const AdapterSlot& slot : slots_) {
+    adapter_at_.push_back(at);
+    at += slot.bytes() * artifact.shape().adapter_slots;
+    largest = std::max<uint64_t>(largest, slot.bytes());
+  }
+  LLMC_RETURN_IF_ERROR(TakePinned(machine_, "an adapter on its way", largest, &packed_));
+  return MakeStream(machine_, &adapter_stream_);
 }
 
-CuPointer CuMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs) const {
+Status CuMemory::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) {
+  const std::lock_guard<std::mutex> lock(adapter_mutex_);
+  for (uint32_t linear = 0; linear < slots_.size(); ++linear) {
+    const uint64_t bytes = slots_[linear].bytes();
+    PackAdapter(slots_[linear], linear, matrices, static_cast<char*>(packed_.get()));
+    LLMC_RETURN_IF_ERROR(machine_->Check(
+        "Copying an adapter to the GPU",
+        (*machine_)->MemcpyToDevice(adapter_at_[linear] + slot * bytes, packed_.get(), bytes, adapter_stream_.get())));
+    // The next one is packed where this one is read.
+    LLMC_RETURN_IF_ERROR(
+        machine_->Check("Copying an adapter to the GPU", (*machine_)->StreamSynchronize(adapter_stream_.get())));
+  }
+  return Status::Ok();
+}
+
+// As they lie in the file, so that they are one copy, or two: what is offloaded is its end.
+Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
+  std::vector<const WeightRecord*> ordered;
+  for (const WeightRecord& weight : artifact.weights()) ordered.push_back(&weight);
+  std::sort(ordered.begin(), ordered.end(),
+            [](const WeightRecord* a, const WeightRecord* b) { return a->file_offset < b->file_offset; });
+  size_t first_offloaded = ordered.size();
+  while (first_offloaded > 0 && offloaded_bytes_ < offload_bytes) offloaded_bytes_ += ordered[--first_offloaded]->bytes;
+  LLMC_RETURN_IF_ERROR(CheckRoom(artifact));
+  if (ordered.empty()) return Status::Ok();
+
+  const auto end_of = [](const WeightRecord* weight) { return weight->file_offset + weight->bytes; };
+  const uint64_t begin = ordered.front()->file_offset, end = end_of(ordered.back());
+  const uint64_t split = first_offloaded == ordered.size() ? end : ordered[first_offloaded]->file_offset;
+  CuPointer host = 0;
+  if (split > begin) LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "weights", split - begin, &weights_));
+  if (end > split) {
+    LLMC_RETURN_IF_ERROR(TakePinned(machine_, "weights of --cpu-offload-gib", end - split, &host_weights_));
+    LLMC_RETURN_IF_ERROR(machine_->Check("Finding weights of the host",
+                                         (*machine_)->MemHostGetDevicePointer(&host, host_weights_.get(), 0)));
+    LLMC_RETURN_IF_ERROR(
+        artifact.weight_file().Read(split, end - split, static_cast<unsigned char*>(host_weights_.get())));
+  }
+  for (const WeightRecord& weight : artifact.weights()) {
+    weight_at_.push_back(weight.file_offset < split ? weights_.get() + (weight.file_offset - begin)
+                                                    : host + (weight.file_offset - split));
+  }
+  return split > begin ? CopyFileToDevice(machine_, artifact.weight_file(), begin, split - begin, weights_.get())
+                       : Status::Ok();
+}
+
+Status CuMemory::ClearArena(CuStreamHandle stream, const CuWork& work) const {
+  return machine_->Check("Clearing the arena", (*machine_)->Memset(work.arena.get(), 0, work.arena_bytes, stream));
+}
+
+CuPointer CuMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const CuWork& work) const {
   switch (static_cast<OperandKind>(operand.kind)) {
-    case OperandKind::kArena: return arena_.get() + operand.offset;
+    case OperandKind::kArena: return work.arena.get() + operand.offset;
     case OperandKind::kWeight: return weight_at_[operand.index] + operand.offset;
-    case OperandKind::kInput: return step_.get() + inputs.offsets[operand.index] + operand.offset;
+    case OperandKind::kInput: return work.step.get() + inputs.offsets[operand.index] + operand.offset;
     case OperandKind::kKeyPool: return key_at_[operand.index];
     case OperandKind::kValuePool: return value_at_[operand.index];
-    case OperandKind::kOutput: return logits_.get() + operand.offset;
-    case OperandKind::kAdapters:
+    case OperandKind::kOutput: return work.logits.get() + operand.offset;
+    case OperandKind::kAdapters: return adapter_at_[operand.index];
     case OperandKind::kStates: break;  // refused when the artifact was opened
   }
   return 0;
@@ -87,6 +156,38 @@ Status CuMemory::CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) co
     for (const CuPointer layer : *pool) {
       LLMC_RETURN_IF_ERROR(machine_->Check(
           "Copying a KV block", (*machine_)->MemcpyOnDevice(layer + to * bytes, layer + from * bytes, bytes, stream)));
+    }
+  }
+  return Status::Ok();
+}
+
+Status CuMemory::OpenSwapSpace(uint32_t num_places) {
+  return TakePinned(machine_, "swap space", uint64_t{num_places} * saved_bytes_, &swap_);
+}
+
+Status CuMemory::SaveBlock(CuStreamHandle stream, uint32_t block, uint32_t place) const {
+  unsigned char* to = SavedAt(place);
+  for (const auto* pool : {&key_at_, &value_at_}) {
+    const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
+    if (bytes == 0) continue;
+    for (const CuPointer layer : *pool) {
+      LLMC_RETURN_IF_ERROR(
+          machine_->Check("Saving a KV block", (*machine_)->MemcpyToHost(to, layer + block * bytes, bytes, stream)));
+      to += bytes;
+    }
+  }
+  return Status::Ok();
+}
+
+Status CuMemory::LoadBlock(CuStreamHandle stream, uint32_t place, uint32_t block) const {
+  const unsigned char* from = SavedAt(place);
+  for (const auto* pool : {&key_at_, &value_at_}) {
+    const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
+    if (bytes == 0) continue;
+    for (const CuPointer layer : *pool) {
+      LLMC_RETURN_IF_ERROR(machine_->Check("Bringing a KV block back",
+                                           (*machine_)->MemcpyToDevice(layer + block * bytes, from, bytes, stream)));
+      from += bytes;
     }
   }
   return Status::Ok();

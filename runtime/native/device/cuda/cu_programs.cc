@@ -13,9 +13,10 @@ constexpr size_t kMostJitLog = 600;
 
 }  // namespace
 
-Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, std::unique_ptr<CuPrograms>* out) {
-  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kCuKind, kMaxCuLevel, false));
-  std::unique_ptr<CuPrograms> made(new CuPrograms(std::move(machine)));
+Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, const CuPrograms* known,
+                        std::shared_ptr<const CuPrograms>* out) {
+  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kCuKind, kMaxCuLevel));
+  std::shared_ptr<CuPrograms> made(new CuPrograms(std::move(machine)));
   const CuMachine& cuda = *made->machine_;
   std::vector<uint32_t> counts(artifact.code().size());
   for (const KernelRecord& kernel : artifact.kernels()) {
@@ -32,10 +33,17 @@ Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, std::uni
     if (!wrong.empty()) return artifact.Corrupt(artifact.code_name(artifact.code()[i]), wrong);
   }
   std::fill(counts.begin(), counts.end(), 0);
-  made->modules_.reserve(artifact.kernels().size());
-  for (const KernelRecord& kernel : artifact.kernels()) {
+  if (known != nullptr) {
+    made->modules_ = known->modules_;
+    made->kernels_ = known->kernels_;
+    made->num_built_ = known->num_built_;
+  }
+  for (uint32_t index = 0; index < artifact.kernels().size(); ++index) {
+    const KernelRecord& kernel = artifact.kernels()[index];
     const CuCode& code = codes[kernel.code];
-    const CuImage* image = code.Choose(counts[kernel.code]++, cuda.capability());
+    const uint32_t of_file = counts[kernel.code]++;
+    if (index < made->num_kernels()) continue;
+    const CuImage* image = code.Choose(of_file, cuda.capability());
     if (image == nullptr) {
       const std::string own = "sm_" + std::to_string(cuda.capability());
       return UnsupportedArtifact(
@@ -67,7 +75,7 @@ Status CuPrograms::LoadKernel(const Artifact& artifact, const KernelRecord& kern
     if (log[0] != 0) doing += " (" + std::string(log, ::strnlen(log, kMostJitLog)) + ")";
     return cuda.Check(doing.c_str(), code);
   }
-  modules_.emplace_back(machine_, module);
+  modules_.push_back(std::make_shared<const CuOwned<CuModule, CuUnload>>(machine_, module));
   CuFunction found = nullptr;
   const CuResult found_code = cuda->ModuleGetFunction(&found, module, symbol.c_str());
   if (found_code == kCuNotFound) {

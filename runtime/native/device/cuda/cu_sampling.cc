@@ -2,20 +2,22 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "device/cuda/cu_arguments.h"
 
 namespace llmc {
 
-Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact, const CuPrograms& programs,
-                        CuPointer logits, CuStreamHandle stream, std::unique_ptr<CuSampling>* out) {
+Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact,
+                        std::shared_ptr<const CuPrograms> programs, CuStreamHandle stream,
+                        std::unique_ptr<CuSampling>* out) {
   SampleKernels kernels;
   LLMC_RETURN_IF_ERROR(SampleKernels::Of(artifact, &kernels));
   if (!kernels.any) return Status::Ok();
-  std::unique_ptr<CuSampling> made(new CuSampling(machine, artifact, kernels, logits, stream));
+  std::unique_ptr<CuSampling> made(new CuSampling(machine, artifact, kernels, stream));
   for (uint32_t stage = 0; stage < kNumSampleStages; ++stage) {
-    made->kernels_[stage] = programs.kernel(kernels.of_stage[stage]);
-    made->items_[stage] = programs.launch(kernels.of_stage[stage]).items;
+    made->kernels_[stage] = programs->kernel(kernels.of_stage[stage]);
+    made->items_[stage] = programs->launch(kernels.of_stage[stage]).items;
   }
   const SampleSizes& sizes = made->sizes();
   LLMC_RETURN_IF_ERROR(TakeMemory(machine, "what is drawn", sizes.upload_bytes, &made->upload_));
@@ -25,6 +27,7 @@ Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact, c
   const uint64_t read = std::max(sizes.result_bytes, sizes.vocab * uint64_t{sizeof(float)});
   LLMC_RETURN_IF_ERROR(TakePinned(machine, "drawn tokens", read, &made->read_));
   made->arriving_.reserve(kNumSampleStages);
+  made->programs_ = std::move(programs);
   *out = std::move(made);
   return Status::Ok();
 }

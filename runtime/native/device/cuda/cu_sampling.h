@@ -16,14 +16,15 @@ namespace llmc {
 // All of it in a scope of the machine.
 class CuSampling final : public GpuSampling {
  public:
-  // *out stays empty where the artifact has no such kernels. logits: of every step.
-  static Status Make(const CuMachinePtr& machine, const Artifact& artifact, const CuPrograms& programs,
-                     CuPointer logits, CuStreamHandle stream, std::unique_ptr<CuSampling>* out);
+  // *out stays empty where the artifact has no such kernels.
+  static Status Make(const CuMachinePtr& machine, const Artifact& artifact, std::shared_ptr<const CuPrograms> programs,
+                     CuStreamHandle stream, std::unique_ptr<CuSampling>* out);
+  // Where the rows of the next draws lie.
+  void set_logits(CuPointer logits) { logits_ = logits; }
 
  private:
-  CuSampling(CuMachinePtr machine, const Artifact& artifact, const SampleKernels& kernels, CuPointer logits,
-             CuStreamHandle stream)
-      : GpuSampling(artifact, kernels), machine_(std::move(machine)), logits_(logits), stream_(stream) {}
+  CuSampling(CuMachinePtr machine, const Artifact& artifact, const SampleKernels& kernels, CuStreamHandle stream)
+      : GpuSampling(artifact, kernels), machine_(std::move(machine)), stream_(stream) {}
   Status Write(const unsigned char* from, uint64_t bytes) override;
   Status Launch(SampleStage stage, uint32_t groups) override;
   Status Read(uint64_t begin, uint64_t bytes, unsigned char* to) override;
@@ -32,8 +33,9 @@ class CuSampling final : public GpuSampling {
   CuPointer PlaceOf(SampleOperand operand) const;
 
   CuMachinePtr machine_;
-  CuPointer logits_;
+  CuPointer logits_ = 0;
   CuStreamHandle stream_;
+  std::shared_ptr<const CuPrograms> programs_;  // whose kernels these are
   CuFunction kernels_[kNumSampleStages] = {};
   uint32_t items_[kNumSampleStages] = {};
   CuBuffer upload_, scratch_, result_;

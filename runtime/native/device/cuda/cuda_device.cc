@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/clock.h"
+
 namespace llmc {
 
 Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
@@ -20,54 +22,107 @@ Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Art
 
 // Programs first: what this device cannot run is refused before anything large is taken.
 Status CudaDevice::Load(uint32_t num_blocks, const CudaDeviceOptions& options) {
-  const Artifact& artifact = *artifact_;
-  LLMC_RETURN_IF_ERROR(CuPrograms::Load(machine_, artifact, &programs_));
+  options_ = options;
+  LLMC_RETURN_IF_ERROR(CuPrograms::Load(machine_, *artifact_, nullptr, &run_.programs));
   LLMC_RETURN_IF_ERROR(MakeStream(machine_, &stream_));
   LLMC_RETURN_IF_ERROR(MakeEvent(machine_, &done_));
-  LLMC_RETURN_IF_ERROR(CuMemory::Make(machine_, artifact, num_blocks, stream_.get(), &memory_));
-  LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", memory_->bytes().step, &inputs_));
-  LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", memory_->bytes().logits, &logits_));
   LLMC_RETURN_IF_ERROR(
-      CuGraphs::Make(machine_, artifact, *programs_, *memory_, stream_.get(), options.graphs, &graphs_));
-  if (options.sample) {
-    LLMC_RETURN_IF_ERROR(
-        CuSampling::Make(machine_, artifact, *programs_, memory_->logits(), stream_.get(), &sampling_));
-  }
-  // A driver may leave code where it is until it is used: nothing is loaded, or taken, once this returns.
-  for (uint32_t g = 0; g < artifact.graphs().size(); ++g) LLMC_RETURN_IF_ERROR(RunEmpty(g));
-  return sampling_ == nullptr ? Status::Ok() : sampling_->RunEmpty();
+      CuMemory::Make(machine_, *artifact_, num_blocks, options.offload_bytes, stream_.get(), &memory_));
+  LLMC_RETURN_IF_ERROR(MakeRunner(*artifact_, 0, &run_));
+  if (!options.sample) return Status::Ok();
+  LLMC_RETURN_IF_ERROR(CuSampling::Make(machine_, *artifact_, run_.programs, stream_.get(), &sampling_));
+  if (sampling_ == nullptr) return Status::Ok();
+  sampling_->set_logits(run_.work.logits.get());
+  return sampling_->RunEmpty();
 }
+
+Status CudaDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
+  LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, stream_.get(), &out->work));
+  LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", out->work.step_bytes, &out->inputs));
+  LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", out->work.logit_bytes, &out->logits));
+  LLMC_RETURN_IF_ERROR(CuGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, stream_.get(),
+                                      options_.graphs, &out->graphs));
+  // A driver may leave code where it is until it is used: nothing is loaded, or taken, once this returns.
+  for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
+    LLMC_RETURN_IF_ERROR(RunEmpty(*out, static_cast<uint32_t>(g)));
+  }
+  return Status::Ok();
+}
+
+// Memory, graphs and modules that are new, made beside steps: nothing of a running step is touched.
+class CudaDevice::Joining final : public NewGraphs {
+ public:
+  Joining(CudaDevice* device, std::shared_ptr<const Artifact> artifact)
+      : device_(device), artifact_(std::move(artifact)), shapes_(artifact_->shape().graphs) {}
+
+  Status Prepare() override {
+    LLMC_RETURN_IF_ERROR(device_->machine_->CheckAlive());
+    const CuScope scope(*device_->machine_);
+    LLMC_RETURN_IF_ERROR(scope.status());
+    LLMC_RETURN_IF_ERROR(CuPrograms::Load(device_->machine_, *artifact_, device_->run_.programs.get(), &run_.programs));
+    return device_->MakeRunner(*artifact_, device_->artifact_->graphs().size(), &run_);
+  }
+  void Adopt() noexcept {
+    std::swap(device_->run_, run_);
+    std::swap(device_->shape_.graphs, shapes_);
+    std::swap(device_->artifact_, artifact_);
+  }
+
+ private:
+  CudaDevice* device_;
+  std::shared_ptr<const Artifact> artifact_;
+  std::vector<GraphShape> shapes_;
+  Runner run_;
+};
+
+Status CudaDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
+  LLMC_RETURN_IF_ERROR(artifact->CheckExtends(*artifact_));
+  *out = std::make_unique<Joining>(this, artifact);
+  return Status::Ok();
+}
+
+void CudaDevice::Adopt(NewGraphs* graphs) { static_cast<Joining*>(graphs)->Adopt(); }
 
 Status CudaDevice::Finish(const char* doing) const {
   return machine_->Check(doing, (*machine_)->StreamSynchronize(stream_.get()));
 }
 
-Status CudaDevice::WriteInputs(uint64_t bytes) {
-  return machine_->Check("Copying a step's inputs to the GPU",
-                         (*machine_)->MemcpyToDevice(memory_->step(), inputs_.get(), bytes, stream_.get()));
+Status CudaDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
+  return machine_->Check(
+      "Copying a step's inputs to the GPU",
+      (*machine_)->MemcpyToDevice(runner.work.step.get(), runner.inputs.get(), bytes, stream_.get()));
 }
 
 // What counts rows may lie in the arena, too, where an earlier step has written.
-Status CudaDevice::RunEmpty(uint32_t graph) {
-  const uint64_t bytes = graphs_->inputs(graph).bytes;
-  std::memset(inputs_.get(), 0, bytes);
-  LLMC_RETURN_IF_ERROR(memory_->ClearArena(stream_.get()));
-  LLMC_RETURN_IF_ERROR(WriteInputs(bytes));
-  LLMC_RETURN_IF_ERROR(graphs_->Enqueue(graph));
+Status CudaDevice::RunEmpty(const Runner& runner, uint32_t graph) {
+  const CuDrain drain(*machine_, stream_.get());
+  const uint64_t bytes = runner.graphs->inputs(graph).bytes;
+  std::memset(runner.inputs.get(), 0, bytes);
+  LLMC_RETURN_IF_ERROR(memory_->ClearArena(stream_.get(), runner.work));
+  LLMC_RETURN_IF_ERROR(WriteInputs(runner, bytes));
+  LLMC_RETURN_IF_ERROR(runner.graphs->Enqueue(graph));
   return Finish("Replaying a graph");
 }
 
 void CudaDevice::Visit(uint32_t graph) {
   const CuScope scope(*machine_);
-  if (machine_->CheckAlive().ok() && scope.status().ok()) static_cast<void>(RunEmpty(graph).ok());
+  if (machine_->CheckAlive().ok() && scope.status().ok()) static_cast<void>(RunEmpty(run_, graph).ok());
 }
 
+// Of adapters the tiles that there are, and nothing where there are no pools.
 Status CudaDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  const StepLayout& layout = graphs_->inputs(batch.graph);
-  FillStep(model(), num_blocks(), batch, layout, static_cast<int32_t*>(inputs_.get()));
-  return WriteInputs(layout.bytes);
+  const StepLayout& layout = run_.graphs->inputs(batch.graph);
+  auto* inputs = static_cast<int32_t*>(run_.inputs.get());
+  FillStep(model(), num_blocks(), batch, layout, inputs);
+  uint64_t bytes = layout.offsets[kAdapterTiles];
+  if (!artifact_->adapters().empty()) {
+    int32_t* tiles = inputs + bytes / sizeof(int32_t);
+    tiler_.Write(ViewOf(batch), tiles);
+    bytes += (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * sizeof(int32_t);
+  }
+  return WriteInputs(run_, bytes);
 }
 
 Status CudaDevice::Enqueue(const StepBatch& batch, Fence* fence) {
@@ -84,15 +139,16 @@ Status CudaDevice::Enqueue(const StepBatch& batch, Fence* fence) {
 Status CudaDevice::Submit(const StepBatch& batch) {
   const CuMachine& cuda = *machine_;
   LLMC_RETURN_IF_ERROR(TakeInputs(batch));
-  LLMC_RETURN_IF_ERROR(graphs_->Enqueue(batch.graph));
+  LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(batch.graph));
   num_samples_ = batch.num_samples;
   if (batch.num_samples != 0 && !samples()) {
     const uint64_t bytes = uint64_t{batch.num_samples} * model().output_width() * sizeof(float);
-    LLMC_RETURN_IF_ERROR(cuda.Check("Reading logits from the GPU",
-                                    cuda->MemcpyToHost(logits_.get(), memory_->logits(), bytes, stream_.get())));
+    LLMC_RETURN_IF_ERROR(
+        cuda.Check("Reading logits from the GPU",
+                   cuda->MemcpyToHost(run_.logits.get(), run_.work.logits.get(), bytes, stream_.get())));
   }
   LLMC_RETURN_IF_ERROR(cuda.Check("Starting a step", cuda->EventRecord(done_.get(), stream_.get())));
-  ++(graphs_->has_instance(batch.graph) ? num_replayed_ : num_launched_);
+  ++(run_.graphs->has_instance(batch.graph) ? num_replayed_ : num_launched_);
   return Status::Ok();
 }
 
@@ -103,18 +159,20 @@ Status CudaDevice::Wait(Fence, const float** logits) {
     const uint64_t bytes = uint64_t{num_samples_} * model().output_width() * sizeof(float);
     LLMC_RETURN_IF_ERROR(
         machine_->Check("Reading logits from the GPU",
-                        (*machine_)->MemcpyToHost(logits_.get(), memory_->logits(), bytes, stream_.get())));
+                        (*machine_)->MemcpyToHost(run_.logits.get(), run_.work.logits.get(), bytes, stream_.get())));
     LLMC_RETURN_IF_ERROR(Finish("A step on the GPU"));
   }
   LLMC_RETURN_IF_ERROR(machine_->Check("A step on the GPU", (*machine_)->EventSynchronize(done_.get())));
-  *logits = static_cast<const float*>(logits_.get());
+  *logits = static_cast<const float*>(run_.logits.get());
   return Status::Ok();
 }
 
 Status CudaDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) {
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
-  return tasks.empty() ? Finish("A step on the GPU") : sampling_->Draw(tasks, outcomes);
+  if (tasks.empty()) return Finish("A step on the GPU");
+  sampling_->set_logits(run_.work.logits.get());
+  return sampling_->Draw(tasks, outcomes);
 }
 
 Status CudaDevice::CopyBlock(uint32_t from, uint32_t to) {
@@ -122,6 +180,48 @@ Status CudaDevice::CopyBlock(uint32_t from, uint32_t to) {
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
   return memory_->CopyBlock(stream_.get(), from, to);
+}
+
+Status CudaDevice::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) {
+  LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  return memory_->LoadAdapter(slot, matrices);
+}
+
+// Block 0 is nobody's.
+Status CudaDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
+  constexpr uint32_t kTimes = 8;
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
+  // The first copies may wake the GPU.
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t begin = MonotonicNs();
+    for (uint32_t i = 0; i < kTimes; ++i) {
+      LLMC_RETURN_IF_ERROR(memory_->SaveBlock(stream_.get(), 0, 0));
+      LLMC_RETURN_IF_ERROR(memory_->LoadBlock(stream_.get(), 0, 0));
+    }
+    LLMC_RETURN_IF_ERROR(Finish("Copying KV blocks"));
+    *ns = std::max<uint64_t>((MonotonicNs() - begin) / kTimes, 1);
+  }
+  return Status::Ok();
+}
+
+Status CudaDevice::SaveBlock(uint32_t block, uint32_t place) {
+  LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  ++num_saved_;
+  return memory_->SaveBlock(stream_.get(), block, place);
+}
+
+Status CudaDevice::LoadBlock(uint32_t place, uint32_t block) {
+  LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  ++num_loaded_;
+  return memory_->LoadBlock(stream_.get(), place, block);
 }
 
 Status CudaDevice::Begin(const StepBatch& batch) {
@@ -136,7 +236,7 @@ Status CudaDevice::RunCommand(uint32_t command) {
   LLMC_RETURN_IF_ERROR(CheckCommand(*artifact_, begun_, command));
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
-  LLMC_RETURN_IF_ERROR(graphs_->EnqueueCommand(begun_, command));
+  LLMC_RETURN_IF_ERROR(run_.graphs->EnqueueCommand(begun_, command));
   return Finish("A kernel on the GPU");
 }
 
@@ -145,7 +245,7 @@ Status CudaDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t byte
   if (bytes == 0) return Status::Ok();
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
-  const CuPointer from = graphs_->place(begun_, command, operand);
+  const CuPointer from = run_.graphs->place(begun_, command, operand);
   LLMC_RETURN_IF_ERROR(
       machine_->Check("Reading memory of the GPU", (*machine_)->MemcpyToHost(out, from, bytes, stream_.get())));
   return Finish("Reading memory of the GPU");
@@ -154,15 +254,18 @@ Status CudaDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t byte
 void CudaDevice::GetStats(std::vector<DeviceStat>* out) const {
   const uint64_t graphs = artifact_->graphs().size();
   *out = {{"weight_bytes", memory_->bytes().weights},
+          {"offloaded_weight_bytes", memory_->offloaded_bytes()},
           {"kv_pool_bytes", memory_->bytes().pool},
-          {"arena_bytes", memory_->bytes().arena},
-          {"graph_bytes", graphs_->instance_bytes()},
-          {"recorded_graphs", graphs_->num_instances()},
-          {"launched_graphs", graphs - graphs_->num_instances()},
+          {"arena_bytes", run_.work.arena_bytes},
+          {"graph_bytes", run_.graphs->instance_bytes()},
+          {"recorded_graphs", run_.graphs->num_instances()},
+          {"launched_graphs", graphs - run_.graphs->num_instances()},
           {"replayed_steps", num_replayed_},
           {"launched_steps", num_launched_},
-          {"programs", programs_->num_kernels()},
-          {"programs_from_ptx", programs_->num_built()},
+          {"programs", run_.programs->num_kernels()},
+          {"programs_from_ptx", run_.programs->num_built()},
+          {"saved_blocks", num_saved_},
+          {"loaded_blocks", num_loaded_},
           {"drawn_on_device", sampling_ == nullptr ? 0 : sampling_->num_on_device()},
           {"drawn_on_host", sampling_ == nullptr ? 0 : sampling_->num_on_host()}};
 }

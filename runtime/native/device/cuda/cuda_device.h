@@ -17,6 +17,7 @@ namespace llmc {
 
 struct CudaDeviceOptions {
   bool sample = true;  // draw tokens on the device, where the artifact has the kernels
+  uint64_t offload_bytes = 0;  // of weights, that stay in the host's memory
   CuGraphBudget graphs;
 };
 
@@ -25,14 +26,20 @@ class CudaDevice final : public Device, public CommandRunner {
   static Status Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
                        const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out);
 
-  const ModelShape& model() const override { return artifact_->shape(); }
+  const ModelShape& model() const override { return shape_; }
+  Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
+  void Adopt(NewGraphs* graphs) override;
   uint32_t num_blocks() const override { return memory_->num_blocks(); }
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
   bool overlaps() const override { return true; }
+  Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
+  Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
+  Status SaveBlock(uint32_t block, uint32_t place) override;
+  Status LoadBlock(uint32_t place, uint32_t block) override;
   void Visit(uint32_t graph) override;
   void GetStats(std::vector<DeviceStat>* out) const override;
   CommandRunner* command_runner() override { return this; }
@@ -42,12 +49,22 @@ class CudaDevice final : public Device, public CommandRunner {
 
  private:
   CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact)
-      : machine_(std::move(machine)), artifact_(std::move(artifact)) {}
+      : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()) {}
   // The rest is in a scope of the machine.
   Status Load(uint32_t num_blocks, const CudaDeviceOptions& options);
-  Status WriteInputs(uint64_t bytes);
+  // What runs the graphs of an artifact; the other members stay when graphs are added.
+  struct Runner {
+    std::shared_ptr<const CuPrograms> programs;
+    CuWork work;
+    CuPinned inputs, logits;  // of the step, as they lie in the device's buffers
+    std::unique_ptr<CuGraphs> graphs;
+  };
+  class Joining;
+  // first_new: of the graphs, those before have run already. What is enqueued is done when this returns.
+  Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out);
+  Status WriteInputs(const Runner& runner, uint64_t bytes);
   // Replays a graph for no row at all, to the end.
-  Status RunEmpty(uint32_t graph);
+  Status RunEmpty(const Runner& runner, uint32_t graph);
   // Whether the batch is one of this device's; then its inputs are in the stream.
   Status TakeInputs(const StepBatch& batch);
   Status Submit(const StepBatch& batch);
@@ -55,16 +72,18 @@ class CudaDevice final : public Device, public CommandRunner {
 
   CuMachinePtr machine_;
   std::shared_ptr<const Artifact> artifact_;
-  std::unique_ptr<CuPrograms> programs_;
+  ModelShape shape_;  // the engine keeps a reference
+  CudaDeviceOptions options_;
   std::unique_ptr<CuMemory> memory_;
-  std::unique_ptr<CuGraphs> graphs_;
+  Runner run_;
   std::unique_ptr<CuSampling> sampling_;  // nullptr: the host draws
-  CuPinned inputs_, logits_;  // of the step, as they lie in the device's buffers
+  AdapterTiler tiler_;
   CuEvent done_;
   CuStream stream_;  // the first to go: what is above is released behind what is in it
   Fence last_fence_ = 0;
   uint32_t num_samples_ = 0;  // of the last step
   uint64_t num_replayed_ = 0, num_launched_ = 0;  // steps, by whether a graph was replayed
+  uint64_t num_saved_ = 0, num_loaded_ = 0;       // blocks
   uint32_t begun_ = 0;                            // graph of the step that is run command by command
 };
 

@@ -30,15 +30,17 @@ Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* o
   constexpr uint32_t kMostMib = 1 << 24;
   CuChoice choice;
   CudaDeviceOptions options;
-  uint32_t graph_mib = kMostMib;
+  uint32_t graph_mib = kMostMib, offload_mib = 0;
   OptionReader reader("cuda", given);
   reader.Text("library", &choice.library);
   reader.Number("device", 1024, &choice.device);
   reader.Flag("eager", &options.graphs.eager);
   reader.Flag("sample", &options.sample);
   reader.Number("graph_mib", kMostMib, &graph_mib);
+  reader.Number("offload_mib", kMostMib, &offload_mib);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   options.graphs.bytes = uint64_t{graph_mib} << 20;
+  options.offload_bytes = uint64_t{offload_mib} << 20;
   CuMachinePtr machine;
   LLMC_RETURN_IF_ERROR(CuMachine::Open(choice, &machine));
   *out = std::make_unique<OpenCuda>(std::move(machine), options);

@@ -20,16 +20,12 @@ Status UnsupportedArtifact(const Artifact& artifact, const std::string& what) {
   return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
 }
 
-Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level, bool takes_adapters) {
+Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level) {
   const TargetFacts& target = artifact.target();
   if (target.kind != kind) {
     return UnsupportedArtifact(artifact, "is for devices of kind '" + target.kind + "' (target " + target.name +
                                              ") and this one is of kind '" + kind +
                                              "'; open one of that kind, or compile it for this");
-  }
-  if (!takes_adapters && !artifact.adapters().empty()) {
-    return UnsupportedArtifact(artifact, "has room for LoRA adapters, which devices of kind '" + kind +
-                                             "' do not take; compile it without --lora-slots");
   }
   if (artifact.num_ranks() > 1) {
     return UnsupportedArtifact(artifact, "is for " + std::to_string(artifact.num_ranks()) +

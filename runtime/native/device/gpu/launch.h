@@ -18,7 +18,7 @@ struct GpuLaunch {
 
 Status UnsupportedArtifact(const Artifact& artifact, const std::string& what);
 // Whether the artifact is for devices of `kind` at a level up to max_level, and has nothing that they do not take.
-Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level, bool takes_adapters);
+Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level);
 // group_items: the most that a group of the device has.
 Status ReadLaunch(const Artifact& artifact, const KernelRecord& kernel, uint64_t group_items, GpuLaunch* out);
 // Whether a pool may have so many blocks, the dummy block included.

@@ -22,7 +22,7 @@ ClPrograms::~ClPrograms() {
 
 Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
                          const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out) {
-  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel, true));
+  LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel));
   std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cache_folder));
   const ClMachine& cl = *made->machine_;
   for (const KernelRecord& kernel : artifact.kernels()) {
