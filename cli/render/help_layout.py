@@ -17,6 +17,7 @@ SUMMARIES: Mapping[str, str] = {
     "rank": "Sort documents by how well they answer a query, offline.",
     "serve": "Serve a model over HTTP, as OpenAI's API does.",
     "route": "Serve replicas behind one endpoint, with failover.",
+    "deploy": "Serve replicas on a Ray cluster, scaled and healed by it.",
     "chat": "Talk to a model in the terminal.",
     "warmup": "Warm every graph up and measure what it costs.",
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
@@ -113,6 +114,14 @@ HEADINGS: Mapping[str, Headings] = {
         "Network": ("host", "port", "allowed_hosts", "max_body_size", "client_timeout"),
         "Load": ("max_inflight", "max_waiting", "block_chars", "load_factor"),
         "Losses": ("patience", "retries", "health_interval", "health_timeout"),
+    },
+    "deploy": {
+        "Replicas": (
+            "replicas", "max_replicas", "cpus_per_replica", "gpus_per_replica", "serve_flags", "replica_api_key",
+        ),
+        "Scaling": ("target_load", "kv_high", "down_delay"),
+        "Cluster and network": ("name", "address", "keep", "host", "port"),
+        "Routing": ("endpoints", "max_inflight", "patience", "retries"),
     },
     "serve": {
         "Model": (

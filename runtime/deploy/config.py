@@ -1,0 +1,101 @@
+"""What a deployment is: the arguments of `llmc deploy`, and of the application in a Serve config file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class DeployError(ValueError):
+    """Arguments that do not fit, or a cluster that cannot be had; one sentence with what to do."""
+
+
+@dataclass(frozen=True)
+class DeployConfig:
+    """artifacts: paths that every node of the cluster has. Each gets replicas of its own, behind one endpoint.
+
+    min_replicas, max_replicas: of each artifact; equal: no scaling. target_load: requests, running or waiting, that a
+    replica is meant to have. kv_high: the share of its KV blocks above which there are too few replicas.
+    down_delay_s: how long fewer replicas must have been enough before one goes. cpus, gpus: of a replica; 0 CPUs:
+    what `--threads` of serve_flags says, or 1. serve_flags: of `llmc serve`. endpoints: processes that route.
+    max_inflight, patience_s, retries, replica_key: as of `llmc route`. stop_s: what ending its requests may take a
+    replica.
+    """
+
+    artifacts: tuple[str, ...]
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_load: float = 16.0
+    kv_high: float = 0.9
+    down_delay_s: float = 60.0
+    cpus: float = 0.0
+    gpus: float = 0.0
+    serve_flags: tuple[str, ...] = ()
+    endpoints: int = 1
+    max_inflight: int = 256
+    patience_s: float = 60.0
+    retries: int = 16
+    replica_key: str | None = dataclasses.field(default=None, repr=False)
+    stop_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not self.artifacts:
+            raise DeployError("there is no artifact to deploy: give the path that every node has it at")
+        doubled = next((one for i, one in enumerate(self.artifacts) if one in self.artifacts[:i]), None)
+        if doubled is not None:
+            raise DeployError(f"{doubled} is given twice: give each artifact once")
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise DeployError(
+                f"min_replicas {self.min_replicas} and max_replicas {self.max_replicas} are no range: "
+                "give at least 1, and no fewer at most than at least"
+            )
+        for name, value in (("target_load", self.target_load), ("endpoints", self.endpoints), ("stop_s", self.stop_s)):
+            if not value > 0:
+                raise DeployError(f"{name} {value:g} is out of range: give more than 0")
+        if not 0 < self.kv_high <= 1:
+            raise DeployError(f"kv_high {self.kv_high:g} is out of range: give more than 0 and at most 1")
+
+    @property
+    def threads(self) -> int | None:
+        """That serve_flags give a replica; None where they do not say."""
+        flags = list(self.serve_flags)
+        for index, flag in enumerate(flags):
+            text = flag.partition("=")[2] if flag.startswith("--threads=") else ""
+            if flag == "--threads" and index + 1 < len(flags):
+                text = flags[index + 1]
+            if text.isdigit():
+                return int(text)
+        return None
+
+    @property
+    def replica_cpus(self) -> float:
+        """CPUs that Ray keeps for a replica."""
+        return self.cpus or float(self.threads or 1)
+
+    def command_flags(self) -> list[str]:
+        """Flags of `llmc serve`: as many threads as Ray keeps CPUs, unless they say otherwise."""
+        threads = [] if self.threads is not None else ["--threads", str(max(1, int(self.replica_cpus)))]
+        return [*self.serve_flags, *threads]
+
+
+def parse_config(given: Mapping[str, Any]) -> DeployConfig:
+    """Of a Serve config file's `args`. Raises DeployError."""
+    fields = {field.name: field for field in dataclasses.fields(DeployConfig)}
+    unknown = next((name for name in given if name not in fields), None)
+    if unknown is not None:
+        raise DeployError(f"args has {unknown!r}, which a deployment does not have: use {', '.join(fields)}")
+    values = dict(given)
+    for name in ("artifacts", "serve_flags"):
+        value = values.get(name, ())
+        if isinstance(value, str) or not all(isinstance(one, str) for one in value):
+            raise DeployError(f"{name} is {value!r}: give a list of texts")
+        values[name] = tuple(value)
+    for name, value in values.items():
+        default = fields[name].default
+        if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise DeployError(f"{name} is {value!r}: give a number")
+        if isinstance(default, int) and not isinstance(value, int):
+            raise DeployError(f"{name} is {value!r}: give a whole number")
+    return DeployConfig(**values)

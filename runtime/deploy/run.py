@@ -1,0 +1,51 @@
+"""Deploys on a cluster, and ends what it has deployed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import ray
+from ray import serve
+
+from llmc.runtime.deploy.application import NAMESPACE, application, registry_of
+from llmc.runtime.deploy.config import DeployConfig, DeployError
+
+_LOOK_S = 0.5
+
+
+def deploy(
+    name: str,
+    config: DeployConfig,
+    *,
+    address: str | None,
+    host: str,
+    port: int,
+    keep: bool,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Deploys on the cluster at `address`, or on one that it starts here (None), until a signal; keep: and no longer.
+
+    on_ready: gets the URL once every artifact has its replicas. Raises DeployError.
+    """
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, ignore_reinit_error=True)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise DeployError(f"there is no Ray cluster at {address or 'this machine'}: {error}") from None
+    serve.start(http_options={"host": host, "port": port, "location": "HeadOnly"})
+    serve.run(application(name, config), name=name, route_prefix="/", blocking=False)
+    on_ready(f"http://{host}:{port}")
+    if keep:
+        return
+    try:
+        while True:
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        serve.delete(name)
+        with contextlib.suppress(ValueError):
+            ray.kill(registry_of(name))
+        if address is None:
+            serve.shutdown()

@@ -1,0 +1,41 @@
+"""How many replicas there should be: by requests that run or wait, and by KV blocks in use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def wanted_replicas(
+    loads: Mapping[Any, float], kv_uses: Mapping[Any, float], *, current: int, target_load: float, kv_high: float
+) -> int:
+    """loads, kv_uses: by replica. One more than now where blocks run short: sequences would be preempted."""
+    by_load = math.ceil(sum(loads.values()) / target_load)
+    mean_use = sum(kv_uses.values()) / len(kv_uses) if kv_uses else 0.0
+    return max(by_load, current + 1 if mean_use > kv_high else 0)
+
+
+class Scaling:
+    """A policy of Ray Serve. Up at once, for a replica is ready in about a second; down when fewer were enough for
+    down_delay_s."""
+
+    def __init__(self, target_load: float, kv_high: float, down_delay_s: float) -> None:
+        self._target_load, self._kv_high, self._down_delay_s = target_load, kv_high, down_delay_s
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """context: AutoscalingContext. Returns how many, and what is remembered until the next call."""
+        metrics = context.aggregated_metrics or {}
+        current = context.target_num_replicas
+        wanted = wanted_replicas(
+            metrics.get("load", {}), metrics.get("kv_use", {}),
+            current=context.current_num_replicas, target_load=self._target_load, kv_high=self._kv_high,
+        )  # fmt: skip
+        wanted = min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas)
+        if wanted >= current:
+            return wanted, {}
+        now = context.current_time or 0.0
+        since = (context.policy_state or {}).get("fewer_since", now)
+        if now - since >= self._down_delay_s:
+            return wanted, {}
+        return current, {"fewer_since": since}

@@ -1,0 +1,181 @@
+"""What a deployment is made of, without Ray: its arguments, who is where, when there are too few replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmc.runtime.deploy.config import DeployConfig, DeployError, parse_config
+from llmc.runtime.deploy.endpoint import Endpoint
+from llmc.runtime.deploy.registry import FORGET_S, Place, Registry
+from llmc.runtime.deploy.scaling import Scaling, wanted_replicas
+from llmc.runtime.deploy.server import Server, ServerDied
+from llmc.runtime.router.config import RouterConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"artifacts": []}, "no artifact to deploy: give the path"),
+        ({"artifacts": "a.llmc"}, "artifacts is 'a.llmc': give a list of texts"),
+        ({"artifacts": ["a", "a"]}, "a is given twice"),
+        ({"artifacts": ["a"], "min_replicas": 3}, "min_replicas 3 and max_replicas 1 are no range"),
+        (
+            {"artifacts": ["a"], "replicas": 3},
+            "args has 'replicas', which a deployment does not have: use artifacts, min_",
+        ),
+        ({"artifacts": ["a"], "target_load": 0}, "target_load 0 is out of range: give more than 0"),
+        ({"artifacts": ["a"], "kv_high": 1.5}, r"kv_high 1.5 is out of range"),
+        ({"artifacts": ["a"], "endpoints": 1.5}, r"endpoints is 1.5: give a whole number"),
+        ({"artifacts": ["a"], "cpus": True}, r"cpus is True: give a number"),
+    ],
+)
+def test_arguments_that_do_not_fit(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(DeployError, match=says):
+        parse_config(given)
+
+
+def test_a_replica_has_the_threads_that_ray_keeps_for_it() -> None:
+    assert DeployConfig(("a",), cpus=3).command_flags() == ["--threads", "3"]
+    assert DeployConfig(("a",)).command_flags() == ["--threads", "1"]
+    for flags in (("--threads", "4"), ("--threads=4",)):
+        config = parse_config({"artifacts": ["a"], "serve_flags": list(flags)})
+        assert (config.command_flags(), config.replica_cpus) == (list(flags), 4.0)
+
+
+def test_the_registry_forgets_who_is_silent() -> None:
+    now = 0.0
+    registry = Registry(lambda: now)
+    registry.beat("a", "http://h:1")
+    now = FORGET_S - 1
+    registry.beat("b", "http://h:2", leaving=True)
+    assert registry.places() == {"a": Place("http://h:1"), "b": Place("http://h:2", True)}
+    now = FORGET_S
+    assert list(registry.places()) == ["b"]
+    registry.leave("b")
+    registry.leave("b")
+    assert registry.places() == {}
+
+
+def test_replicas_are_wanted_by_load_and_by_blocks() -> None:
+    def wanted(*loads: float, use: float = 0.1) -> int:
+        uses = dict.fromkeys(range(len(loads)), use)
+        return wanted_replicas(dict(enumerate(loads)), uses, current=len(loads), target_load=8, kv_high=0.9)
+
+    assert [wanted(), wanted(0), wanted(8), wanted(9), wanted(40, 0)] == [0, 0, 1, 2, 5]
+    assert wanted(1, 1, use=0.95) == 3
+    assert wanted(60, use=0.95) == 8
+
+
+def test_fewer_only_after_a_while() -> None:
+    scaling = Scaling(8, 0.9, 60)
+    state: dict[str, Any] = {}
+
+    def ask(load: float, now: float, running: int = 3) -> int:
+        nonlocal state
+        wanted, state = scaling(
+            SimpleNamespace(
+                aggregated_metrics={"load": {"a": load}, "kv_use": {"a": 0.0}}, current_num_replicas=running,
+                target_num_replicas=running, capacity_adjusted_min_replicas=1, capacity_adjusted_max_replicas=4,
+                current_time=now, policy_state=state,
+            )
+        )  # fmt: skip
+        return wanted
+
+    assert ask(100, 0) == 4  # no more than may be
+    assert [ask(8, 10), ask(8, 69)] == [3, 3]
+    assert ask(24, 69.5) == 3  # enough for three: the time begins anew
+    assert [ask(8, 70), ask(8, 129), ask(0, 130)] == [3, 3, 1]
+
+
+def test_an_endpoint_follows_the_registry() -> None:
+    async def run() -> None:
+        async def ask() -> dict[str, Place]:
+            raise ConnectionError("no registry")
+
+        endpoint, said = Endpoint(RouterConfig(health_interval_s=60), ask), []
+        arrived: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+        arrived.put_nowait({"type": "lifespan.startup"})
+
+        async def send(message: Any) -> None:
+            said.append(message["type"])
+
+        life = asyncio.create_task(endpoint({"type": "lifespan"}, arrived.get, send))
+        while not said:
+            await asyncio.sleep(0)
+        fleet = endpoint._fleet
+        assert fleet is not None
+        both = {"a": Place("http://127.0.0.1:9"), "b": Place("http://127.0.0.1:10")}
+        await endpoint.follow(both, 0)
+        assert list(fleet.replicas) == ["a", "b"]
+        # Started anew elsewhere, and one that leaves.
+        await endpoint.follow({"a": Place("http://127.0.0.1:11"), "b": Place("http://127.0.0.1:10", True)}, 1)
+        upstream = fleet.replicas["a"].upstream
+        assert upstream is not None
+        assert (upstream.name, fleet.replicas["a"].draining, fleet.replicas["b"].draining) == (
+            "127.0.0.1:11",
+            False,
+            True,
+        )
+        # One that runs a request stays until it has ended; a registry that has forgotten all loses nobody at once.
+        fleet.replicas["b"].begin()
+        await endpoint.follow({}, 2)
+        assert list(fleet.replicas) == ["a", "b"]
+        await endpoint.follow({}, 2 + FORGET_S)
+        assert list(fleet.replicas) == ["b"]
+        fleet.replicas["b"].end()
+        await endpoint.follow({}, 3 + FORGET_S)
+        assert not fleet.replicas
+        arrived.put_nowait({"type": "lifespan.shutdown"})
+        await life
+        assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+    asyncio.run(run())
+
+
+def test_a_server_from_start_to_end(english_artifact: Path) -> None:
+    async def run() -> None:
+        said: list[tuple[str, bool]] = []
+
+        async def beat(url: str, leaving: bool) -> None:
+            said.append((url, leaving))
+
+        server = Server(str(english_artifact), ["--threads", "1"], "127.0.0.1", None)
+        await server.start(beat)
+        server.check()
+        assert await server.load() == {"load": 0.0, "kv_use": 0.0}
+        process = server._process
+        assert process is not None
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        with pytest.raises(ServerDied, match="llmc serve was killed by signal 9"):
+            server.check()
+        assert await server.load() == {"load": 0.0, "kv_use": 0.0}
+        await server.stop(beat, 5)
+        assert said[0] == (server.url, False)
+        assert said[-1] == (server.url, True)
+
+        broken = Server("/no/artifact", [], "127.0.0.1", None)
+        with pytest.raises(ServerDied, match=r"ended with exit code \d.*/no/artifact"):
+            await broken.start(beat)
+
+    asyncio.run(run())
+
+
+def test_without_ray_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llmc.cli.main import main
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "llmc.runtime.deploy.run", raising=False)
+    assert main(["deploy", "a.llmc"]) == 2
+    assert "Ray Serve cannot be imported" in capsys.readouterr().err
+    assert main(["deploy", "a.llmc", "--keep"]) == 2
+    assert "give the --address of one that stays" in capsys.readouterr().err

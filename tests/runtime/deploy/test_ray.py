@@ -1,0 +1,128 @@
+"""`llmc deploy` on a Ray cluster of two nodes: one is killed, another artifact takes over, and no client sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.live_router import SERVE_FLAGS
+from support.paths import ROOT
+
+ray_cluster = pytest.importorskip("ray.cluster_utils", reason="llmc's extra `ray` is not installed")
+pytestmark = pytest.mark.exhaustive
+PATIENCE_S = 300.0  # only a hang takes that long
+
+
+class Deployment:
+    """What a client sees of it."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def replicas(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/llmc/replicas", timeout=PATIENCE_S).json()["data"]
+        return [one for one in found if one["state"] == "ready"]
+
+    def until(self, count: int, *, other_than: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+        """Waits for so many replicas that take requests, of other artifacts."""
+        end = time.monotonic() + PATIENCE_S
+        while len(found := [one for one in self.replicas() if one["artifact"] not in other_than]) != count:
+            assert time.monotonic() < end, found
+            time.sleep(0.2)
+        return found
+
+    def text(self, seed: int) -> str:
+        """A stream, to its end."""
+        body = {"prompt": f"It is {seed}", "max_tokens": 250, "temperature": 0.9, "seed": seed, "ignore_eos": True}
+        pieces: list[str] = []
+        ended = None
+        with httpx.stream(
+            "POST", f"{self.url}/v1/completions", json={**body, "model": "tiny", "stream": True}, timeout=PATIENCE_S
+        ) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    pieces += [choice["text"] for choice in event["choices"]]
+                    ended = event["choices"][0]["finish_reason"]
+        assert ended == "length"
+        return "".join(pieces)
+
+    def begin(self, count: int) -> tuple[list[threading.Thread], dict[int, str]]:
+        """Streams in threads, and where their texts go."""
+        texts: dict[int, str] = {}
+
+        def ask(seed: int) -> None:
+            texts[seed] = self.text(seed)
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(count)]
+        for thread in threads:
+            thread.start()
+        return threads, texts
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    made = ray_cluster.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    made.second = made.add_node(num_cpus=2)
+    yield made
+    made.shutdown()
+
+
+def run(cluster: Any, artifact: Path, port: int) -> None:
+    """`llmc deploy`, which returns when all replicas are ready."""
+    flags = ["--replicas", "2", "--cpus-per-replica", "1", "--port", str(port), "--serve-flags", SERVE_FLAGS, "--keep"]
+    subprocess.run(
+        [sys.executable, "-m", "llmc.cli.main", "deploy", artifact, "--address", cluster.address, *flags],
+        check=True, timeout=PATIENCE_S, cwd=ROOT,
+    )  # fmt: skip
+
+
+def test_a_node_is_killed_and_an_artifact_exchanged(cluster: Any, english_artifact: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    run(cluster, english_artifact, port)
+    deployment = Deployment(port)
+    deployment.until(2)
+    threads, undisturbed = deployment.begin(16)
+    for thread in threads:
+        thread.join()
+    assert len(undisturbed) == 16
+
+    threads, texts = deployment.begin(16)
+    end = time.monotonic() + PATIENCE_S
+    while not any(one["active_requests"] for one in deployment.replicas()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    cluster.remove_node(cluster.second, allow_graceful=False)
+    for thread in threads:
+        thread.join()
+    assert texts == undisturbed
+    cluster.add_node(num_cpus=2)
+    old = deployment.until(2)[0]["artifact"]
+
+    # Another artifact under the same path and name: its manifest differs.
+    other = tmp_path / "artifact"
+    shutil.copytree(english_artifact, other)
+    threads, texts = deployment.begin(16)
+    run(cluster, other, port)
+    for thread in threads:
+        thread.join()
+    assert texts == undisturbed
+    assert len(deployment.until(2)) == 2
+    assert deployment.text(3) == undisturbed[3]
+    assert old
