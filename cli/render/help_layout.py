@@ -165,6 +165,23 @@ HEADINGS: Mapping[str, Headings] = {
         "Server": ("model", "api_key", "timeout"),
         "Engine of an artifact": ("threads", "kv_bytes"),
     },
+    "warmup": {
+        "Order": ("trace", "order"),
+        "Measuring": ("again", "seconds", "warmup_seconds"),
+        "Engine": ("num_threads", "pin", "weight_memory"),
+        "Result": ("cache_dir", "as_json"),
+    },
+    "inspect": {
+        "One bucket": ("bucket", "html", "profile"),
+        "Before compiling": ("dry_run", "allow_unknown_config", "tensor_parallel"),
+        "Checks": ("verify", "waste"),
+        "Result": ("output_format", "output", "as_json"),
+    },
+    "profile": {
+        "Step": ("bucket", "phase", "context", "repeat"),
+        "Engine": ("threads", "weight_memory"),
+        "Result": ("top", "trace", "html", "as_json"),
+    },
     "buckets plan": {
         "Traffic": ("trace", "phase"),
         "Limits": ("max_graphs", "max_padding", "max_memory", "max_compile_time"),
@@ -180,6 +197,27 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Costs": _PLAN_COSTS[1:],
         "Report": ("html", "png"),
+    },
+    "buckets replan": {
+        "Traffic": ("trace", "url", "api_key"),
+        "Limits": ("max_graphs", "max_added", "max_compile_time", "max_memory"),
+        "Costs": ("cost", "least_saving"),
+    },
+    "eval tasks": {
+        "Tasks": ("tasks", "data", "include_path", "limit", "num_fewshot", "chat", "run_code"),
+        "Server": ("base_url", "served_model", "tokenizer"),
+        "Result": ("html", "as_json"),
+    },
+    "bench latency": {
+        "Requests": ("input_len", "output_len", "batch", "warmup", "repeats", "seed"),
+        "Engine": ("threads", "kv_bytes", "weight_memory"),
+        "Result": ("output", "html", "as_json"),
+    },
+    "bench throughput": {
+        "Requests": ("num_prompts", "input_len", "output_len", "range_ratio", "seed"),
+        "Load": ("concurrency", "warmup", "repeats"),
+        "Engine": ("threads", "kv_bytes", "weight_memory"),
+        "Result": ("output", "html", "as_json"),
     },
     "bench serve": {
         "Server": ("url", "model", "api_key", "endpoint", "timeout"),

@@ -78,7 +78,7 @@ def test_long_commands_have_headings(name: str, capsys: pytest.CaptureFixture[st
 
 
 def test_commands_with_many_options_have_headings() -> None:
-    many = {name for name, command in COMMANDS.items() if len(command.params) > 16}
+    many = {name for name, command in COMMANDS.items() if len(command.params) > 10}
     assert many <= set(HEADINGS)
 
 
