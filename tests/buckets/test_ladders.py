@@ -328,7 +328,7 @@ def test_any_text_line_parses_or_is_a_bucket_error(text: str) -> None:
         grids = parse_gaudi(text, "b.txt", LIMITS)
     except BucketError:
         return
-    assert all(batch >= 1 and seq >= 1 for pairs in grids.values() for batch, seq in pairs)
+    assert all(pair[0] >= 1 and pair[1] >= 1 for pairs in grids.values() for pair in pairs)
 
 
 @given(st.text(alphabet="prefildcomaxk=x:,[]+0123456789 -.", max_size=70))

@@ -133,7 +133,8 @@ def test_scores_are_those_of_the_choice(steps: list[tuple[int, int, int]]) -> No
     outcome = problem.evaluate([(bucket.batch, bucket.seq) for bucket in ladder])
     chosen = [select(ladder, b, 0, 16 * s) for b, s, _ in steps]
     tables = sum(area(bucket) * w for bucket, (_, _, w) in zip(chosen, steps, strict=True) if bucket is not None)
-    assert (outcome.tokens, outcome.cost, outcome.held) == (tables, pytest.approx(tables), 1.0)
+    assert (outcome.tokens, outcome.held) == (tables, 1.0)
+    assert outcome.cost == pytest.approx(tables)
 
 
 def test_a_plan_of_totals() -> None:
@@ -153,7 +154,8 @@ def test_a_plan_of_totals() -> None:
         check_total(bucket, 16)
     assert total(8, 8 * 2048) in decode
     # What is read is the sum of the chosen tables; a single bucket would read much more.
-    read = sum(area(bucket) for b, s in zip(batch, blocks, strict=True) if (bucket := select(decode, b, 0, 16 * s)))
+    chosen = [select(decode, int(b), 0, 16 * int(s)) for b, s in zip(batch, blocks, strict=True)]
+    read = sum(area(bucket) for bucket in chosen if bucket is not None)
     assert found.phases[0].score.tokens == read < 1.2 * demand.tokens
 
 

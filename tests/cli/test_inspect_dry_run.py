@@ -64,7 +64,12 @@ def test_a_compilation_makes_what_it_says(tmp_path: Path) -> None:
 
 
 def test_ranks_have_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "intermediate_size": 128}
+    sizes: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "intermediate_size": 128,
+    }
     path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1, **sizes) / "config.json"
     whole, parts = (
         dry_run(CompileConfig(path, path, cache_dir=tmp_path / "cache", tensor_parallel=ranks)) for ranks in (1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,8 @@ def check_forms(artifact: Artifact) -> None:
         step = [(2, tokens[17:19], 17), (0, tokens[46:47], 46), (1, tokens[5:6], 5)]
         results.append(replay(replayer, graph, pages, step))
         replayer.close()
-    np.testing.assert_array_equal(*(found.view(np.int32) for found in results))
+    first, second = (found.view(np.int32) for found in results)
+    np.testing.assert_array_equal(first, second)
     with Replayer(artifact, num_threads=1, num_blocks=20) as replayer:
         # What was never written may be read: only the counts are looked at.
         step = [(seq, tokens[length : length + 1], length) for seq, length in enumerate((60, 60, 40))]
@@ -113,7 +115,7 @@ def test_an_engine_with_totals_alone(llama: tuple[Path, Artifact], kernel_cache:
     """Prefix hits, copies of blocks, preemption, misses and guesses, with the bits of the longest form."""
     ladder = "prefill=[1,8]x[8],decode=[1,8]x[128,256]total"
     options = {"buckets": ladder, "dtype": "f32", "block_size": 16, "max_model_len": 128}
-    guessing = {"speculate_tokens": 3, "speculate_always": 1}
+    guessing: dict[str, Any] = {"speculate_tokens": 3, "speculate_always": 1}
     repeats = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logit_bias={7: 30.0}, num_logprobs=1)
     requests = [*mixed_requests(), (random_tokens(500, 9), repeats)]
     with Engine(llama[1], num_threads=1) as engine:

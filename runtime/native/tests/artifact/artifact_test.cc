@@ -228,9 +228,10 @@ void TestDamage(const Tables& good) {
   corrupt(0, 'X');
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{8}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{9}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
   corrupt(8, uint32_t{7});
+  corrupt(8, uint32_t{8});
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing

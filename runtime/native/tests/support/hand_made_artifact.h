@@ -72,7 +72,7 @@ inline Tables MakeTables(int ranks = 0) {
   std::vector<llmc::WeightRecord> weights = {
       {13, 5, 0, 1, 64, kVocab * 4, {kVocab, 0, 0, 0}, llmc::Crc32(weight_file.data() + 64, kVocab * 4), 39, 4, 0},
       {18, 4, 3, 1, 128, bias, {int64_t(bias), 0, 0, 0}, llmc::Crc32(weight_file.data() + 128, bias), 39, 4, 0}};
-  std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, {}}};
+  std::vector<llmc::GraphRecord> graphs = {{0, 1, 4, kTokens, 2, 2, 4, 4, 0, 2, 64, 0, {}}};
   std::vector<llmc::CommandRecord> commands = {{0, 0, 2, 1, -1, 0}, {1, 2, 8, 0, 0, 2}};
   std::vector<llmc::OperandRecord> operands = {
       {2, 0, 0, kTokens * 4}, {0, 0, 0, kTokens * 4},   {0, 0, 0, kTokens * 4}, {1, 0, 0, kVocab * 4},

@@ -100,6 +100,7 @@ def _int8_rows(x: np.ndarray, format: Integers) -> tuple[np.ndarray, np.ndarray]
     words[:, : rows.number_words] = numbers.view(np.int32)
     words[:, rows.number_words] = scale[:, 0].view(np.int32)
     sums = numbers.astype(np.int32).reshape(len(x), groups, -1).sum(2)
+    assert format.sums is not None
     words[:, rows.number_words + 1 :] = sums * format.sums.factor
     return words, numbers.astype(np.float64) * scale.astype(np.float64)
 

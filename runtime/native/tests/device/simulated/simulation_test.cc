@@ -36,8 +36,8 @@ llmc_status Make(Made* made, uint32_t num_blocks = 64, double step_ns = 7, doubl
                             {sizeof(llmc_sim_cost), 2, at, prefill_exact, 0},
                             {sizeof(llmc_sim_cost), 1, at, decode_ns, 0},
                             {sizeof(llmc_sim_cost), 2, at, decode_exact, 0}};
-  llmc_sim_graph graphs[2] = {{sizeof(llmc_sim_graph), 0, 1, 64, 64, 1, 1, 16, &costs[0], &costs[1]},
-                              {sizeof(llmc_sim_graph), 1, 2, 256, 2, 2, 2, 16, &costs[2], &costs[3]}};
+  llmc_sim_graph graphs[2] = {{sizeof(llmc_sim_graph), 0, 1, 64, 64, 1, 1, 16, &costs[0], &costs[1], 0, 0},
+                              {sizeof(llmc_sim_graph), 1, 2, 256, 2, 2, 2, 16, &costs[2], &costs[3], 0, 0}};
   llmc_sim_model model{};
   model.struct_size = sizeof(model);
   model.num_graphs = 2;
