@@ -6,6 +6,8 @@
     python -m bench.peers --engines llmc,openvino --variants llmc/w8a8,openvino/int8
     python -m bench.peers install                   only make the environments and convert the models
     python -m bench.peers report                    only write tables and plots from what was measured
+    python -m bench.peers report --publish zen-5    and into bench/results and docs/benchmarks.md
+    python -m bench.peers page                      only write the page from bench/results
 
 Everything lies below --folder, which git ignores. Results go to FOLDER/results.json after every measurement, and a run
 goes on where the last one stopped; tables and plots are written at the end. docs/benchmarking.md tells how to read
@@ -30,8 +32,11 @@ from bench.peers.engines.base import Engine, Variant
 from bench.peers.environment import Workspace, free_bytes
 from bench.peers.limits import ARITHMETIC, by_threads, probe, supported, thread_counts
 from bench.peers.model import read_shape
+from bench.peers.page import write_page
 from bench.peers.plan import PARTS, Entrant, Key, Settings, measurements
+from bench.peers.publish import publish
 from bench.peers.report import PRECISIONS, Report
+from bench.peers.results import NAME
 from bench.peers.roofline import roofline
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
@@ -46,8 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     store_path = arguments.folder / "results.json"
     try:
+        if arguments.action == "page":
+            write_page()
+            return 0
         if arguments.action == "report":
-            write_report(Store.load(store_path), arguments.folder)
+            write_report(Store.load(store_path), arguments.folder, arguments.publish)
             return 0
         settings = Settings(
             threads=arguments.threads,
@@ -108,7 +116,7 @@ def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> 
         complete = runner.run(plan, stop_at, Progress(len({key for _, key in plan} - store.done())))
     finally:
         runner.close()
-    write_report(store, arguments.folder)
+    write_report(store, arguments.folder, arguments.publish if complete else None)
     if not complete:
         left = len({key for _, key in plan} - store.done())
         say(f"{left} of {len(plan)} measurements are left: say the same again to go on")
@@ -146,8 +154,8 @@ def make_model(workspace: Workspace, name: str, store: Store) -> None:
     store.models[name] = asdict(read_shape(path))
 
 
-def write_report(store: Store, folder: Path) -> None:
-    """Writes report.json, report.md and a plot a model, and prints the tables."""
+def write_report(store: Store, folder: Path, name: str | None = None) -> None:
+    """Writes report.json, report.md and a plot a model, and prints the tables. name: publishes them as that, too."""
     report = Report(store)
     (folder / "report.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     text = report.markdown()
@@ -155,6 +163,12 @@ def write_report(store: Store, folder: Path) -> None:
     for model in report.models():
         roofline(report, model, folder / f"roofline-{model}.svg")
     print(text)
+    if name is not None:
+        names = publish(report, name)
+        write_page(names)
+        say(
+            f"bench/results and docs/benchmarks.md have {', '.join(names)}: read the page, and write what it leaves out"
+        )
 
 
 def machine() -> dict[str, Any]:
@@ -191,12 +205,19 @@ def names(known: Sequence[str]) -> Any:
     return parsed
 
 
+def results_name(text: str) -> str:
+    """Parses the name of published figures, before hours of measuring."""
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give small letters, digits, dots and dashes, as in zen-5")
+    return text
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     variants = [f"{name}/{variant.name}" for name, engine in ENGINES.items() for variant in engine.variants]
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", nargs="?", choices=("run", "install", "report"), default="run")
+    parser.add_argument("action", nargs="?", choices=("run", "install", "report", "page"), default="run")
     parser.add_argument(
         "--models", type=names(list(MODELS)), default=list(MODELS), metavar="A,B", help=", ".join(MODELS)
     )
@@ -216,6 +237,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--for", type=float, dest="seconds", metavar="S", help="start no measurement after S seconds")
     parser.add_argument(
         "--folder", type=Path, default=Path("out/peers"), metavar="DIR", help="where all lies (out/peers)"
+    )
+    parser.add_argument(
+        "--publish", type=results_name, metavar="NAME", help="put the tables into bench/results and docs/benchmarks.md"
     )
     return parser.parse_args(argv)
 

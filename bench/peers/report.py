@@ -32,10 +32,10 @@ class Spread:
 
     def text(self, scale: float = 1.0, digits: int = 3) -> str:
         """As in 1097 (1050–1120); the range is left out for one round."""
-        middle = _number(self.median / scale, digits)
+        middle = significant(self.median / scale, digits)
         if self.rounds == 1:
             return middle
-        return f"{middle} ({_number(self.min / scale, digits)}–{_number(self.max / scale, digits)})"
+        return f"{middle} ({significant(self.min / scale, digits)}–{significant(self.max / scale, digits)})"
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,14 @@ class Report:
                 continue
             less = point.figure in ("start", "start-native", "memory")
             best = (min if less else max)(rivals, key=lambda p: p.value.median)
-            pairs = self._rounds(point, best)
+            pairs = self.rounds(point, best)
             if pairs:
                 ratios = [theirs / ours if less else ours / theirs for ours, theirs in pairs]
                 name = f"{best.engine} {best.variant}" + (" offline" if best.figure == "offline" else "")
                 found.append((point.precision, point.figure, point.variant, name, Spread.of(ratios)))
         return found
 
-    def _rounds(self, *points: Point) -> list[tuple[float, ...]]:
+    def rounds(self, *points: Point) -> list[tuple[float, ...]]:
         """Values of the rounds that all points have."""
         columns: list[dict[int, float]] = []
         for point in points:
@@ -289,7 +289,7 @@ def _name(key: Key) -> tuple[str, str, str, str]:
     return key.model, key.engine, key.variant, key.figure
 
 
-def _number(value: float, digits: int) -> str:
+def significant(value: float, digits: int) -> str:
     """Significant digits, never an exponent."""
     if value >= 10 ** (digits - 1):
         return f"{value:.0f}"

@@ -19,8 +19,11 @@ from bench.peers import environment, roofline
 from bench.peers.engines import ENGINES
 from bench.peers.engines.base import Variant
 from bench.peers.model import kv_bytes, prefill_ops, work_of
+from bench.peers.page import write_page
 from bench.peers.plan import Entrant, Key, Settings, groups, measurements
+from bench.peers.publish import figures_compared, publish
 from bench.peers.report import Report
+from bench.peers.results import Results
 from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
 from llmc.buckets.cost import ModelShape
@@ -400,6 +403,9 @@ def test_the_command_refuses_unknown_names_and_says_what_is_missing(
         command.main(["--engines", "llmc,nobody"])
     assert stopped.value.code == 2
     assert "'nobody' is unknown; choose among llmc, llama.cpp" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["report", "--publish", "../x"])
+    assert "'../x': give small letters" in capsys.readouterr().err
     assert command.main(["report", "--folder", str(tmp_path)]) == 1
     assert "results.json does not exist: run the benchmark first" in capsys.readouterr().err
 
@@ -412,6 +418,47 @@ def test_the_report_command_writes_tables_and_plots(tmp_path: Path, capsys: pyte
     assert "| llmc v | 200 (100–300) |" in text
     assert (tmp_path / "roofline-m.svg").exists()
     assert json.loads((tmp_path / "report.json").read_text())["ratios"]["m"]
+
+
+def test_published_figures_are_those_of_the_report(tmp_path: Path) -> None:
+    store, results = filled(tmp_path), tmp_path / "results"
+    store.settings = replace(SETTINGS, prefills=(16,), batches=(2,))
+    store.measurements[0] = replace(store.measurements[0], at=365 * 86400.0)
+    report = Report(store)
+    assert publish(report, "here", results) == ["here-m"]
+    document = Results.load("here-m", results).document
+    assert document["date"] == "1971-01-01"
+    assert document["limits"] == {"read": [1, 1, 1], "f32": [1, 1, 2], "int8": 8}
+    assert document["commands"] == [
+        "python -m bench.peers --models m --parts speed,start --rounds 3 --engines llmc,peer,other "
+        "--variants llmc/v,peer/v,other/v"
+    ]
+    ours, theirs, failed = document["speed"]
+    assert (ours["engine"], theirs["engine"]) == ("llmc", "peer")
+    assert (failed["prefill"], failed["peak"], failed["decode"]) == ({}, {}, {"2": [4000, 4000, 4000]})
+    assert (ours["prefill"], ours["decode"]) == ({"16": [200, 100, 300]}, {"2": [200, 100, 300]})
+    fractions = [report.points["m", "llmc", "v", figure].fraction for figure in ("prefill:16", "decode:2")]
+    shares = [round(100 * one.median) for one in fractions if one is not None]
+    assert [ours["peak"]["f32"], ours["reading"]] == shares
+    assert [row["python"] for row in document["start"]] == [[0.005, 0.00333, 0.01], [0.0167, 0.00833, 0.02]]
+    ratio = [2.5, 2.0, 3.33]
+    assert document["ratios"] == [
+        {"variant": "v", "peer": ["peer", "v"], "figures": {"decode:2": ratio, "prefill:16": ratio}}
+    ]
+    assert figures_compared(Settings(1)) == ["decode:1", "decode:8", "prefill:512"]
+
+    page = tmp_path / "page.md"
+    page.write_text("# Figures\n")
+    write_page(["here-m"], page, results)
+    assert f"| llmc v | 200 | {shares[0]} % of f32 | 200 | {shares[1]} % |" in page.read_text()
+    assert "| other v | – | – | 4000 | 213 % |" in page.read_text()
+    assert "| llmc v ÷ peer v | 2.50 (2.00–3.33) | 2.50 (2.00–3.33) |" in page.read_text()
+    path = results / "here-m.json"
+    path.write_text(json.dumps({**document, "transcribed": "by hand"}))
+    with pytest.raises(StoreError, match="give another name"):
+        publish(report, "here", results)
+    with pytest.raises(StoreError, match="no measurement to publish"):
+        publish(Report(new_store(tmp_path / "none")), "here", results)
 
 
 def test_the_commands_in_the_documents_are_understood() -> None:
