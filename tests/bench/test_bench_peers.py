@@ -461,6 +461,22 @@ def test_published_figures_are_those_of_the_report(tmp_path: Path) -> None:
         publish(Report(new_store(tmp_path / "none")), "here", results)
 
 
+def test_a_report_is_published_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(tmp_path).save()
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    page.write_text("# Figures\n")
+    monkeypatch.setattr(command, "publish", functools.partial(publish, folder=results))
+    monkeypatch.setattr(command, "write_page", functools.partial(write_page, path=page, folder=results))
+    assert command.main(["report", "--folder", str(tmp_path), "--publish", "here"]) == 0
+    assert "docs/benchmarks.md have here-m" in capsys.readouterr().err
+    published = page.read_text()
+    assert "## m on made-up" in published
+    assert command.main(["page"]) == 0
+    assert page.read_text() == published
+
+
 def test_the_commands_in_the_documents_are_understood() -> None:
     text = (ROOT / "docs/benchmarking.md").read_text() + (command.__doc__ or "")
     shown = re.findall(r"python -m bench\.peers([^\n`]*)", text)
