@@ -53,6 +53,7 @@ def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int) -> None:
         (model.pooled is not None or model.bidirectional, "gives vectors in place of text"),
         (model.experts is not None, "has experts"),
         (model.latent is not None, "has latent attention"),
+        (model.streams is not None, "has several hidden vectors of a token"),
         (model.qk_norm == "whole", "norms all heads of a token as one vector"),
     ):
         if present:

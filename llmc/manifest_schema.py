@@ -111,6 +111,15 @@ class Latent(Closed):
     interleaved: bool
 
 
+class Streams(Closed):
+    count: Annotated[int, Field(ge=2, le=64)]
+    rank: Count
+    input_size: Count
+    input_vocab: Count
+    cutoffs: Annotated[list[Annotated[float, Field(ge=-1e3, le=1e3)] | None], Field(max_length=1 << 16)]
+    scaled: bool
+
+
 class Dense(Closed):
     size: Count
     bias: bool
@@ -183,6 +192,9 @@ class Model(Closed):
     down_bias: bool = False
     normed_head: bool = False
     latent: Latent | None = None
+    normed_values: bool = False
+    kv_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
+    streams: Streams | None = None
     first_norm: bool = True
     final_norm: bool = True
     bidirectional: bool = False

@@ -140,6 +140,24 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Streams:
+    """Gemma 3n's layers (blocks/streams.py): a token has several hidden vectors, of which a layer reads the first.
+
+    count: hidden vectors. rank: of a linear path beside attention. input_size: elements of what a layer reads of the
+    token besides; input_vocab: tokens that have such, others read that of token 0. cutoffs: per layer, from how many
+    standard deviations above its mean on a gate of the feed-forward block counts, None for all of it. scaled: the first
+    vector is multiplied by a learned one before it meets what the layer reads of the token.
+    """
+
+    count: int
+    rank: int
+    input_size: int
+    input_vocab: int
+    cutoffs: tuple[float | None, ...]
+    scaled: bool = True
+
+
+@dataclass(frozen=True)
 class Dense:
     """A linear layer over a pooled row. size: rows of its matrix. activation: of its result, None for none. norm: a
     norm behind that. token_ids: its matrix is those rows of the output projection, empty: one of its own. source: what
@@ -201,7 +219,10 @@ class ModelConfig:
     down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of logits.
     normed_head: rows of the output projection are of length 1.
     latent: None where keys and values are kept by themselves. With it there is one KV head, of latent.key_dim elements,
-    of which the first latent.rank are the value.
+    of which the first latent.rank are the value. normed_values:
+    each head of v is normed, without weights.
+    kv_layers: per layer, the one whose keys and values it reads; those of the first layers are their own, the last ones
+    make none. Empty: all make their own. streams: None where a token has one hidden vector.
     experts: None where no layer has any.
     bidirectional: a token sees those behind it, too; with a window those less than so far away.
     token_types: kinds of tokens, each with a vector that is added to the embedding, 0 for none. typed_inputs: an input
@@ -262,6 +283,9 @@ class ModelConfig:
     logit_cap: float | None = None
     experts: Experts | None = None
     latent: Latent | None = None
+    normed_values: bool = False
+    kv_layers: tuple[int, ...] = ()
+    streams: Streams | None = None
     first_norm: bool = True
     final_norm: bool = True
     bidirectional: bool = False
@@ -292,7 +316,17 @@ class ModelConfig:
     @property
     def num_kv_layers(self) -> int:
         """Layers of the KV cache. Where nobody reads it in a later step, all layers take turns with one."""
+        if self.kv_layers:
+            return 1 + max(self.kv_layers)
         return 1 if self.bidirectional else self.num_layers
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer of the KV cache that a layer reads."""
+        return self.kv_layers[layer] if self.kv_layers else min(layer, self.num_kv_layers - 1)
+
+    def makes_kv(self, layer: int) -> bool:
+        """Whether a layer writes keys and values."""
+        return not self.kv_layers or self.kv_layers[layer] == layer
 
     @property
     def qkv_size(self) -> int:

@@ -269,7 +269,7 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     if config.residual not in ("post", "sums") and (layer > 0 or config.first_norm):
         yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
     if config.latent is None:
-        yield from _attention(parts, name, prefix)
+        yield from _attention(parts, layer, name, prefix)
     else:
         names = f"{name}.attention", f"{prefix}.self_attn"
         yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)
@@ -282,7 +282,7 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
         yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
 
 
-def _attention(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
+def _attention(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
     hidden = config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -292,13 +292,15 @@ def _attention(parts: _Parts, name: str, prefix: str) -> Iterator[Target]:
 
     if config.sinks:
         yield Target(f"{name}.attention.sinks", (Source(f"{prefix}.{layout.sinks}", (config.num_heads,)),), "f32")
-    rows = _qkv_rows(layout, config)
-    sizes = (q, 2 * kv) if len(layout.qkv) == 2 else (q, kv, kv)
-    yield from parts.linear(f"{name}.attention.qkv", at(*layout.qkv), sizes, hidden, config.attention_bias, rows=rows)
-    for norm, source, heads in (
-        ("q_norm", layout.q_norm, config.num_heads),
-        ("k_norm", layout.k_norm, config.num_kv_heads),
-    ):
+    norms = [("q_norm", layout.q_norm, config.num_heads), ("k_norm", layout.k_norm, config.num_kv_heads)]
+    qkv, bias = f"{name}.attention.qkv", config.attention_bias
+    if config.makes_kv(layer):
+        sizes = (q, 2 * kv) if len(layout.qkv) == 2 else (q, kv, kv)
+        yield from parts.linear(qkv, at(*layout.qkv), sizes, hidden, bias, rows=_qkv_rows(layout, config))
+    else:
+        yield from parts.linear(qkv, at(layout.qkv[0]), (q,), hidden, bias)
+        norms = norms[:1]
+    for norm, source, heads in norms:
         yield from _head_norm(parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", heads)
     yield from parts.linear(f"{name}.attention.out", at(layout.out), (hidden,), q, config.o_bias)
 

@@ -120,7 +120,7 @@ def rope_kv_write(
 ) -> Tensor:
     """Splits qkv float32 [T, (H + 2 Hkv) hd] and norms q and k per head where q_norm and k_norm [hd] are given. Then it
     rotates them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots. The result is q float32 [T, H
-    hd]. norm_rotated: they are normed after that, and without weights where none are given.
+    hd]. norm_rotated: they are normed after that, and without weights where none are given. Without KV heads q is all.
     """
     heads = qkv.float().view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -132,7 +132,8 @@ def rope_kv_write(
         x = rotated(x, cos, sin)
         return normalised(x, torch.ones(head_dim) if weight is None else weight, norm_eps) if norm_rotated else x
 
-    active_cache().write(layer, slot_mapping, turned(k, k_norm), v)
+    if num_kv_heads:
+        active_cache().write(layer, slot_mapping, turned(k, k_norm), v)
     return turned(q, q_norm).reshape(qkv.shape[0], num_heads * head_dim)
 
 

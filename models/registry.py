@@ -23,6 +23,7 @@ from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
 from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
+from llmc.models.families.gemma3n import GEMMA3N, GEMMA3N_TEXT
 from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neox import GPT_NEOX
@@ -103,6 +104,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA2,
         GEMMA3,
         GEMMA3_TEXT,
+        GEMMA3N,
+        GEMMA3N_TEXT,
         GLM,
         GLM4,
         GLM4_MOE,

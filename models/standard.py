@@ -17,6 +17,7 @@ from llmc.models.config import (
     QueryGrowth,
     Residual,
     Rope,
+    Streams,
 )
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
@@ -68,6 +69,9 @@ class Choices(TypedDict, total=False):
     logit_cap: float | None
     experts: Experts | None
     latent: Latent | None
+    normed_values: bool
+    kv_layers: tuple[int, ...]
+    streams: Streams | None
     first_norm: bool
     final_norm: bool
     bidirectional: bool

@@ -69,6 +69,11 @@ class Task:
     def _check_parts(self) -> None:
         """Raises CompileError for what is not done to mixtures of experts and to latent attention."""
         config = self.config
+        if self.model.streams is not None:
+            raise CompileError(
+                f"{config.model} has several hidden vectors of a token, which llmc quantize does not follow yet: give "
+                "--quant to llmc compile"
+            )
         for what, part in (("experts", self.model.experts), ("latent attention", self.model.latent)):
             if part is None:
                 continue

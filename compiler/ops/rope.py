@@ -21,10 +21,12 @@ def _rope_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
         norm_eps=float(a.get("norm_eps", 0.0)),
         kv_dtype=graph.kv_dtype,
         block_size=graph.block_size,
-        **({"kv_scales": True} if graph.kv_scales else {}),
+        **({"kv_scales": True} if graph.kv_scales and a["num_kv_heads"] else {}),
         **({"norm_rotated": True} if a.get("norm_rotated", False) else {}),
     )
     norms = ("q_norm", "k_norm") if qk_norm else ()
+    if not a["num_kv_heads"]:  # a layer that reads keys and values of another one
+        return [KernelCall(spec, ("qkv", *norms, "cos_sin", "positions", "out"))]
     scales = (BufferSource.KV_SCALES,) if graph.kv_scales else ()
     pools = (BufferSource.K_POOL, BufferSource.V_POOL)
     return [KernelCall(spec, ("qkv", *norms, *scales, "cos_sin", "positions", "slot_mapping", *pools, "out"))]

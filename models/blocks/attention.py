@@ -50,13 +50,17 @@ class HeadNorm(Block):
 
 
 class Attention(Block):
-    """qkv [(H + 2 Hkv) hd, D] and out [D, H hd] around rotation, cache and attention of a layer; sinks [H] or None."""
+    """qkv [(H + 2 Hkv) hd, D] and out [D, H hd] around rotation, cache and attention of a layer; sinks [H] or None.
+
+    Of a layer that reads keys and values of another one, qkv has the rows of q alone.
+    """
 
     sinks: Tensor | None
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
         super().__init__()
-        self.layer, self.causal = min(layer, config.num_kv_layers - 1), not config.bidirectional
+        self.layer, self.causal = config.kv_layer(layer), not config.bidirectional
+        self.makes_kv, self.normed_values = config.makes_kv(layer), config.normed_values
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale, self.cap = config.attention_scale, config.attention_cap
         self.rounded_bias = config.alibi is not None and config.alibi.rounded
@@ -70,17 +74,19 @@ class Attention(Block):
         growth = config.query_growth
         self.growth = growth if growth is not None and (growth.kind == "log" or not rotates) else None
         self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
-        self.qkv = Linear(config.qkv_size, config.hidden_size, config.attention_bias, act_dtype)
+        size = config.qkv_size if self.makes_kv else config.num_heads * config.head_dim
+        self.qkv = Linear(size, config.hidden_size, config.attention_bias, act_dtype)
         self.q_norm = self.k_norm = None
         if config.qk_norm not in ("none", "unit"):
             each = config.qk_norm != "head"
             self.q_norm = HeadNorm(config.head_dim * (config.num_heads if each else 1))
-            self.k_norm = HeadNorm(config.head_dim * (config.num_kv_heads if each else 1))
+            if self.makes_kv:
+                self.k_norm = HeadNorm(config.head_dim * (config.num_kv_heads if each else 1))
         self.out = Linear(config.hidden_size, config.num_heads * config.head_dim, config.o_bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
-        q_norm, k_norm = self.q_norm, self.k_norm
+        q_norm, k_norm = self.q_norm, self.k_norm if self.makes_kv else self.q_norm
         norms_heads = q_norm is not None and k_norm is not None and self._is_fused
         q = ops.rope_kv_write(
             self._prepared(self.qkv(x)),
@@ -91,7 +97,7 @@ class Attention(Block):
             step.slot_mapping,
             self.layer,
             self.num_heads,
-            self.num_kv_heads,
+            self.num_kv_heads if self.makes_kv else 0,
             self.head_dim,
             self.eps,
             norm_rotated=self.norm_rotated,
@@ -130,6 +136,11 @@ class Attention(Block):
         """float32 [T, (H + 2 Hkv) hd]: bounded and normed."""
         if self.clip is not None:
             qkv = qkv.clamp(min=-self.clip, max=self.clip)
+        if self.normed_values and self.makes_kv:
+            count = self.num_kv_heads * self.head_dim
+            before, v = qkv.split([qkv.shape[-1] - count, count], dim=-1)
+            heads = over_root_mean_square(v.view(v.shape[0], -1, self.head_dim), self.eps)
+            qkv = torch.cat((before, heads.reshape(v.shape)), dim=-1)
         if self.q_norm is None or self.k_norm is None or self._is_fused:
             return qkv
         sizes = [self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim]

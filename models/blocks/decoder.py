@@ -117,7 +117,7 @@ class Decoder(Block):
         self.embed_norm = result_norm(config, act_dtype) if config.embedding_norm else None
         self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
         self.register_buffer("slopes", None if config.alibi is None else torch.empty(config.num_heads))
-        self.layers = nn.ModuleList(DecoderLayer(config, i, act_dtype) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer(i, act_dtype) for i in range(config.num_layers))
         self.pooled = None if config.pooled is None else PooledHead(config, act_dtype)
         if self.pooled is not None:
             return
@@ -126,6 +126,16 @@ class Decoder(Block):
         self.lm_head = Linear(config.vocab_size, config.hidden_size, config.head_bias, act_dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
+
+    def layer(self, number: int, act_dtype: str) -> RepeatedBlock:
+        """A new layer."""
+        return DecoderLayer(self.config, number, act_dtype)
+
+    def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> Tensor:
+        """What `embedded` gives, float32 [T, D], → what the last layer gives. input_ids: int32 [T]."""
+        for layer in self.layers:
+            x = layer(x, step)
+        return x
 
     def embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int32 [T] → float32 [T, D]: what the first layer reads."""
@@ -177,9 +187,7 @@ class Decoder(Block):
         step = StepInputs(
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes
         )
-        x = self.embedded(input_ids, positions)
-        for layer in self.layers:
-            x = layer(x, step)
+        x = self.through_layers(self.embedded(input_ids, positions), input_ids, step)
         if self.pooled is not None:
             return self.pooled(x, query_start, token_seq, sample_index)
         return self.logits(self.sampled(x, sample_index))

@@ -137,8 +137,6 @@ def test_out_of_reach_is_said_by_name(tmp_path: Path) -> None:
 
 
 OUT_OF_REACH = {
-    "gemma3n": "inputs per layer",
-    "gemma3n_text": "inputs per layer",
     "minimax": "linear attention or state space layers",
     "minimax_text_01": "linear attention or state space layers",
     "qwen3_next": "linear attention or state space layers",

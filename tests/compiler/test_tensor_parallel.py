@@ -158,7 +158,12 @@ def test_what_cannot_be_divided_is_refused(
 
 @pytest.mark.parametrize(
     ("family", "said"),
-    [("qwen3_moe", "has experts"), ("minicpm3", "has latent attention"), ("olmo2", "norms all heads")],
+    [
+        ("qwen3_moe", "has experts"),
+        ("minicpm3", "has latent attention"),
+        ("gemma3n_text", "has several"),
+        ("olmo2", "norms all"),
+    ],
 )
 def test_models_of_other_kinds_are_refused(family: str, said: str, tmp_path: Path) -> None:
     fields = CASES["minicpm3"][1] if family == "minicpm3" else {}

@@ -153,6 +153,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3", "more than two experts a token"),
     "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm", "a norm on the embedding"),
+    "gemma3n-sizes": (
+        "gemma3n_text",
+        {"num_hidden_layers": 2, "intermediate_size": [96, 100], "num_kv_shared_layers": 0},
+        "intermediate_size differs between layers",
+        "feed-forward blocks of different sizes",
+    ),
     "gemma3-cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping", "capped scores"),
 }
 

@@ -49,6 +49,17 @@ def latent_yarn(mscale: float, mscale_all_dim: float, beta_fast: float = 32.0) -
     }
 
 
+GEMMA3N = {
+    "num_hidden_layers": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+    "sliding_window": 6,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 500,
+    "laurel_rank": 10,
+    "activation_sparsity_pattern": [0.95, 0.7, 0.0, 0.0, 0.0, 0.5, 0.0],
+    "final_logit_softcapping": 8.0,
+}
 EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -207,6 +218,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "query_pre_attn_scalar": 33,
             "final_logit_softcapping": 4.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3n": ("gemma3n", GEMMA3N),
+    "gemma3n_text": ("gemma3n_text", GEMMA3N),
+    "gemma3n_text-tied": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": 6,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 515,
+            "laurel_rank": 10,
+            "altup_num_inputs": 3,
+            "altup_correct_scale": False,
             "tie_word_embeddings": True,
         },
     ),

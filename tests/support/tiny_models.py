@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -61,6 +62,8 @@ class ModelFields(TypedDict, total=False):
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Models that read images, whose decoder is a table in their config; and what is theirs alone there.
 _WITH_EYES = {"gemma3": Gemma3ForConditionalGeneration, "llama4": Llama4ForConditionalGeneration}
+WITHIN = "gemma3n"
+"""As those, but the tiny one has the decoder alone."""
 _EYES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -115,12 +118,39 @@ def make_tiny_model(
         model = _of_transformers(family, {**fields, **overrides}, overrides.keys())
         _randomize(model, model.get_output_embeddings().weight, tied=model.config.tie_word_embeddings)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    if family == WITHIN:
+        _put_within(Path(path))
     return Path(path)
+
+
+def _put_within(path: Path) -> None:
+    """Makes of a decoder's checkpoint one of the model that reads images and sounds, without what reads those: that
+    code of transformers needs a package for images."""
+    text = json.loads((path / "config.json").read_text())
+    whole = {"model_type": WITHIN, "tie_word_embeddings": text["tie_word_embeddings"], "text_config": text}
+    (path / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(path / "model.safetensors")
+    within = {name.replace("model.", "model.language_model."): tensor for name, tensor in tensors.items()}
+    save_file(within, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def _from_within(path: Path, dtype: torch.dtype) -> Any:
+    """The decoder of such a checkpoint."""
+    config = CONFIG_MAPPING[f"{WITHIN}_text"](**json.loads((path / "config.json").read_text())["text_config"])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
+    tensors = load_file(path / "model.safetensors")
+    missing, unknown = model.load_state_dict(
+        {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items()}, strict=False
+    )
+    assert not unknown
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model.eval()
 
 
 def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str]) -> Any:
     """told: fields that its config must have; of the others it takes those that it knows."""
-    kind = CONFIG_MAPPING[f"{family}_text" if family in _WITH_EYES else family]
+    kind = CONFIG_MAPPING[f"{family}_text" if family in (*_WITH_EYES, WITHIN) else family]
     known = {*kind.__dataclass_fields__, *kind.attribute_map, *told}
     config = kind(**{name: value for name, value in fields.items() if name in known})
     if family in _WITH_EYES:
@@ -149,6 +179,8 @@ def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     config = json.loads((path / "config.json").read_text())
     if config["model_type"] in REMOTE:
         return run_remote(path, dtype)
+    if config["model_type"] == WITHIN:
+        return _from_within(path, dtype)
     if config["model_type"] in _WITH_EYES:
         kind = _WITH_EYES[config["model_type"]]
         whole = kind.from_pretrained(path, attn_implementation="eager", dtype=dtype).eval()

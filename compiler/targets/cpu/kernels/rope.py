@@ -16,6 +16,8 @@ from llmc.compiler.targets.cpu.target import Target
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     norms = ("q_norm", "k_norm") if spec.as_dict()["qk_norm"] else ()
+    if not spec.as_dict()["num_kv_heads"]:
+        return ("qkv", *norms, "cos_sin", "positions", "q_out")
     scales = ("kv_scales",) if spec.as_dict().get("kv_scales", False) else ()
     return ("qkv", *norms, *scales, "cos_sin", "positions", "slot_mapping", "k_pool", "v_pool", "q_out")
 
@@ -42,7 +44,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     if rotary % 2 or rotary > head_dim:
         raise KernelSpecError(f"rope_kv_write: bad rotary_dim {rotary} or head_dim {head_dim}")
     norm_rotated, eps = bool(p.get("norm_rotated", False)), float(p["norm_eps"])
-    half, pools, stated = rotary // 2, KvPools(kv, kv_heads, head_dim, block), bool(p.get("kv_scales", False))
+    half, pools, stated = rotary // 2, KvPools(kv, max(1, kv_heads), head_dim, block), bool(p.get("kv_scales", False))
     rotated = b.pieces(half)
     rest = [(rotary + start, count) for start, count in b.pieces(head_dim - rotary)]
     keys = [*rotated, *((half + start, count) for start, count in rotated), *rest]
@@ -59,8 +61,6 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             token = b.let(T.truncdiv(unit, all_heads))
             head = b.let(unit - token * all_heads)
             source = b.let(token * width + head * head_dim)
-            slot = k["slot_mapping"][token]
-            kv_block, offset = b.let(T.truncdiv(slot, block)), b.let(T.truncmod(slot, block))
             angle = b.let(k["positions"][token] * rotary)
 
             def put_query(value: b.Expr, start: int, count: int) -> None:
@@ -107,18 +107,25 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                         normed = b.call("mul", normed, b.load_vector(k[f"{what}_norm"], start, count))
                     put(normed, start, count)
 
-            # Scales of keys, then of values, a head after the other.
-            scale = k["kv_scales"][head - heads] if stated else None
+            def write() -> None:
+                """Keys and values, to the cache."""
+                slot = k["slot_mapping"][token]
+                kv_block, offset = b.let(T.truncdiv(slot, block)), b.let(T.truncmod(slot, block))
+                # Scales of keys, then of values, a head after the other.
+                scale = k["kv_scales"][head - heads] if stated else None
+                with b.when(T.And(head >= heads, head < heads + kv_heads)):
+                    key = writer.key(k["k_pool"], b.let(pools.keys(kv_block, head - heads)), offset)
+                    rotate("k", key.put)
+                    key.finish(scale)
+                with b.when(head >= heads + kv_heads):
+                    base = b.let(pools.values(kv_block, head - heads - kv_heads))
+                    taken = writer.value(k["v_pool"], base, offset)
+                    for start, count in b.pieces(head_dim):
+                        taken.put(b.load_vector(qkv, source + start, count), start, count)
+                    taken.finish(scale)
+
             with b.when(head < heads):
                 rotate("q", put_query)
-            with b.when(T.And(head >= heads, head < heads + kv_heads)):
-                key = writer.key(k["k_pool"], b.let(pools.keys(kv_block, head - heads)), offset)
-                rotate("k", key.put)
-                key.finish(scale)
-            with b.when(head >= heads + kv_heads):
-                base = b.let(pools.values(kv_block, head - heads - kv_heads))
-                taken = writer.value(k["v_pool"], base, offset)
-                for start, count in b.pieces(head_dim):
-                    taken.put(b.load_vector(qkv, source + start, count), start, count)
-                taken.finish(scale)
+            if kv_heads:
+                write()
     return kernel.function()

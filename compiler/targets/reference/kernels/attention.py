@@ -31,18 +31,18 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     rotary, kv, block, qk_norm = int(p["rotary_dim"]), str(p["kv_dtype"]), int(p["block_size"]), bool(p["qk_norm"])
     norm_rotated = bool(p.get("norm_rotated", False))
     half, all_heads = rotary // 2, heads + 2 * kv_heads
-    keys, values = key_pool(kv, kv_heads, head_dim, block), value_pool(kv, kv_heads, head_dim, block)
+    keys, values = (pool(kv, max(1, kv_heads), head_dim, block) for pool in (key_pool, value_pool))
     norms = {"q_norm": "f32", "k_norm": "f32"} if qk_norm else {}
     scales = {"kv_scales": "f32"} if p.get("kv_scales", False) else {}
-    inputs = {"qkv": "f32", **norms, **scales, "cos_sin": "f32", "positions": "i32", "slot_mapping": "i32"}
+    inputs = {"qkv": "f32", **norms, **scales, "cos_sin": "f32", "positions": "i32"}
+    if kv_heads:
+        inputs |= {"slot_mapping": "i32", "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
     with (
-        Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype, "out": "f32"}) as k,
+        Frame(spec.symbol(), {**inputs, "out": "f32"}) as k,
         k.share(k.scalar(NUM_TOKENS) * all_heads) as unit,
     ):
         token, head = let(T.truncdiv(unit, all_heads)), let(T.truncmod(unit, all_heads))
         source = let(unit * head_dim)
-        slot = let(k.raw("slot_mapping", token))
-        kv_block, offset = let(T.truncdiv(slot, block)), let(T.truncmod(slot, block))
         angle = let(k.raw("positions", token) * rotary)
         turned = Array(head_dim)
 
@@ -84,12 +84,15 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
             turn("q_norm")
             with T.serial(head_dim) as i:
                 k.store("out", turned[i], (token * heads + head) * head_dim + i)
-        with when(T.And(head >= heads, head < heads + kv_heads)):
-            turn("k_norm")
-            keys.write(k, kv_block, let(head - heads), offset, lambda i: turned[i], stated())
-        with when(head >= heads + kv_heads):
-            own = let(head - (heads + kv_heads))
-            values.write(k, kv_block, own, offset, lambda i: k.raw("qkv", source + i), stated())
+        if kv_heads:
+            slot = let(k.raw("slot_mapping", token))
+            kv_block, offset = let(T.truncdiv(slot, block)), let(T.truncmod(slot, block))
+            with when(T.And(head >= heads, head < heads + kv_heads)):
+                turn("k_norm")
+                keys.write(k, kv_block, let(head - heads), offset, lambda i: turned[i], stated())
+            with when(head >= heads + kv_heads):
+                own = let(head - (heads + kv_heads))
+                values.write(k, kv_block, own, offset, lambda i: k.raw("qkv", source + i), stated())
     return k.function()
 
 

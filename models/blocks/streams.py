@@ -1,0 +1,208 @@
+"""Gemma 3n: a token has several hidden vectors, its streams; a layer works on the first and corrects the others.
+
+The streams [T, S D] lie side by side. T tokens, S streams, D hidden size, P elements of what a layer reads of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llmc.models import ops
+from llmc.models.blocks.attention import Attention, StepInputs
+from llmc.models.blocks.decoder import Decoder, Embedding
+from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
+from llmc.models.blocks.mlp import Mlp, activated
+from llmc.models.blocks.norms import norm, over_root_mean_square, result_norm
+from llmc.models.config import ModelConfig, Streams
+
+_HALF = 2.0**-0.5
+_LEAST = 1e-5  # of a mean square that is divided by
+
+
+def parts(x: Tensor, count: int) -> list[Tensor]:
+    """Equal parts of the last axis of x [T, N], by slices: a compiler makes each one by itself."""
+    size = x.shape[-1] // count
+    return [x[:, i * size : (i + 1) * size] for i in range(count)]
+
+
+class CutMlp(Mlp):
+    """A feed-forward block whose gate counts from so many standard deviations above its mean on, as far as beyond."""
+
+    def __init__(self, config: ModelConfig, act_dtype: str, cutoff: float) -> None:
+        super().__init__(config, act_dtype)
+        self.cutoff = cutoff
+
+    def _activated(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        beyond = x - mean
+        deviation = torch.sqrt((beyond * beyond).mean(-1, keepdim=True))
+        return super()._activated(F.relu(x - (mean + deviation * self.cutoff)))
+
+
+class Updates(Block):
+    """What a layer expects of all streams, and how the result in the first corrects that (AltUp).
+
+    Both are sums of streams by factors of the token: tanh of a few numbers that norm and router [S, D] make, times
+    predict [S S, S] or correct [S, S], float32.
+    """
+
+    def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str) -> None:
+        super().__init__()
+        self.count, self.hidden_size, self.act_dtype = streams.count, config.hidden_size, act_dtype
+        self.norm = norm(config, act_dtype)
+        self.router = Linear(streams.count, config.hidden_size, False, act_dtype)
+        self.predict = empty(streams.count**2, streams.count)
+        self.correct = empty(streams.count, streams.count)
+
+    def _factors(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """float32 [T, D], [N, S] → float32 [T, N]."""
+        kinds = torch.tanh(self.router(self.norm(x)) * (1.0 / self.hidden_size))
+        return (kinds[:, None, :] * matrix).sum(-1)
+
+    def predicted(self, streams: Sequence[Tensor]) -> list[Tensor]:
+        """float32 [T, D] each."""
+        factors = self._factors(streams[0], self.predict)
+        found = []
+        for i, stream in enumerate(streams):
+            for j, other in enumerate(streams):
+                at = i * self.count + j
+                stream = stream + other * factors[:, at : at + 1]
+            found.append(stream)
+        return found
+
+    def corrected(self, predicted: Sequence[Tensor], made: Tensor) -> list[Tensor]:
+        """made: what the first stream became, float32 [T, D]."""
+        factors = self._factors(made, self.correct) + 1.0
+        change = made - predicted[0]
+        return [stream + change * factors[:, i : i + 1] for i, stream in enumerate(predicted)]
+
+
+class LowRank(Block):
+    """A path beside attention: down [R, D], up [D, R] and a norm (Laurel)."""
+
+    def __init__(self, config: ModelConfig, rank: int, act_dtype: str) -> None:
+        super().__init__()
+        self.act_dtype = act_dtype
+        self.down = Linear(rank, config.hidden_size, False, act_dtype)
+        self.up = Linear(config.hidden_size, rank, False, act_dtype)
+        self.norm = result_norm(config, act_dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """act [T, D] → float32 [T, D]: x and what the path makes of it."""
+        return x.float() + self.norm(self.up(self.down(x).to(ops.torch_act_dtype(self.act_dtype))))
+
+
+class TokenInput(Block):
+    """What the first stream makes of a layer's own vector of the token: gate [P, D], out [D, P] and a norm.
+
+    scale: float32 [D] or None.
+    """
+
+    scale: Tensor | None
+
+    def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str) -> None:
+        super().__init__()
+        self.activation, self.act_dtype = config.activation, act_dtype
+        self.register_parameter("scale", empty(config.hidden_size) if streams.scaled else None)
+        self.gate = Linear(streams.input_size, config.hidden_size, False, act_dtype)
+        self.out = Linear(config.hidden_size, streams.input_size, False, act_dtype)
+        self.norm = result_norm(config, act_dtype)
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        """float32 [T, D], [T, P] → float32 [T, D]."""
+        dtype = ops.torch_act_dtype(self.act_dtype)
+        scaled = x if self.scale is None else x * self.scale
+        gated = activated(self.gate(scaled.to(dtype)), self.activation) * given
+        return self.norm(self.out(gated.to(dtype)))
+
+
+class StreamLayer(RepeatedBlock):
+    """A sandwich of norms around both blocks, within the updates of the streams."""
+
+    def __init__(self, config: ModelConfig, streams: Streams, layer: int, act_dtype: str) -> None:
+        super().__init__()
+        self.count = streams.count
+        self.updates = Updates(config, streams, act_dtype)
+        self.attention_norm = norm(config, act_dtype)
+        self.low_rank = LowRank(config, streams.rank, act_dtype)
+        self.attention = Attention(config, layer, act_dtype)
+        self.attention_post_norm = result_norm(config, act_dtype)
+        self.mlp_norm = norm(config, act_dtype)
+        cutoff = streams.cutoffs[layer]
+        self.mlp = Mlp(config, act_dtype) if cutoff is None else CutMlp(config, act_dtype, cutoff)
+        self.mlp_post_norm = result_norm(config, act_dtype)
+        self.input = TokenInput(config, streams, act_dtype)
+
+    def forward(self, x: Tensor, step: StepInputs, given: Tensor) -> Tensor:
+        """float32 [T, S D], given float32 [T, P] → float32 [T, S D]."""
+        predicted = self.updates.predicted(parts(x, self.count))
+        normed = self.attention_norm(predicted[0])
+        attended = predicted[0] + self.attention_post_norm(self.attention(normed, None, step))
+        made = (attended + self.low_rank(normed)) * _HALF
+        made = made + self.mlp_post_norm(self.mlp(self.mlp_norm(made), None))
+        first, *others = self.updates.corrected(predicted, made)
+        added = self.input(first, given)
+        return torch.cat((first, *(other + added for other in others)), dim=-1)
+
+
+class TokenInputs(Block):
+    """What all layers read of a token, side by side: by its id from table [V', L P], and by its embedding."""
+
+    def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str) -> None:
+        super().__init__()
+        self.config, self.streams, self.act_dtype = config, streams, act_dtype
+        width = config.num_layers * streams.input_size
+        self.table = Embedding(streams.input_vocab, width, act_dtype)
+        self.project = Linear(width, config.hidden_size, False, act_dtype)
+        self.norm = empty(streams.input_size)
+
+    def forward(self, x: Tensor, input_ids: Tensor) -> Tensor:
+        """float32 [T, D], int32 [T] → float32 [T, L P]."""
+        size = self.streams.input_size
+        if self.streams.input_vocab < self.config.vocab_size:
+            input_ids = input_ids * (input_ids < self.streams.input_vocab).to(torch.int32)
+        made = self.project(x.to(ops.torch_act_dtype(self.act_dtype))) * self.config.hidden_size**-0.5
+        heads = over_root_mean_square(made.view(x.shape[0], -1, size), self.config.norm_eps) * self.norm
+        return (heads.reshape(made.shape) + self.table(input_ids) * float(size) ** 0.5) * _HALF
+
+
+class StreamDecoder(Decoder):
+    """spread: matrices [D, D] that make the other streams of the embedding; merge: those that make one of all again."""
+
+    def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str, max_len: int) -> None:
+        self.streams = streams
+        super().__init__(config, act_dtype, max_len)
+        self.act_dtype = act_dtype
+        size = config.hidden_size
+        self.inputs = TokenInputs(config, streams, act_dtype)
+        self.spread, self.merge = (
+            nn.ModuleList(Linear(size, size, False, act_dtype) for _ in range(streams.count - 1)) for _ in range(2)
+        )
+
+    def layer(self, number: int, act_dtype: str) -> RepeatedBlock:
+        return StreamLayer(self.config, self.streams, number, act_dtype)
+
+    def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> Tensor:
+        inputs = parts(self.inputs(x, input_ids), len(self.layers))
+        x = torch.cat((x, *(self._turned(matrix, x, x) for matrix in self.spread)), dim=-1)
+        for layer, given in zip(self.layers, inputs, strict=True):
+            x = layer(x, step, given)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """float32 [S, S D] → float32 [S, V]: of the mean of all streams."""
+        first, *others = parts(x, self.streams.count)
+        mean = first
+        for matrix, other in zip(self.merge, others, strict=True):
+            mean = mean + self._turned(matrix, other, first)
+        return super().logits(mean * (1.0 / self.streams.count))
+
+    def _turned(self, matrix: nn.Module, x: Tensor, like: Tensor) -> Tensor:
+        """The matrix times x, as long as another vector: all float32 [T, D]."""
+        made: Tensor = matrix(x.to(ops.torch_act_dtype(self.act_dtype)))
+        length = torch.sqrt((like * like).mean(-1, keepdim=True))
+        return made * (length / torch.sqrt((made * made).mean(-1, keepdim=True).clamp(min=_LEAST)))
