@@ -5,6 +5,7 @@ The streams [T, S D] lie side by side. T tokens, S streams, D hidden size, P ele
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -165,9 +166,9 @@ class TokenInputs(Block):
         size = self.streams.input_size
         if self.streams.input_vocab < self.config.vocab_size:
             input_ids = input_ids * (input_ids < self.streams.input_vocab).to(torch.int32)
-        made = self.project(x.to(ops.torch_act_dtype(self.act_dtype))) * self.config.hidden_size**-0.5
+        made = self.project(x.to(ops.torch_act_dtype(self.act_dtype))) * (1.0 / math.sqrt(self.config.hidden_size))
         heads = over_root_mean_square(made.view(x.shape[0], -1, size), self.config.norm_eps) * self.norm
-        return (heads.reshape(made.shape) + self.table(input_ids) * float(size) ** 0.5) * _HALF
+        return (heads.reshape(made.shape) + self.table(input_ids) * math.sqrt(size)) * _HALF
 
 
 class StreamDecoder(Decoder):

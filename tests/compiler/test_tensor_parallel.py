@@ -166,7 +166,7 @@ def test_what_cannot_be_divided_is_refused(
     ],
 )
 def test_models_of_other_kinds_are_refused(family: str, said: str, tmp_path: Path) -> None:
-    fields = CASES["minicpm3"][1] if family == "minicpm3" else {}
+    fields = CASES[family][1] if family in ("minicpm3", "gemma3n_text") else {}
     model = make_tiny_model(tmp_path / "model", family, **fields)
     with pytest.raises(CompileError, match=f"{family} ({said})"):
         resolve(CompileConfig(model=model, output=tmp_path / "out", tensor_parallel=2))

@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm", "a norm on the embedding"),
     "gemma3n-sizes": (
         "gemma3n_text",
-        {"num_hidden_layers": 2, "intermediate_size": [96, 100], "num_kv_shared_layers": 0},
+        {"intermediate_size": [100] * 6 + [96]},
         "intermediate_size differs between layers",
         "feed-forward blocks of different sizes",
     ),

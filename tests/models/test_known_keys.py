@@ -45,7 +45,8 @@ _NOT_IN_LOGITS = """
     summary_proj_to_labels summary_type summary_use_proj use_cache attention_softmax_in_fp32
     scale_attention_softmax_in_fp32 reorder_and_upcast_attn emb_pdrop input_jitter_noise
     attention_probs_dropout_prob chunk_size_feed_forward hidden_dropout_prob mlp_dropout initializer_cutoff_factor
-    decoder_bias deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
+    decoder_bias deterministic_flash_attn sparse_prediction sparse_pred_ignore_index altup_coef_clip audio_config
+    audio_soft_tokens_per_image audio_token_id vision_soft_tokens_per_image
     """
 NOT_IN_LOGITS = OF_IMAGES | set(_NOT_IN_LOGITS.split())
 # Keys that a family reads unless another one decides.
