@@ -29,14 +29,13 @@ from support.verified import Claim, on_targets, verifies
 LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 # Of the families that write text; those that give vectors are test_vector_models.py's.
 WRITING = [name for name, family in FAMILIES.items() if family.generates]
-# Whose tiny models roundings change too much to tell 16 bits, or rounded weights, from wrong ones.
-SENSITIVE = ("gemma3n", "gemma3n_text")
-STEADY = [name for name in WRITING if name not in SENSITIVE]
 FIRST = {family: next(case for case, (of, _) in CASES.items() if of == family) for family in WRITING}
 # That have between them every block, norm, order of rows and kind of positions.
 DISTINCT = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "olmo2", "phi3", "qwen2_moe")
 # Whose norms, sums and choices are not all of the kind that every model has.
 IN_16_BITS, LATENT = ("gemma3_text", "olmo2"), "deepseek_v2-lite"
+# Seven layers that each correct all streams: roundings add up to more.
+BOUNDS_IN_F16 = {"gemma3n": 1e-2, "gemma3n_text": 1e-2}
 # In bounds; a model that roundings change more judges nothing.
 MOST_OF_EAGER = 4.0
 
@@ -63,7 +62,7 @@ def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
         *IN_16_BITS,
         pytest.param(LATENT, marks=pytest.mark.slow),
         *map(
-            rare, sorted(case for case, (of, _) in CASES.items() if of in STEADY and case not in (*IN_16_BITS, LATENT))
+            rare, sorted(case for case, (of, _) in CASES.items() if of in WRITING and case not in (*IN_16_BITS, LATENT))
         ),
     ],
 )
@@ -74,9 +73,9 @@ def test_in_16_bits(case: str, tmp_path: Path, kernel_cache: Path) -> None:
 
 @verifies(lambda family: [Claim(family, dtype="f16")])
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("family", STEADY)
+@pytest.mark.parametrize("family", WRITING)
 def test_every_family_in_f16(family: str, tmp_path: Path, kernel_cache: Path) -> None:
-    check_16_bits(FIRST[family], "f16", 5e-3, tmp_path, kernel_cache)
+    check_16_bits(FIRST[family], "f16", BOUNDS_IN_F16.get(family, 5e-3), tmp_path, kernel_cache)
 
 
 def check_16_bits(case: str, dtype: str, bound: float, folder: Path, cache: Path) -> None:
@@ -96,7 +95,7 @@ def check_16_bits(case: str, dtype: str, bound: float, folder: Path, cache: Path
 @verifies(lambda family, scheme: [Claim(family, scheme=scheme)])
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
-@pytest.mark.parametrize("family", STEADY)
+@pytest.mark.parametrize("family", WRITING)
 def test_every_family_rounded(family: str, scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
     """The logits of what rounded numbers stand for."""
     _, overrides = CASES[FIRST[family]]

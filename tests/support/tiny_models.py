@@ -116,7 +116,8 @@ def make_tiny_model(
             save_remote(remote.to(dtype), config, Path(path))
             return Path(path)
         model = _of_transformers(family, {**fields, **overrides}, overrides.keys())
-        _randomize(model, model.get_output_embeddings().weight, tied=model.config.tie_word_embeddings)
+        tied, unscaled = model.config.tie_word_embeddings, family in (WITHIN, f"{WITHIN}_text")
+        _randomize(model, model.get_output_embeddings().weight, tied=tied, of_unscaled_scores=unscaled)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     if family == WITHIN:
         _put_within(Path(path))
@@ -159,7 +160,9 @@ def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str])
     return AutoModelForCausalLM.from_config(config)
 
 
-def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool) -> None:
+def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool, of_unscaled_scores: bool = False) -> None:
+    """of_unscaled_scores: norms of q have what divides scores elsewhere. Without that a softmax takes one key, which
+    hinges on roundings."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith(".weight"):
@@ -169,6 +172,9 @@ def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool) -> None:
         # Logits are spread out, so that greedy tokens do not hinge on rounding; a tied embedding is small instead, so
         # that the layers decide and the model does not just repeat its last token.
         head.mul_(0.25 if tied else 2.0)
+        for name, parameter in model.named_parameters():
+            if of_unscaled_scores and name.endswith("q_norm.weight"):
+                parameter.mul_(parameter.shape[0] ** -0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.1)
