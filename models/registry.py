@@ -62,6 +62,7 @@ from llmc.models.families.phimoe import PHIMOE
 from llmc.models.families.qwen import QWEN
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen3 import QWEN3
+from llmc.models.families.qwen3_vl import QWEN3_VL
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from llmc.models.families.sigmoid_mixtures import DOTS1, GLM4_MOE
 from llmc.models.families.smollm3 import SMOLLM3
@@ -144,6 +145,7 @@ FAMILIES: dict[str, Family] = {
         QWEN,
         QWEN2_MOE,
         QWEN3_MOE,
+        QWEN3_VL,
         ROBERTA,
         SEED_OSS,
         SMOLLM3,

@@ -14,7 +14,7 @@ _TIED = "tie_word_embeddings"
 _OF_THE_WHOLE = ("eos_token_id", "bos_token_id")
 OF_IMAGES = frozenset({
     "vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "boi_token_id", "eoi_token_id",
-    "image_token_id", "mm_tokens_per_image",
+    "image_token_id", "mm_tokens_per_image", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 })  # fmt: skip
 """Harmless: where images are in a text, and what reads them."""
 

@@ -469,6 +469,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
     ),
+    "qwen3_vl": (
+        "qwen3_vl",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}},
+    ),
     "seed_oss": ("seed_oss", {}),
     "seed_oss-biases": ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3ForConditionalGeneration,
     Llama4ForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
@@ -61,7 +62,11 @@ class ModelFields(TypedDict, total=False):
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Models that read images, whose decoder is a table in their config; and what is theirs alone there.
-_WITH_EYES = {"gemma3": Gemma3ForConditionalGeneration, "llama4": Llama4ForConditionalGeneration}
+_WITH_EYES = {
+    "gemma3": Gemma3ForConditionalGeneration,
+    "llama4": Llama4ForConditionalGeneration,
+    "qwen3_vl": Qwen3VLForConditionalGeneration,
+}
 WITHIN = "gemma3n"
 """As those, but the tiny one has the decoder alone."""
 _EYES: dict[str, Any] = {
@@ -73,7 +78,13 @@ _OF_EYES: dict[str, dict[str, Any]] = {
     "llama4": {
         "vision_config": {**_EYES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     },
-}
+    "qwen3_vl": {
+        "vision_config": {
+            "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 60,
+            "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
+        },
+    },
+}  # fmt: skip
 
 
 def make_tiny_model(
