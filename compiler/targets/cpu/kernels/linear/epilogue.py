@@ -54,12 +54,15 @@ class Epilogue:
         p = self.p
         scales = self.reader.scales(tile.panels, T.int32(0)) if not p.grouped else None
         zeros = self.reader.zeros_of_sums(tile.panels, T.int32(0)) if not p.grouped else None
+        offsets = self.reader.offsets(tile.panels, T.int32(0)) if not p.grouped else None
         vectors = len(tile.panels) * p.vectors
         for at, place, v, first, count in self._vectors(tile, let):
             value = total[i * vectors + at]
             if scales is not None:
                 zero = None if zeros is None else zeros[at]
                 value = b.call("mul", self.micro.as_float(value, zero, tile.x0, r, T.int32(0)), scales[at])
+            if offsets is not None:
+                value = b.call("fma", self.micro.sum_of_row(tile.x0, r, T.int32(0)), offsets[at], value)
             if (factor := self.micro.row_factor(tile.x0, r)) is not None:
                 value = b.call("mul", value, factor)
             if self.reader.factor is not None:
