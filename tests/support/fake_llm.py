@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from llmc.buckets import Bucket
 from llmc.runtime.binding import LlmcError
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
@@ -139,7 +140,10 @@ class FakeEngine:
 class FakeLLM(LLM):
     def __init__(self, engine: FakeEngine, path: Path) -> None:
         self.engine = engine
-        graphs = [SimpleNamespace(phase=phase, batch=1, seq=64) for phase in ("prefill", "decode")]
+        graphs = [
+            SimpleNamespace(phase=phase, batch=1, seq=64, bucket=Bucket(phase, 1, 64))
+            for phase in ("prefill", "decode")
+        ]
         sizes = {"max_model_len": 64, "vocab_size": 0x110000, "max_num_seqs": 4}
         info = SimpleNamespace(**sizes, block_size=16, kv_block_bytes=1024, vector_width=0)
         self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None, info=info)

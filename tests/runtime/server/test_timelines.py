@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from llmc.buckets import Bucket
 from llmc.runtime.binding.statistics import RequestMark
 from llmc.runtime.server.requests import RequestRecord
 from llmc.runtime.server.timelines import MAX_MARKS, MAX_RECENT, Timelines, spans_of
 
-GRAPHS: Any = [SimpleNamespace(phase="prefill", batch=1, seq=32)]
+GRAPHS: Any = [SimpleNamespace(phase="prefill", batch=1, seq=32, bucket=Bucket("prefill", 1, 32))]
 S = 1_000_000_000
 
 

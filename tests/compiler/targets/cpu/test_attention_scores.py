@@ -10,11 +10,12 @@ import pytest
 from llmc.compiler.targets.cpu.target import Target
 
 from support.kernel_harness import targets_here
+from support.marks import on_levels
 from support.paged_attention import check_attention, check_bad_token, check_split_context, tolerance_of
 
 pytestmark = pytest.mark.native
 
-on_cpus = pytest.mark.parametrize("target", targets_here("cooperlake", "x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
+on_cpus = on_levels(targets_here("cooperlake", "x86-64-v4", "x86-64-v3"))
 
 Case = tuple[int, int, int, str, str, int, int, dict[str, Any]]
 CAP = {"score_cap": 3.0}

@@ -21,14 +21,14 @@ from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import Tolerance, run, targets_here
+from support.marks import on_levels
 
 pytestmark = pytest.mark.native
 
 NATIVE = native_target()
-CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16, "f16": np.dtype(np.float16)}
-on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
+on_cpus = on_levels(targets_here("cooperlake", "x86-64-v4", "x86-64-v3"))
 dtypes = pytest.mark.parametrize("dtype", list(NUMPY))
 
 

@@ -23,7 +23,7 @@ from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import Guarded, Tolerance, run, targets_here
 from support.kv_pools import pair_rows, unpair_rows
-from support.marks import rare
+from support.marks import on_levels, rare
 from support.paged_attention import (
     NUMPY,
     attention_params,
@@ -39,8 +39,7 @@ pytestmark = pytest.mark.native
 
 Array = NDArray[Any]
 NATIVE = native_target()
-CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
-on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
+on_cpus = on_levels(targets_here("cooperlake", "x86-64-v4", "x86-64-v3"))
 
 
 def rms(x: Array, weight: Array, eps: float) -> Array:
