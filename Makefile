@@ -50,8 +50,10 @@ test-exhaustive: $(STAMP)
 test-all: test test-slow test-levels
 
 # What depends on the machine's instruction sets, as if it were one of the lowest ISA level; as one of each other lower
-# level what its kernels compute.
-LEVEL_TESTS := tests/compiler/targets tests/compiler/test_parity.py tests/compiler/test_quant_models.py
+# level the kernels whose instructions differ there, and whole models.
+CPU_TESTS := tests/compiler/targets/cpu
+LEVEL_TESTS := $(CPU_TESTS)/test_quant_kernels.py $(CPU_TESTS)/test_kernels_attention.py $(CPU_TESTS)/test_generic_kernels.py \
+  tests/compiler/test_parity.py tests/compiler/test_quant_models.py
 test-levels: $(STAMP)
 	@tests=; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
 	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m "native and not exhaustive" $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
