@@ -25,7 +25,7 @@ LLMC = (sys.executable, "-P", "-c", "import sys; from llmc.cli.main import main;
 
 def _quantized(name: str, precision: str) -> Variant:
     int8 = name.endswith("a8")
-    return Variant(name, precision, ("int8", "f32") if int8 else ("f32",), {"quant": name})
+    return Variant(name, precision, ("int8" if int8 else "bf16", "f32"), {"quant": name})
 
 
 class Llmc(Engine):
@@ -37,8 +37,8 @@ class Llmc(Engine):
         _quantized("w4a16", "int4"),
         _quantized("w4a8", "int4"),
         # The same file that llama.cpp runs.
-        Variant("gguf-Q8_0", "int8", ("f32",), {"gguf": "Q8_0"}),
-        Variant("gguf-Q4_K_M", "int4", ("f32",), {"gguf": "Q4_K_M"}),
+        Variant("gguf-Q8_0", "int8", ("bf16", "f32"), {"gguf": "Q8_0"}),
+        Variant("gguf-Q4_K_M", "int4", ("bf16", "f32"), {"gguf": "Q4_K_M"}),
     )
     memory_factor, memory_base = 1.05, 3 << 28
     offline = True
@@ -85,7 +85,10 @@ class Llmc(Engine):
             raise Skip(f"this llmc compile has no {missing[0]}")
 
     def limit(self, variant: Variant, supported: frozenset[str]) -> str:
-        if variant.arithmetic[0] == "bf16" and not (native_target().bf16_dot or native_target().bf16_tiles):
+        target = native_target()
+        # Tile registers multiply no quantized numbers as bf16.
+        fast = target.bf16_dot or (target.bf16_tiles and not variant.options)
+        if variant.arithmetic[0] == "bf16" and not fast:
             return "f32"
         return super().limit(variant, supported)
 
