@@ -375,7 +375,7 @@ def test_llmc_is_held_against_what_its_target_multiplies_with(
         monkeypatch.setattr("bench.peers.engines.llmc.native_target", functools.partial(TARGETS.get, name))
         limits[name] = [engine.limit(v, everything) for v in engine.variants if v.name in ("bf16", "w8a16", "w8a8")]
     assert limits == {
-        "cooperlake": ["bf16", "f32", "int8"],
+        "cooperlake": ["bf16", "bf16", "int8"],
         "icelake-server": ["f32", "f32", "int8"],
         "sapphirerapids": ["bf16", "f32", "int8"],
     }

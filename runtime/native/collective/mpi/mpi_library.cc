@@ -115,10 +115,10 @@ class MpiOf final : public MpiLibrary {
   }
   Status Test(MpiRequest* request, bool* done) override {
     Handle handle;
-    std::memcpy(&handle, &request->handle, sizeof(handle));
+    std::memcpy(static_cast<void*>(&handle), &request->handle, sizeof(handle));
     int flag = 0;
     const Status status = Locked([&] { return call_.test(&handle, &flag, constant_.no_status); });
-    std::memcpy(&request->handle, &handle, sizeof(handle));
+    std::memcpy(&request->handle, static_cast<const void*>(&handle), sizeof(handle));
     *done = flag != 0;
     return status;
   }
@@ -138,15 +138,15 @@ class MpiOf final : public MpiLibrary {
   Status Start(MpiRequest* out, const Body& body) {
     Handle request;
     LLMC_RETURN_IF_ERROR(Locked([&] { return body(&request); }));
-    std::memcpy(&out->handle, &request, sizeof(request));
+    std::memcpy(&out->handle, static_cast<const void*>(&request), sizeof(request));
     return Status::Ok();
   }
   Status Checked(int code) const {
     if (code == kSuccess) return Status::Ok();
     std::array<char, kMostErrorText> text{};
     int length = 0;
-    if (call_.error_string(code, text.data(), &length) != kSuccess) std::strcpy(text.data(), "unknown error");
-    return Status::Error(LLMC_ERR_INTERNAL, "MPI says: " + std::string(text.data()));
+    const bool known = call_.error_string(code, text.data(), &length) == kSuccess;
+    return Status::Error(LLMC_ERR_INTERNAL, "MPI says: " + std::string(known ? text.data() : "unknown error"));
   }
 
   MpiFunctions<Handle> call_;

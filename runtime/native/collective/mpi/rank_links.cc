@@ -103,11 +103,9 @@ int Connect(const HostAddress& to) {
   int error = 0;
   socklen_t size = sizeof(error);
   if (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.length) == 0) return fd;
-  if (errno != EINPROGRESS) {
-    error = errno;
-  } else if (!Await(fd, POLLOUT, kConnectMs)) {
+  if (errno == EINPROGRESS && !Await(fd, POLLOUT, kConnectMs)) {
     error = ETIMEDOUT;
-  } else if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+  } else if (errno != EINPROGRESS || ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
     error = errno;
   }
   if (error == 0) return fd;
@@ -123,7 +121,7 @@ void SendAtOnce(int fd) {
 
 }  // namespace
 
-enum class RankLinks::Kind : uint32_t { kHello = 1, kBeat, kFailed, kLeft };
+enum class RankLinks::Kind : uint32_t { kNone, kHello, kBeat, kFailed, kLeft };
 
 // All that goes through a link, in either direction.
 struct RankLinks::Frame {

@@ -8,6 +8,11 @@
 #include "core/clock.h"
 
 namespace llmc {
+namespace {
+
+constexpr uint64_t kInputWordBytes = sizeof(int32_t);  // of inputs
+
+}  // namespace
 
 Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
                           const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out) {
@@ -118,9 +123,9 @@ Status CudaDevice::TakeInputs(const StepBatch& batch) {
   FillStep(model(), num_blocks(), batch, layout, inputs);
   uint64_t bytes = layout.offsets[kAdapterTiles];
   if (!artifact_->adapters().empty()) {
-    int32_t* tiles = inputs + bytes / sizeof(int32_t);
+    int32_t* tiles = inputs + bytes / kInputWordBytes;
     tiler_.Write(ViewOf(batch), tiles);
-    bytes += (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * sizeof(int32_t);
+    bytes += (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kInputWordBytes;
   }
   return WriteInputs(run_, bytes);
 }
