@@ -85,6 +85,7 @@ def route_command(
     from llmc.runtime.loadgen.http import Address, UrlError
     from llmc.runtime.router.config import RouterConfig, SpawnPlan
     from llmc.runtime.router.run import route
+    from llmc.runtime.router.served_process import SERVE
 
     artifacts = artifacts or []
     if log_level not in _LOG_LEVELS:
@@ -111,7 +112,7 @@ def route_command(
     if artifacts and "--threads" not in flags:
         # Replicas that each take all CPUs would stand in one another's way.
         flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // (spawn * len(artifacts))))]
-    serve = [sys.executable, "-P", "-m", "llmc.cli.main", "serve", "--port", "0", "--no-access-log", *flags]
+    serve = [*SERVE, "--port", "0", "--no-access-log", *flags]
     logging.basicConfig(level=log_level.upper(), format="llmc: %(message)s", stream=sys.stderr)
     config = RouterConfig(
         replicas=tuple(replica),

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import re
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from llmc.runtime.deploy.registry import BEAT_S
+from llmc.runtime.router.served_process import SERVE, ServedProcess
 from llmc.runtime.router.upstream import ReplicaLost, Upstream
 
 log = logging.getLogger("llmc.deploy")
-_READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
-_WRAPPER = str(Path(__file__).parents[1] / "router" / "die_with_parent.py")
-_MAX_LINE = 1 << 16
 _LAST_LINES = 5
 _GAUGE = re.compile(rb"^(llmc_(?:sequences_running|sequences_waiting|kv_blocks|kv_blocks_used)) (\S+)$", re.MULTILINE)
 Beat = Callable[[str, bool], Awaitable[None]]
@@ -30,45 +24,31 @@ class ServerDied(RuntimeError):
 
 
 class Server:
-    """The process, from its start to its end. headers: of questions about its metrics."""
+    """The process, from its start to its end. key: that it asks for, if it does."""
 
     def __init__(self, artifact: str, flags: Sequence[str], host: str, key: str | None) -> None:
         self.url: str | None = None
-        self._command = [
-            sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()),
-            sys.executable, "-P", "-m", "llmc.cli.main", "serve", artifact,
-            "--host", host, "--port", "0", "--no-access-log", *flags,
-        ]  # fmt: skip
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
-        self._process: asyncio.subprocess.Process | None = None
+        command = [*SERVE, artifact, "--host", host, "--port", "0", "--no-access-log", *flags]
+        self.process = ServedProcess(command, self._hear, self._found)
+        self._how_it_ended: str | None = None
+        self._known = asyncio.Event()  # that it is ready, or has ended
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, beat: Beat) -> None:
         """Returns when it is ready, and says so by `beat` from then on. Raises ServerDied."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE,
-            start_new_session=True,
-        )
-        ready = asyncio.Event()
-        self._tasks.append(asyncio.create_task(self._read(ready)))
-        await ready.wait()
+        await self.process.start()
+        self._tasks.append(asyncio.create_task(self._follow()))
+        await self._known.wait()
         self.check()
         assert self.url is not None
         self._tasks.append(asyncio.create_task(self._beat(beat, self.url)))
 
     def check(self) -> None:
         """Raises ServerDied where it is no more."""
-        process = self._process
-        if process is None or process.returncode is None:
-            return
-        code = process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise ServerDied(f"llmc serve {how}: {' / '.join(self._lines)}")
+        if self._how_it_ended is not None:
+            raise ServerDied(f"llmc serve: {self._how_it_ended}: {' / '.join(self._lines)}")
 
     async def load(self) -> dict[str, float]:
         """What the scaling goes by: `load`, requests that run or wait, and `kv_use`, the share of KV blocks in use."""
@@ -94,42 +74,24 @@ class Server:
             await asyncio.sleep(2 * BEAT_S)
         for task in self._tasks[1:]:
             task.cancel()
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), most_s)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        await self.process.stop(most_s)
         for task in self._tasks:
             task.cancel()
 
-    async def _read(self, ready: asyncio.Event) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stderr is not None
-        while True:
-            try:
-                line = await process.stderr.readline()
-            except ValueError:  # longer than any of ours
-                continue
-            if not line:
-                break
-            text = line.decode("utf-8", "replace").rstrip()
-            self._lines.append(text)
-            log.info("%s", text)
-            if found := _READY.search(text):
-                self.url = found[1]
-                ready.set()
-        await process.wait()
-        ready.set()
+    def _hear(self, line: str) -> None:
+        self._lines.append(line)
+        log.info("%s", line)
+
+    def _found(self, url: str) -> None:
+        self.url = url
+        self._known.set()
+
+    async def _follow(self) -> None:
+        self._how_it_ended = await self.process.ended()
+        self._known.set()
 
     async def _beat(self, beat: Beat, url: str) -> None:
-        process = self._process
-        while process is not None and process.returncode is None:
+        while self._how_it_ended is None:
             try:
                 await beat(url, False)
             except Exception as error:  # the registry is being started again

@@ -7,9 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import os
-import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +17,12 @@ from llmc.runtime.server.errors import ApiError
 from .config import SpawnPlan
 from .fleet import Fleet
 from .replica import Replica
+from .served_process import ServedProcess
 
 log = logging.getLogger("llmc.router")
-_READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
-_WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONG_LIFE_S = 0.1, 10.0, 30.0
 _STOP_S = 60.0
 _LOOK_S = 0.1
-_MAX_LINE = 1 << 16
 
 
 class Local:
@@ -38,22 +33,15 @@ class Local:
         self.num_starts = 0
         self.last_line = ""
         self._say = say
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ServedProcess | None = None
         self._stopping = False
         self._life = asyncio.create_task(self._live())
 
     async def stop(self) -> None:
         """Ends the process: it finishes what it has, and is killed if that takes too long."""
         self._stopping = True
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), _STOP_S)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+        if self._process is not None:
+            await self._process.stop(_STOP_S)
         self._life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._life
@@ -73,38 +61,15 @@ class Local:
 
     async def _run(self) -> str:
         """One life of the process; returns how it ended."""
-        command = [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *self.plan.command, self.plan.artifact]
         self.num_starts += 1
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE,
-            start_new_session=True,  # Ctrl+C is for the router, which drains
-        )
-        self._process, self.replica.pid = process, process.pid
-        assert process.stderr is not None
-        try:
-            while True:
-                try:
-                    line = await process.stderr.readline()
-                except ValueError:  # longer than any of ours
-                    continue
-                if not line:
-                    break
-                self.last_line = line.decode("utf-8", "replace").rstrip()
-                self._say(f"{self.replica.name}: {self.last_line}")
-                if found := _READY.search(self.last_line):
-                    self.replica.move(found[1])
-            code = await process.wait()
-        except asyncio.CancelledError:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            raise
-        return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self._process = ServedProcess([*self.plan.command, self.plan.artifact], self._hear, self.replica.move)
+        await self._process.start()
+        self.replica.pid = self._process.pid
+        return await self._process.ended()
+
+    def _hear(self, line: str) -> None:
+        self.last_line = line
+        self._say(f"{self.replica.name}: {line}")
 
 
 class Spawner:

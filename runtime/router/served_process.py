@@ -1,0 +1,81 @@
+"""A process of `llmc serve`: started, read to its end, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SERVE = (sys.executable, "-P", "-m", "llmc.cli.main", "serve")
+"""The command; its flags and the artifact come behind it."""
+_READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
+_WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
+_MAX_LINE = 1 << 16
+
+
+class ServedProcess:
+    """It gets SIGTERM when this process dies. on_line: gets what it writes on stderr; on_url: its address."""
+
+    def __init__(self, command: Sequence[str], on_line: Callable[[str], None], on_url: Callable[[str], None]) -> None:
+        self._command, self._on_line, self._on_url = command, on_line, on_url
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None before `start`."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Once."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *self._command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE,
+            start_new_session=True,  # Ctrl+C is for the parent, which lets it end what it has
+        )
+
+    async def ended(self) -> str:
+        """Reads its lines until it ends; returns how. Kills it where this is cancelled."""
+        process = self._process
+        assert process is not None
+        assert process.stderr is not None
+        try:
+            while True:
+                try:
+                    line = await process.stderr.readline()
+                except ValueError:  # longer than any of ours
+                    continue
+                if not line:
+                    break
+                text = line.decode("utf-8", "replace").rstrip()
+                self._on_line(text)
+                if found := _READY.search(text):
+                    self._on_url(found[1])
+            code = await process.wait()
+        except asyncio.CancelledError:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            raise
+        return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    async def stop(self, most_s: float) -> None:
+        """Lets it end what it has; kills it if that takes longer."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), most_s)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
