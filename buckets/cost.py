@@ -21,6 +21,8 @@ from .cost_table import read_json
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Lengths = Ints | Floats
+"""Tokens of contexts; of a total that sequences share, no whole numbers."""
 
 
 class CostModel(Protocol):
@@ -31,7 +33,7 @@ class CostModel(Protocol):
         """What the numbers are, for tables."""
         ...
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         """Of any step in the buckets (batch, seq)."""
         ...
 
@@ -39,7 +41,7 @@ class CostModel(Protocol):
         """Of so many sequences in buckets of `batch`, beside `cost`."""
         ...
 
-    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+    def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
         """Of so many sequences of such a length in any bucket, beside both."""
         ...
 
@@ -50,7 +52,7 @@ class BucketCost:
     def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
         return np.zeros(np.broadcast_shapes(batch.shape, sequences.shape))
 
-    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+    def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
         return np.zeros(np.broadcast_shapes(sequences.shape, length.shape))
 
 
@@ -65,19 +67,19 @@ class TotalCost:
     def unit(self) -> str:
         return self.model.unit
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         return self.model.cost(phase, batch, _shared(seq, batch))
 
     def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
         return self.model.load(phase, batch, sequences)
 
-    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+    def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
         return self.model.step(phase, sequences, _shared(length, sequences))
 
 
-def _shared(total: Ints, sequences: Ints) -> Ints:
-    """What each sequence has of a total: no whole number, which models of costs do not need."""
-    return total / sequences  # type: ignore[return-value]
+def _shared(total: Lengths, sequences: Ints) -> Floats:
+    """What each sequence has of a total."""
+    return np.asarray(total / sequences, np.float64)
 
 
 class TokensCost(BucketCost):
@@ -85,7 +87,7 @@ class TokensCost(BucketCost):
 
     unit = "tokens"
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         return np.asarray(batch * seq.astype(np.float64), np.float64)
 
 
@@ -241,7 +243,7 @@ class FlopsCost(BucketCost):
     overhead_s: float = 50e-6
     unit: str = "s"
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         m = self.shape
         sequences, length = batch.astype(np.float64), seq.astype(np.float64)
         rows = sequences * length if phase == "prefill" else sequences + 0 * length
@@ -292,7 +294,7 @@ class MeasuredCost(BucketCost):
             raise BucketError(f'cost table {path} must map buckets to seconds, as in {{"prefill:1x128": 0.0031}}')
         return cls({Bucket.parse(name): seconds for name, seconds in data.items()})
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         rows = self._rows.get(phase)
         if rows is None:
             raise BucketError(f"the cost table has no {phase} bucket: measure at least one")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from llmc.graphs_format import PHASES
 
 from .bucket import MAX_DIM, Bucket, BucketError
-from .cost import BucketCost, CostModel, Ints, MeasuredCost
+from .cost import BucketCost, CostModel, Ints, Lengths, MeasuredCost
 from .cost_bounds import bounds
 from .cost_table import CostTable, ReplayCost, full_costs
 from .cost_trust import refuse_falls, trusted
@@ -70,7 +70,7 @@ class AssumedCost(BucketCost):
     decode_step_s: float = 0.02
     unit: str = "s"
 
-    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: npt.NDArray[np.int64]) -> Floats:
+    def cost(self, phase: str, batch: npt.NDArray[np.int64], seq: Lengths) -> Floats:
         size = np.asarray(batch * seq.astype(np.float64), np.float64)
         return np.full_like(size, self.decode_step_s) if phase == "decode" else size / self.tokens_per_s
 
@@ -214,7 +214,7 @@ class StepCosts:
                     costs.append(ReplayCost(bucket, batch, bucket.max_tokens, seq, float(grid[i, j])))
         return cls(_by_phase(costs), model, 0.0, 0.0, source)
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         """Of any step in the buckets (batch, seq): nothing where padding is skipped."""
         if self.computed is not None:
             return self.computed.cost(phase, batch, seq)
@@ -232,15 +232,16 @@ class StepCosts:
             seconds[mine] = self.curves(Bucket("decode", one, 1))[0].at(sequences[mine])
         return seconds
 
-    def step(self, phase: str, sequences: Ints, length: Ints) -> Floats:
+    def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
         """Of what does not depend on the bucket: the pairs and, in prefill, the rows. Prefill buckets of fewer rows
         than a row tile would take a little less."""
         shape = np.broadcast_shapes(sequences.shape, length.shape)
         if self.computed is not None:
             return np.zeros(shape)
-        count, each = np.broadcast_to(sequences, shape).astype(np.float64), np.broadcast_to(length, shape)
+        count = np.broadcast_to(sequences, shape).astype(np.float64)
+        each = np.broadcast_to(length, shape).astype(np.float64)
         tokens = count if phase == "decode" else count * each
-        pairs = self._law(phase).of_pair(phase) * num_pairs(count, tokens, each.astype(np.float64))
+        pairs = self._law(phase).of_pair(phase) * num_pairs(count, tokens, each)
         if phase == "decode":
             return np.asarray(pairs, np.float64)
         top = int(min(max(tokens.max(initial=1), ROW_TILE), MAX_DIM))
@@ -298,7 +299,7 @@ class ScaledCost(BucketCost):
     factors: Mapping[str, float]
     unit: str = "s"
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         return np.asarray(self.model.cost(phase, batch, seq) * self.factors.get(phase, 1.0), np.float64)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.buckets import Bucket, BucketError
-from llmc.buckets.cost import BucketCost, Floats, Ints
+from llmc.buckets.cost import BucketCost, Floats, Ints, Lengths
 from llmc.buckets.demand import Demand
 from llmc.buckets.verify_plan import LEAST_SAVING, plan_verify
 
@@ -26,7 +26,7 @@ class Machine(BucketCost):
     def __init__(self, row: float, key: float) -> None:
         self.row, self.key = row, key
 
-    def cost(self, phase: str, batch: Ints, seq: Ints) -> Floats:
+    def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
         return np.asarray(1 + batch * (self.row + self.key * seq), np.float64)
 
 
