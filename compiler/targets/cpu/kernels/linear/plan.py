@@ -175,8 +175,7 @@ def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Sc
     fit = (COPIED_BYTES if registers or p.fixed else _ROW_CHUNK_BYTES) // (p.x_words * 4)
     rows = _WIDE_ROWS if p.lanes == 2 and not p.fixed else min(_MAX_ROWS, fit)
     least = 1 if registers or p.fixed else (FEW_TILES + 1) * p.tile
-    # Numbers that become bf16 leave few registers, and the sums of one panel wait for memory alone.
-    return Schedule(1 if p.paired else reader.streams, _AHEAD_BYTES, block, max(least, rows))
+    return Schedule(reader.streams, _AHEAD_BYTES, block, max(least, rows))
 
 
 def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Schedule) -> Plan:

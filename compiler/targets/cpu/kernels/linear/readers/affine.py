@@ -48,7 +48,7 @@ class _OfBlocks(Numbers):
         self.affine = p.format
         self.number_blocks = p.planes[SCALE].count
         if self.affine.offsets:
-            self.streams = 3  # scales and offsets of their groups take registers, too
+            self.most_streams = 3  # scales and offsets of their groups take registers, too
 
     @property
     def by_group(self) -> bool:

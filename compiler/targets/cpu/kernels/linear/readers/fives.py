@@ -39,7 +39,7 @@ class FiveBits(Numbers):
         self.line_vectors = b.ceil_div(_SET_WORDS * p.vectors, FIVES_LINES)
         self.line_bytes = 4 * p.columns * _SET_WORDS // FIVES_LINES
         self.unpacked_for_few = operand == F32
-        self.streams = 4  # numbers on their way take registers
+        self.most_streams = 4  # numbers on their way take registers
 
     @staticmethod
     def helpers(target: Target) -> str:

@@ -16,7 +16,7 @@ from llmc.compiler.targets.cpu.target import Target
 class E4m3(Numbers):
     units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
     line_words = 2
-    streams = 4  # bytes that become floats take registers
+    most_streams = 4  # bytes that become floats take registers
     unpacked_for_few = True
 
     @staticmethod

@@ -28,8 +28,8 @@ class FourBits(Numbers):
 
     def __init__(self, p: Problem, operand: str) -> None:
         super().__init__(p, operand)
-        if operand in (S16X2, B16X2):
-            self.streams = 4  # numbers on their way take registers
+        if operand == S16X2:
+            self.most_streams = 4  # numbers on their way take registers
 
     @staticmethod
     def helpers(target: Target) -> str:

@@ -22,15 +22,21 @@ from llmc.compiler.targets.cpu.target import Target
 class Numbers(Reader):
     """What 8-bit and 4-bit numbers share.
 
-    streams: panels that are read at once; in turn, a block of about stream_bytes of each, fetched stream_vectors at a
-    time into the cache of stream_level.
+    most_streams: panels that may be read at once; in turn, a block of about stream_bytes of each, fetched
+    stream_vectors at a time into the cache of stream_level.
     """
 
     units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, F32: LINE}
     kept = True
-    streams = 6  # a core reads memory faster from several places at once
+    most_streams = 6  # a core reads memory faster from several places at once
     stream_bytes: ClassVar[int] = 3072
     stream_vectors, stream_level = 1, 2
+
+    @property
+    def streams(self) -> int:
+        """Panels that are read at once: one of numbers that become bf16, beside which the sums of more panels would
+        not stay in registers."""
+        return 1 if self.operand == B16X2 else self.most_streams
 
     def bind(self, k: b.Kernel) -> None:
         super().bind(k)
@@ -118,7 +124,7 @@ class EightBits(Numbers):
         self.as_it_lies, self.unpacked_for_few = operand == U8X4, operand in (F32, B16X2)
         self.stream_vectors, self.stream_level = self.line_vectors, 1
         if operand != U8X4:
-            self.streams = 4  # bytes that become others take registers
+            self.most_streams = 4  # bytes that become others take registers
 
     @staticmethod
     def helpers(target: Target) -> str:
