@@ -17,8 +17,7 @@ def wanted_replicas(
 
 
 class Scaling:
-    """A policy of Ray Serve. Up at once, for a replica is ready in about a second; down when fewer were enough for
-    down_delay_s."""
+    """A policy of Ray Serve. Up at once; down when fewer were enough for down_delay_s."""
 
     def __init__(self, target_load: float, kv_high: float, down_delay_s: float) -> None:
         self._target_load, self._kv_high, self._down_delay_s = target_load, kv_high, down_delay_s

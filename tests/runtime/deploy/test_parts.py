@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from llmc.runtime.deploy.config import DeployConfig, DeployError, parse_config
 from llmc.runtime.deploy.endpoint import Endpoint
@@ -18,6 +19,8 @@ from llmc.runtime.deploy.registry import FORGET_S, Place, Registry
 from llmc.runtime.deploy.scaling import Scaling, wanted_replicas
 from llmc.runtime.deploy.server import Server, ServerDied
 from llmc.runtime.router.config import RouterConfig
+
+from support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -179,3 +182,29 @@ def test_without_ray_it_says_what_to_install(
     assert "Ray Serve cannot be imported" in capsys.readouterr().err
     assert main(["deploy", "a.llmc", "--keep"]) == 2
     assert "give the --address of one that stays" in capsys.readouterr().err
+
+
+def test_files_for_clusters_have_arguments_that_fit() -> None:
+    folder = ROOT / "deploy" / "ray"
+    files = [yaml.safe_load((folder / "serve.yaml").read_text())]
+    kubernetes = yaml.safe_load((folder / "kuberay.yaml").read_text())
+    files.append(yaml.safe_load(kubernetes["spec"]["serveConfigV2"]))
+    for file in files:
+        assert file["proxy_location"] == "HeadOnly"
+        (application,) = file["applications"]
+        module, _, function = application["import_path"].partition(":")
+        source = (ROOT / module.removeprefix("llmc.").replace(".", "/")).with_suffix(".py").read_text()
+        assert f"def {function}(args:" in source
+        args = dict(application["args"])
+        args.pop("name", None)
+        assert parse_config(args).max_replicas == 4
+    values = yaml.safe_load((folder / "values.yaml").read_text())
+    groups = [
+        kubernetes["spec"]["rayClusterConfig"]["headGroupSpec"],
+        *kubernetes["spec"]["rayClusterConfig"]["workerGroupSpecs"],
+    ]
+    pods = [group["template"]["spec"] for group in groups]
+    mounts = [(pod["volumes"], pod["containers"][0]["volumeMounts"]) for pod in pods]
+    mounts += [(values[part]["volumes"], values[part]["volumeMounts"]) for part in ("head", "worker")]
+    for volumes, mounted in mounts:
+        assert {one["name"] for one in mounted} == {one["name"] for one in volumes}
