@@ -146,7 +146,7 @@ def test_heads_that_do_not_fit(llama: tuple[Path, Artifact], pair: tuple[Path, A
 def test_heads_that_are_refused(llama: tuple[Path, Artifact], tmp_path: Path) -> None:
     def refused(folder: Path, **options: Any) -> None:
         resolved = CompileConfig(llama[0], tmp_path / "out", head=folder, **{**OPTIONS, **options})
-        resolve(resolved).model  # noqa: B018
+        assert resolve(resolved).model is not None
         resolved.open_source().checkpoint()
 
     with pytest.raises(ModelError, match=r"hidden_size is 48, but that of .*model is 60; give the model"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -154,6 +155,15 @@ def test_a_server_from_start_to_end(english_artifact: Path) -> None:
         await server.start(beat)
         server.check()
         assert await server.load() == {"load": 0.0, "kv_use": 0.0}
+        body = {"prompt": "It is", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", f"{server.url}/v1/completions", json=body) as answer,
+        ):
+            await anext(answer.aiter_bytes())
+            busy = await server.load()
+            assert busy["load"] == 1.0
+            assert 0 < busy["kv_use"] < 1
         assert server.process.pid is not None
         os.kill(server.process.pid, signal.SIGKILL)
         await server._tasks[0]
