@@ -97,6 +97,9 @@ def application(name: str, config: DeployConfig) -> serve.Application:
                     max_replicas=config.max_replicas,
                     metrics_interval_s=1.0,
                     look_back_period_s=5.0,
+                    # The policy waits by itself; versions differ in what else waits.
+                    upscale_delay_s=0.0,
+                    downscale_delay_s=0.0,
                     policy=policy,
                 )
             }

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
 from llmc.runtime.deploy.application import NAMESPACE, application, registry_of
 from llmc.runtime.deploy.config import DeployConfig, DeployError
@@ -34,6 +35,7 @@ def deploy(
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise DeployError(f"there is no Ray cluster at {address or 'this machine'}: {error}") from None
     serve.start(http_options={"host": host, "port": port, "location": "HeadOnly"})
+    _check_address(host, port)
     serve.run(application(name, config), name=name, route_prefix="/", blocking=False)
     on_ready(f"http://{host}:{port}")
     if keep:
@@ -49,3 +51,13 @@ def deploy(
             ray.kill(registry_of(name))
         if address is None:
             serve.shutdown()
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raises DeployError where the cluster's Serve listens elsewhere: Ray ignores other options than the first."""
+    found = _get_global_client().http_config
+    if (found.host, found.port) != (host, port):
+        raise DeployError(
+            f"Ray Serve listens at {found.host}:{found.port} of that cluster already, not at {host}:{port}: "
+            f"give --host {found.host} --port {found.port}, or end it with `serve shutdown`"
+        )

@@ -17,7 +17,10 @@ def wanted_replicas(
 
 
 class Scaling:
-    """A policy of Ray Serve. Up at once; down when fewer were enough for down_delay_s."""
+    """A policy of Ray Serve.
+
+    Up at once. Down when fewer were enough for down_delay_s, to the most that were wanted in that time.
+    """
 
     def __init__(self, target_load: float, kv_high: float, down_delay_s: float) -> None:
         self._target_load, self._kv_high, self._down_delay_s = target_load, kv_high, down_delay_s
@@ -34,7 +37,8 @@ class Scaling:
         if wanted >= current:
             return wanted, {}
         now = context.current_time or 0.0
-        since = (context.policy_state or {}).get("fewer_since", now)
+        state = context.policy_state or {}
+        since, most = state.get("fewer_since", now), max(wanted, state.get("most_wanted", wanted))
         if now - since >= self._down_delay_s:
-            return wanted, {}
-        return current, {"fewer_since": since}
+            return most, {}
+        return current, {"fewer_since": since, "most_wanted": most}

@@ -31,6 +31,7 @@ class Server:
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
         command = [*SERVE, artifact, "--host", host, "--port", "0", "--no-access-log", *flags]
         self.process = ServedProcess(command, self._hear, self._found)
+        self._load = {"load": 0.0, "kv_use": 0.0}
         self._how_it_ended: str | None = None
         self._known = asyncio.Event()  # that it is ready, or has ended
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -51,8 +52,11 @@ class Server:
             raise ServerDied(f"llmc serve: {self._how_it_ended}: {' / '.join(self._lines)}")
 
     async def load(self) -> dict[str, float]:
-        """What the scaling goes by: `load`, requests that run or wait, and `kv_use`, the share of KV blocks in use."""
-        if self.url is None:
+        """What the scaling goes by: `load`, requests that run or wait, and `kv_use`, the share of KV blocks in use.
+
+        A process that does not answer in time has the load that it last said: it may be busy.
+        """
+        if self.url is None or self._how_it_ended is not None:
             return {"load": 0.0, "kv_use": 0.0}
         try:
             answer = await Upstream(self.url).request("GET", b"/metrics", self._headers, b"")
@@ -61,10 +65,11 @@ class Server:
             finally:
                 answer.close()
         except ReplicaLost:
-            return {"load": 0.0, "kv_use": 0.0}
+            return self._load
         running, waiting = (found.get(f"llmc_sequences_{state}", 0.0) for state in ("running", "waiting"))
         blocks, used = (found.get(name, 0.0) for name in ("llmc_kv_blocks", "llmc_kv_blocks_used"))
-        return {"load": running + waiting, "kv_use": used / max(blocks, 1.0)}
+        self._load = {"load": running + waiting, "kv_use": used / max(blocks, 1.0)}
+        return self._load
 
     async def stop(self, beat: Beat, most_s: float) -> None:
         """Tells endpoints, lets running requests end, and kills what takes longer."""

@@ -97,6 +97,7 @@ def test_fewer_only_after_a_while() -> None:
     assert [ask(8, 10), ask(8, 69)] == [3, 3]
     assert ask(24, 69.5) == 3  # enough for three: the time begins anew
     assert [ask(8, 70), ask(8, 129), ask(0, 130)] == [3, 3, 1]
+    assert [ask(8, 200), ask(16, 210), ask(0, 260)] == [3, 3, 2]  # to the most that was wanted meanwhile
 
 
 def test_an_endpoint_follows_the_registry() -> None:

@@ -1,4 +1,7 @@
-"""`llmc deploy` on a Ray cluster of two nodes: one is killed, another artifact takes over, and no client sees it."""
+"""`llmc deploy` on a Ray cluster of two nodes.
+
+One is killed, another artifact takes over, replicas come and go with the load; no client sees it.
+"""
 
 from __future__ import annotations
 
@@ -82,20 +85,53 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-def run(cluster: Any, artifact: Path, port: int) -> None:
+@pytest.fixture(scope="module")
+def port() -> int:
+    """A free one: a cluster's Serve keeps its first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found: int = free.getsockname()[1]
+    return found
+
+
+def run(cluster: Any, artifact: Path, port: int, *more: str) -> None:
     """`llmc deploy`, which returns when all replicas are ready."""
-    flags = ["--replicas", "2", "--cpus-per-replica", "1", "--port", str(port), "--serve-flags", SERVE_FLAGS, "--keep"]
+    flags = ["--cpus-per-replica", "1", "--port", str(port), "--serve-flags", SERVE_FLAGS, "--keep", *more]
     subprocess.run(
         [sys.executable, "-m", "llmc.cli.main", "deploy", artifact, "--address", cluster.address, *flags],
-        check=True, timeout=PATIENCE_S, cwd=ROOT,
+        check=True, timeout=PATIENCE_S, cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def test_a_node_is_killed_and_an_artifact_exchanged(cluster: Any, english_artifact: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    run(cluster, english_artifact, port)
+def test_replicas_come_and_go_with_the_load(cluster: Any, english_artifact: Path, port: int) -> None:
+    run(cluster, english_artifact, port, "--max-replicas", "3", "--target-load", "2", "--down-delay", "5")
+    deployment = Deployment(port)
+    deployment.until(1)
+    enough = threading.Event()
+    texts: list[str] = []
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        run(cluster, english_artifact, port + 1)
+    assert f"Ray Serve listens at 127.0.0.1:{port} of that cluster already" in refused.value.stderr
+
+    def ask() -> None:
+        while not enough.is_set():
+            texts.append(deployment.text(1))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    deployment.until(3)
+    enough.set()
+    for thread in threads:
+        thread.join()
+    deployment.until(1)
+    assert len(set(texts)) == 1
+
+
+def test_a_node_is_killed_and_an_artifact_exchanged(
+    cluster: Any, english_artifact: Path, port: int, tmp_path: Path
+) -> None:
+    run(cluster, english_artifact, port, "--replicas", "2")
     deployment = Deployment(port)
     deployment.until(2)
     threads, undisturbed = deployment.begin(16)
@@ -119,7 +155,7 @@ def test_a_node_is_killed_and_an_artifact_exchanged(cluster: Any, english_artifa
     other = tmp_path / "artifact"
     shutil.copytree(english_artifact, other)
     threads, texts = deployment.begin(16)
-    run(cluster, other, port)
+    run(cluster, other, port, "--replicas", "2")
     for thread in threads:
         thread.join()
     assert texts == undisturbed
