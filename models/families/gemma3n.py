@@ -99,7 +99,7 @@ def _ropes(fields: Fields) -> tuple[Rope, Rope]:
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    fields = fields.with_values(**{name: value for name, value in _SIZES.items() if not fields.has(name)})
+    fields = fields.with_values(**{name: value for name, value in _SIZES.items() if not fields.mentions(name)})
     if active := fields.integer("altup_active_idx", 0, minimum=0):
         raise ModelError(f"{fields.origin}: altup_active_idx is {active}, where only 0 is supported")
     windows, (rope, local) = _windows(fields), _ropes(fields)
@@ -155,7 +155,7 @@ def _of_layer(config: ModelConfig, streams: Streams, name: str, prefix: str) -> 
     yield one("input.norm.weight", "post_per_layer_input_norm.weight", hidden)
 
 
-def _weights(layout: Layout, config: ModelConfig) -> WeightMap:
+def stream_weights(layout: Layout, config: ModelConfig) -> WeightMap:
     """The map of `blocks.streams.StreamDecoder`."""
     assert config.streams is not None
     streams, hidden, found = config.streams, config.hidden_size, layout.weight_map(config)
@@ -202,11 +202,13 @@ _OF_SOUNDS = frozenset({
     "audio_config", "audio_soft_tokens_per_image", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
     "vision_soft_tokens_per_image",
 })  # fmt: skip
-GEMMA3N_TEXT = Family("gemma3n_text", read_config, lambda config: _weights(_LAYOUT, config), build, harmless=_HARMLESS)
+GEMMA3N_TEXT = Family(
+    "gemma3n_text", read_config, lambda config: stream_weights(_LAYOUT, config), build, harmless=_HARMLESS
+)
 GEMMA3N = Family(
     "gemma3n",
     read_config_with_images,
-    lambda config: _weights(_WITHIN, config),
+    lambda config: stream_weights(_WITHIN, config),
     build,
     harmless=harmless_with_images(_HARMLESS) | _OF_SOUNDS,
     neutral=neutral_with_images({}),

@@ -27,8 +27,9 @@ from support.tiny_models import make_tiny_model
 WITHOUT_FILES = {"codegen", "gptj", "helium", "internlm", "mimo", "opt", "telechat"}
 """Families that llama.cpp's converter makes no file of."""
 IN_OTHERS = {
-    "chatglm": "chatglm", "gemma3": "gemma3", "internlm3": "llama", "kimi_k2": "deepseek2", "llama4": "llama4",
-    "mistral": "llama", "mixtral": "llama", "roberta": "bert", "xlm-roberta": "bert", "deepseek_v3": "deepseek2",
+    "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "internlm3": "llama",
+    "kimi_k2": "deepseek2", "llama4": "llama4", "mistral": "llama", "mixtral": "llama", "qwen3_vl": "qwen3vl",
+    "roberta": "bert", "xlm-roberta": "bert",
 }  # fmt: skip
 """Families whose files are of an architecture that another family reads, or may."""
 
@@ -100,6 +101,26 @@ def test_experts_in_mxfp4_keep_their_numbers(tmp_path: Path) -> None:
     both = replace(gate_up, dtype="f32").value().reshape(5, 2, 64, 64)
     assert np.array_equal(both[:, 0], stood["blk.1.ffn_gate_exps.weight"])
     assert np.array_equal(both[:, 1], stood["blk.1.ffn_up_exps.weight"])
+
+
+def test_parts_of_gates_that_no_file_has(tmp_path: Path) -> None:
+    """Of Gemma 3n: what is no short decimal is taken as it is; other lists are refused."""
+    family, sizes = told_fields("gemma3n_text")
+    model, path = make_tiny_model(tmp_path / "m", family, **sizes), tmp_path / "m.gguf"
+    config, key = open_source(model).config(), "activation_sparsity_scale"
+
+    def cutoffs(scales: list[float] | None) -> tuple[float | None, ...]:
+        write_converted(model, path, config, {**TOLD["gemma3n_text"][1], key: scales})
+        streams = open_source(path).config().streams
+        assert streams is not None
+        return streams.cutoffs
+
+    assert list(cutoffs([3.0123456] * 7)) == pytest.approx([3.0123456] * 7, rel=1e-6)
+    # Seven layers, where all of the published models' first ten are cut.
+    assert cutoffs(None) == (None,) * 7
+    for wrong in ([0.0] * 6, [0.0] * 6 + [float("nan")]):
+        with pytest.raises(ModelError, match=rf"gemma3n\.{key} is an array of \d where a list of 7 numbers below"):
+            cutoffs(wrong)
 
 
 def test_latent_attention_of_an_older_file(tmp_path: Path) -> None:

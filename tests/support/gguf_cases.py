@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from support.families import CASES
 
 LEFT_OUT = object()
+_NONE = -math.inf
 # Of a case of `support.families`: other fields, where a file does not say them or the tiny model is none that
 # llama.cpp knows, then metadata beside those that a configuration implies.
 TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -31,6 +33,13 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exaone4-windows": ({}, {"attention.sliding_window_pattern": [True, True, False]}),
     "falcon": ({}, {}),
     "falcon-new": ({}, {}),
+    "gemma3n_text": (
+        {},
+        {"attention.shared_kv_layers": 3, "attention.sliding_window_pattern": [True, False] * 3 + [False],
+         "altup.active_idx": 0, "altup.num_inputs": 4, "embedding_length_per_layer_input": 12,
+         "activation_sparsity_scale": [1.6448535, 0.5244005, _NONE, _NONE, _NONE, 0.0, _NONE],
+         "final_logit_softcapping": 8.0},
+    ),
     "glm": ({}, {}),
     "glm4": ({}, {}),
     "glm4_moe": ({}, {}),
@@ -64,6 +73,7 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "phi3-long": ({}, {}),
     "phimoe": ({"router_jitter_noise": 0.01}, {}),
     "qwen": ({"use_dynamic_ntk": False, "use_logn_attn": False}, {"feed_forward_length": 200}),
+    "qwen3_vl": ({}, {"rope.dimension_sections": [4, 3, 3, 0], "n_deepstack_layers": 1}),
     "seed_oss": ({}, {}),
     "smollm3": ({}, {}),
     "stablelm": ({}, {"use_parallel_residual": False}),

@@ -25,23 +25,26 @@ Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 ARCHITECTURES = {
-    "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "kimi_k2": "deepseek2",
-    "ernie4_5_moe": "ernie4_5-moe", "glm": "chatglm", "glm4_moe": "glm4moe", "gpt_bigcode": "starcoder",
-    "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense", "llama4_text": "llama4",
-    "minimax_m2": "minimax-m2", "modernbert": "modern-bert", "nomic_bert": "nomic-bert", "phi": "phi2",
-    "roberta": "bert", "xlm-roberta": "bert",
+    "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "ernie4_5_moe": "ernie4_5-moe",
+    "gemma3n_text": "gemma3n", "glm": "chatglm", "glm4_moe": "glm4moe", "gpt_bigcode": "starcoder",
+    "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense", "kimi_k2": "deepseek2",
+    "llama4_text": "llama4", "minimax_m2": "minimax-m2", "modernbert": "modern-bert", "nomic_bert": "nomic-bert",
+    "phi": "phi2", "qwen3_vl": "qwen3vl", "roberta": "bert", "xlm-roberta": "bert",
 }  # fmt: skip
 """By model_type, where llama.cpp calls it otherwise."""
 _PAIRED = frozenset(
     {"arcee", "baichuan", "deepseek", "granitemoe", "internlm2", "minicpm", "olmo", "smollm3", "xverse"}
 )
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
+_OF_SEVERAL = re.compile(r"(.+_layernorm\.norms|.+\.altup(?:_unembed)?_projections)\.(\d+)()\.weight")
 # Names that the package's map does not have, as checkpoints of other times have other ones.
 _RENAMED = (
     (r"^transformer\.(h\.\d+\.(?:self_attention|input_layernorm|post_attention_layernorm|mlp)|word_emb|ln_f)", r"\1"),
     (r"^(?:bert|roberta)\.", ""),
     (r"e_score_correction_bias$", "e_score_correction.bias"),
     (r"self_attn\.sinks$", "self_attn.sinks.weight"),
+    (r"correct_output_scale$", "correct_output_scale.weight"),
+    (r"^model\.language_model\.", "model."),
 )
 
 
@@ -120,15 +123,15 @@ def _parts(name: str, tensor: Array, config: ModelConfig) -> dict[str, Array]:
 
 
 def _stacked(tensors: Tensors) -> Tensors:
-    """Of experts, and of heads' norms, one tensor."""
+    """Of experts, of heads' norms, and of matrices of streams, one tensor."""
     found: dict[str, list[tuple[int, Array]]] = {}
     others: Tensors = {}
     for name, tensor in tensors.items():
-        expert = _EXPERT.fullmatch(name) or re.fullmatch(r"(.+_layernorm)\.norms\.(\d+)()\.weight", name)
+        expert = _EXPERT.fullmatch(name) or _OF_SEVERAL.fullmatch(name)
         if expert is None:
             others[name] = tensor
         else:
-            joined = f"{expert[1]}.{expert[3]}.weight".replace("..", ".")
+            joined = f"{expert[1].removesuffix('.norms')}.{expert[3]}.weight".replace("..", ".")
             found.setdefault(joined, []).append((int(expert[2]), tensor))
     return others | {name: np.stack([t for _, t in sorted(ts, key=lambda one: one[0])]) for name, ts in found.items()}
 
@@ -182,7 +185,7 @@ def write_converted(
         writer.add_tensor(name, tensor)
     stood: Tensors = {}
     for name, tensor in _stacked(parts).items():
-        if "pooler" in name or name.endswith("position_ids"):
+        if "pooler" in name or ".visual." in name or name.endswith("position_ids"):
             continue
         theirs = _their_name(name, names)
         if kind in _PAIRED and re.search(r"attn_[qk]\.(weight|bias)", theirs):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from llmc.models.config import ModelConfig
 from llmc.models.layout import Layout
 from llmc.models.sources.gguf.part_names import LAYER, expert_names, inverse, layer_names, whole_names
+from llmc.models.weight_map import WeightMap
 
 _OUR_NUMBER = re.compile(r"\.(\d+)\.", re.ASCII)
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)", re.ASCII)
@@ -26,8 +28,8 @@ _BY_HEAD = frozenset({"attn_k_b.weight", "attn_v_b.weight"})
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of a file, or a part of it. expert: of a tensor of all experts, None: all of it. one_row: it is a
-    matrix of one row, whatever its shape. by_head: it is matrices one below the other."""
+    """A tensor of a file, or a part of it. expert: of a tensor of all experts, or of several matrices, which one; None:
+    all of it. one_row: it is a matrix of one row, whatever its shape. by_head: it is matrices one below the other."""
 
     name: str
     expert: int | None = None
@@ -49,7 +51,8 @@ class Architecture:
     checkpoints have otherwise, so it is not the family's, and its names are Llama's where nothing else counts.
     paired: rows of q and k are in the order of `HeadRows`. gated: its feed-forward blocks are. others: parts of layers
     that llama.cpp calls otherwise than it does in most architectures. mixture: what it is where there are experts.
-    truncated: yarn stretches a range of whole elements."""
+    truncated: yarn stretches a range of whole elements. of_layers, of_model: tensors that most architectures have not,
+    theirs to ours, {} in ours for a matrix of several. weights: what makes the weight map of the layout."""
 
     name: str
     model_type: str
@@ -59,6 +62,9 @@ class Architecture:
     others: Mapping[str, str] = field(default_factory=dict)
     mixture: Architecture | None = None
     truncated: bool = True
+    of_layers: Mapping[str, str] = field(default_factory=dict)
+    of_model: Mapping[str, str] = field(default_factory=dict)
+    weights: Callable[[Layout, ModelConfig], WeightMap] = Layout.weight_map
 
     def fitted(self, names: Container[str]) -> Architecture:
         """The same for a file that has these tensors: some have two or three parts as one."""
@@ -77,12 +83,12 @@ class Architecture:
 
     @cached_property
     def _whole(self) -> Mapping[str, str]:
-        return whole_names(self.layout)
+        return {**whole_names(self.layout), **self.of_model}
 
     @cached_property
     def layer(self) -> Mapping[str, str]:
         """What tensors of a layer are called, theirs to ours."""
-        return layer_names(self.layout, self.others, gated=self.gated)
+        return {**layer_names(self.layout, self.others, gated=self.gated), **self.of_layers}
 
     @cached_property
     def experts(self) -> Mapping[str, str]:
@@ -97,7 +103,11 @@ class Architecture:
         """What we call the file's tensor, or the parts of it; its own name where it has none here."""
         found = LAYER.fullmatch(name)
         if found is None:
-            yield self._whole.get(name, name), Place(name)
+            ours = self._whole.get(name, name)
+            if "{}" in ours and len(shape) == 3:
+                yield from ((ours.format(i), Place(name, i)) for i in range(shape[0]))
+            else:
+                yield ours, Place(name)
             return
         prefix, part = self.layout.layer.format(found[1]), found[2]
         if part in self.experts and len(shape) == (2 if part.endswith("bias") else 3):
@@ -120,6 +130,6 @@ class Architecture:
         """What the file calls the tensor that we call so."""
         found = self._our_layer.fullmatch(name)
         if found is None:
-            return self._theirs.get(name, name)
+            return self._theirs.get(name) or self._theirs.get(_OUR_NUMBER.sub(".{}.", name), name)
         part = self._theirs.get(found[2]) or self._theirs.get(_OUR_NUMBER.sub(".{}.", found[2]))
         return name if part is None else f"blk.{found[1]}.{part}"

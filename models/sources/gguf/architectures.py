@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
+from llmc.models.families.gemma3n import stream_weights
 from llmc.models.layout import Layout
+from llmc.models.sources.gguf import streams
 from llmc.models.sources.gguf.architecture import Architecture
 
 _OF_MIXTRAL = Layout(
@@ -39,9 +41,19 @@ ARCHITECTURES = {
         Architecture("llama", "llama", paired=True, mixture=Architecture("llama", "mixtral", _OF_MIXTRAL, paired=True)),
         Architecture("qwen2", "qwen2"),
         Architecture("qwen3", "qwen3"),
+        # Decoders of models that read images, whose own tensors are another file.
+        Architecture("qwen3vl", "qwen3"),
         Architecture("gemma", "gemma"),
         Architecture("gemma2", "gemma2", _AROUND),
         Architecture("gemma3", "gemma3_text", _AROUND),
+        Architecture(
+            "gemma3n",
+            "gemma3n_text",
+            _AROUND,
+            of_layers=streams.OF_LAYERS,
+            of_model=streams.OF_MODEL,
+            weights=stream_weights,
+        ),
         Architecture("granite", "granite", paired=True),
         Architecture("olmo2", "olmo2"),
         Architecture("qwen2moe", "qwen2_moe"),

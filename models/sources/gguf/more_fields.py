@@ -10,6 +10,7 @@ from llmc.models.sources.gguf.encoder_fields import ENCODERS
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral
 from llmc.models.sources.gguf.reader import Reader, Shapes
+from llmc.models.sources.gguf.streams import read_streams
 
 _LOCAL_THETA = 10000.0  # of Gemma 3's layers with windows, where a file does not say
 # llama.cpp knows those whose scores have another scale by the number of their layers, and Baichuan's with ALiBi.
@@ -151,6 +152,13 @@ def _qwen(read: Reader) -> dict[str, Any]:
     return {**plain(read), "use_dynamic_ntk": False, "use_logn_attn": False}
 
 
+def _behind_images(read: Reader) -> dict[str, Any]:
+    """How positions are shared between time, height and width, and layers that read images, matter to images alone."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        read.metadata.has(read.key(name))
+    return plain(read)
+
+
 def _stablelm(read: Reader) -> dict[str, Any]:
     """Both blocks read one norm where there is one."""
     read.flag("use_parallel_residual", True)
@@ -162,6 +170,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "llama": _llama,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma3n": read_streams,
     "granite": granite,
     "starcoder2": _starcoder2,
     "baichuan": _baichuan,
@@ -177,6 +186,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "phi2": _phi2,
     "phi3": _phi3,
     "qwen": _qwen,
+    "qwen3vl": _behind_images,
     "stablelm": _stablelm,
     "starcoder": _gpt2,
     **MIXTURES,

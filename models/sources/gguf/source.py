@@ -55,7 +55,7 @@ class GgufCheckpoint(Checkpoint):
         }
 
     def weight_map(self, config: ModelConfig) -> WeightMap:
-        return self._architecture.layout.weight_map(config)
+        return self._architecture.weights(self._architecture.layout, config)
 
     def _at(self, name: str) -> tuple[Place, GgufFile]:
         if name not in self._places:
