@@ -10,8 +10,8 @@ A file has `format`, `machine`, `date` (YYYY-MM-DD, or none), `commands`, and an
     serve    a contender each: served and offline, output tok/s; beside, llmc's server over it
     tables   by name, of other scripts than bench.peers: heads, and rows with a name, values and perhaps a unit
 
-A figure is a number, or a list: least and most, or median, least and most over the rounds. `transcribed` says that a
-file was copied from a page that people wrote, where measurements themselves were not kept.
+A figure is a number, or a list: least and most, or median, least and most over the rounds; in `tables` it may be text.
+`transcribed` says that a file was copied from a page that people wrote, where measurements themselves were not kept.
 """
 
 from __future__ import annotations
