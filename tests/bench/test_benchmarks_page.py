@@ -47,6 +47,21 @@ def test_figures_of_the_readme_are_published() -> None:
     assert {name: cells for name, *cells in stated} == {name: known[name] for name, *_ in stated}
 
 
+def test_sentences_of_the_readme_state_published_figures() -> None:
+    document = Results.load("emerald-rapids-qwen2.5-0.5b").document
+    reading = [row["reading"] for row in document["speed"] if row["engine"] == "llmc"]
+    (start,) = (row["native"] for row in document["start"] if (row["engine"], row["variant"]) == ("llmc", "bf16"))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{min(reading)} to {max(reading)} % of the measured bandwidth" in readme
+    assert f"0.5B model {start} s after its start" in readme
+    (zen,) = (
+        row["figures"]["prefill:512"][0]
+        for row in Results.load("zen-5-bf16-dots-qwen2.5-0.5b").document["ratios"]
+        if (row["variant"], row["peer"]) == ("w4a16", ["openvino", "int4"])
+    )
+    assert (zen < 1) == ("`w4a16` is slower than OpenVINO's int4 at prompts" in readme)
+
+
 def ordered(value: Any) -> bool:
     """Whether a figure's least is not above its median, nor that above its most."""
     if not isinstance(value, list):
