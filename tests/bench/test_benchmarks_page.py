@@ -32,6 +32,13 @@ def test_the_page_shows_every_part_of_every_file_once() -> None:
     }
 
 
+def test_people_write_no_table_of_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    by_hand = re.sub(r"<!-- bench/results .*?<!-- end -->", "", page, flags=re.DOTALL)
+    assert "\n|" in page
+    assert [line for line in by_hand.splitlines() if line.startswith("|")] == []
+
+
 def test_figures_of_the_readme_are_published() -> None:
     rows = Results.load("emerald-rapids-qwen2.5-0.5b").document["speed"]
     known = {
