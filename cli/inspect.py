@@ -86,6 +86,9 @@ def inspect(
     tensor_parallel: Annotated[
         int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: among N ranks, as of llmc compile.")
     ] = 1,
+    expert_parallel: Annotated[
+        bool, typer.Option("--expert-parallel", help="With --dry-run: ranks hold whole experts, as of llmc compile.")
+    ] = False,
 ) -> None:
     """Show buckets, commands, kernels, the memory plan and weights of an artifact.
 
@@ -121,9 +124,11 @@ def inspect(
             as_json=output_format is Format.json,
             allow_unknown_config=allow_unknown_config,
             tensor_parallel=tensor_parallel,
+            expert_parallel=expert_parallel,
         )
-    if tensor_parallel != 1:
-        raise typer.BadParameter("--tensor-parallel goes with --dry-run: an artifact has the ranks that it has")
+    if tensor_parallel != 1 or expert_parallel:
+        flag = "--tensor-parallel" if tensor_parallel != 1 else "--expert-parallel"
+        raise typer.BadParameter(f"{flag} goes with --dry-run: an artifact has the ranks that it has")
     tables = read_graphs(artifact)
     if verify:
         typer.echo(check_bytes(artifact, tables), err=True)

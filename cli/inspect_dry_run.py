@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from llmc.compiler.dry_run import DryRun
 
 
-def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool, tensor_parallel: int) -> None:
+def dry_run_command(
+    model: Path, *, as_json: bool, allow_unknown_config: bool, tensor_parallel: int, expert_parallel: bool
+) -> None:
     """Prints what is found of `model`; raises what a compilation raises before it compiles kernels."""
     from llmc.model_artifact import require_compiler
 
@@ -23,7 +25,11 @@ def dry_run_command(model: Path, *, as_json: bool, allow_unknown_config: bool, t
     from llmc.compiler.dry_run import dry_run
 
     config = CompileConfig(
-        model=model, output=model, allow_unknown_config=allow_unknown_config, tensor_parallel=tensor_parallel
+        model=model,
+        output=model,
+        allow_unknown_config=allow_unknown_config,
+        tensor_parallel=tensor_parallel,
+        expert_parallel=expert_parallel,
     )
     with progress_bar() as progress:
         found = dry_run(config, progress)

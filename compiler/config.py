@@ -52,20 +52,21 @@ class CompileConfig:
     or none. merge_lora: directories of LoRA adapters that are merged into the weights. lora_slots: most adapters that
     are loaded at once when it runs, None: none can be; lora_rank: the largest of one. speculate: guesses of a sequence
     that a decode step can check with all sequences running, 0: what the ladder has room for. tensor_parallel: ranks
-    among which the model is divided, which run each step together; 1: it is not. quant: how linear weights
-    are quantized, None: not. buckets: a spec, variables of the environment, or None: the default ladder. max_model_len
-    in tokens, None: the longest context of the ladder, at most the model's; where nothing says otherwise the model's,
-    at most 4096. max_num_seqs None: the largest decode batch, or 16. max_num_batched_tokens: most new tokens of a
-    prefill or mixed bucket, None: any number in a spec, elsewhere max(2048, max_model_len). jobs: compiling processes,
-    0: one a CPU. tune_for: what the speed of this machine depends on, by name, where schedules of kernels are to be
-    measured on it; None: they are not. tokenizer: "required", "auto" (copied where the model has one, which must be
-    sound) or "none" (the artifact takes token ids alone). overwrite: an artifact of another model or other options at
-    `output` is replaced. source: what of the hub `model` holds, None where it does not come from there. dump: a new
-    directory for what each phase makes, as text; None: nothing. allow_unknown_config: what the model's configuration
-    says that llmc does not know is ignored, with a warning, not refused. task: "generate", "embed", "rank" or
-    "classify"; "auto": what the model's files say it is for. pooling: of embeddings, "mean", "cls" or "last"; "auto":
-    as the model's files say. leave_states: graphs leave the hidden states of rows for a head that guesses. head: the
-    directory of such a head, which is compiled in the place of the model; None: the model is.
+    among which the model is divided, which run each step together; 1: it is not. expert_parallel: each of them holds
+    whole experts. quant: how linear weights are quantized, None: not. buckets: a spec, variables of the environment, or
+    None: the default ladder. max_model_len in tokens, None: the longest context of the ladder, at most the model's;
+    where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest decode batch, or 16.
+    max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a spec, elsewhere
+    max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends
+    on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
+    (copied where the model has one, which must be sound) or "none" (the artifact takes token ids alone). overwrite: an
+    artifact of another model or other options at `output` is replaced. source: what of the hub `model` holds, None
+    where it does not come from there. dump: a new directory for what each phase makes, as text; None: nothing.
+    allow_unknown_config: what the model's configuration says that llmc does not know is ignored, with a warning, not
+    refused. task: "generate", "embed", "rank" or "classify"; "auto": what the model's files say it is for. pooling: of
+    embeddings, "mean", "cls" or "last"; "auto": as the model's files say. leave_states: graphs leave the hidden states
+    of rows for a head that guesses. head: the directory of such a head, which is compiled in the place of the model;
+    None: the model is.
     """
 
     model: Path
@@ -80,6 +81,7 @@ class CompileConfig:
     lora_rank: int = DEFAULT_LORA_RANK
     speculate: int = 0
     tensor_parallel: int = 1
+    expert_parallel: bool = False
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -121,6 +123,8 @@ class CompileConfig:
             raise CompileError(f"max-model-len {self.max_model_len} must be at least 1")
         if not 0 <= self.speculate <= MAX_GUESSES:
             raise CompileError(f"speculate {self.speculate} must be between 0 and {MAX_GUESSES} guesses")
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise CompileError("--expert-parallel divides experts among ranks: add --tensor-parallel N")
         if self.tensor_parallel < 1:
             raise CompileError(f"tensor-parallel {self.tensor_parallel} must be at least 1 rank")
         if self.jobs < 0:

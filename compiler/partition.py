@@ -1,9 +1,9 @@
 """How a model is divided among ranks that run each step together (tensor parallelism). Imports neither torch nor tvm.
 
 Each rank has as many attention heads, KV heads and elements inside the feed-forward block as any other. These are rows
-of the linears that make them, and columns of those that read them, whose results are parts of sums. The output
-projection is divided by rows of the vocabulary. The embedding and all that is as wide as the hidden size is every
-rank's.
+of the linears that make them, and columns of those that read them, whose results are parts of sums. Of a mixture a rank
+has a part of each expert, or whole experts (`by_expert`). The output projection is divided by rows of the vocabulary.
+The embedding, the router and all that is as wide as the hidden size is every rank's.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+
 from llmc.compiler.config import CompileError
 from llmc.compiler.weight_request import WeightRequest
 from llmc.graphs_format import MAX_RANKS, name_in_model
-from llmc.models.config import ModelConfig
+from llmc.models.config import Experts, ModelConfig
 from llmc.models.loader import Parameter
 from llmc.models.sources.sliced import ColumnsOf, RowsOf, splits_columns
 from llmc.quantize import Recipe, layer_kind
 
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
-SUMMED = ("attention.out", "mlp.down")
-"""Kinds of linears whose result is the sum of what the ranks have."""
+SUMMED = ("attention.out", "mlp.down", "mlp.shared.down", "mlp.experts.down")
+"""Kinds of weights whose layers make the sum of what the ranks have."""
+_OF_EXPERTS = "mlp.experts."
+PLACES = "expert_places"
+"""What each rank has of its own where it holds whole experts: float32 [E], the number of each expert among those that
+the rank holds. An expert that it does not hold has their count as its number."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -45,40 +51,61 @@ class Slice:
         return (*shape[: self.axis], sum(self.parts) // ranks, *shape[self.axis + 1 :])
 
 
-def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int) -> None:
-    """Raises CompileError with one sentence about what cannot be divided among so many ranks."""
+def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: bool = False) -> None:
+    """Raises CompileError with one sentence about what cannot be divided among so many ranks.
+
+    by_expert: see `Partition`.
+    """
     if not 2 <= ranks <= MAX_RANKS:
         raise CompileError(f"tensor-parallel is {ranks}, but 2 to {MAX_RANKS} ranks run a model together")
     for present, what in (
         (model.pooled is not None or model.bidirectional, "gives vectors in place of text"),
-        (model.experts is not None, "has experts"),
         (model.latent is not None, "has latent attention"),
         (model.streams is not None, "has several hidden vectors of a token"),
         (model.qk_norm == "whole", "norms all heads of a token as one vector"),
     ):
         if present:
             raise CompileError(f"{model.model_type} {what}, which --tensor-parallel does not divide yet: leave it out")
-    for name, count in (
-        ("attention heads", model.num_heads),
-        ("KV heads", model.num_kv_heads),
-        ("elements inside the feed-forward block", model.intermediate_size),
-        ("tokens of the vocabulary", model.vocab_size),
-    ):
+    if by_expert and model.experts is None:
+        raise CompileError(f"{model.model_type} has no experts: leave out --expert-parallel")
+    if model.experts is not None and model.experts.biases and not by_expert:
+        raise CompileError(
+            f"experts of {model.model_type} have biases, so a rank has whole ones: add --expert-parallel"
+        )
+    for name, count in _divided_counts(model, by_expert=by_expert):
         if count % ranks:
             raise CompileError(f"{count} {name} cannot be divided among {ranks} ranks: choose a divisor of {count}")
-    _check_recipe(model, recipe, ranks)
+    _check_recipe(model, recipe, ranks, by_expert=by_expert)
 
 
-def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int) -> None:
+def _divided_counts(model: ModelConfig, *, by_expert: bool) -> Iterator[tuple[str, int]]:
+    """What each rank has an equal part of."""
+    experts = model.experts
+    yield "attention heads", model.num_heads
+    yield "KV heads", model.num_kv_heads
+    if experts is None or len(experts.layers) < model.num_layers:
+        yield "elements inside the feed-forward block", model.intermediate_size
+    if experts is not None:
+        yield ("experts", experts.count) if by_expert else ("elements inside an expert", experts.intermediate_size)
+        yield "elements inside the shared expert", experts.shared_size
+    yield "tokens of the vocabulary", model.vocab_size
+
+
+def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: bool) -> None:
+    widths = {"attention.out": model.num_heads * model.head_dim, "mlp.down": model.intermediate_size}
+    if model.experts is not None:
+        widths["mlp.shared.down"] = model.experts.shared_size
+        widths["mlp.experts.down"] = model.experts.intermediate_size
     for name, scheme in recipe.schemes.items():
-        if layer_kind(name) not in SUMMED:
-            continue
-        if name in recipe.act_order:
+        kind = layer_kind(name)
+        if name in recipe.act_order and (kind in SUMMED or kind.startswith(_OF_EXPERTS)):
             raise CompileError(
-                f"{name} is in act-order, so its columns cannot be divided among ranks: take a checkpoint that was "
+                f"{name} is in act-order, so it cannot be divided among ranks: take a checkpoint that was "
                 "quantized without desc_act"
             )
-        inner = model.num_heads * model.head_dim if layer_kind(name) == SUMMED[0] else model.intermediate_size
+        if kind not in SUMMED or (by_expert and kind.startswith(_OF_EXPERTS)):
+            continue
+        inner = widths[kind]
         if not splits_columns(scheme.weight, inner // ranks):
             raise CompileError(
                 f"{name} is stored in {scheme.weight.describe()} along its {inner} columns, of which {ranks} ranks "
@@ -88,10 +115,14 @@ def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Partition:
-    """A model among several ranks. Raises CompileError where it cannot be divided, see `check_divisible`."""
+    """A model among several ranks that `check_divisible` lets be divided.
+
+    by_expert: a rank holds whole experts, those of its number in the order of the model; else a part of each.
+    """
 
     model: ModelConfig
     ranks: int
+    by_expert: bool = False
 
     def rank_model(self) -> ModelConfig:
         """What each rank computes, but for the output projection, which is whole in it."""
@@ -104,9 +135,17 @@ class Partition:
             num_heads=model.num_heads // ranks,
             num_kv_heads=model.num_kv_heads // ranks,
             intermediate_size=model.intermediate_size // ranks,
+            experts=None if model.experts is None else self._rank_experts(model.experts),
             alibi=alibi,
             tie_word_embeddings=False,
         )
+
+    def _rank_experts(self, experts: Experts) -> Experts:
+        """What each rank has of a mixture."""
+        shared = experts.shared_size // self.ranks
+        if self.by_expert:
+            return replace(experts, held=experts.count // self.ranks, shared_size=shared)
+        return replace(experts, intermediate_size=experts.intermediate_size // self.ranks, shared_size=shared)
 
     def slice_of(self, name: str) -> Slice | None:
         """How a weight is divided; None: every rank has all of it."""
@@ -130,7 +169,28 @@ class Partition:
         }
         if model.qk_norm == "each_head":
             by_kind |= {"attention.q_norm": Slice(0, (q,)), "attention.k_norm": Slice(0, (kv,))}
+        if model.experts is not None:
+            by_kind |= self._slices_of_experts(model.experts)
         return by_kind.get(kind)
+
+    def _slices_of_experts(self, experts: Experts) -> dict[str, Slice]:
+        """By kind, of what is in a mixture."""
+        count, inner, shared = experts.count, experts.intermediate_size, experts.shared_size
+        hidden = self.model.hidden_size
+        found = {"mlp.shared.gate_up": Slice(0, (shared, shared)), "mlp.shared.down": Slice(1, (shared,))}
+        if not self.by_expert:
+            return found | {
+                "mlp.experts.gate_up": Slice(0, (inner,) * (2 * count)),
+                "mlp.experts.down": Slice(1, (inner,)),
+            }
+        gate_up, down = Slice(0, (2 * inner * count,)), Slice(0, (hidden * count,))
+        return found | {
+            "mlp.experts.gate_up": gate_up,
+            "mlp.experts.gate_up.bias": gate_up,
+            "mlp.experts.down": down,
+            "mlp.experts.down.bias": down,
+            PLACES: Slice(0, (count * self.ranks,)),
+        }
 
     def with_head(self, recipe: Recipe) -> Recipe:
         """A recipe that has the output projection, also where that is the embedding."""
@@ -146,11 +206,24 @@ class Partition:
         found = dict(shapes)
         if self.model.tie_word_embeddings:
             found[HEAD] = found[EMBEDDING]
+        if self._places is not None:
+            found[PLACES] = self._places.shape
         for name, shape in found.items():
             divided = self.slice_of(name)
             if divided is not None:
                 found[name] = divided.shape_of(shape, self.ranks)
         return found
+
+    @property
+    def _places(self) -> Parameter | None:
+        """PLACES of all ranks, one behind the other; None where none is read."""
+        experts = self.model.experts
+        if experts is None or not self.by_expert:
+            return None
+        held = experts.count // self.ranks
+        rank, number = np.divmod(np.arange(experts.count), held)
+        places = np.where(rank == np.arange(self.ranks)[:, None], number, held)
+        return Parameter.of(PLACES, "f32", places.astype(np.float32).reshape(-1))
 
     def requests(self, of_rank: Iterable[WeightRequest]) -> list[WeightRequest]:
         """What is stored: what all ranks share, then what each has, rank by rank."""
@@ -166,6 +239,8 @@ class Partition:
             if parameter.name == EMBEDDING and self.model.tie_word_embeddings:
                 yield from self._pieces(replace(parameter, name=HEAD))
             yield from self._pieces(parameter)
+        if self._places is not None:
+            yield from self._pieces(self._places)
 
     def _pieces(self, parameter: Parameter) -> Iterator[Parameter]:
         divided = self.slice_of(parameter.name)

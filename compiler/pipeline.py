@@ -130,6 +130,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             order=resolved.recipe.order(),
             kv_scales=resolved.kv_scale_values,
             gates_apart=resolved.adapters is None,
+            by_expert=resolved.by_expert,
         )
     )
     known = recorded_weights(records, weights_key)

@@ -68,11 +68,12 @@ class Resolved:
     adapters: AdapterLimits | None = None
     speculate: int = 0
     ranks: int = 1
+    by_expert: bool = False
 
     @property
     def partition(self) -> Partition | None:
         """How the model is divided among ranks; None where there is one."""
-        return Partition(self.model, self.ranks) if self.ranks > 1 else None
+        return Partition(self.model, self.ranks, self.by_expert) if self.ranks > 1 else None
 
     @property
     def rank_model(self) -> ModelConfig:
@@ -255,7 +256,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if config.tensor_parallel != 1:
         if adapters is not None:
             raise CompileError("--lora-slots and --tensor-parallel do not go together yet: merge one with --merge-lora")
-        check_divisible(model, recipe, config.tensor_parallel)
+        check_divisible(model, recipe, config.tensor_parallel, by_expert=config.expert_parallel)
         recipe = Partition(model, config.tensor_parallel).with_head(recipe)
     if adapters is not None:
         # What adapters read and add to is in the order of the model.
@@ -289,6 +290,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         adapters=adapters,
         speculate=config.speculate,
         ranks=config.tensor_parallel,
+        by_expert=config.expert_parallel,
     )
 
 

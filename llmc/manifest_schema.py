@@ -97,6 +97,7 @@ class Experts(Closed):
     biases: bool
     gate_limit: Annotated[float, Field(ge=0, le=1e30)]
     gate_gain: Positive
+    held: None = None
     scaled_input: bool = False
     mixer_noise: Annotated[float, Field(ge=0, le=1e30)] = 0.0
 
@@ -323,6 +324,7 @@ class Manifest(Open):
     max_num_seqs: Count | None = None
     speculate: Annotated[int, Field(ge=0, le=64)] | None = None
     tensor_parallel: Annotated[int, Field(ge=2, le=256)] | None = None
+    expert_parallel: bool | None = None
     block_size: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
     context: Context | None = None

@@ -61,7 +61,7 @@ class Experts:
     least; scale: of all weights. shared_size: of an expert that every token takes, 0 for none; shared_gate: it is taken
     as far as a gate of its own says. scaled_input: the one expert of a token reads its input times the sigmoid of the
     expert's logit. router_bias, biases: of the router, and of the experts' matrices. gate_limit, gate_gain: see
-    `expert_ops.experts`.
+    `expert_ops.experts`. held: how many of them are here, which `expert_ops.held_experts` names; None: all.
     """
 
     layers: tuple[int, ...]
@@ -84,6 +84,7 @@ class Experts:
     biases: bool = False
     gate_limit: float = 0.0
     gate_gain: float = 1.0
+    held: int | None = None
 
 
 NO_ROPE = Rope(None, 2)

@@ -62,6 +62,21 @@ def _(
     return choice.new_empty((choice.shape[0], 2 * top_k), dtype=torch.int32)
 
 
+@llmc_op("held_experts")
+def held_experts(chosen: Tensor, places: Tensor) -> Tensor:
+    """What `choose_experts` chose, i32 [T, 2 k], by the places float32 [E] of experts among those that are here.
+
+    The place of an expert that is elsewhere is how many are here.
+    """
+    top_k = chosen.shape[1] // 2
+    return torch.cat((places[chosen[:, :top_k].long()].int(), chosen[:, top_k:]), dim=-1)
+
+
+@held_experts.register_fake
+def _(chosen: Tensor, places: Tensor) -> Tensor:
+    return torch.empty_like(chosen)
+
+
 @llmc_op("experts")
 def experts(
     x: Tensor,
@@ -75,18 +90,20 @@ def experts(
     gate_limit: float = 0.0,
     gate_gain: float = 1.0,
     act_dtype: str = "f32",
+    some: bool = False,
 ) -> Tensor:
     """What the chosen experts (`choose_experts`) make of x act [T, D], in sum, plus residual [T, D]: float32 [T, D].
 
     gate_up [E 2 I, D], gate before up, and down [E D, I]: one expert after another, and so gate_up_bias [E 2 I] and
     down_bias [E D]. An expert makes down(silu(gate) · up), the inner activation of act_dtype; with a gate_limit
-    down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate that at most and up between that and its negative.
+    down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate that at most and up between that and its negative. some: an
+    id of E is that of an expert which is elsewhere, of which nothing is added (`held_experts`).
     """
     top_k = chosen.shape[1] // 2
     ids, weights = chosen[:, :top_k], chosen[:, top_k:].contiguous().view(torch.float32)
     inner_size, size = gate_up.shape[0] // (2 * num_experts), down.shape[0] // num_experts
     results = x.new_zeros((x.shape[0], top_k, size), dtype=torch.float32)
-    for expert in ids.unique().tolist():
+    for expert in ids[ids < num_experts].unique().tolist():
         rows, places = (ids == expert).nonzero(as_tuple=True)
         first = slice(expert * 2 * inner_size, (expert + 1) * 2 * inner_size)
         second = slice(expert * size, (expert + 1) * size)
@@ -122,5 +139,6 @@ def _(
     gate_limit: float = 0.0,
     gate_gain: float = 1.0,
     act_dtype: str = "f32",
+    some: bool = False,
 ) -> Tensor:
     return x.new_empty((x.shape[0], down.shape[0] // num_experts), dtype=torch.float32)

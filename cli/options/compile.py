@@ -113,6 +113,12 @@ class CompileOptions:
             min=1, max=256, metavar="N", help="Ranks among which the model is divided, which run each step together."
         ),
     ] = 1
+    expert_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--expert-parallel", help="With --tensor-parallel: each rank holds whole experts, not parts of all."
+        ),
+    ] = False
     block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
     quant: Annotated[
         str | None,
@@ -188,6 +194,7 @@ class CompileOptions:
             lora_rank=self.lora_rank or DEFAULT_LORA_RANK,
             speculate=self.speculate,
             tensor_parallel=self.tensor_parallel,
+            expert_parallel=self.expert_parallel,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -79,14 +79,14 @@ HEADINGS: Mapping[str, Headings] = {
         "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
         "Speculation": ("eagle",),
-        "Target": ("target", "tensor_parallel", "tune"),
+        "Target": ("target", "tensor_parallel", "expert_parallel", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),
     },
     "cache why": {
         "Buckets and limits": (
             "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate",
-            "tensor_parallel", "block_size"
+            "tensor_parallel", "expert_parallel", "block_size"
         ),
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
@@ -173,7 +173,7 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "inspect": {
         "One bucket": ("bucket", "html", "profile"),
-        "Before compiling": ("dry_run", "allow_unknown_config", "tensor_parallel"),
+        "Before compiling": ("dry_run", "allow_unknown_config", "tensor_parallel", "expert_parallel"),
         "Checks": ("verify", "waste"),
         "Result": ("output_format", "output", "as_json"),
     },

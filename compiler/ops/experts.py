@@ -98,10 +98,12 @@ class _Sizes:
 
 def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     sizes, act, layout = _Sizes(site), graph.act_dtype, graph.row_params()
-    of_pairs = {"experts": sizes.experts, "top_k": sizes.top_k, "rows": NUM_TOKENS}
     biases = {name: name in site.tensors for name in ("gate_up_bias", "down_bias")}
     residual = "residual" in site.tensors
     limit, gain = (float(site.attributes.get(name, 0.0)) for name in ("gate_limit", "gate_gain"))
+    # Left out where all experts are here, so that kernels have the names that they had.
+    some: dict[str, Param] = {"some": True} if site.attributes.get("some") else {}
+    of_pairs: dict[str, Param] = {"experts": sizes.experts, "top_k": sizes.top_k, "rows": NUM_TOKENS, **some}
     of_gate: dict[str, Param] = {"gate_limit": limit, "gate_gain": gain} if limit else {}
 
     def linear(x: str, weight: str, out: str, n: int, gated: str, **of_gate: Param) -> list[KernelCall]:

@@ -14,6 +14,7 @@ from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.gate import SILU_GATE
 from llmc.compiler.ops.gather import GATHER_ROWS
+from llmc.compiler.ops.held import HELD_EXPERTS
 from llmc.compiler.ops.latent import HEAD_LINEAR, LATENT_ATTENTION, LATENT_KV_WRITE, PACKED_HEAD_LINEAR
 from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
 from llmc.compiler.ops.norm import RMS_NORM
@@ -42,6 +43,7 @@ OPS: dict[str, OpDef] = {
         GATHER_ROWS_LEAVING,
         BESIDE_STATES,
         CHOOSE_EXPERTS,
+        HELD_EXPERTS,
         EXPERTS,
         HEAD_LINEAR,
         PACKED_HEAD_LINEAR,

@@ -61,6 +61,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
         "max_num_seqs": resolved.max_num_seqs,
         **({"speculate": resolved.speculate} if resolved.speculate else {}),
         **({"tensor_parallel": resolved.ranks} if resolved.ranks > 1 else {}),
+        **({"expert_parallel": True} if resolved.by_expert else {}),
         "block_size": resolved.block_size,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "buckets": [str(b) for b in resolved.ladder],
@@ -179,6 +180,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         adapters=limits_of(manifest),
         speculate=int(manifest.get("speculate") or 0),
         ranks=ranks,
+        by_expert=bool(manifest.get("expert_parallel")),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

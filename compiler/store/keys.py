@@ -174,12 +174,13 @@ def weights_components(
     order: str = "",
     kv_scales: tuple[float, ...] = (),
     gates_apart: bool = True,
+    by_expert: bool = False,
 ) -> dict[str, str]:
     """What packed weights are made of; a checkpoint's files count by place, size and time of change.
 
     header: of the packed file, which is its layout. quantized: some weight of it is. order: see `Recipe.order`.
-    kv_scales: of a file beside the model. gates_apart: gate and up of a gated layer are packed one by one. The sources
-    have all of models/, so the readers of every format too.
+    kv_scales: of a file beside the model. gates_apart: gate and up of a gated layer are packed one by one. by_expert:
+    ranks hold whole experts. The sources have all of models/, so the readers of every format too.
     """
     # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
     stats = [(file, file.stat()) for file in weight_files]
@@ -187,6 +188,7 @@ def weights_components(
     return {
         **({"order": order} if order else {}),
         **({} if gates_apart else {"gates": "as one"}),
+        **({"experts": "whole"} if by_expert else {}),
         **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
         **({} if model.pooled is None else {"pooled": str(model.pooled)}),
         "kind": "weights",

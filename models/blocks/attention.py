@@ -20,7 +20,7 @@ class StepInputs:
 
     positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1];
     cos_sin float32 [max_len, rotated elements] for each of `ModelConfig.ropes`;
-    slopes float32 [H] with ALiBi, else None.
+    slopes float32 [H] with ALiBi, else None; expert_places float32 [E] where some experts are elsewhere, else None.
     """
 
     positions: Tensor
@@ -31,6 +31,7 @@ class StepInputs:
     token_seq: Tensor
     cos_sin: tuple[Tensor, ...]
     slopes: Tensor | None = None
+    expert_places: Tensor | None = None
 
 
 def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:

@@ -60,25 +60,26 @@ class DecoderLayer(RepeatedBlock):
         self.attention_post_norm = result_norm(config, act_dtype) if after else None
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
         experts = config.experts
-        mixed = experts is not None and layer in experts.layers
-        self.mlp: Block = ExpertMlp(config, act_dtype) if mixed else Mlp(config, act_dtype)
+        self.mixed = experts is not None and layer in experts.layers
+        self.mlp: Block = ExpertMlp(config, act_dtype) if self.mixed else Mlp(config, act_dtype)
         self.mlp_post_norm = result_norm(config, act_dtype) if after else None
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         """float32 [T, D] → float32 [T, D]."""
+        of_mlp = (step,) if self.mixed else ()
         if self.residual == "parallel":
             normed = self.attention_norm(x)
             other = normed if self.mlp_norm is None else self.mlp_norm(x)
             x = self._add(x, self.attention, normed, None, step)
-            return self._add(x, self.mlp, other, None)
+            return self._add(x, self.mlp, other, None, *of_mlp)
         assert self.mlp_norm is not None
         if self.residual == "sums":
             assert self.attention_post_norm is not None
             assert self.mlp_post_norm is not None
             x = self.attention_post_norm(self._add(x, self.attention, self.attention_norm(x), None, step))
-            return self.mlp_post_norm(self._add(x, self.mlp, self.mlp_norm(x), None))
+            return self.mlp_post_norm(self._add(x, self.mlp, self.mlp_norm(x), None, *of_mlp))
         x = self._add(x, self.attention, self.attention_norm(x), self.attention_post_norm, step)
-        return self._add(x, self.mlp, self.mlp_norm(x), self.mlp_post_norm)
+        return self._add(x, self.mlp, self.mlp_norm(x), self.mlp_post_norm, *of_mlp)
 
     def _add(self, x: Tensor, block: Block, block_input: Tensor, after: Block | None, *step: StepInputs) -> Tensor:
         """x plus what a block makes of its input."""
@@ -95,11 +96,13 @@ class Decoder(Block):
 
     act_dtype: "f32", "bf16" or "f16", of activations that feed a linear and of linear weights. max_len: positions of
     the rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
-    The buffer slopes, float32 [H], is there with ALiBi. A pooled model has no lm_head, and what it gives is no logits.
+    The buffer slopes, float32 [H], is there with ALiBi, and expert_places, float32 [E], where some of E experts are
+    elsewhere (`expert_ops.held_experts`). A pooled model has no lm_head, and what it gives is no logits.
     states_norm has the values of norm, for hidden states that are left: what rounds rows for lm_head stays as it is.
     """
 
     slopes: Tensor | None
+    expert_places: Tensor | None
     kind: Tensor | None
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
@@ -117,6 +120,9 @@ class Decoder(Block):
         self.embed_norm = result_norm(config, act_dtype) if config.embedding_norm else None
         self.ropes = nn.ModuleList(RopeTable(rope, max_len) for rope in config.ropes)
         self.register_buffer("slopes", None if config.alibi is None else torch.empty(config.num_heads))
+        experts = config.experts
+        elsewhere = experts is not None and experts.held is not None
+        self.register_buffer("expert_places", torch.empty(experts.count) if experts and elsewhere else None)
         self.layers = nn.ModuleList(self.layer(i, act_dtype) for i in range(config.num_layers))
         self.pooled = None if config.pooled is None else PooledHead(config, act_dtype)
         if self.pooled is not None:
@@ -185,8 +191,9 @@ class Decoder(Block):
         model gives."""
         ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
         step = StepInputs(
-            positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes
-        )
+            positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes,
+            self.expert_places,
+        )  # fmt: skip
         x = self.through_layers(self.embedded(input_ids, positions), input_ids, step)
         if self.pooled is not None:
             return self.pooled(x, query_start, token_seq, sample_index)

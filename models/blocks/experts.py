@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from llmc.models import expert_ops
+from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.layers import Block, GatedLinear, Linear, Projection, empty
 from llmc.models.config import Experts, ModelConfig
 
@@ -24,13 +25,14 @@ class SharedExpert(Block):
 
 
 class RoutedExperts(Block):
-    """gate_up [E 2 I, D], of each expert gate before up, and down [E D, I]."""
+    """gate_up [E 2 I, D], of each expert gate before up, and down [E D, I], of the E experts that are here."""
 
     def __init__(self, config: Experts, hidden: int, act_dtype: str) -> None:
         super().__init__()
         self.config, self.act_dtype = config, act_dtype
-        self.gate_up = Projection(config.count * 2 * config.intermediate_size, hidden, config.biases, act_dtype)
-        self.down = Projection(config.count * hidden, config.intermediate_size, config.biases, act_dtype)
+        self.held = config.count if config.held is None else config.held
+        self.gate_up = Projection(self.held * 2 * config.intermediate_size, hidden, config.biases, act_dtype)
+        self.down = Projection(self.held * hidden, config.intermediate_size, config.biases, act_dtype)
 
     def forward(self, x: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
         """act [T, D], i32 [T, 2 k], residual float32 [T, D] → float32 [T, D]."""
@@ -42,10 +44,11 @@ class RoutedExperts(Block):
             self.gate_up.bias,
             self.down.bias,
             residual,
-            self.config.count,
+            self.held,
             self.config.gate_limit,
             self.config.gate_gain,
             act_dtype=self.act_dtype,
+            some=self.config.held is not None,
         )
 
 
@@ -85,12 +88,14 @@ class ExpertMlp(Block):
         self.shared = SharedExpert(shared, hidden, act_dtype) if shared else None
         self.shared_gate = Linear(1, hidden, False, act_dtype) if config.experts.shared_gate else None
 
-    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
         if self.shared is not None:
             residual = self._shared(self.shared, x, residual)
         logits = self.router(x)
         chosen = self._chosen(logits)
+        if step.expert_places is not None:
+            chosen = expert_ops.held_experts(chosen, step.expert_places)
         if self.config.scaled_input:
             x = (x.float() * torch.sigmoid(logits.amax(-1, keepdim=True))).to(x.dtype)
         return self.experts(x, chosen, residual)

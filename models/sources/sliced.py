@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -24,23 +25,35 @@ def splits_columns(format: WeightFormat, columns: int) -> bool:
     return all(size == WHOLE_ROW or columns % size == 0 for size in sizes)
 
 
-def _in_ranges(ranges: Ranges, first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Rows [first, first + count) of all ranges one below the other: (row of the whole, where its rows go)."""
-    starts = accumulate((size for _, size in ranges), initial=0)
-    for (begin, size), start in zip(ranges, starts, strict=False):
-        low, high = max(first, start), min(first + count, start + size)
-        if low < high:
-            yield begin + low - start, slice(low - first, high - first)
+class _Ranges:
+    """Of rows of a whole, one below the other. Experts are hundreds, and rows are read a panel at a time."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._begins = [begin for begin, _ in ranges]
+        self._starts = list(accumulate((size for _, size in ranges), initial=0))
+
+    @property
+    def rows(self) -> int:
+        return self._starts[-1]
+
+    def places(self, first: int, count: int) -> Iterator[tuple[int, slice]]:
+        """Of rows [first, first + count): the first row of the whole, and where it and those behind it go."""
+        at, index = first, bisect_right(self._starts, first) - 1
+        while at < first + count:
+            end = min(first + count, self._starts[index + 1])
+            if at < end:
+                yield self._begins[index] + at - self._starts[index], slice(at - first, end - first)
+            at, index = end, index + 1
 
 
 class _StoredRows(Stored):
-    def __init__(self, stored: Stored, ranges: Ranges) -> None:
+    def __init__(self, stored: Stored, ranges: _Ranges) -> None:
         self._stored, self._ranges = stored, ranges
         self.format, self.int8_inputs, self.columns = stored.format, stored.int8_inputs, stored.columns
         self.is_scattered = stored.is_scattered
 
     def read(self, first: int, out: Quantized) -> None:
-        for begin, places in _in_ranges(self._ranges, first, len(out.numbers)):
+        for begin, places in self._ranges.places(first, len(out.numbers)):
             self._stored.read(begin, out.rows(places))
 
 
@@ -48,18 +61,18 @@ class RowsOf(Tensor):
     """Ranges of rows of another tensor, one below the other."""
 
     def __init__(self, whole: Readable, stored: Stored | None, ranges: Ranges) -> None:
-        self._whole, self._stored, self._ranges = whole, stored, ranges
+        self._whole, self._stored, self._ranges = whole, stored, _Ranges(ranges)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(size for _, size in self._ranges), *self._whole.shape[1:])
+        return (self._ranges.rows, *self._whole.shape[1:])
 
     @property
     def stored(self) -> Stored | None:
         return None if self._stored is None else _StoredRows(self._stored, self._ranges)
 
     def read(self, first: int, out: Array) -> None:
-        for begin, places in _in_ranges(self._ranges, first, len(out)):
+        for begin, places in self._ranges.places(first, len(out)):
             self._whole.read(begin, out[places])
 
 

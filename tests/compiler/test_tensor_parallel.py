@@ -44,6 +44,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "sandwich": ("gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 16}),
     "alibi": ("bloom", {"num_key_value_heads": 4, "intermediate_size": 256}),
 }
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "experts": (
+        "qwen3_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    "shared": (
+        "qwen2_moe",
+        {
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1],
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "biases": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "one": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1}),
+}  # fmt: skip
+"""Of which the third is divided by whole experts alone."""
 
 
 def compiled(model: Path, output: Path, cache: Path, **options: Any) -> Path:
@@ -75,6 +91,54 @@ def test_ranks_compute_what_one_computes(name: str, tmp_path: Path, kernel_cache
     assert machine.num_ranks == 2
     assert relative_error(found, wanted) < 1e-5
     np.testing.assert_array_equal(found.argmax(-1), wanted.argmax(-1))
+
+
+def mixture(name: str, folder: Path) -> Path:
+    family, fields = MIXTURES[name]
+    return make_tiny_model(folder / "model", family, **{**SIZES, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "by_expert"),
+    [
+        ("shared", True),
+        ("experts", False),
+        rare("shared", False),
+        rare("experts", True),
+        rare("biases", True),
+        rare("one", True),
+        rare("one", False),
+    ],
+)
+@pytest.mark.parametrize("target", ["native", rare("reference")])
+def test_experts_are_divided(name: str, by_expert: bool, target: str, tmp_path: Path, kernel_cache: Path) -> None:
+    model = mixture(name, tmp_path)
+    _, wanted = logits(compiled(model, tmp_path / "one", kernel_cache, target=target))
+    options: dict[str, Any] = {"tensor_parallel": 2, "expert_parallel": by_expert, "target": target}
+    machine, found = logits(compiled(model, tmp_path / "two", kernel_cache, **options))
+    assert machine.num_ranks == 2
+    assert relative_error(found, wanted) < 1e-5
+    np.testing.assert_array_equal(found.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize("by_expert", [True, False])
+def test_ranks_hold_experts_or_parts_of_all(by_expert: bool, tmp_path: Path, kernel_cache: Path) -> None:
+    model, (experts, inner) = mixture("experts", tmp_path), (8, 64)
+    options: dict[str, Any] = {"target": "reference", "buckets": "prefill=1x16,decode=1x16"}
+    one = compiled(model, tmp_path / "one", kernel_cache, **options)
+    two = compiled(model, tmp_path / "two", kernel_cache, tensor_parallel=2, expert_parallel=by_expert, **options)
+    for name, shape in (("gate_up", (experts, 2, inner, -1)), ("down", (experts, -1, inner))):
+        (whole,), pieces = (whole_of(one_of, f"layers.2.mlp.experts.{name}.weight") for one_of in (one, two))
+        whole = whole.reshape(shape)
+        places = [slice(0, None, None)] * whole.ndim
+        for rank, piece in enumerate(pieces):
+            axis = 0 if by_expert else 2
+            half = whole.shape[axis] // 2
+            places[axis] = slice(rank * half, (rank + 1) * half)
+            np.testing.assert_array_equal(piece.reshape(-1), whole[tuple(places)].reshape(-1))
+    if by_expert:
+        places_of = [list(map(int, piece)) for piece in whole_of(two, "expert_places")]
+        assert places_of == [[0, 1, 2, 3, 4, 4, 4, 4], [4, 4, 4, 4, 0, 1, 2, 3]]
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +201,7 @@ def test_quantized_weights_are_divided(scheme: str, tied: Path, tmp_path: Path, 
         ({"intermediate_size": 97}, {}, "97 elements inside the feed-forward block cannot be divided"),
         ({"vocab_size": 515}, {}, "515 tokens of the vocabulary cannot be divided among 2 ranks"),
         ({}, {"tensor_parallel": 257}, "tensor-parallel is 257, but 2 to 256 ranks"),
+        ({}, {"expert_parallel": True}, "llama has no experts: leave out --expert-parallel"),
         ({}, {"lora_slots": 2}, "--lora-slots and --tensor-parallel do not go together"),
         ({}, {"target": "opencl"}, "opencl is for devices of kind opencl, as which ranks do not run yet"),
         (
@@ -159,7 +224,6 @@ def test_what_cannot_be_divided_is_refused(
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("qwen3_moe", "has experts"),
         ("minicpm3", "has latent attention"),
         ("gemma3n_text", "has several"),
         ("olmo2", "norms all"),
@@ -170,6 +234,25 @@ def test_models_of_other_kinds_are_refused(family: str, said: str, tmp_path: Pat
     model = make_tiny_model(tmp_path / "model", family, **fields)
     with pytest.raises(CompileError, match=f"{family} ({said})"):
         resolve(CompileConfig(model=model, output=tmp_path / "out", tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "by_expert", "ranks", "said"),
+    [
+        ("biases", False, 2, "experts of gpt_oss have biases, so a rank has whole ones: add --expert-parallel"),
+        ("shared", True, 4, "6 experts cannot be divided among 4 ranks"),
+        ("experts", False, 3, "64 elements inside an expert cannot be divided among 3 ranks"),
+        ("experts", True, 1, "--expert-parallel divides experts among ranks: add --tensor-parallel N"),
+    ],
+)
+def test_experts_that_cannot_be_divided_are_refused(
+    name: str, by_expert: bool, ranks: int, said: str, tmp_path: Path
+) -> None:
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12}
+    family, fields = MIXTURES[name]
+    model = make_tiny_model(tmp_path / "model", family, **{**SIZES, **fields, **heads})
+    with pytest.raises(CompileError, match=said):
+        resolve(CompileConfig(model=model, output=tmp_path, tensor_parallel=ranks, expert_parallel=by_expert))
 
 
 def test_act_order_along_divided_columns_is_refused(tied: Path, tmp_path: Path) -> None:

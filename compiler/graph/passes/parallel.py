@@ -1,7 +1,7 @@
 """A model among ranks: sums of parts, and logits in pieces, joined by what the ranks do together.
 
-The model was traced as one rank has it (`partition.py`). A linear whose columns are divided makes a part of its sum:
-its bias and residual are added behind it, once, to the sum.
+The model was traced as one rank has it (`partition.py`). A linear whose columns are divided makes a part of its sum,
+and so do experts: bias and residual are added behind it, once, to the sum. A bias of an expert is in its rank's part.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
 from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE, RANKS, WIDTH
+from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.linear import LINEAR
 from llmc.compiler.partition import HEAD, SUMMED, Partition
 from llmc.quantize import layer_kind
 
 
 def join_ranks(lowered: Lowered, partition: Partition) -> Lowered:
-    """Puts collectives behind every linear whose result the ranks have in parts. Before quantization, which then finds
+    """Puts collectives behind every layer whose result the ranks have in parts. Before quantization, which then finds
     linears as any others. Raises CompileError where a layer's weights are read in another way."""
     names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
     pass_over = _Joiner(lowered, names, partition)
@@ -36,6 +37,10 @@ def join_ranks(lowered: Lowered, partition: Partition) -> Lowered:
     return joined
 
 
+_WEIGHTS = {LINEAR.name: "weight", EXPERTS.name: "down"}
+"""The weight of a layer that makes its result, by op."""
+
+
 class _Joiner(Rewriter):
     def __init__(self, lowered: Lowered, names: Mapping[relax.Var, str], partition: Partition) -> None:
         super().__init__(lowered)
@@ -44,7 +49,8 @@ class _Joiner(Rewriter):
 
     def rewrite(self, step: Step) -> relax.Expr:
         site = step.site
-        name = "" if site is None or site.op != LINEAR.name else self._names.get(step.tensors["weight"], "")
+        weight = None if site is None else _WEIGHTS.get(site.op)
+        name = "" if weight is None else self._names.get(step.tensors[weight], "")
         if site is None or (name != HEAD and layer_kind(name) not in SUMMED):
             return self.replaced(step.value)
         self.joined.append(name)
@@ -54,7 +60,8 @@ class _Joiner(Rewriter):
     def _summed(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:
         added: dict[str, relax.Expr] = {n: tensors.pop(n) for n in ("bias", "residual") if n in tensors}
         part = self.builder.emit(self.call(site, site.op, _without(site, added), tensors, step.var.ty))
-        width = int(site.attributes["weight_shapes"]["weight"][0])
+        rows = int(site.attributes["weight_shapes"][_WEIGHTS[site.op]][0])
+        width = rows // int(site.attributes.get("num_experts", 1))
         return self.call(self._site(site, width), ALL_REDUCE.name, {}, {"x": part, **added}, step.var.ty)
 
     def _gathered(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:

@@ -7,7 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex
+from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, where_held
 from llmc.compiler.targets.cpu.target import Target
 
 _BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
@@ -30,7 +30,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
         def columns(first: b.Expr, count: b.Expr) -> None:
             total[0] = b.splat(0.0)
-            with T.serial(top_k) as j:
+            with T.serial(top_k) as j, where_held(p, k["chosen"][token * (2 * top_k) + j]):
                 row = b.let(index[index.row_at(token * top_k + j)])
                 weight = T.reinterpret("float32", k["chosen"][token * (2 * top_k) + top_k + j])
                 result = b.load_vector(k["x"], b.let(row * dim + first), count)

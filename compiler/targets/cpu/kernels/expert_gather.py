@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex
+from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, where_held
 from llmc.compiler.targets.cpu.target import Target
 
 
@@ -27,17 +27,18 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         index = ExpertIndex(k["index"], experts)
         token = b.let(T.truncdiv(pair, top_k))
         expert = b.let(k["chosen"][token * top_k + pair])
-        number = b.let(index[index.number_at(expert)])
-        first, of_expert = b.let(index[index.first_at(number)]), b.let(index[index.tile_at(number)])
-        row = b.let(index[index.row_at(pair)] - first)
-        of_tile = b.let(T.truncmod(row, of_expert))
-        source = b.let(b.packed_position(token, tile, words))
-        to = b.let((first + row - of_tile) * words + of_tile)
-        if p.get("ordered"):
-            _copy_in_order(k, expert, p, (source, tile), (to, of_expert))
-        else:
-            with T.serial(words) as word:
-                b.store(k["out"], k["x"][source + word * tile], to + word * of_expert)
+        with where_held(p, expert):
+            number = b.let(index[index.number_at(expert)])
+            first, of_expert = b.let(index[index.first_at(number)]), b.let(index[index.tile_at(number)])
+            row = b.let(index[index.row_at(pair)] - first)
+            of_tile = b.let(T.truncmod(row, of_expert))
+            source = b.let(b.packed_position(token, tile, words))
+            to = b.let((first + row - of_tile) * words + of_tile)
+            if p.get("ordered"):
+                _copy_in_order(k, expert, p, (source, tile), (to, of_expert))
+            else:
+                with T.serial(words) as word:
+                    b.store(k["out"], k["x"][source + word * tile], to + word * of_expert)
     return kernel.function()
 
 

@@ -10,8 +10,12 @@ Experts in use are numbered, by id. The index is int32, in this order:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.kernel_spec import Param
 from llmc.compiler.targets.cpu.kernels import builder as b
 
 
@@ -53,6 +57,11 @@ class ExpertIndex:
 
     def put(self, value: b.Expr, place: b.Expr) -> None:
         b.store(self.index, value, place)
+
+
+def where_held(params: Mapping[str, Param], expert: b.Expr) -> AbstractContextManager[object]:
+    """For an expert that is here: with `some` of them, the id of one that is elsewhere is their number."""
+    return b.when(expert < int(params["experts"])) if params.get("some") else nullcontext()
 
 
 def row_tiles(largest: int) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""expert_order: gives each expert in use rows of its own, one for every token that chose it, tokens ascending."""
+"""expert_order: gives each expert in use rows of its own, one for every token that chose it, tokens ascending.
+
+An expert that is elsewhere (`some`) gets none, and its pairs have no row.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, tile_of
+from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, tile_of, where_held
 from llmc.compiler.targets.cpu.target import Target
 
 _READING = 4  # row tiles whose products take about as long as reading the weight
@@ -35,8 +38,10 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         with T.serial(experts) as e:
             index.put(T.int32(0), index.number_at(e))
         with T.serial(tokens) as t, T.serial(top_k) as j:
-            place = b.let(index.number_at(expert_of(t, j)))
-            index.put(index[place] + 1, place)
+            expert = expert_of(t, j)
+            with where_held(p, expert):
+                place = b.let(index.number_at(expert))
+                index.put(index[place] + 1, place)
         for cell in (in_use, first, cost):
             b.store(cell, T.int32(0), 0)
         with T.serial(experts) as e:
@@ -56,7 +61,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         index.put(cost[0], index.cost_at(in_use[0]))
         index.put(in_use[0], 0)
         with T.serial(tokens) as t, T.serial(top_k) as j:
-            number = b.let(index[index.number_at(expert_of(t, j))])
-            index.put(following[number], index.row_at(t * top_k + j))
-            b.store(following, following[number] + 1, number)
+            expert = expert_of(t, j)
+            with where_held(p, expert):
+                number = b.let(index[index.number_at(expert)])
+                index.put(following[number], index.row_at(t * top_k + j))
+                b.store(following, following[number] + 1, number)
     return kernel.function()

@@ -1,9 +1,12 @@
 """The kernels of experts: a row for each pair of a token and one of its experts, in the order of tokens.
 
-The index is the number of pairs, then the expert of each.
+The index is the number of pairs, then the expert of each. Where only some experts are here, a pair whose expert is
+elsewhere has a row, too, of the last expert's weights; it is not added.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -24,7 +27,10 @@ def expert_order(spec: KernelSpec) -> tirx.PrimFunc:
         with k.share(pairs) as pair:
             with when(pair == 0):
                 k.put_raw("index", pairs, T.int32(0))
-            k.put_raw("index", k.raw("chosen", T.truncdiv(pair, top_k) * top_k + pair), 1 + pair)
+            expert = k.raw("chosen", T.truncdiv(pair, top_k) * top_k + pair)
+            if p.get("some"):
+                expert = T.min(expert, T.int32(int(p["experts"]) - 1))
+            k.put_raw("index", expert, 1 + pair)
     return k.function()
 
 
@@ -53,7 +59,7 @@ def _gather_in_order(spec: KernelSpec, dim: int, act: str, top_k: int) -> tirx.P
         T.serial(dim) as i,
     ):
         token = let(T.truncdiv(pair, top_k))
-        column = let(k.raw("columns", k.raw("chosen", token * top_k + pair) * dim + i))
+        column = let(k.raw("columns", k.raw("index", 1 + pair) * dim + i))
         write_activation(k, pair, dim, act, i, k.load("x", token * stride + column))
     return k.function()
 
@@ -86,7 +92,9 @@ def expert_combine(spec: KernelSpec) -> tirx.PrimFunc:
         total = Cell(T.float32(0.0))
         with T.serial(top_k) as j:
             weight = T.reinterpret("float32", k.raw("chosen", row * (2 * top_k) + top_k + j))
-            total.set(total.get() + k.raw("x", (row * top_k + j) * dim + i) * weight)
+            held = k.raw("chosen", row * (2 * top_k) + j) < int(p["experts"])
+            with when(held) if p.get("some") else nullcontext():
+                total.set(total.get() + k.raw("x", (row * top_k + j) * dim + i) * weight)
         value = total.get()
         if p["residual"]:
             value = value + k.raw("residual", row * dim + i)
