@@ -32,6 +32,7 @@ from llmc.models.families.gptj import CODEGEN, GPTJ
 from llmc.models.families.granite import GRANITE, GRANITEMOE
 from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE
 from llmc.models.families.internlm import INTERNLM, INTERNLM2, INTERNLM3
+from llmc.models.families.kimi_k25 import KIMI_K25
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from llmc.models.families.llama_relatives import (
@@ -61,8 +62,9 @@ from llmc.models.families.phi3 import PHI3
 from llmc.models.families.phimoe import PHIMOE
 from llmc.models.families.qwen import QWEN
 from llmc.models.families.qwen2 import QWEN2
+from llmc.models.families.qwen2_vl import QWEN2_5_VL, QWEN2_VL
 from llmc.models.families.qwen3 import QWEN3
-from llmc.models.families.qwen3_vl import QWEN3_VL
+from llmc.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from llmc.models.families.sigmoid_mixtures import DOTS1, GLM4_MOE
 from llmc.models.families.smollm3 import SMOLLM3
@@ -129,6 +131,7 @@ FAMILIES: dict[str, Family] = {
         MINICPM3,
         MINIMAX_M2,
         KIMI_K2,
+        KIMI_K25,
         MIXTRAL,
         MODERNBERT,
         MPT,
@@ -145,7 +148,10 @@ FAMILIES: dict[str, Family] = {
         QWEN,
         QWEN2_MOE,
         QWEN3_MOE,
+        QWEN2_VL,
+        QWEN2_5_VL,
         QWEN3_VL,
+        QWEN3_VL_MOE,
         ROBERTA,
         SEED_OSS,
         SMOLLM3,

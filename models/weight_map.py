@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,6 +96,10 @@ class WeightMap:
     unused: frozenset[str]
     other_modules: tuple[str, ...] = ()
 
+    def sources(self) -> Iterator[Source]:
+        """Every tensor that the checkpoint must have."""
+        return (source for target in self.targets for source in target.sources)
+
     def check(
         self,
         shapes: Mapping[str, Shape],
@@ -108,7 +112,7 @@ class WeightMap:
         config_name: what implies the shapes. called: from our name of a tensor to that of the checkpoint's files.
         """
         again = f"mend {config_name} or download the checkpoint again"
-        sources = {source.name: source for target in self.targets for source in target.sources}
+        sources = {source.name: source for source in self.sources()}
         for source in sources.values():
             found = shapes.get(source.name)
             if found is None:

@@ -15,7 +15,7 @@ from llmc.models.layout import Layout
 from llmc.models.standard import layer_count
 
 # The layer behind the last one guesses the token after the next.
-_LAYOUT = Layout(shared="mlp.shared_experts", other_modules=("model.layers.{}.",))
+LATENT_LAYOUT = Layout(shared="mlp.shared_experts", other_modules=("model.layers.{}.",))
 _HARMLESS = frozenset({"ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim"})
 
 
@@ -64,7 +64,7 @@ def read_v3(fields: Fields, generation: Fields) -> ModelConfig:
     return read_latent_config(fields, generation, experts=replace(experts, layers=layers) if layers else None)
 
 
-_STACKED = (stacked(_LAYOUT).weight_map,)
-DEEPSEEK_V2 = Family("deepseek_v2", read_v2, _LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
-DEEPSEEK_V3 = Family("deepseek_v3", read_v3, _LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
-KIMI_K2 = Family("kimi_k2", read_v3, _LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
+_STACKED = (stacked(LATENT_LAYOUT).weight_map,)
+DEEPSEEK_V2 = Family("deepseek_v2", read_v2, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
+DEEPSEEK_V3 = Family("deepseek_v3", read_v3, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
+KIMI_K2 = Family("kimi_k2", read_v3, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)

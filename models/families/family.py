@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmc.models.config import ModelConfig, Pooled, Pooling
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT
-from llmc.models.weight_map import WeightMap
+from llmc.models.weight_map import Shape, WeightMap
 
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
@@ -58,10 +58,12 @@ class Family:
     generates: bool = True
     vectors: Vectors | None = None
 
-    def weight_map_of(self, config: ModelConfig, names: Container[str]) -> WeightMap:
-        """The map of a checkpoint that has these tensors: another one where it has all that this asks for."""
-        for other in self.other_maps:
-            found = other(config)
-            if all(source.name in names for target in found.targets for source in target.sources):
-                return found
-        return self.weight_map(config)
+    def weight_map_of(self, config: ModelConfig, shapes: Mapping[str, Shape]) -> WeightMap:
+        """The map of a checkpoint that has tensors of these shapes: the first one whose names it has all, or whose
+        shapes too, where maps differ in these alone."""
+        maps = [*(other(config) for other in self.other_maps), self.weight_map(config)]
+        named = [found for found in maps if all(source.name in shapes for source in found.sources())]
+        exact = (
+            found for found in named if all(shapes[source.name] == source.stored_shape for source in found.sources())
+        )
+        return next(exact, named[0] if named else maps[-1])

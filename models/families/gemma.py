@@ -9,9 +9,9 @@ from typing import Any
 from llmc.models.config import ModelConfig, Rope
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
-from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields
+from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, behind, without
+from llmc.models.layout import Layout, behind
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
 from llmc.models.standard import layer_count, read_activation, standard_config, windows_by_type
 
@@ -20,11 +20,7 @@ _SANDWICH = Layout(norm_plus=1.0, mlp_norm="pre_feedforward_layernorm")
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.")
 _WITH_IMAGES = replace(behind(_SANDWICH, "language_model."), other_modules=_OF_IMAGES)
 # As newer versions of transformers call them.
-_WITHIN = replace(
-    behind(without(_SANDWICH, "model."), "model.language_model."),
-    head="lm_head",
-    other_modules=tuple(f"model.{name}" for name in _OF_IMAGES),
-)
+_WITHIN = within(_SANDWICH, *_OF_IMAGES)
 _PERIOD_2, _PERIOD = 2, 6  # of layers, the last of which has no window
 _LOCAL_THETA = 10000.0
 

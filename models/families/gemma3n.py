@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from llmc.models.config import ModelConfig, Rope, Streams
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
-from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields
+from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, behind, without
+from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
 from llmc.models.standard import layer_count, read_activation, standard_config, windows_by_type
 from llmc.models.weight_map import Source, Target, WeightMap
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 _LAYOUT = Layout(mlp_norm="pre_feedforward_layernorm")
 _OTHERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
-_WITHIN = replace(
-    behind(without(_LAYOUT, "model."), "model.language_model."),
-    head="lm_head",
-    other_modules=tuple(f"model.{name}" for name in _OTHERS),
-)
+_WITHIN = within(_LAYOUT, *_OTHERS)
 _PERIOD = 5  # of layers, the last of which has no window
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 _SIZES = {

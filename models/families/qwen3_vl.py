@@ -1,5 +1,4 @@
-"""Qwen3-VL, for text: the decoder is Qwen3's. A text's tokens have one position in time, height and width, so that the
-rotary positions of images (mrope) are those of every decoder."""
+"""Qwen3-VL, for text: the decoder is Qwen3's, or that of the mixtures among Qwen3."""
 
 from __future__ import annotations
 
@@ -7,28 +6,48 @@ from dataclasses import replace
 
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
-from llmc.models.families.qwen3 import read_config as read_text
-from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields
-from llmc.models.fields import Fields
-from llmc.models.known_keys import nested
-from llmc.models.layout import LLAMA_LAYOUT, behind, without
-
-_LAYOUT = replace(
-    behind(without(LLAMA_LAYOUT, "model."), "model.language_model."), head="lm_head", other_modules=("model.visual.",)
+from llmc.models.families.mixtures import stacked
+from llmc.models.families.qwen3 import read_config as read_dense
+from llmc.models.families.qwen_moe import read_qwen3 as read_mixture
+from llmc.models.families.with_images import (
+    harmless_with_images,
+    neutral_with_images,
+    text_fields,
+    with_one_position,
+    within,
 )
+from llmc.models.fields import Fields
+from llmc.models.layout import LLAMA_LAYOUT
+
+_LAYOUT = within(LLAMA_LAYOUT, "visual.")
+_STACKED = within(stacked(), "visual.")
+# As the authors publish them.
+_TURNED = replace(_STACKED, experts_turned=True)
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    return replace(read_text(text_fields(fields), generation), model_type=fields.text("model_type"))
+    text = with_one_position(text_fields(fields))
+    return replace(read_dense(text, generation), model_type=fields.text("model_type"))
 
 
-# How elements of a head are shared between time, height and width.
-_SHARES = ("mrope_section", "mrope_interleaved")
-_OF_POSITIONS = nested("rope_parameters", _SHARES) | nested("rope_scaling", _SHARES)
+def read_moe_config(fields: Fields, generation: Fields) -> ModelConfig:
+    """Weights of a token's experts are normalised, whatever norm_topk_prob is."""
+    text = with_one_position(text_fields(fields)).with_values(norm_topk_prob=True)
+    return replace(read_mixture(text, generation), model_type=fields.text("model_type"))
+
+
 QWEN3_VL = Family(
     "qwen3_vl",
     read_config,
     _LAYOUT.weight_map,
-    harmless=harmless_with_images(_OF_POSITIONS),
+    harmless=harmless_with_images(frozenset()),
     neutral=neutral_with_images({}),
+)
+QWEN3_VL_MOE = Family(
+    "qwen3_vl_moe",
+    read_moe_config,
+    _TURNED.weight_map,
+    other_maps=(_STACKED.weight_map, _LAYOUT.weight_map),
+    harmless=harmless_with_images(frozenset()),
+    neutral=neutral_with_images({"norm_topk_prob": True}),
 )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.known_keys import HARMLESS, NEUTRAL, nested
+from llmc.models.layout import Layout, behind, without
 
 _TEXT = "text_config"
 _TIED = "tie_word_embeddings"
 _OF_THE_WHOLE = ("eos_token_id", "bos_token_id")
+_ROPES = ("rope_parameters", "rope_scaling")
+_SHARES = ("mrope_section", "mrope_interleaved")
+_OF_THREE, _PLAIN = "mrope", "default"
 OF_IMAGES = frozenset({
     "vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "boi_token_id", "eoi_token_id",
-    "image_token_id", "mm_tokens_per_image", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "image_token_id", "mm_tokens_per_image", "video_token_id", "vision_token_id", "vision_start_token_id",
+    "vision_end_token_id",
 })  # fmt: skip
 """Harmless: where images are in a text, and what reads them."""
 
@@ -34,6 +40,24 @@ def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None) -> Fi
     if text.has(_TIED) or fields.has(_TIED):
         found[_TIED] = fields.raw(_TIED, text.raw(_TIED, False))
     return text.with_values(**found)
+
+
+def with_one_position(fields: Fields) -> Fields:
+    """The same for a text, whose tokens have one position in time, height and width. Then it does not count how these
+    share the elements of a head: positions of images (mrope) are rotated as those of every decoder."""
+    tables = {name: fields.raw(name) for name in _ROPES if isinstance(fields.raw(name, None), dict)}
+    plain = {
+        name: {key: _PLAIN if value == _OF_THREE else value for key, value in table.items() if key not in _SHARES}
+        for name, table in tables.items()
+    }
+    return fields.with_values(**plain)
+
+
+def within(layout: Layout, *others: str) -> Layout:
+    """As newer versions of transformers call the parts of such a model. others: its modules that llmc does not use."""
+    found = behind(without(layout, "model."), "model.language_model.")
+    modules = (*found.other_modules, *(f"model.{name}" for name in others))
+    return replace(found, head=layout.head, other_modules=modules)
 
 
 def harmless_with_images(names: frozenset[str]) -> frozenset[str]:

@@ -28,7 +28,8 @@ WITHOUT_FILES = {"codegen", "gptj", "helium", "internlm", "mimo", "opt", "telech
 """Families that llama.cpp's converter makes no file of."""
 IN_OTHERS = {
     "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "internlm3": "llama",
-    "kimi_k2": "deepseek2", "llama4": "llama4", "mistral": "llama", "mixtral": "llama", "qwen3_vl": "qwen3vl",
+    "kimi_k2": "deepseek2", "kimi_k25": "deepseek2", "llama4": "llama4", "mistral": "llama", "mixtral": "llama",
+    "qwen2_5_vl": "qwen2vl", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
     "roberta": "bert", "xlm-roberta": "bert",
 }  # fmt: skip
 """Families whose files are of an architecture that another family reads, or may."""

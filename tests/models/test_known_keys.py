@@ -54,7 +54,8 @@ READ_WHERE_THEY_DECIDE = {
     ("falcon", "multi_query"), ("falcon", "num_kv_heads"), ("phi3", "original_max_position_embeddings"),
     ("gemma", "hidden_act"), ("exaone4", "sliding_window_pattern"), ("qwen2", "sliding_window"),
     ("qwen3", "sliding_window"), ("smollm3", "sliding_window"), ("gemma2", "hidden_act"),
-    ("qwen2_moe", "sliding_window"), ("qwen3_moe", "sliding_window"),
+    ("qwen2_moe", "sliding_window"), ("qwen3_moe", "sliding_window"), ("qwen2_vl", "sliding_window"),
+    ("qwen2_5_vl", "sliding_window"),
     ("bloom", "pretraining_tp"), ("bloom", "slow_but_exact"), ("phimoe", "original_max_position_embeddings"),
     ("modernbert", "classifier_activation"), ("modernbert", "classifier_bias"), ("modernbert", "classifier_pooling"),
 }  # fmt: skip
@@ -77,7 +78,7 @@ def default_config(model_type: str) -> dict[str, Any]:
     settings = {"bos_token_id": 1, "eos_token_id": 2, **NO_DEFAULT.get(model_type, {})}
     config = json.loads(CONFIG_MAPPING[model_type](**settings).to_json_string(use_diff=False))
     assert isinstance(config, dict)
-    assert len(config) > 20
+    assert len(config) >= 20
     return config
 
 
@@ -131,8 +132,11 @@ def test_two_keys_that_contradict_each_other_are_refused() -> None:
             unknown(FAMILIES["llama"], {**base, **changes})
 
 
-# Three have a config alone there: their models are Llama's and DeepSeek-V3's.
-@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - REMOTE.keys() - {"exaone", "internlm3", "kimi_k2"}))
+# Four have a config alone there, or what reads images: their decoders are Llama's and DeepSeek-V3's.
+_OF_OTHERS = {"exaone", "internlm3", "kimi_k2", "kimi_k25"}
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - REMOTE.keys() - _OF_OTHERS))
 def test_transformers_takes_nothing_from_a_harmless_key(model_type: str) -> None:
     code = code_of(model_type).read_text()
     asked = set(re.findall(r"\bconfig\.(\w+)", code)) | set(re.findall(r"""config, "(\w+)\"""", code))

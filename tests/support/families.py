@@ -62,6 +62,8 @@ GEMMA3N = {
 }
 EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 
+MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
     "arcee": ("arcee", {}),
@@ -315,6 +317,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_k2",
         {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
     ),
+    "kimi_k25": (
+        "kimi_k25",
+        {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
+    ),
     "llama": ("llama", {}),
     "llama4": (
         "llama4",
@@ -469,9 +475,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
     ),
-    "qwen3_vl": (
-        "qwen3_vl",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}},
+    "qwen2_5_vl": ("qwen2_5_vl", {"rope_parameters": MROPE}),
+    "qwen2_vl": ("qwen2_vl", {"rope_parameters": MROPE, "tie_word_embeddings": True}),
+    "qwen3_vl": ("qwen3_vl", {"rope_parameters": MROPE}),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {
+            "rope_parameters": MROPE,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
     ),
     "seed_oss": ("seed_oss", {}),
     "seed_oss-biases": ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),

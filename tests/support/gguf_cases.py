@@ -73,7 +73,12 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "phi3-long": ({}, {}),
     "phimoe": ({"router_jitter_noise": 0.01}, {}),
     "qwen": ({"use_dynamic_ntk": False, "use_logn_attn": False}, {"feed_forward_length": 200}),
+    "qwen2_vl": ({}, {"rope.dimension_sections": [4, 3, 3, 0]}),
     "qwen3_vl": ({}, {"rope.dimension_sections": [4, 3, 3, 0], "n_deepstack_layers": 1}),
+    "qwen3_vl_moe": (
+        {"mlp_only_layers": []},
+        {"rope.dimension_sections": [4, 3, 3, 0], "n_deepstack_layers": 1},
+    ),
     "seed_oss": ({}, {}),
     "smollm3": ({}, {}),
     "stablelm": ({}, {"use_parallel_residual": False}),

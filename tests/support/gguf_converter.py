@@ -29,7 +29,8 @@ ARCHITECTURES = {
     "gemma3n_text": "gemma3n", "glm": "chatglm", "glm4_moe": "glm4moe", "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense", "kimi_k2": "deepseek2",
     "llama4_text": "llama4", "minimax_m2": "minimax-m2", "modernbert": "modern-bert", "nomic_bert": "nomic-bert",
-    "phi": "phi2", "qwen3_vl": "qwen3vl", "roberta": "bert", "xlm-roberta": "bert",
+    "phi": "phi2", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert",
+    "xlm-roberta": "bert",
 }  # fmt: skip
 """By model_type, where llama.cpp calls it otherwise."""
 _PAIRED = frozenset(
@@ -185,7 +186,7 @@ def write_converted(
         writer.add_tensor(name, tensor)
     stood: Tensors = {}
     for name, tensor in _stacked(parts).items():
-        if "pooler" in name or ".visual." in name or name.endswith("position_ids"):
+        if "pooler" in name or "visual." in name or name.endswith("position_ids"):
             continue
         theirs = _their_name(name, names)
         if kind in _PAIRED and re.search(r"attn_[qk]\.(weight|bias)", theirs):

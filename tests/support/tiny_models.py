@@ -15,11 +15,15 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3ForConditionalGeneration,
     Llama4ForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
+from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25ForConditionalGeneration
 
 from support.remote_code.registry import REMOTE, remote_config, run_remote, save_remote
 
@@ -64,26 +68,47 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Models that read images, whose decoder is a table in their config; and what is theirs alone there.
 _WITH_EYES = {
     "gemma3": Gemma3ForConditionalGeneration,
+    "kimi_k25": Kimi_K25ForConditionalGeneration,
     "llama4": Llama4ForConditionalGeneration,
+    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
+    "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
 }
+_OF_TEXT = {"kimi_k25": "deepseek_v3"}
+"""Their decoder's config, where it is not called as the whole is."""
 WITHIN = "gemma3n"
 """As those, but the tiny one has the decoder alone."""
 _EYES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
 }  # fmt: skip
+_QWEN3_EYES: dict[str, Any] = {
+    "vision_config": {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 60,
+        "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
+    },
+}  # fmt: skip
 _OF_EYES: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": {"model_type": "siglip_vision_model", **_EYES}, "mm_tokens_per_image": 4},
     "llama4": {
         "vision_config": {**_EYES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     },
-    "qwen3_vl": {
+    "kimi_k25": {
+        "vision_config": {
+            "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "pos_emb_height": 4, "pos_emb_width": 4,
+        },
+        "projection_hidden_size": 16,
+    },
+    "qwen2_5_vl": {
         "vision_config": {
             "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 60,
-            "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
+            "fullatt_block_indexes": [0],
         },
     },
+    "qwen2_vl": {"vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 60, "mlp_ratio": 2, "num_heads": 2}},
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _QWEN3_EYES),
 }  # fmt: skip
 
 
@@ -132,7 +157,19 @@ def make_tiny_model(
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     if family == WITHIN:
         _put_within(Path(path))
+    if family == "kimi_k25":
+        _with_layers(Path(path))
     return Path(path)
+
+
+def _with_layers(path: Path) -> None:
+    """Calls layers of the decoder so, as published checkpoints do; transformers writes those of the images' model."""
+    tensors = load_file(path / "model.safetensors")
+    renamed = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def _put_within(path: Path) -> None:
@@ -162,7 +199,8 @@ def _from_within(path: Path, dtype: torch.dtype) -> Any:
 
 def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str]) -> Any:
     """told: fields that its config must have; of the others it takes those that it knows."""
-    kind = CONFIG_MAPPING[f"{family}_text" if family in (*_WITH_EYES, WITHIN) else family]
+    with_text = f"{family}_text" if family in (*_WITH_EYES, WITHIN) else family
+    kind = CONFIG_MAPPING[_OF_TEXT.get(family, with_text)]
     known = {*kind.__dataclass_fields__, *kind.attribute_map, *told}
     config = kind(**{name: value for name, value in fields.items() if name in known})
     if family in _WITH_EYES:

@@ -42,7 +42,9 @@ ARCHITECTURES = {
         Architecture("qwen2", "qwen2"),
         Architecture("qwen3", "qwen3"),
         # Decoders of models that read images, whose own tensors are another file.
+        Architecture("qwen2vl", "qwen2"),
         Architecture("qwen3vl", "qwen3"),
+        Architecture("qwen3vlmoe", "qwen3_moe"),
         Architecture("gemma", "gemma"),
         Architecture("gemma2", "gemma2", _AROUND),
         Architecture("gemma3", "gemma3_text", _AROUND),

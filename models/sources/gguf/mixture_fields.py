@@ -98,7 +98,7 @@ def _qwen2moe(read: Reader) -> dict[str, Any]:
     }
 
 
-def _qwen3moe(read: Reader) -> dict[str, Any]:
+def qwen3moe(read: Reader) -> dict[str, Any]:
     """Weights of the chosen experts are normalised."""
     read.no_window()
     return {**_experts(read), "norm_topk_prob": True}
@@ -236,5 +236,5 @@ MIXTURES: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "olmoe": _of_whole_model,
     "phimoe": _phimoe,
     "qwen2moe": _qwen2moe,
-    "qwen3moe": _qwen3moe,
+    "qwen3moe": qwen3moe,
 }

@@ -8,7 +8,7 @@ from typing import Any
 from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.encoder_fields import ENCODERS
 from llmc.models.sources.gguf.metadata import Metadata
-from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral
+from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral, qwen3moe
 from llmc.models.sources.gguf.reader import Reader, Shapes
 from llmc.models.sources.gguf.streams import read_streams
 
@@ -156,7 +156,7 @@ def _behind_images(read: Reader) -> dict[str, Any]:
     """How positions are shared between time, height and width, and layers that read images, matter to images alone."""
     for name in ("rope.dimension_sections", "n_deepstack_layers"):
         read.metadata.has(read.key(name))
-    return plain(read)
+    return qwen3moe(read) if read.architecture.model_type == "qwen3_moe" else plain(read)
 
 
 def _stablelm(read: Reader) -> dict[str, Any]:
@@ -186,7 +186,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "phi2": _phi2,
     "phi3": _phi3,
     "qwen": _qwen,
-    "qwen3vl": _behind_images,
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _behind_images),
     "stablelm": _stablelm,
     "starcoder": _gpt2,
     **MIXTURES,
