@@ -1,44 +1,63 @@
-"""What a model of no known family is built of, by the keys of its config.json: for the sentence that refuses it."""
+"""What a model of no known family is built of that llmc has not, by its config.json: the reasons of a refusal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_LINEAR = "linear attention or state space layers"
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "a mixture of experts": (
-        "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "moe_intermediate_size",
-        "ffn_config",
-    ),
-    "latent attention": ("kv_lora_rank",),
+Table = Mapping[str, Any]
+_KEYS: Mapping[str, tuple[str, ...]] = {
     "sparse attention": ("index_topk", "index_n_heads", "sparse_attention_config", "compress_ratios"),
-    _LINEAR: (
-        "linear_num_key_heads", "linear_attn_config", "attn_type_list", "mamba_num_heads", "hybrid_override_pattern",
-        "conv_L_cache",
-    ),
-    "blocks of different sizes": ("block_configs",),
-    "attention sinks": ("attention_sink_bias", "add_swa_attention_sink_bias", "swiglu_limit"),
-    "inputs per layer": ("hidden_size_per_layer_input",),
-    "bounded scores": ("attn_logit_softcapping",),
+    "blocks of different sizes": ("block_configs", "use_double_wide_mlp"),
+    "heads of two sizes": ("global_head_dim",),
+    "keys that are values, too": ("attention_k_eq_v",),
+    "experts beside a plain block": ("enable_moe_block",),
     "images": ("vision_config", "visual", "mm_vision_tower", "vision_tower", "img_processor"),
     "sound": ("audio_config",),
     "an encoder": ("type_vocab_size",),
-}  # fmt: skip
-"""Keys that only a config of a model with such parts has; null or 0 is without."""
+}
+"""Keys that only a config of a model with such parts has; null, false or 0 is without."""
+_LINEAR_KEYS = (
+    "linear_num_key_heads", "linear_attn_config", "mamba_num_heads", "hybrid_override_pattern", "conv_L_cache",
+)  # fmt: skip
+_LINEAR_KINDS: tuple[tuple[str, object], ...] = (("attn_type_list", 0), ("layer_types", "linear_attention"))
+
+
+def _linear(table: Table) -> bool:
+    listed = any(isinstance(table.get(name), list) and kind in table[name] for name, kind in _LINEAR_KINDS)
+    return listed or any(table.get(name) for name in _LINEAR_KEYS)
+
+
+def _short_values(table: Table) -> bool:
+    sizes = table.get("head_dim"), table.get("v_head_dim")
+    return all(sizes) and sizes[0] != sizes[1] and not table.get("kv_lora_rank")
+
+
+def _unequal_layers(table: Table) -> bool:
+    windowed = table.get("swa_num_key_value_heads")
+    return bool(windowed) and windowed != table.get("num_key_value_heads")
+
+
+_LINEAR, _HEADS_DIFFER = "linear attention or state space layers", "layers of different numbers of heads"
+_CONDITIONS: Mapping[str, Callable[[Table], bool]] = {
+    _LINEAR: _linear,
+    "values shorter than keys": _short_values,
+    _HEADS_DIFFER: _unequal_layers,
+}
+_OF_TYPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("minimax", "minimax_text_01"), ("norms on the residual",)),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (_LINEAR,)),
+    "step3p7": ("gates on the results of heads", _HEADS_DIFFER),
+}
+"""What every model of a model_type has, whatever its config.json tells."""
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
-def _linear_layers(kinds: object) -> bool:
-    return isinstance(kinds, list) and "linear_attention" in kinds
-
-
-def unsupported_parts(config: Mapping[str, Any]) -> Iterator[str]:
-    """In words; none where the keys tell nothing."""
+def unsupported_parts(config: Table) -> Iterator[str]:
+    """In words; none where nothing tells of any."""
     places = [config, *(config[name] for name in _NESTED if isinstance(config.get(name), Mapping))]
-    for part, names in _PARTS.items():
-        named = any(place.get(name) for place in places for name in names)
-        if named or (part == _LINEAR and any(_linear_layers(place.get("layer_types")) for place in places)):
-            yield part
+    parts = [part for part, holds in _CONDITIONS.items() if any(map(holds, places))]
+    parts += [part for part, names in _KEYS.items() if any(place.get(name) for place in places for name in names)]
+    yield from dict.fromkeys((*_OF_TYPES.get(str(config.get("model_type")), ()), *parts))
     if config.get("auto_map"):
         yield "code of its own (auto_map)"
