@@ -102,7 +102,7 @@ class Bench:
 
     def decode_overhead(self, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
         """Shares of the decode steps of one request through the engine: kernels, barrier, overhead."""
-        from llmc.cli.render.run_summary import decode_shares
+        from llmc.runtime.offline.decode_shares import decode_shares
 
         with Engine(self.artifact, num_threads=self.threads, max_num_seqs=1, weight_memory="copied") as engine:
             prompt = [i % (self.model.vocab_size - 2) + 2 for i in range(prompt_tokens)]

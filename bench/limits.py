@@ -19,11 +19,9 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from bench.peers.limits import UNITS, by_threads, thread_counts
 from bench.peers.report import Spread
-from llmc.cli.render.tables import print_table
 from llmc.runtime.binding.machine_limits import LIMITS
 
 
@@ -36,13 +34,13 @@ def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[st
     return {threads: {limit: Spread.of(row[limit]) for limit in row} for threads, row in rates.items()}
 
 
-def as_table(rows: dict[int, dict[str, Spread]]) -> Table:
-    table = Table(box=None)
-    for head in ("threads", *(f"{limit}, {UNITS[limit]}" for limit in LIMITS)):
-        table.add_column(head)
+def as_lines(rows: dict[int, dict[str, Spread]]) -> list[str]:
+    """Columns as wide as their widest cell, a line for each number of threads."""
+    lines = [["threads", *(f"{limit}, {UNITS[limit]}" for limit in LIMITS)]]
     for threads, row in rows.items():
-        table.add_row(str(threads), *(row[limit].text(1e9) if limit in row else "–" for limit in LIMITS))
-    return table
+        lines.append([str(threads), *(row[limit].text(1e9) if limit in row else "–" for limit in LIMITS)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps({t: {limit: asdict(spread) for limit, spread in row.items()} for t, row in rows.items()}))
     else:
-        print_table(as_table(rows))
+        print(*as_lines(rows), sep="\n")
 
 
 if __name__ == "__main__":

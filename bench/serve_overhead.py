@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from llmc.cli.bench_offline import drive
 from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.loadgen.answer import Outcome
+from llmc.runtime.loadgen.drive import drive
 from llmc.runtime.loadgen.http import Address, HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, run_load
 from llmc.runtime.loadgen.measure import Report, report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,18 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.buckets.trace import Trace, read_trace
-from llmc.buckets.trace_text import STDIN, is_packed
-from llmc.cli.render.bench import BenchError, check_output, print_report, write_result
-from llmc.regular_file import open_regular
+from llmc.cli.render.bench import check_output, print_report, write_result
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
 from llmc.runtime.loadgen.buckets import BucketUse, of_server, used_between
+from llmc.runtime.loadgen.dataset import Source, read_dataset
+from llmc.runtime.loadgen.error import BenchError
 from llmc.runtime.loadgen.http import Address, HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, ServerFacts, ask_once, run_load, server_facts
 from llmc.runtime.loadgen.measure import GOODPUT_METRICS, report
 from llmc.runtime.loadgen.workload import FIRST_ID, GivenPrompts, Lengths, RandomTokens, Workload
-from llmc.runtime.offline.prompts import read_file
 from llmc.runtime.report.page import check_html_option, write_page
 
 _DEFAULT_PROMPTS = 200
@@ -144,37 +141,6 @@ async def _run(
         return facts, plan, outcomes, None if before is None else used_between(before, await of_server(client))
     finally:
         await client.close()
-
-
-Source = Trace | list[Any] | None
-
-
-def read_dataset(name: str) -> Source:
-    """None for random tokens, a Trace, or the prompts of a file. Raises BenchError, PromptError or TraceError."""
-    if name == "random":
-        return None
-    path = Path(name)
-    try:
-        if path == STDIN or is_packed(path):
-            return read_trace(path)
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as lines:
-            first = next((line for line in lines if line.strip()), "")
-    except OSError as error:
-        raise BenchError(f'cannot read --dataset {path}: {error.strerror or error}; "random" needs no file') from error
-    except UnicodeDecodeError as error:
-        raise BenchError(f"--dataset {path} is not UTF-8 text: it is no prompts file and no trace") from error
-    if path.suffix == ".txt" or (first.startswith("{") and any(f'"{key}"' in first for key in _PROMPT_KEYS)):
-        return [_prompt(item) for item in read_file(path)]
-    return read_trace(path)
-
-
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-
-
-def _prompt(item: Any) -> Any:
-    if item.messages is not None:
-        return list(item.messages)
-    return item.text if item.token_ids is None else list(item.token_ids)
 
 
 def make_plan(options: ServeOptions, source: Source, facts: ServerFacts) -> Plan:

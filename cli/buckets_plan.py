@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,7 +16,6 @@ from llmc.buckets import BucketError
 from llmc.buckets.contexts import Contexts
 from llmc.buckets.verify import DEFAULT_ODDS
 from llmc.cli.options.numbers import finite
-from llmc.regular_file import JsonError, parse_json, read_regular
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import BucketLadder
@@ -227,6 +226,7 @@ def _cost_model(
 ) -> tuple[StepCosts, bool, Resources]:
     """What steps take, whether tokens are minimised instead, and what graphs take beside time."""
     from llmc.buckets.cost import FlopsCost, ModelShape
+    from llmc.buckets.model_config import read_config
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import AssumedCost, StepCosts
     from llmc.compiler.compile_times import learned
@@ -250,20 +250,6 @@ def _cost_model(
         return StepCosts.of_model(roofline, "a roofline"), False, resources
     assumed = AssumedCost(server.prefill_tokens_per_s, server.decode_step_s)
     return StepCosts.of_model(assumed, "assumed"), True, resources
-
-
-def read_config(model: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises BucketError."""
-    path = model / "config.json"
-    try:
-        data = parse_json(read_regular(path, 1 << 24))
-    except OSError as error:
-        raise BucketError(f"cannot read {path}: {error.strerror or error}; give a model directory") from None
-    except JsonError:
-        raise BucketError(f"{path} is not valid JSON; download the model again") from None
-    if not isinstance(data, dict):
-        raise BucketError(f"{path} is not a JSON object; download the model again")
-    return data
 
 
 def _bytes(text: str | None) -> int | None:

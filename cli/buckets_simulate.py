@@ -180,9 +180,9 @@ def _costs(
     decode_step_ms: float,
 ) -> tuple[StepCosts, Resources]:
     from llmc.buckets.cost import FlopsCost, ModelShape
+    from llmc.buckets.model_config import read_config
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import AssumedCost, StepCosts
-    from llmc.cli.buckets_plan import read_config
     from llmc.compiler.compile_times import learned
     from llmc.runtime.warm_up.cost_tables import measured_table, step_costs
 

@@ -12,9 +12,22 @@ import typer
 
 import llmc
 from llmc.cli.render.flag_words import in_flags
-from llmc.cli.render.help_layout import SUMMARIES, lay_out
+from llmc.cli.render.help_layout import HEADINGS, SUMMARIES, lay_out
 from llmc.cli.render.terminal_text import escape_streams, escaped_streams
 from llmc.distribution import name_clash
+
+__all__ = [
+    "COMMANDS",
+    "EXIT_FAILURE",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "HEADINGS",
+    "SUMMARIES",
+    "build_app",
+    "describe",
+    "main",
+]
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 COMMANDS = tuple(name for name in SUMMARIES if " " not in name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -32,7 +31,6 @@ from llmc.cli.options.warm_flags import (
 )
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.cli.render.terminal_text import escape_streams, exact
-from llmc.regular_file import read_text
 from llmc.runtime.misses.record import prepare_record
 from llmc.units import parse_size
 
@@ -240,11 +238,17 @@ def serve_command(
     check_parsers(tool_call_parser, reasoning_parser)
     max_body_bytes, pool_bytes = parse_size(max_body_size), parse_size(kv_bytes)
     trace_bytes, stored_bytes = parse_size(record_trace_max_bytes), parse_size(max_stored_response_size)
-    keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
+    from llmc.runtime.server.api_keys import KeysError, read_keys
+
+    try:
+        keys = (*api_key, *(read_keys(api_key_file) if api_key_file is not None else ()))
+    except KeysError as error:
+        raise typer.BadParameter(str(error)) from error
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
 
     from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
+    from llmc.model_name import model_name
 
     names = tuple(served_model_name) or (model_name(model),)
     adapters = parse_adapters(lora, names)
@@ -353,34 +357,6 @@ def check_parsers(tool: str, reasoning: str) -> None:
         choose_parsers(tool, reasoning, None, None)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def read_keys(file: Path) -> Sequence[str]:
-    """Keys of a file, one a line; blank lines and those that start with # are left out. Raises BadParameter."""
-    try:
-        lines = [line.strip() for line in read_text(file, 1 << 20).splitlines()]
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read --api-key-file {file}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise typer.BadParameter(f"cannot read --api-key-file {file}: {error}") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise typer.BadParameter(f"--api-key-file {file} has no key: write one a line")
-    return keys
-
-
-def model_name(model: Path) -> str:
-    """What clients call it: its directory's or its file's name, or its name on the hub."""
-    from llmc.hub_id import hub_id
-    from llmc.model_path import is_gguf, is_onnx
-
-    found = hub_id(model)
-    if is_gguf(model):
-        return model.resolve().stem
-    if is_onnx(model):
-        # Most graphs are called model.onnx.
-        return model.resolve().parent.name
-    return model.resolve().name if found is None else found.repo
 
 
 def compile_aside(model: Path) -> Path:

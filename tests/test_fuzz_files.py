@@ -10,16 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 
 from bench.fuzz_files import Kind, fuzz, kinds
 from llmc.buckets.bucket import BucketError
-from llmc.cli.bench_serve import read_dataset
-from llmc.cli.buckets_plan import read_config
-from llmc.cli.render.bench import BenchError
-from llmc.cli.serve import read_keys
+from llmc.buckets.model_config import read_config
 from llmc.compiler.store.cache import GraphCache, key_of
+from llmc.runtime.loadgen.dataset import read_dataset
+from llmc.runtime.loadgen.error import BenchError
 from llmc.runtime.misses.record import prepare_record
+from llmc.runtime.server.api_keys import KeysError, read_keys
 
 from support.artifacts import TinyArtifact
 
@@ -61,7 +60,7 @@ def test_what_is_no_file_is_refused_at_once(name: str, make: Callable[[Path], No
 def test_pipes_elsewhere(tmp_path: Path) -> None:
     for name in ("x", "config.json", "set.jsonl"):
         os.mkfifo(tmp_path / name)
-    with pytest.raises(typer.BadParameter, match="it is a pipe"):
+    with pytest.raises(KeysError, match="it is a pipe"):
         read_keys(tmp_path / "x")
     with pytest.raises(BucketError, match="it is a pipe"):
         read_config(tmp_path)

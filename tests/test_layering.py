@@ -162,6 +162,21 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not [" -> ".join(way) for module in sorted(graph) if (way := circle(module, ()))]
 
 
+def test_only_its_own_tests_look_into_the_command_line() -> None:
+    """What bench, docs and other tests need of it is a line that anybody can type, or stands where it belongs."""
+    folders = ("bench", "docs", "examples", "tests", *(folder for folder in FOLDERS if folder != "cli"))
+    files = [path for folder in folders for path in sources(folder) if "tests/cli/" not in path.as_posix()]
+    wrong = []
+    for path in files:
+        modules = imported_modules(path, ".".join(path.relative_to(ROOT).parent.parts))
+        # Some programs are a text that another process runs.
+        told = re.findall(r"(?:from|import) (llmc\.cli(?:\.\w+)*)(?: import (\w+))?", path.read_text(encoding="utf-8"))
+        modules |= {f"{module}.{name}" if name else module for module, name in told}
+        inside = {m for m in modules if m.startswith("llmc.cli.") and not f"{m}.".startswith("llmc.cli.main.")}
+        wrong += [f"{path.relative_to(ROOT)} imports {module}" for module in sorted(inside)]
+    assert not wrong
+
+
 def test_the_package_s_face_is_for_users() -> None:
     """It imports the Python API and, for a model, the compiler: whoever of those imported it would import itself."""
     known = {path.stem for path in (ROOT / "llmc").glob("*.py")} | set(FOLDERS)

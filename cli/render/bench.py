@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.runtime.loadgen.error import BenchError
+
 if TYPE_CHECKING:
     from llmc.runtime.loadgen.measure import Report, Spread
 
 _COLUMNS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
-
-
-class BenchError(RuntimeError):
-    """A measurement that cannot be made or kept; the message is one sentence."""
 
 
 def print_spreads(spreads: Mapping[str, Spread | None], unit: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llmc.cli.cache_diff import differing
 from llmc.compiler.store.cache import Difference, GraphCache, Nearest
+from llmc.compiler.store.differences import differing
 
 Wanted = Sequence[tuple[str, Mapping[str, str]]]
 # What a graph depends on of its target; the rows of a tile are in its shape, too.

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from llmc.runtime.offline.decode_shares import decode_shares, stat
+
 if TYPE_CHECKING:
     from llmc.runtime.llm import LLM, Progress
     from llmc.runtime.outputs import RequestOutput
@@ -69,7 +71,7 @@ class Summary:
         """The summary with the engine's counters; call it while the engine is open."""
         seconds = max(time.monotonic() - self._start, 1e-9)
         stats = llm.stats()
-        scheduled, padded = _field(stats, "scheduled_tokens"), _field(stats, "padded_tokens")
+        scheduled, padded = stat(stats, "scheduled_tokens"), stat(stats, "padded_tokens")
         return {
             "requests": self._num_requests,
             "failed": self._num_failed,
@@ -83,10 +85,10 @@ class Summary:
             "ttft_s": _spread(self._ttft),
             "tpot_s": _spread(self._tpot),
             "padding_waste": padded / (scheduled + padded) if scheduled + padded else 0.0,
-            "bucket_misses": _field(stats, "num_bucket_misses"),
-            "preemptions": _field(stats, "num_preemptions"),
+            "bucket_misses": stat(stats, "num_bucket_misses"),
+            "preemptions": stat(stats, "num_preemptions"),
             "speculation": speculation(stats),
-            "time_s": {name: _field(stats, f"{name}_ns") / 1e9 for name in _TIMES},
+            "time_s": {name: stat(stats, f"{name}_ns") / 1e9 for name in _TIMES},
             "decode": decode_shares(stats),
             "graph_use": llm.graph_use(),
         }
@@ -96,31 +98,14 @@ class Summary:
 _TIMES = ("step", "schedule", "prepare", "replay", "sample", "kernel", "barrier")
 
 
-def decode_shares(stats: Any) -> dict[str, float] | None:
-    """What decode steps spend their wall time on; None without one.
-
-    kernels: inside kernels on thread 0; barrier: thread 0 waiting for the other threads; overhead: all the rest, from
-    scheduling to sampling.
-    """
-    step = _field(stats, "decode_step_ns")
-    if step == 0:
-        return None
-    kernels, barrier = _field(stats, "decode_kernel_ns") / step, _field(stats, "decode_barrier_ns") / step
-    return {"kernels": kernels, "barrier": barrier, "overhead": 1 - kernels - barrier}
-
-
 def speculation(stats: Any) -> dict[str, float] | None:
     """Guesses of next tokens that were checked, those that were right, and tokens that a speculative step gained; None
     without one."""
-    steps = _field(stats, "num_speculative_steps")
+    steps = stat(stats, "num_speculative_steps")
     if steps == 0:
         return None
-    drafted, accepted = _field(stats, "drafted_tokens"), _field(stats, "accepted_tokens")
+    drafted, accepted = stat(stats, "drafted_tokens"), stat(stats, "accepted_tokens")
     return {"steps": steps, "drafted": drafted, "accepted": accepted, "gained_per_step": accepted / steps}
-
-
-def _field(stats: Any, name: str) -> int:
-    return int(stats[name] if isinstance(stats, dict) else getattr(stats, name))
 
 
 def _spread(values: list[float]) -> dict[str, float] | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import typer
 
-from llmc.cli.main import build_app
-from llmc.cli.render.help_layout import HEADINGS
+from llmc.cli.main import HEADINGS, build_app
 
 from .markdown import cell, code, heading, prose, table
 

@@ -13,9 +13,9 @@ import pytest
 from llmc.buckets.bucket import Bucket, BucketError
 from llmc.buckets.misses import Miss, append_misses, read_misses
 from llmc.buckets.recorded_use import read_bucket_use, read_missed
-from llmc.cli.cache_diff import differing
 from llmc.cli.main import main
 from llmc.compiler.store.cache import Difference
+from llmc.compiler.store.differences import differing
 
 from support.manifests import edit_manifest
 

@@ -8,6 +8,8 @@ import pytest
 import typer
 
 from llmc.cli import main as cli
+from llmc.cli.options.weight_memory import WeightMemory
+from llmc.runtime.binding import WEIGHT_MEMORY
 from llmc.units import parse_size
 
 
@@ -154,3 +156,7 @@ def test_errors_have_no_control_characters(tmp_path: Path, capsys: pytest.Captur
     for argv in (["run", str(odd), "--prompt", "x"], ["inspect", str(odd)], ["compile", str(odd), "-o", str(odd)]):
         assert cli.main(argv) != 0
         assert r"\u001b[2J\u0007\u009b1m" in one_sentence(capsys)
+
+
+def test_modes_of_weight_memory_are_the_engine_s() -> None:
+    assert [mode.value for mode in WeightMemory] == list(WEIGHT_MEMORY)

@@ -16,12 +16,16 @@ import typer
 from typer.testing import CliRunner
 
 from llmc.cli import inspect as cli
+from llmc.cli.render.artifact_data import artifact_data
+from llmc.cli.render.artifact_text import artifact_text
 from llmc.cli.render.graph_formats import InspectError
 from llmc.compiler.store import graphs_writer as w
 from llmc.graphs_format import FAMILIES
 from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.manifest import ManifestError
 from llmc.runtime.graphs_checks import FormatError
+from llmc.runtime.graphs_file import read_graphs
+from llmc.runtime.llm import LLM
 
 VOCAB, DIM = 100, 32
 F = {name: i for i, name in enumerate(FAMILIES)}
@@ -334,3 +338,18 @@ def test_verify_lists_a_few_and_counts_the_rest(artifact: Path) -> None:
     with pytest.raises(FormatError, match=r"'embed'.*; .*, and [0-9]+ more: compile") as caught:
         invoke(artifact, "--verify")
     assert "\n" not in str(caught.value)
+
+
+def test_inspect_tells_what_a_pool_needs(chat_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, manifest = read_graphs(chat_artifact), json.loads((chat_artifact / "manifest.json").read_text())
+    pool = artifact_data(tables, manifest)["kv_pool"]
+    with LLM(chat_artifact, num_threads=1) as llm:
+        info = llm.artifact.info
+        assert pool["block_bytes"] == info.kv_block_bytes
+        assert pool["full_context_bytes"] == llm.limit.kv_bytes
+        assert pool["default_max_request_tokens"] == llm.max_model_len == 64
+    assert "KV pool:" in artifact_text(tables, manifest)
+    assert "--kv-bytes" not in artifact_text(tables, manifest)
+    # As though a block took a GiB.
+    monkeypatch.setattr("llmc.cli.render.artifact_data.DEFAULT_KV_BYTES", info.kv_block_bytes)
+    assert f"the default pool holds {info.block_size}: see --kv-bytes" in artifact_text(tables, manifest)

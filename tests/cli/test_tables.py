@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from llmc.buckets.trace import write_trace
-from llmc.cli.cache_diff import differing
 from llmc.cli.main import main
 from llmc.cli.render.cache_reasons import shortened
 from llmc.cli.render.tables import print_table
 from llmc.compiler.rounding import LayerError, Rounding
 from llmc.compiler.store.bundle import create_bundle
 from llmc.compiler.store.cache import Difference
+from llmc.compiler.store.differences import differing
 
 from support.artifacts import TinyArtifact
 from support.paths import ROOT

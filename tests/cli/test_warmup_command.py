@@ -16,6 +16,7 @@ from llmc.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
 from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner
 from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.warm_up import warm_up as warmup
+from llmc.runtime.warm_up.budget import BudgetOptions
 from llmc.runtime.warm_up.disturbance import Mark
 from llmc.runtime.warm_up.measuring import Load, full_load
 from llmc.runtime.warm_up.warm_up import WarmPlan
@@ -424,3 +425,14 @@ def test_budgets_and_traces_that_cannot_be(
 ) -> None:
     assert main(["serve", str(tiny_artifact.artifact), "--port", "0", *arguments]) == 1
     assert says in capsys.readouterr().err
+
+
+def test_a_budget_reaches_the_engine(english_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    budget = BudgetOptions(0.5, 0.9, 0.3, kv_bytes=8 << 20)
+    planner = WarmUpPlanner(english_artifact, WarmOptions(budget=budget, measure=False))
+    assert planner.budget is not None
+    assert planner.budget.kv_bytes == 8 << 20
+    steps = [line for line in capsys.readouterr().err.splitlines() if " buckets: " not in line]
+    assert all(line.startswith("llmc: memory: ") for line in steps)
+    for word in ("memory-utilization", "weights", "graph-reserved-memory", "decode graphs", "KV cache"):
+        assert any(word in line for line in steps)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.cli.render.artifact_data import artifact_data
-from llmc.cli.render.artifact_text import artifact_text
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.manifest import read_manifest
@@ -21,6 +19,7 @@ from llmc.runtime.graphs_file import read_graphs
 from support.adapters import logprobs_of, make_adapter, merged_model
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
+from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.opencl import needs_opencl
 from support.tiny_models import make_tiny_model
@@ -158,10 +157,10 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
         "layers.0.mlp.down.weight",
     ]  # fmt: skip
     assert [adapter.slot.rows for adapter in tables.adapters] == [(60, 20, 20), (60,), (100, 100), (60,)]
-    found = artifact_data(tables, manifest)["adapters"]
+    found = inspected(tmp_path / "a")["adapters"]
     assert found is not None
     assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 4, 8)
-    assert "LoRA adapters: 4 at once of rank 20 or less" in artifact_text(tables, manifest)
+    assert "LoRA adapters: 4 at once of rank 20 or less" in inspected_text(tmp_path / "a")
     # The same inputs make the same bytes.
     compile_tiny(model, tmp_path / "b", kernel_cache, **options).close()
     assert_same_bytes(tmp_path / "a", tmp_path / "b")

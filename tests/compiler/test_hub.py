@@ -16,11 +16,11 @@ from huggingface_hub.constants import DOWNLOAD_CHUNK_SIZE
 
 import llmc
 from llmc.cli.main import main
-from llmc.cli.serve import model_name
 from llmc.compiler import pipeline
 from llmc.compiler.config import HubSource
 from llmc.compiler.hub import HubError, Located, _sentences
 from llmc.hub_id import HubId, hub_id
+from llmc.model_name import model_name
 
 from support.artifacts import TINY_LADDER, TinyArtifact
 from support.fake_hub import COMMIT, NEXT_COMMIT, FakeHub, fake_hub

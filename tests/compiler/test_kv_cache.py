@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from llmc.cli.render.artifact_data import artifact_data
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.manifest import read_manifest
 from llmc.models.errors import ModelError
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
 from support.failing import fails
+from support.inspected import inspected
 from support.marks import rare
 from support.opencl import needs_opencl
 from support.parity import FAMILIES, check_bits, reference_logits
@@ -152,9 +151,9 @@ def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
         check_bits(artifact)
         manifest = read_manifest(out)
         assert (manifest["kv_dtype"], manifest["kv_scales"]) == ("fp8_e4m3", "checkpoint")
-        assert artifact_data(read_graphs(out), manifest)["model"]["kv_dtype"] == "fp8_e4m3"
+        assert inspected(out)["model"]["kv_dtype"] == "fp8_e4m3"
         with safe_open(out / "weights.safetensors", "np") as weights:
-            heads = artifact_data(read_graphs(out), manifest)["model"]["num_kv_heads"]
+            heads = inspected(out)["model"]["num_kv_heads"]
             for layer in range(2):
                 stated = np.array([0.02 + 0.01 * layer] * heads + [0.005] * heads, np.float32)
                 np.testing.assert_array_equal(weights.get_tensor(f"layers.{layer}.attention.kv_scales"), stated)

@@ -11,7 +11,6 @@ import pytest
 from safetensors import safe_open
 
 from llmc.cli.main import main
-from llmc.cli.render.artifact_data import artifact_data
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.notes import notes
 from llmc.compiler.resolve import resolve
@@ -24,9 +23,9 @@ from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
-from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import compile_tiny
+from support.inspected import inspected
 from support.new_family import targets_here
 from support.quantized_checkpoints import (
     make_awq_head_model,
@@ -77,7 +76,7 @@ def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None
             assert (said["scheme"], said["format"]) == (scheme, format.record())
         for kind in (HEAD, EMBED):
             assert ("scheme" in manifest["weights"].get(weight_name(kind), {})) == (kind in kept)
-        classes = {one["class"]: one for one in artifact_data(read_graphs(out), manifest)["weights_by_class"]}
+        classes = {one["class"]: one for one in inspected(out)["weights_by_class"]}
         backend = target_of(manifest["target"])
         for kind, (_, format) in kept.items():
             found, (n, k) = classes[kind], manifest["weights"][weight_name(kind)]["shape"]

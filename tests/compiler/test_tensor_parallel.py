@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from llmc.buckets import Bucket
-from llmc.cli.render.ranks import ranks_data, ranks_text
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.partition import check_divisible
@@ -25,6 +24,7 @@ from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, random_tokens, relative_error, replay
 from support.families import CASES
+from support.inspected import inspected, inspected_text
 from support.lockstep import Lockstep
 from support.marks import rare
 from support.tiny_models import make_tiny_model
@@ -275,13 +275,12 @@ def test_buckets_are_added_and_no_bundle_is_made(tied: Path, tmp_path: Path, ker
     assert (len(after.graphs), after.weights, after.model) == (len(before.graphs) + 1, before.weights, before.model)
     with pytest.raises(BundleError, match="is for 2 ranks, which a bundle does not hold yet"):
         create_bundle([artifact], tmp_path / "bundle.tar")
-    data = ranks_data(after)
-    assert data is not None
+    data = inspected(artifact)["ranks"]
     layers = SIZES["num_hidden_layers"]
     width, vocab = SIZES["hidden_size"], SIZES["vocab_size"]
     assert data["joins"][-1] == {
         "bucket": "decode:1x16", "collectives": 2 * layers + 1, "bytes": 4 * (2 * layers * width + vocab)
     }  # fmt: skip
-    (line, joined) = ranks_text(data)
-    assert line.startswith("ranks: 2, which run each step together")
-    assert f"{2 * layers + 1} results" in joined
+    text = inspected_text(artifact)
+    assert "\nranks: 2, which run each step together" in text
+    assert f"{2 * layers + 1} results" in text

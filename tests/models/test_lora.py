@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llmc.cli.render.artifact_data import artifact_data
-from llmc.cli.render.artifact_text import artifact_text
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
-from llmc.manifest import read_manifest
 from llmc.models.errors import ModelError
 from llmc.models.loader import load_parameters
 from llmc.models.sources.registry import open_source
-from llmc.runtime.graphs_file import read_graphs
 
+from support.inspected import inspected, inspected_text
 from support.tiny_models import make_tiny_model
 
 PREFIX = "base_model.model."
@@ -200,9 +197,8 @@ def test_an_artifact_says_what_is_merged(model: Path, tmp_path: Path, kernel_cac
     manifest = json.loads((ours / "manifest.json").read_text())
     assert [merged["name"] for merged in manifest["merged_lora"]] == ["a"]
     assert "merged_lora" not in json.loads((theirs / "manifest.json").read_text())
-    tables, said = read_graphs(ours), read_manifest(ours)
-    assert "\nLoRA adapters merged: a\n" in artifact_text(tables, said)
-    assert artifact_data(tables, said)["merged_lora"] == manifest["merged_lora"]
+    assert "\nLoRA adapters merged: a\n" in inspected_text(ours)
+    assert inspected(ours)["merged_lora"] == manifest["merged_lora"]
     with pytest.raises(CompileError, match="overwrite"):
         compiled("ours", model)
 

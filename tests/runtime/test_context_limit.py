@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from pathlib import Path
 
 import pytest
 
-from llmc.cli.render.artifact_data import artifact_data
-from llmc.cli.render.artifact_text import artifact_text
 from llmc.runtime.context_limit import ContextLimit
-from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
@@ -62,21 +58,6 @@ def test_the_pool_that_the_warning_asks_for_is_enough(
     with LLM(chat_artifact, num_threads=1, kv_bytes=enough - 1) as llm:
         assert llm.max_model_len < 64
     assert len(caplog.records) == 1
-
-
-def test_inspect_tells_what_a_pool_needs(chat_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables, manifest = read_graphs(chat_artifact), json.loads((chat_artifact / "manifest.json").read_text())
-    pool = artifact_data(tables, manifest)["kv_pool"]
-    with LLM(chat_artifact, num_threads=1) as llm:
-        info = llm.artifact.info
-        assert pool["block_bytes"] == info.kv_block_bytes
-        assert pool["full_context_bytes"] == llm.limit.kv_bytes
-        assert pool["default_max_request_tokens"] == llm.max_model_len == 64
-    assert "KV pool:" in artifact_text(tables, manifest)
-    assert "--kv-bytes" not in artifact_text(tables, manifest)
-    # As though a block took a GiB.
-    monkeypatch.setattr("llmc.cli.render.artifact_data.DEFAULT_KV_BYTES", info.kv_block_bytes)
-    assert f"the default pool holds {info.block_size}: see --kv-bytes" in artifact_text(tables, manifest)
 
 
 def test_the_models_own_limit_is_named() -> None:

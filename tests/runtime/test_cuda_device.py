@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from llmc.cli.render.artifact_text import artifact_text
-from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
@@ -20,6 +18,7 @@ from llmc.runtime.warm_up.budget import BudgetError
 from support.artifacts import TinyArtifact, made_once
 from support.compiled import Pages, compile_tiny, replay
 from support.cuda import Stub, fake_nvcc, stub_library
+from support.inspected import inspected_text
 from support.paths import ROOT
 from support.server_harness import running_server
 
@@ -290,13 +289,12 @@ def test_the_driver_is_declared_as_it_is(tmp_path: Path) -> None:
 def test_inspect_says_what_is_needed_and_what_is_here(
     artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, manifest = read_graphs(artifact), read_manifest(artifact)
     monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
-    text = artifact_text(tables, manifest)
+    text = inspected_text(artifact)
     assert "target: cuda:sm_80,sm_90, for devices of kind cuda with level 0" in text
     assert "this machine: device stub, target cuda:sm_90, memory_bytes 17179869184" in text
     monkeypatch.setenv("STUB_CUDA", "devices=0")
-    assert "this machine: no device of kind cuda: Looking for a GPU failed" in artifact_text(tables, manifest)
+    assert "this machine: no device of kind cuda: Looking for a GPU failed" in inspected_text(artifact)
 
 
 def test_a_budget_of_the_devices_memory(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from llmc.cache_root import cache_root
-from llmc.cli import cache as cli
+from llmc.cli.main import build_app
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.collect import collect
 from llmc.manifest import ManifestError
@@ -45,10 +44,7 @@ def run_python(code: str, *args: str) -> subprocess.Popen[bytes]:
 
 
 def invoke(*args: str) -> tuple[int, str]:
-    app = typer.Typer()
-    cli.register(app)
-    app.command("other")(lambda: None)
-    result = CliRunner().invoke(app, ["cache", *args])
+    result = CliRunner().invoke(build_app("cache"), ["cache", *args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

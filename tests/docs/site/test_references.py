@@ -7,7 +7,7 @@ import re
 import pytest
 
 from docs.site import c_reference, cli_reference, http_reference, python_reference
-from llmc.cli.render.help_layout import SUMMARIES
+from llmc.cli.main import SUMMARIES
 
 from support.paths import ROOT
 

@@ -82,10 +82,12 @@ def test_the_serving_process_never_loads_torch_or_tvm(english_artifact: Path) ->
     code = """
 import asyncio, sys, httpx
 from pathlib import Path
-from llmc.cli import main, serve
+from llmc.cli.main import build_app
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.config import ServerConfig
 from llmc.runtime.server.run import open_engine
+
+build_app("serve")
 
 async def answer():
     path = Path(sys.argv[1])
