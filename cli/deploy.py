@@ -3,11 +3,16 @@
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
+import shlex
 import sys
+from typing import Annotated, Any
 
 import typer
 
+from llmc.cli.options.config_flags import ConfigFlags, Flag
+from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.numbers import finite
+from llmc.runtime.deploy.config import DeployConfig, DeployError
 
 _HELP = """Serve replicas of artifacts on a Ray cluster, behind one endpoint, as OpenAI's API does.
 
@@ -23,38 +28,59 @@ Examples:
 """
 
 
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+DEPLOYING = ConfigFlags(
+    DeployConfig,
+    min_replicas=Flag("Replicas of each artifact; the fewest.", name="replicas", min=1, max=4096, metavar="N"),
+    target_load=Flag("Requests that a replica is meant to have.", min=0.01, metavar="X", callback=finite),
+    kv_high=Flag("Share of KV blocks above which replicas are too few.", min=0.01, max=1, metavar="X", callback=finite),
+    down_delay_s=Flag(
+        "Seconds that fewer must have been enough before one goes.",
+        name="down_delay",
+        min=0,
+        metavar="S",
+        callback=finite,
+    ),
+    cpus=Flag(
+        "CPUs of a replica; 0: as --threads of --serve-flags, or 1.",
+        name="cpus_per_replica",
+        min=0,
+        metavar="N",
+        callback=finite,
+    ),
+    gpus=Flag("GPUs of a replica.", name="gpus_per_replica", min=0, metavar="N", callback=finite),
+    serve_flags=Flag(
+        "Flags of llmc serve for replicas, as one text.", default="", given=str, read=_words, metavar="FLAGS"
+    ),
+    endpoints=Flag("Processes that route, on the head node.", min=1, max=256, metavar="N"),
+    max_inflight=Flag("Requests that a replica is given at once.", min=1, metavar="N"),
+    patience_s=Flag("Seconds to wait for a replica.", name="patience", min=0, metavar="S", callback=finite),
+    retries=Flag("How often a request may lose its replica.", min=0, metavar="N"),
+    replica_key=Flag(
+        "Key that replicas ask for, if they do.", name="replica_api_key", envvar="LLMC_API_KEY", metavar="KEY"
+    ),
+)
+
+
 def register(app: typer.Typer) -> None:
     """Adds the command to `app`."""
     app.command("deploy", help=_HELP)(deploy_command)
 
 
+@takes_option_groups
 def deploy_command(
+    *,
     artifacts: list[str] = typer.Argument(
         metavar="ARTIFACT", help="Artifacts to serve, at a path that every node has."
     ),
-    replicas: int = typer.Option(1, min=1, max=4096, metavar="N", help="Replicas of each artifact; the fewest."),
+    given: Annotated[dict[str, Any], DEPLOYING],
     max_replicas: int = typer.Option(0, min=0, max=4096, metavar="N", help="The most; 0: as many as --replicas."),
-    target_load: float = typer.Option(
-        16.0, min=0.01, metavar="X", callback=finite, help="Requests that a replica is meant to have."
-    ),
-    kv_high: float = typer.Option(
-        0.9, min=0.01, max=1, metavar="X", callback=finite, help="Share of KV blocks above which replicas are too few."
-    ),
-    down_delay: float = typer.Option(
-        60.0, min=0, metavar="S", callback=finite, help="Seconds that fewer must have been enough before one goes."
-    ),
-    cpus_per_replica: float = typer.Option(
-        0.0, min=0, metavar="N", callback=finite, help="CPUs of a replica; 0: as --threads of --serve-flags, or 1."
-    ),
-    gpus_per_replica: float = typer.Option(0.0, min=0, metavar="N", callback=finite, help="GPUs of a replica."),
-    serve_flags: str = typer.Option("", metavar="FLAGS", help="Flags of llmc serve for replicas, as one text."),
-    endpoints: int = typer.Option(1, min=1, max=256, metavar="N", help="Processes that route, on the head node."),
-    max_inflight: int = typer.Option(256, min=1, metavar="N", help="Requests that a replica is given at once."),
-    patience: float = typer.Option(60.0, min=0, metavar="S", callback=finite, help="Seconds to wait for a replica."),
-    retries: int = typer.Option(16, min=0, metavar="N", help="How often a request may lose its replica."),
-    replica_api_key: str = typer.Option(
-        "", envvar="LLMC_API_KEY", metavar="KEY", help="Key that replicas ask for, if they do."
-    ),
     name: str = typer.Option("llmc", metavar="NAME", help="Name of the deployment in its cluster."),
     address: str = typer.Option("", metavar="ADDRESS", help="Of the cluster, as Ray takes it; else one starts here."),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all."),
@@ -62,27 +88,9 @@ def deploy_command(
     keep: bool = typer.Option(False, "--keep", help="Leave it deployed and return; else Ctrl+C ends it."),
 ) -> None:
     """Checks the flags and deploys until a signal."""
-    import shlex
-
-    from llmc.runtime.deploy.config import DeployConfig, DeployError
-
     try:
-        config = DeployConfig(
-            artifacts=tuple(artifacts),
-            min_replicas=replicas,
-            max_replicas=max_replicas or replicas,
-            target_load=target_load,
-            kv_high=kv_high,
-            down_delay_s=down_delay,
-            cpus=cpus_per_replica,
-            gpus=gpus_per_replica,
-            serve_flags=tuple(shlex.split(serve_flags)),
-            endpoints=endpoints,
-            max_inflight=max_inflight,
-            patience_s=patience,
-            retries=retries,
-            replica_key=replica_api_key or None,
-        )
+        most = max_replicas or given["min_replicas"]
+        config = DeployConfig(artifacts=tuple(artifacts), max_replicas=most, **given)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if keep and not address:

@@ -1,4 +1,4 @@
-"""Options that several commands share, as the fields of one dataclass."""
+"""Options that several commands share, as the fields of one dataclass, and those that are fields of a config."""
 
 from __future__ import annotations
 
@@ -9,35 +9,47 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from llmc.cli.options.config_flags import ConfigFlags
+
 
 def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, in place of each parameter annotated with a dataclass, an option for each field of it.
+    """Gives a command, in place of each parameter that stands for several options, an option for each of these.
 
-    A field is annotated as typer wants a parameter: `Annotated[type, typer.Option(…)]`.
+    Such a parameter is annotated with a dataclass, a field of which is annotated as typer wants a parameter:
+    `Annotated[type, typer.Option(…)]`; or with `Annotated[dict[str, Any], ConfigFlags(…)]`.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
-    groups: dict[str, type] = {}
+    groups: dict[str, type | ConfigFlags] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if not is_dataclass(hints[name]):
+        flags = next((one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, ConfigFlags)), None)
+        if flags is not None:
+            groups[name] = flags
+            parameters += flags.parameters()
+        elif is_dataclass(hints[name]):
+            group: type = hints[name]
+            groups[name] = group
+            field_hints = typing.get_type_hints(group, include_extras=True)
+            parameters += [
+                inspect.Parameter(field.name, kind, default=field.default, annotation=field_hints[field.name])
+                for field in fields(group)
+            ]
+        else:
             parameters.append(parameter.replace(kind=kind, annotation=hints[name]))
-            continue
-        groups[name] = hints[name]
-        field_hints = typing.get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            inspect.Parameter(field.name, kind, default=field.default, annotation=field_hints[field.name])
-            for field in fields(groups[name])
-        ]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
-        values = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
+        values = {name: _taken(group, given) for name, group in groups.items()}
         command(**given, **values)
 
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     vars(wrapper)["__signature__"] = inspect.Signature(parameters)  # what inspect.signature reads
     return wrapper
+
+
+def _taken(group: type | ConfigFlags, given: dict[str, Any]) -> Any:
+    """The value of a group, whose options are taken out of those given."""
+    if isinstance(group, ConfigFlags):
+        return group.take(given)
+    return group(**{field.name: given.pop(field.name) for field in fields(group)})

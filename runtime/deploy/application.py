@@ -118,7 +118,6 @@ def application(name: str, config: DeployConfig) -> serve.Application:
         patience_s=config.patience_s,
         retries=config.retries,
         replica_key=config.replica_key,
-        health_timeout_s=10.0,
     )
 
     endpoint = serve.deployment(

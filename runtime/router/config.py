@@ -43,7 +43,7 @@ class RouterConfig:
     patience_s: float = 60.0
     retries: int = 16
     health_interval_s: float = 1.0
-    health_timeout_s: float = 5.0
+    health_timeout_s: float = 10.0
     block_chars: int = 256
     load_factor: float = 1.25
     max_body_bytes: int = 4 << 20
