@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.cli.options.verify import check_opens
 from llmc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def apply(
             cost_folder=cost_folder(), tokenizer="required" if tokenizer else "none", overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
+    check_opens(report.artifact)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
         return

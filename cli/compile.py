@@ -13,6 +13,7 @@ import typer
 
 from llmc.cli.options.compile import CompileOptions
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.verify import check_opens
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.units import format_bytes
 
@@ -138,6 +139,7 @@ def compile_command(
     if not tune:
         note(report, config)
     for one in (report, *heads):
+        check_opens(one.artifact)
         for warning in one.warnings:
             print(f"llmc: warning: {warning}", file=sys.stderr)
         for note_ in one.notes:

@@ -12,6 +12,7 @@ import typer
 
 from llmc.buckets import Bucket, BucketError
 from llmc.cli.options.compile import given_options
+from llmc.cli.options.verify import check_opens
 from llmc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def add_command(
         report = add_buckets(
             artifact, buckets, output, cache_dir=cache_dir, jobs=jobs, overwrite=overwrite, dump=dump, progress=progress
         )
+    check_opens(report.artifact)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:

@@ -50,13 +50,14 @@ def _never(state: object) -> bool:
 class Phase(Generic[State]):
     """A step of a compilation.
 
-    name: as progress and reports have it. wanted: whether it has anything to do. dump: writes what it made into a
-    directory, for people.
+    name: as progress and reports have it. wanted: whether it has anything to do. verify: refuses what it made where
+    that is not what it says; raises VerifyError. dump: writes it into a directory, for people.
     """
 
     name: str
     run: Callable[[State, OnStep], None]
     wanted: Callable[[State], bool] = _always
+    verify: Callable[[State], None] | None = None
     dump: Callable[[State, Path], None] | None = None
 
 
@@ -79,6 +80,8 @@ def drive(phases: Sequence[Phase[State]], state: State, clock: PhaseClock, dump:
             continue
         with clock.phase(phase.name) as on_step:
             phase.run(state, on_step)
+            if phase.verify is not None:
+                phase.verify(state)
         if dump is not None and phase.dump is not None:
             folder = dump / f"{number}-{phase.name}"
             folder.mkdir(parents=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmc.buckets import Bucket
 from llmc.cache_root import cache_root
-from llmc.compiler import dump
+from llmc.compiler import dump, verify
 from llmc.compiler.adapters import adapter_linears, record
 from llmc.compiler.build import build_kernels
 from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
@@ -216,9 +216,9 @@ PHASES: tuple[Phase[CompileState], ...] = (
     Phase("trace", _trace, dump=dump.traced),
     Phase("graphs", _graphs, dump=dump.graphs),
     Phase("tune", _tune, wanted=lambda state: state.config.tune_for is not None, dump=dump.choices),
-    Phase("kernels", make_kernels, dump=dump.kernels),
-    Phase("weights", _weights, dump=dump.weights),
-    Phase("link", link),
+    Phase("kernels", make_kernels, verify=verify.kernels, dump=dump.kernels),
+    Phase("weights", _weights, verify=verify.weights, dump=dump.weights),
+    Phase("link", link, verify=verify.link),
     Phase("publish", _publish),
 )
 """All of a compilation, in order."""

@@ -241,7 +241,8 @@ COMPILER_ALLOWED: dict[str, set[str]] = {
     "phases": set(),
     "state": {"phases", "build", "resolve", *_PARTS},
     "dump": {"graph", "state"},
-    "pipeline": {"dump", "build", "hub", "notes", "resolve", "resources", *_PHASES},
+    "verify": {"state"},
+    "pipeline": {"dump", "verify", "build", "hub", "notes", "resolve", "resources", *_PHASES},
     # The drivers, which nothing of the compiler imports.
     "extend": {"pipeline", *_PHASES},
     "eagle": {"hub", "pipeline", "store"},

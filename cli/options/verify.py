@@ -1,4 +1,4 @@
-"""Compares every byte of an artifact with its checksums, for the commands that have --verify."""
+"""What commands check of an artifact: that it opens, once it is made; every byte, where there is --verify."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def check_bytes(artifact: Path, tables: Tables | None = None) -> str:
         raise FormatError(f"{artifact} is damaged: {listed}: compile the model again")
     size = sum(code.bytes for code in tables.code) + tables.header.weights_bytes
     return f"verified: {len(tables.weights)} weights and the code, {format_bytes(size)}, match"
+
+
+def check_opens(artifact: Path) -> None:
+    """Opens what was just made as whoever runs it will: the loader checks all tables, offsets and sizes. Raises
+    LlmcError."""
+    from llmc.runtime.binding import Artifact
+
+    Artifact(artifact).close()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ and tuning. No other module of the compiler knows what a target is made of, but 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -173,6 +173,10 @@ class Target(ABC):
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         """Writes the code section of an artifact with these kernels, in order. Same codes, same bytes. Raises
         LinkError."""
+
+    def kernels_of_code(self, code: bytes) -> Collection[str] | None:
+        """The symbols that a code section defines; None where these are the device's to find, when it loads them."""
+        return None
 
     # Tuning
 

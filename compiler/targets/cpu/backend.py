@@ -6,7 +6,7 @@ Imports neither torch nor tvm: kernels and tuning do, when they are called.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.sources import source_digest
 from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.targets.elf.link import link_shared
+from llmc.compiler.targets.elf.symbols import defined_symbols
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
@@ -136,6 +137,9 @@ class CpuTarget(base.Target):
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         link_shared(codes, path, "x86_64")
+
+    def kernels_of_code(self, code: bytes) -> Collection[str]:
+        return defined_symbols(code)
 
     def check_variant(self, text: str) -> str:
         return Schedule.parse(text).text()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.elf import CODE_SOURCES
 from llmc.compiler.targets.elf.link import link_shared
+from llmc.compiler.targets.elf.symbols import defined_symbols
 from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
@@ -81,6 +82,9 @@ class ReferenceTarget(RowsTarget):
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         link_shared(codes, path, self.machine)
+
+    def kernels_of_code(self, code: bytes) -> Collection[str]:
+        return defined_symbols(code)
 
 
 def names() -> tuple[str, ...]:
