@@ -12,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.chunks import Chunks
 from llmc.compiler.targets.cpu.kernels.linear.fetch import Fetches
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import BlockMicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Walk
 from llmc.compiler.targets.cpu.kernels.linear.plan import FEW_TILES, Plan
 from llmc.compiler.targets.cpu.kernels.linear.problem import TURN
@@ -84,13 +85,15 @@ class GroupsOfPanels:
 
     def __init__(self, k: b.Kernel, num_rows: b.Expr, plan: Plan, fetches: Fetches, wide: b.Scratch | None) -> None:
         self.p, self.plan, self.walk, self.fetches = plan.reader.p, plan, plan.many, fetches
-        p, micro = self.p, plan.micro
+        p = self.p
+        self.blocks: BlockMicroKernel | None = None
         if plan.widens:
-            micro = micro.in_blocks(k, plan.chunk_tiles, self.walk)
+            assert isinstance(plan.micro, BlockMicroKernel)
+            self.blocks = plan.micro.in_blocks(k, plan.chunk_tiles, self.walk)
         if wide is None and plan.many.unpacked:
             wide = b.Scratch(plan.many.lines * p.columns * plan.reader.units, plan.reader.dtype)
         sums = Sums(plan.group * p.parts, plan.chunk_tiles, p.tile, p.columns)
-        self.tiles = VectorTiles(p, k, num_rows, plan.reader, micro, sums, wide)
+        self.tiles = VectorTiles(p, k, num_rows, plan.reader, self.blocks or plan.micro, sums, wide)
 
     def run(self, row_tiles: b.Expr) -> None:
         """Chunks of row tiles × groups of panels × blocks of K × panels × row tiles."""
@@ -109,9 +112,9 @@ class GroupsOfPanels:
                     kb = let(block)
                     line0 = let(kb * self.walk.lines)
                     length = b.let(T.min(p.lines - line0, self.walk.lines))
-                    if self.plan.widens:
+                    if self.blocks is not None:
                         with T.serial(here) as t:
-                            self.tiles.micro.prepare_block(let(tile0 + t), let(t), kb, length)
+                            self.blocks.prepare_block(let(tile0 + t), let(t), kb, length)
                     if p.quantized:
                         self._panels_of_parts(tile0, here, first, count, kb, line0, length)
                     else:

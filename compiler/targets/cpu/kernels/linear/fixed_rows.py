@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
+from llmc.compiler.targets.cpu.kernels.linear.row_end import RowEnd
 
 _ONES = 0x00010001
 
@@ -30,7 +31,7 @@ class FixedRows:
         self.words = self.steps * self.step_words
         self.tile_words = (self.words + 2 * self.groups) * p.tile
         self.memory = T.alloc_buffer((tiles * self.tile_words,), "int32", scope="local")
-        self._last = T.alloc_buffer((self.step_words * p.tile,), "int32", scope="local")
+        self._end = RowEnd(p, x, self.step_words)
 
     def _scale_at(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         return x0 + (self.words + group) * self._p.tile + r
@@ -55,19 +56,8 @@ class FixedRows:
             with T.serial(whole) as step:
                 self._step(self._x, b.let(source + step * step_lanes), x0, b.let(step))
             if whole < self.steps:
-                self._copy_last(b.let(source + whole * step_lanes), (p.x_words - whole * self.step_words) * p.tile)
-                self._step(self._last, T.int32(0), x0, b.let(T.int32(whole)))
-
-    def _copy_last(self, source: b.Expr, lanes: int) -> None:
-        """The words of a tile that fill no step, then zeros."""
-        p = self._p
-        with T.serial(lanes, self.step_words * p.tile) as i:
-            b.store(self._last, T.int32(0), i)
-        odd = lanes - p.tile if p.kdim % p.lanes else lanes
-        with T.serial(odd) as i:
-            b.store(self._last, self._x[source + i], i)
-        with T.serial(odd, lanes) as i:
-            b.store(self._last, T.bitwise_and(self._x[source + i], T.int32(0xFFFF)), i)
+                self._end.copy(b.let(source + whole * step_lanes), p.x_words - whole * self.step_words)
+                self._step(self._end.memory, T.int32(0), x0, b.let(T.int32(whole)))
 
     def _step(self, x: b.Expr, source: b.Expr, x0: b.Expr, step: b.Expr) -> None:
         p = self._p

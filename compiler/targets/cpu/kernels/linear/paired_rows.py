@@ -14,6 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.places import Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import TURN, Problem
+from llmc.compiler.targets.cpu.kernels.linear.row_end import RowEnd
 
 _STEP_WORDS = 16
 """Words that are made at a time: a vector of each row of the tile."""
@@ -39,7 +40,7 @@ class PairedRows:
         self._tree_words = math.gcd(_STEP_WORDS, self._group_words)
         self.memory = memory
         self._sums = T.alloc_buffer((tiles * self._groups * p.tile,), "float32", scope="local") if p.shifted else None
-        self._last = T.alloc_buffer((_STEP_WORDS * p.tile,), "int32", scope="local")
+        self._end = RowEnd(p, x, _STEP_WORDS)
 
     def line(self, x0: b.Expr, local: b.Expr) -> b.Expr:
         """Where a line of the row tile at x0 starts."""
@@ -80,19 +81,8 @@ class PairedRows:
             self._step(self._x, b.let(source + step * lanes), t_local, b.let(step))
         if whole * _STEP_WORDS < p.x_words:
             with b.when(kb == self._blocks - 1):
-                self._copy_last(b.let(t * p.tile_words + whole * lanes), (p.x_words - whole * _STEP_WORDS) * p.tile)
-                self._step(self._last, T.int32(0), t_local, b.let(whole - first))
-
-    def _copy_last(self, source: b.Expr, lanes: int) -> None:
-        """The words of a tile that fill no step, then zeros."""
-        p = self._p
-        with T.serial(lanes, _STEP_WORDS * p.tile) as i:
-            b.store(self._last, T.int32(0), i)
-        odd = lanes - p.tile if p.kdim % p.lanes else lanes
-        with T.serial(odd) as i:
-            b.store(self._last, self._x[source + i], i)
-        with T.serial(odd, lanes) as i:
-            b.store(self._last, T.bitwise_and(self._x[source + i], T.int32(0xFFFF)), i)
+                self._end.copy(b.let(t * p.tile_words + whole * lanes), p.x_words - whole * _STEP_WORDS)
+                self._step(self._end.memory, T.int32(0), t_local, b.let(whole - first))
 
     def _step(self, x: b.Expr, source: b.Expr, t_local: b.Expr, step: b.Expr) -> None:
         p = self._p

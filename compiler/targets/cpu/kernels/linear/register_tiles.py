@@ -155,19 +155,15 @@ class RegisterTiles:
 
     def _merge(self, tile: Tile, tiles: b.Expr, home: b.Expr, group: b.Expr) -> None:
         """Adds the sums of a group to those of all groups."""
-        vectors = self.p.vectors
         with T.serial(tiles) as i:
             for start in range(0, self.p.tile, _MERGED_ROWS):
                 rows = range(start, start + _MERGED_ROWS)
                 one = self._row_tile(tile, i, home, rows)
                 acc = self._sums_of(one, T.int32(0), i, list(rows), group)
-                total = b.Vectors(len(rows) * vectors)
-                places = [(j * vectors + v, r, v) for j, r in enumerate(rows) for v in range(vectors)]
-                for at, r, v in places:
-                    total[at] = self.sums.load(one.part, one.t_local, r, v)
+                total = b.Vectors(len(rows) * self.p.vectors)
+                self.vectors.reload(one, total)
                 self.vectors.merge(one, total, acc, group)
-                for at, r, v in places:
-                    self.sums.store(total[at], one.part, one.t_local, r, v)
+                self.vectors.hold(one, total)
 
     def _finish(self, tile: Tile, tiles: b.Expr, home: b.Expr) -> None:
         """Writes finished rows, to y or for the gate."""

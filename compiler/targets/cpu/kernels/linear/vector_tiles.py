@@ -113,7 +113,7 @@ class VectorTiles:
                 total[i] = b.splat(0.0)
         if walk.count > 1 and not in_memory:
             with b.when(kb > 0):
-                self._reload(tile, total)
+                self.reload(tile, total)
         if lines is not None:
             lines.add(tile, acc, line0, line1)
         elif not p.grouped:
@@ -125,7 +125,7 @@ class VectorTiles:
                 self._finish(tile, total, in_memory=True)
         elif walk.count > 1:
             # Which of the two comes first in memory is as the machine code of each kind was measured.
-            hold, finish = (partial(branch, tile, total) for branch in (self._hold, self._finish))
+            hold, finish = (partial(branch, tile, total) for branch in (self.hold, self._finish))
             with T.If(kb < walk.count - 1 if p.quantized else kb == walk.count - 1):
                 with T.Then():
                     (hold if p.quantized else finish)()
@@ -144,14 +144,18 @@ class VectorTiles:
                 if not rows or i in rows:
                     body(i * len(of_row) + at, (place, tile.t_local, r, v))
 
-    def _reload(self, tile: Tile, total: b.Vectors, rows: Sequence[int] = ()) -> None:
+    def reload(self, tile: Tile, total: b.Vectors, rows: Sequence[int] = ()) -> None:
+        """The sums as `hold` left them. rows: the tile's, by number, if not all."""
+
         def load(at: int, where: tuple[b.Expr, ...]) -> None:
             value = self.sums.load(*where)
             total[at] = T.reinterpret("int32x16", value) if self.p.exact else value
 
         self._each(tile, load, rows)
 
-    def _hold(self, tile: Tile, total: b.Vectors) -> None:
+    def hold(self, tile: Tile, total: b.Vectors) -> None:
+        """Stores the sums of a tile."""
+
         def store(at: int, where: tuple[b.Expr, ...]) -> None:
             self.sums.store(T.reinterpret("float32x16", total[at]) if self.p.exact else total[at], *where)
 
@@ -162,12 +166,12 @@ class VectorTiles:
         if not p.quantized:
             self.epilogue.add_bias(tile, total)
             if p.gated:
-                self._hold(tile, total)
+                self.hold(tile, total)
                 return
         for i, r in enumerate(tile.rows):
             with b.when(tile.t * p.tile + r < self.num_rows) if p.tile > 1 else nullcontext():
                 if in_memory:
-                    self._reload(tile, total, [i])
+                    self.reload(tile, total, [i])
                 self.epilogue.row(tile, i, r, total, biased=not p.quantized)
 
     # ---- groups of numbers ------------------------------------------------------------------------------------------

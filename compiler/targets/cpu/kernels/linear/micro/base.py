@@ -43,19 +43,10 @@ class MicroKernel(ABC):
 
     def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:  # noqa: B027
         """Takes what so many row tiles need of the stack. middle: what the weight's numbers are too large by; blocks:
-        what `in_blocks` will be called with, if at all."""
+        what `BlockMicroKernel.in_blocks` will be called with, if at all."""
 
     def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:  # noqa: B027
         """Comes before row tiles [tile0, tile0 + tiles) are multiplied."""
-
-    def in_blocks(self, k: b.Kernel, tiles: int, walk: Walk) -> MicroKernel:
-        """The same for up to `tiles` row tiles a block of K at a time, bound; `prepare_block` comes before each block.
-        Of a problem whose plan `widens`."""
-        raise NotImplementedError
-
-    def prepare_block(self, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
-        """Makes block kb, of `length` lines, of row tile t ready, as number t_local of those that are held."""
-        raise NotImplementedError
 
     def start_of(self, t: b.Expr, t_local: b.Expr) -> b.Expr:
         """Where row tile t starts in the activations, as number t_local of those that are held."""
@@ -69,10 +60,15 @@ class MicroKernel(ABC):
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
         """acc + weight · value."""
 
-    @abstractmethod
     def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
         """The activations that a line of the weight is multiplied by: of a row and an operand of the line, in every
         lane. local: the line within its block."""
+        p = self.p
+        return lambda r, unit: b.splat(self.word(tile.x0 + (line * p.x_line + unit) * p.tile + r))
+
+    def word(self, at: b.Expr) -> b.Expr:
+        """A word of the activations as it is multiplied, where each operand of the weight takes one."""
+        return self.x[at]
 
     def rereads(self, unit: int) -> bool:
         """Whether activations for operand `unit` of a line had better be read from memory again."""
@@ -89,3 +85,15 @@ class MicroKernel(ABC):
     def row_factor(self, x0: b.Expr, r: b.Expr) -> b.Expr | None:
         """What the sums of row r are multiplied by in the end, in every lane."""
         return None
+
+
+class BlockMicroKernel(MicroKernel):
+    """One that makes other operands of activations first, for all panels at once: of a problem whose plan `widens`."""
+
+    @abstractmethod
+    def in_blocks(self, k: b.Kernel, tiles: int, walk: Walk) -> BlockMicroKernel:
+        """The same for up to `tiles` row tiles a block of K at a time, bound."""
+
+    @abstractmethod
+    def prepare_block(self, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
+        """Comes before block kb, of `length` lines, of row tile t is multiplied, number t_local of those held."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import bf16
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import BF16X2, MicroKernel
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
@@ -23,6 +20,3 @@ class DotBf16(MicroKernel):
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
         return b.call("dot_bf16", acc, value, weight)
-
-    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
-        return lambda r, unit: b.splat(self.x[tile.x0 + (line * self.p.x_line + unit) * self.p.tile + r])

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import bf16
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, BlockMicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.paired_rows import PairedRows
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
-class DotNumbers(MicroKernel):
+class DotNumbers(BlockMicroKernel):
     """rows: activations as they are multiplied, if they are held already."""
 
     operand = B16X2

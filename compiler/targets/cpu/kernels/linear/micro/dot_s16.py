@@ -3,15 +3,13 @@ bf16: sums of a group are exact integers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fixed
 from llmc.compiler.targets.cpu.kernels.linear.fixed_rows import FixedRows
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import S16X2, MicroKernel
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
+from llmc.compiler.targets.cpu.kernels.linear.places import Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 _NUMBERS = (("nibbles", 4), ("fives", 5), ("bytes", 8))
@@ -44,12 +42,8 @@ class DotS16(MicroKernel):
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
         return T.call_extern("int32x16", "llmc_dot_s16", acc, weight, value)
 
-    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
-        def value(r: int, unit: int) -> b.Expr:
-            at = tile.x0 + (line * self.p.x_line + unit) * self.p.tile + r
-            return T.broadcast(self.rows.memory[at], b.WIDTH)
-
-        return value
+    def word(self, at: b.Expr) -> b.Expr:
+        return self.rows.memory[at]
 
     def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         if zero is not None:

@@ -5,14 +5,11 @@ One instruction where there is one for it, else some with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import int8
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import U8X4, MicroKernel
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
@@ -36,12 +33,6 @@ class DotU8S8(MicroKernel):
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:
         return T.call_extern("int32x16", "llmc_dot_u8s8", acc, weight, value)
-
-    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
-        def value(r: int, unit: int) -> b.Expr:
-            return T.broadcast(self.x[tile.x0 + (line * self.p.x_line + unit) * self.p.tile + r], b.WIDTH)
-
-        return value
 
     def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         if zero is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, MicroKernel
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, BlockMicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
 
 
-class Fma(MicroKernel):
+class Fma(BlockMicroKernel):
     """wide: 16-bit activations of a block as float32, where they were made so once for all panels."""
 
     operand = F32

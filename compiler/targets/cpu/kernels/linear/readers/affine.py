@@ -18,8 +18,9 @@ from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
 from llmc.compiler.targets.cpu.kernels.linear.readers.fives import FiveBits
-from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits, is_bf16
+from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits, Numbers
+from llmc.compiler.targets.cpu.kernels.linear.readers.tables import is_bf16
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
 from llmc.quantize.formats.base import SCALE
@@ -51,6 +52,10 @@ class _OfBlocks(Numbers):
             self.most_streams = 3  # scales and offsets of their groups take registers, too
 
     @property
+    def middle(self) -> int:
+        return self.affine.middle
+
+    @property
     def by_group(self) -> bool:
         return self.affine.offsets and self.operand == F32
 
@@ -70,10 +75,7 @@ class _OfBlocks(Numbers):
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
         if not self.by_group:
             return self._of_blocks(panels, group, SCALE, STEP, 1.0)
-        found = b.Vectors(len(panels) * self.p.vectors)
-        for i in range(len(panels) * self.p.vectors):
-            found[i] = b.splat(1.0)
-        return found
+        return self.of_columns(panels, lambda panel, v: b.splat(1.0))
 
     def offsets(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
         if self.by_group or not self.affine.offsets:
@@ -86,21 +88,20 @@ class _OfBlocks(Numbers):
         self, panels: Sequence[b.Expr], group: b.Expr, of_block: str, of_group: str, times: float
     ) -> b.Vectors:
         """What the block of a group has, times what the group has, of each vector of columns."""
-        p, affine = self.p, self.affine
-        found = b.Vectors(len(panels) * p.vectors)
+        affine = self.affine
         block = T.truncdiv(group, affine.block // affine.group_size)
-        for i, panel in enumerate(panels):
-            for v in range(p.vectors):
-                at = (panel * self.number_blocks + block) * p.columns + v * b.WIDTH
-                value = b.load_vector(self.k[of_block], at)
-                if times != 1.0:
-                    value = b.call("mul", value, b.splat(times))
-                if affine.stepped:
-                    at = (panel * p.number_groups + group) * p.columns + v * b.WIDTH
-                    step = T.Cast(f"float32x{b.WIDTH}", self.k[of_group][T.ramp(at, 1, b.WIDTH)])
-                    value = b.call("mul", value, b.call("sub", step, b.splat(float(MIDDLE))))
-                found[i * p.vectors + v] = value
-        return found
+
+        def stored(panel: b.Expr, v: int) -> b.Expr:
+            value = b.load_vector(self.k[of_block], self.place(panel, self.number_blocks, block, v))
+            if times != 1.0:
+                value = b.call("mul", value, b.splat(times))
+            if affine.stepped:
+                at = self.place(panel, self.p.number_groups, group, v)
+                step = T.Cast(f"float32x{b.WIDTH}", self.k[of_group][T.ramp(at, 1, b.WIDTH)])
+                value = b.call("mul", value, b.call("sub", step, b.splat(float(MIDDLE))))
+            return value
+
+        return self.of_columns(panels, stored)
 
 
 class AffineBytes(_OfBlocks, EightBits):
@@ -110,17 +111,9 @@ class AffineBytes(_OfBlocks, EightBits):
 class AffineNibbles(_OfBlocks, FourBits):
     """Numbers less their middle, looked up in the table of `FourBits`."""
 
-    @property
-    def middle(self) -> int:
-        return self.affine.middle
-
 
 class AffineFives(_OfBlocks, FiveBits):
     """Numbers less their middle, in the table of `FiveBits`."""
-
-    @property
-    def middle(self) -> int:
-        return self.affine.middle
 
 
 class AffineCodes(_OfBlocks, FourBits):

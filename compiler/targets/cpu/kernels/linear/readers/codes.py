@@ -11,7 +11,8 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fixed, lookup
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE
-from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits, is_bf16
+from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
+from llmc.compiler.targets.cpu.kernels.linear.readers.tables import is_bf16
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.tables import TABLES

@@ -15,21 +15,19 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import fives
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
-from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import pairs_of_table
-from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
+from llmc.compiler.targets.cpu.kernels.linear.readers.tables import LookedUp
 from llmc.compiler.targets.cpu.quant_packing import FIVES_LINES
 from llmc.compiler.targets.cpu.target import Target
 
-_MIDDLE = 16
 _SET_WORDS = FIVES_LINES + 1
 _LAST = 3
 """The pair that is made."""
 
 
-class FiveBits(Numbers):
-    """Word 0 of a line is as it lies, word 1 has the last pair. As floats numbers are looked up in a table, less the
-    middle of their range unless a zero point is stored."""
+class FiveBits(LookedUp):
+    """Word 0 of a line is as it lies, word 1 has the last pair."""
 
+    count = 32
     units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     line_words = 2
 
@@ -44,21 +42,6 @@ class FiveBits(Numbers):
     @staticmethod
     def helpers(target: Target) -> str:
         return fives.helpers(target)
-
-    def bind(self, k: b.Kernel) -> None:
-        super().bind(k)
-        if self.operand == F32:
-            self.table = b.Vectors(2)
-            for i, value in enumerate(self._values()):
-                b.store(self.table.buffer, T.float32(value), i)
-        if self.operand == B16X2:
-            self.table = b.Vectors(1, "int32")
-            for i, word in enumerate(pairs_of_table(self._values())):
-                b.store(self.table.buffer, T.int32(word), i)
-
-    def _values(self) -> list[float]:
-        """What the 32 numbers become as floats."""
-        return [float(i - self.middle) for i in range(2 * b.WIDTH)]
 
     def position(self, panel: b.Expr, line: b.Expr) -> b.Expr:
         return (panel * self.panel_words + line + T.shift_right(line, T.int32(2))) * self.p.columns
@@ -79,24 +62,23 @@ class FiveBits(Numbers):
         bit = T.bitwise_and(line, T.int32(FIVES_LINES - 1)) * 4
         return b.kept(T.call_extern("int32x16", "llmc_fives_3", word, others, bit), "int32")
 
-    @property
-    def middle(self) -> int:
-        """What floats are lowered by, too."""
-        return 0 if self.p.asymmetric else _MIDDLE
-
     def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
         pair = 2 * half + odd
         return word if pair == _LAST else T.call_extern("int32x16", f"llmc_fives_{pair}", word)
 
-    def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
-        pair = 2 * half + odd
-        return T.call_extern("int32x16", f"llmc_looked_up_{0 if pair == _LAST else 5 * pair}", word, self.table[0])
+    def bit_of(self, half: int, odd: int) -> int:
+        return _bit_of(2 * half + odd)
 
     def element(self, word: b.Expr, place: int) -> b.Expr:
         pair, high = _pair_of(place)
-        bit = 16 * high + (0 if pair == _LAST else 5 * pair)
+        bit = 16 * high + _bit_of(pair)
         shifted = T.shift_right(word, T.broadcast(T.int32(bit), b.WIDTH)) if bit else word
         return b.call("five", shifted, self.table[0], self.table[1])
+
+
+def _bit_of(pair: int) -> int:
+    """The lowest bit of a pair in the word that it is in."""
+    return 0 if pair == _LAST else 5 * pair
 
 
 def _pair_of(element: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ A line is 8 elements of K; bytes of it, for integer sums, are four numbers of a 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from tvm.script.ir_builder import tirx as T
@@ -81,31 +81,41 @@ class Numbers(Reader):
     def element(self, word: b.Expr, place: int) -> b.Expr:
         """Number `place` of a line as a float that only lacks its zero point, if that is stored. word: where it is."""
 
+    # ---- what lies beside numbers -----------------------------------------------------------------------------------
+
+    def place(self, panel: b.Expr, groups: int, group: b.Expr, v: int) -> b.Expr:
+        """Where vector v of the columns of a group lies, of so many that a panel has."""
+        return (panel * groups + group) * self.p.columns + v * b.WIDTH
+
+    def of_columns(
+        self, panels: Sequence[b.Expr], value: Callable[[b.Expr, int], b.Expr], dtype: str = "float32"
+    ) -> b.Vectors:
+        """What `value` gives of a panel and a vector of its columns, of each of `panels`."""
+        found = b.Vectors(len(panels) * self.p.vectors, dtype)
+        for i, panel in enumerate(panels):
+            for v in range(self.p.vectors):
+                found[i * self.p.vectors + v] = value(panel, v)
+        return found
+
     def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
         """The zero points of a group of some panels, as numbers of the kind that sums or `element` have."""
         p = self.p
         floats = self.operand in (F32, B16X2)
         dtype = "float32" if floats else self.dtype
-        found = b.Vectors(len(panels) * p.vectors, dtype)
-        for i, panel in enumerate(panels):
-            for v in range(p.vectors):
-                at = (panel * p.number_groups + group) * p.columns + v * b.WIDTH
-                value = T.Cast(f"{dtype}x{b.WIDTH}", self.bytes_of_group[T.ramp(at, 1, b.WIDTH)])
-                found[i * p.vectors + v] = self.zero(value) if floats else value
-        return found
+
+        def stored(panel: b.Expr, v: int) -> b.Expr:
+            at = self.place(panel, p.number_groups, group, v)
+            value = T.Cast(f"{dtype}x{b.WIDTH}", self.bytes_of_group[T.ramp(at, 1, b.WIDTH)])
+            return self.zero(value) if floats else value
+
+        return self.of_columns(panels, stored, dtype)
 
     def zero(self, value: b.Expr) -> b.Expr:
         """A stored zero point as `element` gives numbers."""
         return value
 
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
-        p = self.p
-        found = b.Vectors(len(panels) * p.vectors)
-        for i, panel in enumerate(panels):
-            for v in range(p.vectors):
-                at = (panel * p.scale_groups + group) * p.columns + v * b.WIDTH
-                found[i * p.vectors + v] = self.scale(at)
-        return found
+        return self.of_columns(panels, lambda panel, v: self.scale(self.place(panel, self.p.scale_groups, group, v)))
 
     def scale(self, at: b.Expr) -> b.Expr:
         """The scales of 16 columns from `at` on."""

@@ -40,7 +40,7 @@ class Stepped(FourBits):
         self.fetch_group = lambda panel, group: b.do("prefetch", b.at(self.bytes_of_group, self._at(panel, group)))
 
     def _at(self, panel: b.Expr, group: b.Expr, v: int = 0) -> b.Expr:
-        return (panel * self.p.number_groups + group) * self.p.columns + v * b.WIDTH
+        return self.place(panel, self.p.number_groups, group, v)
 
     def group_of(self, panels: Sequence[b.Expr], group: b.Expr) -> OfGroup:
         (panel,) = panels

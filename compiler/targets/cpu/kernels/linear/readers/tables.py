@@ -1,0 +1,61 @@
+"""Numbers of few bits that are looked up in a table, as floats or as pairs of bf16."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, F32
+from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
+
+
+class LookedUp(Numbers):
+    """count: of numbers that there are. Whole ones are looked up less the middle of their range, unless a zero point
+    is stored."""
+
+    count: ClassVar[int]
+
+    def bind(self, k: b.Kernel) -> None:
+        super().bind(k)
+        values = self.table_values()
+        if self.operand == F32:
+            self.table = b.Vectors(len(values) // b.WIDTH)
+            for i, value in enumerate(values):
+                b.store(self.table.buffer, T.float32(value), i)
+        if self.operand == B16X2:
+            self.table = b.Vectors(1, "int32")
+            for i, word in enumerate(pairs_of_table(values)):
+                b.store(self.table.buffer, T.int32(word), i)
+
+    def table_values(self) -> Sequence[float]:
+        """What the numbers become as floats."""
+        return [float(i - self.middle) for i in range(self.count)]
+
+    @property
+    def middle(self) -> int:
+        """What floats are lowered by, too."""
+        return 0 if self.p.asymmetric else self.count // 2
+
+    @abstractmethod
+    def bit_of(self, half: int, odd: int) -> int:
+        """The lowest bit, in the word it is in, of a pair of a line (`bf16_of`)."""
+
+    def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
+        return T.call_extern("int32x16", f"llmc_looked_up_{self.bit_of(half, odd)}", word, self.table[0])
+
+
+def is_bf16(values: Sequence[float]) -> bool:
+    """Whether every number of a table is a bf16."""
+    return not (np.asarray(values, np.float32).view(np.uint32) & 0xFFFF).any()
+
+
+def pairs_of_table(values: Sequence[float]) -> list[int]:
+    """32 numbers that are bf16 in words of two; 16 lie there twice, so that a fifth bit does not matter."""
+    halves = np.asarray(values, np.float32).view(np.uint32) >> 16
+    words = halves[0::2] | halves[1::2] << 16
+    return [*words.view(np.int32).tolist()] * (b.WIDTH // len(words))
