@@ -11,7 +11,7 @@ import typer
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.units import parse_size
 
-_HELP = """Measure a running server with a load, or the engine alone.
+_HELP = """Measure a running server under load, or the engine alone.
 
 \b
 Examples:
@@ -24,7 +24,7 @@ token (TPOT), inter-token latency (ITL), end-to-end latency (E2E), throughput, g
 
 --dataset is "random" (token ids of exact lengths), a prompts file or a trace. A prompts file is JSONL with prompt,
 prompt_token_ids or messages. A trace is llmc's JSONL, an Azure LLM inference CSV or a Mooncake JSONL. --time-scale
-multiplies its arrival times.
+multiplies the trace's arrival times.
 
 \b
 Examples:
@@ -34,7 +34,7 @@ Examples:
   llmc bench serve --url http://127.0.0.1:8000 --dataset chats.jsonl --endpoint chat --output result.json
   llmc bench serve --url http://127.0.0.1:8000 --rate 4 --html report.html
 """
-_LATENCY_HELP = """Run one batch of equal requests on the engine, again and again, without a server.
+_LATENCY_HELP = """Run one batch of equal requests on the engine repeatedly, without a server.
 
 \b
 Examples:
@@ -70,49 +70,55 @@ def register(app: typer.Typer) -> None:
 
 def serve_command(
     url: str = typer.Option("http://127.0.0.1:8000", metavar="URL", help="Address of the server."),
-    endpoint: EndpointName = typer.Option(EndpointName.completions, help="Completions, or chat completions."),
-    model: str | None = typer.Option(None, metavar="NAME", help="Model to ask for; default: the server's first."),
+    endpoint: EndpointName = typer.Option(EndpointName.completions, help="Endpoint: completions, or chat completions."),
+    model: str | None = typer.Option(None, metavar="NAME", help="Model to request; default: the server's first."),
     api_key: str | None = typer.Option(
-        None, metavar="KEY", envvar="LLMC_API_KEY", help="Sent as a bearer token.", show_envvar=True
+        None, metavar="KEY", envvar="LLMC_API_KEY", help="Key for the server, sent as a bearer token.", show_envvar=True
     ),
     dataset: str = typer.Option(
         "random",
         metavar="random|FILE",
-        help="Random tokens, a prompts file or a trace (plain or .gz; -: one from stdin).",
+        help="random: random tokens; FILE: prompts or a trace, plain or .gz; -: a trace from stdin.",
     ),
     num_prompts: int | None = typer.Option(
         None, min=1, metavar="N", help="Requests to send; default: 200, or as many as FILE has."
     ),
     input_len: int = typer.Option(256, min=1, metavar="N", help="Prompt tokens of random requests."),
-    output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate; a trace has its own."),
+    output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate; a trace sets its own."),
     range_ratio: float = typer.Option(0.0, metavar="X", help="Draw random lengths from len*(1-X) to len*(1+X)."),
     prefix_len: int = typer.Option(0, min=0, metavar="N", help="Leading tokens that all random prompts share."),
-    rate: float = typer.Option(float("inf"), metavar="X", help="Requests a second on average; inf: all at once."),
-    burstiness: float = typer.Option(1.0, metavar="X", help="1: Poisson arrivals; less: burstier; more: steadier."),
-    concurrency: int = typer.Option(0, min=0, metavar="N", help="Requests under way at most; 0: no limit."),
-    time_scale: float = typer.Option(1.0, metavar="X", help="Multiply a trace's arrival times; 0.1: ten times faster."),
+    rate: float = typer.Option(float("inf"), metavar="X", help="Mean requests per second; inf: all at once."),
+    burstiness: float = typer.Option(
+        1.0, metavar="X", help="Regularity of arrivals; 1: Poisson; below: burstier; above: steadier."
+    ),
+    concurrency: int = typer.Option(0, min=0, metavar="N", help="Limit of concurrent requests; 0: none."),
+    time_scale: float = typer.Option(
+        1.0, metavar="X", help="Factor for a trace's arrival times; 0.1: ten times faster."
+    ),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Generate every output to its full length."),
     strict: bool = typer.Option(
-        False, "--strict-in-out-len", help="A request whose usage has other lengths has failed; implies --ignore-eos."
+        False,
+        "--strict-in-out-len",
+        help="Count requests with other lengths in their usage as failed; implies --ignore-eos.",
     ),
     goodput: list[str] = typer.Option(
-        [], metavar="METRIC:MS", help="Limits that a good request meets, as in ttft:500,tpot:50; may be repeated."
+        [], metavar="METRIC:MS", help="Limits of a good request, such as ttft:500,tpot:50; repeatable."
     ),
     max_model_len: int | None = typer.Option(
-        None, min=2, metavar="N", help="Clip lengths to this; default: what the server says."
+        None, min=2, metavar="N", help="Clip lengths to N; default: the server's limit."
     ),
     vocab_size: int | None = typer.Option(
-        None, min=2, metavar="N", help="Random ids are below it; default: what the server says, else 256."
+        None, min=2, metavar="N", help="Upper bound of random token ids; default: the server's, else 256."
     ),
-    extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of every request's body."),
-    warmup: int = typer.Option(1, min=0, metavar="N", help="Requests sent before, one by one, and not counted."),
-    timeout: float = typer.Option(3600.0, metavar="S", help="Seconds for a whole answer."),
-    seed: int = typer.Option(0, min=0, help="Same seed, same requests and arrivals."),
+    extra_body: str | None = typer.Option(None, metavar="JSON", help="Further fields of every request's body."),
+    warmup: int = typer.Option(1, min=0, metavar="N", help="Requests sent first, one by one, and not counted."),
+    timeout: float = typer.Option(3600.0, metavar="S", help="Seconds to wait for a complete answer."),
+    seed: int = typer.Option(0, min=0, help="Seed; the same seed gives the same requests and arrivals."),
     output: Path | None = typer.Option(
-        None, "-o", "--output", metavar="FILE", help="Write the result and every request's times there."
+        None, "-o", "--output", metavar="FILE", help="Write the result and each request's times to FILE."
     ),
-    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions, one file."),
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions to FILE."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Show no progress bar."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> int:
     from llmc.cli.bench_serve import ServeOptions, bench_serve
@@ -133,15 +139,15 @@ def latency_command(
     output_len: int = typer.Option(64, min=1, metavar="N", help="Tokens to generate for each."),
     batch: int = typer.Option(1, min=1, metavar="N", help="Requests at once."),
     warmup: int = typer.Option(2, min=0, metavar="N", help="Runs that are not counted."),
-    repeats: int = typer.Option(5, min=1, metavar="N", help="Runs that are."),
-    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    repeats: int = typer.Option(5, min=1, metavar="N", help="Runs that are counted."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
     kv_bytes: int = typer.Option(
-        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
+        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."
     ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
-    seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
-    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions, one file."),
+    seed: int = typer.Option(0, min=0, help="Seed; the same seed gives the same prompts."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result to FILE."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions to FILE."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
     from llmc.cli.bench_offline import OfflineOptions, bench_offline
@@ -161,18 +167,18 @@ def throughput_command(
     output_len: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate for each."),
     range_ratio: float = typer.Option(0.0, metavar="X", help="Draw lengths from len*(1-X) to len*(1+X)."),
     concurrency: int = typer.Option(
-        0, min=0, metavar="N", help="Requests submitted at most at once; 0: all, and the engine runs what fits."
+        0, min=0, metavar="N", help="Limit of submitted requests; 0: all, and the engine runs as many as fit."
     ),
     warmup: int = typer.Option(1, min=0, metavar="N", help="Runs that are not counted."),
-    repeats: int = typer.Option(1, min=1, metavar="N", help="Runs that are."),
-    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    repeats: int = typer.Option(1, min=1, metavar="N", help="Runs that are counted."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
     kv_bytes: int = typer.Option(
-        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
+        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."
     ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
-    seed: int = typer.Option(0, min=0, help="Same seed, same prompts."),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result there."),
-    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions, one file."),
+    seed: int = typer.Option(0, min=0, help="Seed; the same seed gives the same prompts."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result to FILE."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with distributions to FILE."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON on stdout."),
 ) -> None:
     from llmc.cli.bench_offline import OfflineOptions, bench_offline

@@ -11,7 +11,7 @@ from llmc.cli.buckets_replan import REPLAN_HELP, replan_command
 from llmc.cli.buckets_show import SHOW_HELP, show_command
 from llmc.cli.buckets_simulate import SIMULATE_HELP, simulate_command
 
-_HELP = """Plan the buckets for the traffic of a trace, try ladders of buckets on it, and look at them.
+_HELP = """Plan, simulate, show and import ladders of buckets.
 
 \b
 Examples:

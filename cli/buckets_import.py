@@ -17,8 +17,8 @@ from llmc.regular_file import read_text
 if TYPE_CHECKING:
     from llmc.buckets.vllm import Imported, VllmLimits
 
-IMPORT_HELP = """Take over the buckets of a vLLM server on Intel Gaudi. Its VLLM_*_BUCKET_* variables, its strategy or
-bucket file and its flags tell the shapes that it warms up. Of these a ladder is made.
+IMPORT_HELP = """Import the buckets of a vLLM server on Intel Gaudi. The ladder has the shapes that the server warms up,
+by its VLLM_*_BUCKET_* variables, its strategy or bucket file, and its flags.
 
 Without -o, the last line of the output is the ladder as a SPEC for --buckets. An unknown variable is an error.
 
@@ -34,18 +34,22 @@ _SHOWN = 24
 def import_command(
     from_vllm_env: bool = typer.Option(False, "--from-vllm-env", help="Read the variables of vLLM's plugin for Gaudi."),
     env_file: Path | None = typer.Option(
-        None, metavar="FILE", help="Variables as NAME=value lines, in place of this process's."
+        None, metavar="FILE", help="File of NAME=value lines to read instead of the environment."
     ),
-    max_num_seqs: int = typer.Option(..., min=1, max=MAX_DIM, metavar="N", help="As the server's flag."),
-    max_model_len: int = typer.Option(..., min=1, max=MAX_DIM, metavar="N", help="As the server's flag."),
-    max_num_batched_tokens: int = typer.Option(..., min=1, max=MAX_DIM, metavar="N", help="As the server's flag."),
-    block_size: int = typer.Option(128, min=1, max=MAX_DIM, metavar="N", help="As the server's flag."),
+    max_num_seqs: int = typer.Option(..., min=1, max=MAX_DIM, metavar="N", help="As the server's flag of this name."),
+    max_model_len: int = typer.Option(..., min=1, max=MAX_DIM, metavar="N", help="As the server's flag of this name."),
+    max_num_batched_tokens: int = typer.Option(
+        ..., min=1, max=MAX_DIM, metavar="N", help="As the server's flag of this name."
+    ),
+    block_size: int = typer.Option(128, min=1, max=MAX_DIM, metavar="N", help="As the server's flag of this name."),
     num_blocks: int | None = typer.Option(
-        None, min=1, max=MAX_DIM, metavar="N", help="KV blocks that its log tells; default: enough for all sequences."
+        None, min=1, max=MAX_DIM, metavar="N", help="KV blocks in the server's log; default: enough for all sequences."
     ),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write a .toml or .json file."),
-    explain: bool = typer.Option(False, "--explain", help="Say what each variable does, and what was dropped and why."),
-    as_json: bool = typer.Option(False, "--json", help="Print all of it as JSON on stdout."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", metavar="FILE", help="Bucket file to write, .toml or .json."
+    ),
+    explain: bool = typer.Option(False, "--explain", help="Explain each variable, and what was dropped and why."),
+    as_json: bool = typer.Option(False, "--json", help="Print the ladder and the explanation as JSON on stdout."),
 ) -> None:
     from llmc.buckets.files import write_file
     from llmc.buckets.vllm import VllmLimits, import_vllm, parse_env_file

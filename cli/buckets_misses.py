@@ -14,9 +14,9 @@ import typer
 if TYPE_CHECKING:
     from llmc.buckets.misses import Miss
 
-MISSES_HELP = """Show which steps no bucket of the ladder held, how often, and what served them instead.
+MISSES_HELP = """Show which steps missed their bucket, how often, and how they ran instead.
 
-Reads records that the server wrote. Each row names the bucket to add.
+The command reads the records of --record-misses. Each row names the bucket to add.
 
 \b
 Examples:
@@ -27,8 +27,8 @@ Examples:
 
 
 def misses_command(
-    records: list[Path] = typer.Argument(..., metavar="FILE…", help="Records of misses; equal shapes are added up."),
-    top: int = typer.Option(0, min=0, metavar="N", help="Only the N most frequent shapes; 0: all."),
+    records: list[Path] = typer.Argument(..., metavar="FILE…", help="Records of misses; equal shapes are summed."),
+    top: int = typer.Option(0, min=0, metavar="N", help="Show only the N most frequent shapes; 0: all."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
 ) -> None:
     from llmc.buckets.misses import merge_misses, read_misses

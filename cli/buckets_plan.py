@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmc.buckets.verify_plan import VerifyPlan
 
 _PREFILL_RATE = 20_000.0
-PLAN_HELP = """Plan the ladder that serves a trace at the least cost, and write it as a bucket file for llmc compile.
+PLAN_HELP = """Plan the ladder that serves a trace at the lowest cost, and write it as a bucket file for llmc compile.
 
 The trace is llmc's JSONL (arrival_s, prompt_tokens, output_tokens), an Azure LLM inference CSV or a Mooncake JSONL.
 
@@ -69,57 +69,63 @@ def plan_command(
     trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests, plain or .gz; -: stdin."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Bucket file, .toml or .json."),
     phase: Phase = typer.Option(Phase.both, help="Phases to plan; the other one gets its default buckets."),
-    max_graphs: int | None = typer.Option(None, metavar="N", help="Graphs of each phase; default 24, or 128 with %."),
-    max_padding: float | None = typer.Option(
-        None, metavar="PCT", callback=finite, help="Fewest graphs that pad at most PCT %."
+    max_graphs: int | None = typer.Option(
+        None, metavar="N", help="Graphs per phase; default: 24, or 128 with --max-padding."
     ),
-    max_memory: str | None = typer.Option(None, metavar="SIZE", help="Arena and graphs, as in 500M."),
+    max_padding: float | None = typer.Option(
+        None, metavar="PCT", callback=finite, help="Plan the fewest graphs that pad at most PCT percent."
+    ),
+    max_memory: str | None = typer.Option(None, metavar="SIZE", help="Memory of arena and graphs, such as 500M."),
     max_compile_time: float | None = typer.Option(
         None, metavar="S", callback=finite, help="Seconds to compile all graphs."
     ),
-    cost: Cost = typer.Option(Cost.auto, help="What to minimise; auto: by --cost-table, else --model, else tokens."),
+    cost: Cost = typer.Option(Cost.auto, help="Cost to minimise; auto: by --cost-table, else --model, else tokens."),
     cost_table: Path | None = typer.Option(
-        None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup has measured on this machine."
+        None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup measured on this machine."
     ),
     model: Path | None = typer.Option(None, metavar="DIR", help="Model whose config.json gives the dimensions."),
     gflops: float = typer.Option(
-        1000.0, min=1e-3, callback=finite, help="Arithmetic of the machine for --cost flops, 10^9 a second."
+        1000.0, min=1e-3, callback=finite, help="Arithmetic of the machine for --cost flops, in GFLOP/s."
     ),
     bandwidth: float = typer.Option(
-        50.0, min=1e-3, callback=finite, help="Memory of the machine for --cost flops, 10^9 bytes a second."
+        50.0, min=1e-3, callback=finite, help="Memory bandwidth of the machine for --cost flops, in GB/s."
     ),
     overhead_us: float = typer.Option(
         50.0, min=0, callback=finite, help="Fixed time of a replay for --cost flops, microseconds."
     ),
-    max_model_len: int = typer.Option(4096, metavar="N", help="Longest prompt plus output; longer ones are clipped."),
-    block_size: int = typer.Option(32, metavar="N", help="Tokens of a KV block; sizes are multiples of it."),
-    max_num_seqs: int = typer.Option(16, metavar="N", help="Sequences that run at once."),
-    max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts of one prefill step."),
-    max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens of one prefill step; 0: max-model-len."),
+    max_model_len: int = typer.Option(
+        4096, metavar="N", help="Longest prompt plus output; longer requests are clipped."
+    ),
+    block_size: int = typer.Option(32, metavar="N", help="Tokens per KV block; sizes are multiples of it."),
+    max_num_seqs: int = typer.Option(16, metavar="N", help="Sequences per step."),
+    max_prefill_batch: int = typer.Option(1, metavar="N", help="Prompts per prefill step."),
+    max_prefill_tokens: int = typer.Option(0, metavar="N", help="Tokens per prefill step; 0: max-model-len."),
     prefill_rate: float | None = typer.Option(
         None,
         metavar="X",
         callback=finite,
-        help="Tokens a second of prefill; 20000, and 4 times more and less, unless given.",
+        help="Prefill speed in tokens/s; default: 20000, and a quarter and four times of it.",
     ),
     decode_step_ms: float = typer.Option(
-        20.0, metavar="MS", callback=finite, help="Time of a decode step; without known costs."
+        20.0, metavar="MS", callback=finite, help="Time of a decode step, if costs are unknown."
     ),
     scenarios: Scenarios = typer.Option(
         Scenarios.spread,
-        help="spread: several paces, mixed steps on and off; own: the trace's pace and the costs given.",
+        help="spread: several arrival rates, mixed steps on and off; own: the trace's rate and the given costs.",
     ),
     contexts: Contexts = typer.Option(
         Contexts.longest,
-        help="What decode buckets bound: the longest context, the total of all, or auto, what suits the trace.",
+        help="Bound of decode buckets: the longest context, the total of all, or auto: the better one for the trace.",
     ),
     speculate: int = typer.Option(
-        0, metavar="N", help="Add decode buckets with rows for N guesses of each sequence, where that pays."
+        0, metavar="N", help="Add decode buckets with rows for N guesses per sequence, where that pays off."
     ),
     acceptance: float = typer.Option(
-        DEFAULT_ODDS, metavar="X", callback=finite, help="Odds that a guess is right, those before it being right."
+        DEFAULT_ODDS, metavar="X", callback=finite, help="Probability that a guess is right if those before it are."
     ),
-    prefix_cache: bool = typer.Option(False, "--prefix-cache", help="Leave out prompt tokens that a cache holds."),
+    prefix_cache: bool = typer.Option(
+        False, "--prefix-cache", help="Leave out prompt tokens that a prefix cache would hold."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON on stdout."),
 ) -> None:
     from llmc.buckets import planner

@@ -12,12 +12,10 @@ import typer
 from llmc.cli.options.numbers import finite
 from llmc.units import parse_size
 
-REPLAN_HELP = """Show which buckets to add to a ladder and which to retire, for steps that a server ran or a trace
-brings.
+REPLAN_HELP = """Show which buckets to add to a ladder and which to retire, for a server's steps or a trace.
 
-Each change has what it is predicted to save and to cost. Steps are those of the last hour or so of a server that runs
-with --replan suggest or auto. Or they are those of a simulation of a trace. Nothing is changed here: llmc compile --add
-does.
+Each change has a predicted saving and cost. Steps are those of about the last hour of a server with --replan suggest or
+auto, or of a simulated trace. The command changes nothing; add buckets with llmc compile --add.
 
 \b
 Examples:
@@ -35,19 +33,26 @@ class ReplanCost(enum.StrEnum):
 
 
 def replan_command(
-    artifact: Path | None = typer.Argument(None, metavar="ARTIFACT", help="Artifact, with --trace."),
+    artifact: Path | None = typer.Argument(None, metavar="ARTIFACT", help="Artifact to plan for, with --trace."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Trace of requests, plain or .gz, or - for stdin."),
     url: str | None = typer.Option(None, metavar="URL", help="Server that runs with --replan suggest or auto."),
-    api_key: str | None = typer.Option(None, envvar="LLMC_API_KEY", metavar="KEY", help="Key of that server."),
-    cost: ReplanCost = typer.Option(
-        ReplanCost.time, help="What is to become less: time of steps, or tokens of padding."
+    api_key: str | None = typer.Option(None, envvar="LLMC_API_KEY", metavar="KEY", help="API key of the server."),
+    cost: ReplanCost = typer.Option(ReplanCost.time, help="Cost to reduce: time of steps, or tokens of padding."),
+    max_graphs: int = typer.Option(
+        4096, min=1, metavar="N", help="Graphs in use after the change; further ones are retired."
     ),
-    max_graphs: int = typer.Option(4096, min=1, metavar="N", help="Graphs in use afterwards; more are retired."),
-    max_added: int = typer.Option(4, min=1, max=64, metavar="N", help="New buckets."),
-    max_compile_time: float = typer.Option(600.0, min=0, metavar="S", callback=finite, help="What they may compile."),
-    max_memory: str = typer.Option("1GiB", metavar="SIZE", help="What their graphs may take."),
+    max_added: int = typer.Option(4, min=1, max=64, metavar="N", help="New buckets to propose."),
+    max_compile_time: float = typer.Option(
+        600.0, min=0, metavar="S", callback=finite, help="Seconds of compilation for the new buckets."
+    ),
+    max_memory: str = typer.Option("1GiB", metavar="SIZE", help="Memory for the new graphs."),
     least_saving: float = typer.Option(
-        1.0, min=0, max=100, metavar="PCT", callback=finite, help="Share of all cost that each must save."
+        1.0,
+        min=0,
+        max=100,
+        metavar="PCT",
+        callback=finite,
+        help="Percent of the total cost that each new bucket must save.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
 ) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHOW_HELP = """Show a ladder as a grid: a spec, a bucket file or the buckets of an artifact.
 
-With a trace, or with what /metrics of a server told, each bucket shows the share of steps it serves.
+With a trace, or with a saved /metrics of a server, each bucket shows its share of the steps.
 
 \b
 Examples:
@@ -36,12 +36,12 @@ _Size = int | tuple[bool, int]
 def show_command(
     ladder: str = typer.Argument(..., metavar="SPEC|FILE|ARTIFACT", help="Spec, bucket file or artifact directory."),
     trace: Path | None = typer.Option(
-        None, metavar="FILE", help="Trace of requests, plain or .gz, or - for stdin; shows how buckets are used."
+        None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Shows how it uses buckets."
     ),
-    use: Path | None = typer.Option(None, metavar="FILE", help="Saved /metrics of a server; shows recorded use."),
-    max_num_seqs: int | None = typer.Option(None, metavar="N", help="What max means for batches."),
-    max_model_len: int | None = typer.Option(None, metavar="N", help="What max means for lengths."),
-    block_size: int | None = typer.Option(None, metavar="N", help="Tokens of a block, for sizes in blocks."),
+    use: Path | None = typer.Option(None, metavar="FILE", help="Saved /metrics of a server; shows the recorded use."),
+    max_num_seqs: int | None = typer.Option(None, metavar="N", help="Value of max for batches."),
+    max_model_len: int | None = typer.Option(None, metavar="N", help="Value of max for lengths."),
+    block_size: int | None = typer.Option(None, metavar="N", help="Tokens per KV block, for sizes in blocks."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
 ) -> None:
     phases = _read_ladder(ladder, Limits(max_num_seqs, max_model_len, block_size))

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from llmc.runtime.simulation.what_if import Ladder, OnProgress, Outcome, Server, WhatIf
 
 SIMULATE_HELP = """Try ladders of buckets on a trace. Figures are padding in tokens and time, graphs, compile and
-warm-up time, memory, misses, and added latency: that beyond a ladder with a graph of exactly every shape.
+warm-up time, memory, misses, and added latency. The latter compares with a ladder that has a graph for exactly every
+shape.
 
-The trace runs through the real scheduler and block manager, in virtual time: nothing is computed, and a step takes what
-its bucket costs. Costs come from --cost-table, else from what llmc warmup measured of the first artifact among the
-ladders. Else they come from a roofline of --model, or from --prefill-rate and --decode-step-ms.
+The trace runs through the real scheduler and block manager, in virtual time. Nothing is computed: a step takes the cost
+of its bucket. Costs come from --cost-table, else from the measurements of llmc warmup for the first artifact among the
+ladders. Without either, they come from a roofline of --model, or from --prefill-rate and --decode-step-ms.
 
 \b
 Examples:
@@ -42,41 +43,44 @@ _LONGEST_NAME = 24
 def simulate_command(
     trace: Path = typer.Option(..., metavar="FILE", help="Trace of requests, plain or .gz; -: stdin."),
     buckets: list[str] = typer.Option(
-        ..., metavar="SPEC|FILE|ARTIFACT", help="A ladder: spec, bucket file or artifact; several are compared."
+        ..., metavar="SPEC|FILE|ARTIFACT", help="Ladder: spec, bucket file or artifact; repeat to compare several."
     ),
     cost_table: Path | None = typer.Option(
-        None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup has measured."
+        None, metavar="FILE|ARTIFACT", help="Cost table, or artifact that llmc warmup measured."
     ),
-    model: Path | None = typer.Option(None, metavar="DIR", help="Model for a roofline of its config.json."),
+    model: Path | None = typer.Option(None, metavar="DIR", help="Model whose config.json gives a roofline."),
     gflops: float = typer.Option(
-        1000.0, min=1e-3, callback=finite, help="Arithmetic of the machine for --model, 10^9 a second."
+        1000.0, min=1e-3, callback=finite, help="Arithmetic of the machine for --model, in GFLOP/s."
     ),
     bandwidth: float = typer.Option(
-        50.0, min=1e-3, callback=finite, help="Memory of the machine for --model, 10^9 bytes a second."
+        50.0, min=1e-3, callback=finite, help="Memory bandwidth of the machine for --model, in GB/s."
     ),
     overhead_us: float = typer.Option(
         50.0, min=0, callback=finite, help="Fixed time of a replay for --model, microseconds."
     ),
     prefill_rate: float = typer.Option(
-        20000.0, min=1e-3, metavar="X", callback=finite, help="Assumed prefill, tokens a second."
+        20000.0, min=1e-3, metavar="X", callback=finite, help="Assumed prefill speed, in tokens/s."
     ),
     decode_step_ms: float = typer.Option(
         20.0, min=1e-6, metavar="MS", callback=finite, help="Assumed time of a decode step."
     ),
     max_model_len: int | None = typer.Option(
-        None, min=2, metavar="N", help="Longest prompt plus output; default: what all ladders hold. Longer: clipped."
+        None,
+        min=2,
+        metavar="N",
+        help="Longest prompt plus output; default: the limit of all ladders. Longer requests are clipped.",
     ),
     max_num_seqs: int | None = typer.Option(
-        None, min=1, metavar="N", help="Sequences that run at once; default: the largest decode batch."
+        None, min=1, metavar="N", help="Sequences per step; default: the largest decode batch."
     ),
-    block_size: int | None = typer.Option(None, min=1, metavar="N", help="Tokens of a KV block; default 32."),
+    block_size: int | None = typer.Option(None, min=1, metavar="N", help="Tokens per KV block; default: 32."),
     num_blocks: int = typer.Option(0, min=0, metavar="N", help="KV blocks; 0: enough for all sequences, or 1 GiB."),
-    max_prefill_tokens: int = typer.Option(0, min=0, metavar="N", help="Tokens of a prefill step; 0: all that fit."),
+    max_prefill_tokens: int = typer.Option(0, min=0, metavar="N", help="Tokens per prefill step; 0: as many as fit."),
     prefix_cache: bool = typer.Option(True, "--prefix-cache/--no-prefix-cache", help="Reuse common prefixes."),
-    strict: bool = typer.Option(False, "--strict", help="A miss fails its request instead of using a larger graph."),
-    speed: float = typer.Option(1.0, min=1e-6, callback=finite, help="Arrivals come so many times as fast."),
-    limit: int = typer.Option(0, min=0, metavar="N", help="Only the first N requests; 0: all."),
-    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with heat maps, one file."),
+    strict: bool = typer.Option(False, "--strict", help="Fail requests that miss instead of using a larger graph."),
+    speed: float = typer.Option(1.0, min=1e-6, callback=finite, help="Factor for the arrival rate."),
+    limit: int = typer.Option(0, min=0, metavar="N", help="Use only the first N requests; 0: all."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with heat maps to FILE."),
     png: Path | None = typer.Option(None, metavar="FILE", help="Write the report as a picture; needs Chromium."),
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON on stdout."),
 ) -> None:

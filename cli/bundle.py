@@ -17,10 +17,11 @@ from llmc.units import format_bytes
 if TYPE_CHECKING:
     from llmc.compiler.store.bundle import Bundle
 
-_HELP = """One file with everything of an artifact but the weights: graphs, kernels for one or several CPUs, costs.
+_HELP = """Pack everything of an artifact except its weights into one file: graphs, kernels for one or several CPUs,
+costs.
 
-A fine-tune of the same architecture becomes an artifact from it in the time that packing its weights takes. A bundle
-holds machine code: use only what you trust as much as a program.
+With a bundle, a fine-tune of the same architecture becomes an artifact without compiling: only its weights are packed.
+A bundle contains machine code: use only bundles that you trust as much as a program.
 
 \b
 Examples:
@@ -35,10 +36,10 @@ bundle_app = typer.Typer(no_args_is_help=True, help=_HELP)
 @bundle_app.command("create")
 def create(
     artifacts: list[Path] = typer.Argument(
-        ..., metavar="ARTIFACT…", help="One architecture, compiled for one target each."
+        ..., metavar="ARTIFACT…", help="Artifacts of one architecture, each for another target."
     ),
     output: Path = typer.Option(..., "-o", "--output", metavar="FILE", help="Bundle to write."),
-    costs: bool = typer.Option(True, help="With the costs that were measured for these artifacts."),
+    costs: bool = typer.Option(True, help="Include the measured costs of these artifacts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
 ) -> None:
     """Write a bundle of artifacts.
@@ -60,7 +61,7 @@ def inspect(
     bundle: Path = typer.Argument(..., metavar="BUNDLE", help="File that llmc bundle create wrote."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
 ) -> None:
-    """Show what is in a bundle, and compare every file with its hash.
+    """Show the content of a bundle, and compare every file with its hash.
 
     \b
     Examples:
@@ -82,11 +83,13 @@ def apply(
         ..., metavar="MODEL", help="Directory with config.json and safetensors, .gguf file, or ORG/NAME of the hub."
     ),
     output: Path = typer.Option(..., "-o", "--output", metavar="OUT", help="Artifact directory to write."),
-    target: str = typer.Option("native", metavar="NAME", help="CPU; native: the best in the bundle for this machine."),
-    jobs: int = typer.Option(0, min=0, metavar="N", help="Threads that pack weights; 0: one a CPU."),
-    tokenizer: bool = typer.Option(True, "--tokenizer/--no-tokenizer", help="As of llmc compile."),
+    target: str = typer.Option(
+        "native", metavar="NAME", help="CPU to choose; native: the best in the bundle for this machine."
+    ),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Threads that pack weights; 0: one per CPU."),
+    tokenizer: bool = typer.Option(True, "--tokenizer/--no-tokenizer", help="As in llmc compile."),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace an artifact of another model or other options at OUT."
+        False, "--overwrite", help="Replace OUT even if it is of another model or other options."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:

@@ -39,7 +39,7 @@ def ls(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
 
 
 def show(
-    key: Annotated[str, typer.Argument(help="A key or its first digits.")],
+    key: Annotated[str, typer.Argument(help="Key of an entry, or its first digits.")],
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:

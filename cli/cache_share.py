@@ -13,15 +13,15 @@ from llmc.compiler.store.cache import GraphCache, ImportReport
 
 
 def export(
-    archive: Annotated[Path, typer.Argument(help="Tar file to write, or an existing directory that is shared.")],
+    archive: Annotated[Path, typer.Argument(help="Tar file to write, or an existing shared directory.")],
     keys: Annotated[list[str] | None, typer.Argument(help="Keys or their first digits; default: all.")] = None,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Write entries to an archive for another machine, or add them to a directory that machines share.
 
-    A shared directory is a cache, too: many processes may add to it and read from it at any time. Entries hold machine
-    code: whoever may write to the directory may run programs on each of those machines.
+    A shared directory is a cache, too: many processes may add to it and read from it at any time. Entries contain
+    machine code: whoever may write to the directory can run programs on each of those machines.
 
     \b
     Examples:

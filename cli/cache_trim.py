@@ -35,9 +35,9 @@ def verify(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
 
 
 def gc(
-    max_size: Annotated[str | None, typer.Option(help="Keep at most this much, as in 500M.")] = None,
-    older_than: Annotated[str | None, typer.Option(help="Remove what was not used for so long, as in 30d.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    max_size: Annotated[str | None, typer.Option(help="Total size to keep, such as 500M.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="Remove everything unused for this time, such as 30d.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:

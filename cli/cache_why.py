@@ -32,14 +32,14 @@ def _wanted_of_model(config: CompileConfig, cache: GraphCache) -> list[tuple[str
 @takes_option_groups
 def why(
     context: typer.Context,
-    subject: Annotated[Path, typer.Argument(metavar="ARTIFACT|MODEL", help="An artifact or a model directory.")],
+    subject: Annotated[Path, typer.Argument(metavar="ARTIFACT|MODEL", help="Artifact or model directory.")],
     options: CompileOptions,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say for everything that is not cached which component differs from the nearest entry.
+    """For everything that is not cached, show which component differs from the nearest entry.
 
-    Of a model directory: what llmc compile with the same options would look for.
+    For a model directory, these are the entries that llmc compile with the same options would need.
 
     \b
     Examples:
@@ -73,8 +73,8 @@ def why(
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="OLD", help="An artifact, or the key of an entry or its first digits.")],
-    b: Annotated[str, typer.Argument(metavar="NEW", help="What to compare it with, of the same kind.")],
+    a: Annotated[str, typer.Argument(metavar="OLD", help="Artifact, or an entry by its key or first digits.")],
+    b: Annotated[str, typer.Argument(metavar="NEW", help="Artifact or entry to compare with, of the same kind.")],
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -25,8 +25,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 _HELP = """Talk to a model in the terminal: a server's URL, an artifact, or a model (downloaded, compiled, cached).
 
-Answers are shown as Markdown while they come; Ctrl-C stops one, Ctrl-D leaves. /help lists the commands inside. Without
-a terminal each line of stdin is a message and answers are plain text on stdout. Sampling defaults are the model's own.
+Answers are shown as Markdown while they arrive. Ctrl-C stops an answer, Ctrl-D leaves the chat, and /help lists its
+commands. If stdin is not a terminal, each line is a message, and answers are plain text on stdout. Sampling defaults
+are the model's own.
 
 \b
 Examples:
@@ -76,24 +77,26 @@ def chat_command(
         help="Server, artifact, model directory, .gguf file, or ORG/NAME of the hub.",
     ),
     system: str | None = typer.Option(None, metavar="TEXT", help="System message."),
-    load: Path | None = typer.Option(None, metavar="FILE", help="Go on with a conversation that /save wrote."),
+    load: Path | None = typer.Option(None, metavar="FILE", help="Continue a conversation that /save wrote."),
     drawing: SamplingOptions = SamplingOptions(),
-    max_tokens: int | None = typer.Option(None, min=1, metavar="N", help="Longest answer; default: what fits."),
-    seed: int | None = typer.Option(None, min=0, help="Same conversation and seed, same answer."),
-    stop: list[str] = typer.Option([], metavar="TEXT", help="End an answer before this string; may be repeated."),
+    max_tokens: int | None = typer.Option(
+        None, min=1, metavar="N", help="Longest answer in tokens; default: the rest of the context."
+    ),
+    seed: int | None = typer.Option(None, min=0, help="Seed; the same conversation and seed give the same answer."),
+    stop: list[str] = typer.Option([], metavar="TEXT", help="End an answer before this string; repeatable."),
     raw: bool = typer.Option(False, "--raw", help="Continue plain text, without a chat template."),
     chat_template: Path | None = typer.Option(
         None, metavar="FILE", help="Jinja file instead of the model's own chat template; not for a URL."
     ),
-    plain: bool = typer.Option(False, "--plain", help="Show answers as they are, not as Markdown."),
+    plain: bool = typer.Option(False, "--plain", help="Show answers as plain text, not as Markdown."),
     stats: bool = typer.Option(False, "--stats", help="After each answer: time to the first token, tokens/s."),
-    history: Path | None = typer.Option(None, metavar="FILE", help="Keep what is typed for the next chat."),
-    model: str | None = typer.Option(None, metavar="NAME", help="Model of the server; default: its first."),
+    history: Path | None = typer.Option(None, metavar="FILE", help="Keep the input lines for the next chat."),
+    model: str | None = typer.Option(None, metavar="NAME", help="Model to request; default: the server's first."),
     api_key: str | None = typer.Option(None, envvar="LLMC_API_KEY", metavar="KEY", help="Key for the server."),
-    timeout: float = typer.Option(600.0, min=0.001, metavar="S", help="Longest silence of the server, seconds."),
+    timeout: float = typer.Option(600.0, min=0.001, metavar="S", help="Seconds to wait for the server's next data."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads of an artifact; 0: every CPU."),
     kv_bytes: int = typer.Option(
-        0, parser=parse_size, metavar="SIZE", help="KV pool of an artifact, as 2GiB; 0: for one conversation."
+        0, parser=parse_size, metavar="SIZE", help="KV pool of an artifact, such as 2GiB; 0: for one conversation."
     ),
 ) -> None:
     from llmc.runtime.chat.session import ChatError, check_sampling

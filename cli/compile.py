@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _HELP = """Compile a model in Hugging Face's format, GGUF or ONNX into an artifact.
 
-MODEL is a directory, a .gguf file (of a split model the first), or an .onnx file as Optimum's exporter writes it. Or it
-is ORG/NAME[@REVISION] on the Hugging Face hub, which is downloaded into the hub's cache: HF_HOME, HF_TOKEN and
-HF_HUB_OFFLINE count. The artifact records the commit. Numbers that are quantized already are kept; --quant rounds them
-anew. Notes tell what is kept, and what is lost.
+MODEL is a directory, a .gguf file (the first of a split model), an .onnx file of Optimum's exporter, or
+ORG/NAME[@REVISION] on the Hugging Face hub. The latter is downloaded into the hub's cache (see HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE), and the artifact records its commit. Quantized weights keep their numbers; --quant rounds them again.
+Notes report what is kept and the errors of conversions.
 
-SPEC of --buckets is batch x sequence for each phase: prefill, decode and, if wanted, mixed. Mixed is sequences x tokens
-of a step, decodes beside chunks of prompts. A size is a ramp-up range MIN:STEP:MAX, bounded padding
-MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". Or it is the name of a
-.toml, .json or .txt file, as llmc buckets plan writes it; docs/buckets.md explains all of them. Its defaults are
-environment variables: LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}. What none of
-them sets is as in the default ladder. llmc buckets import takes over the VLLM_ variables of a server on Gaudi.
+SPEC of --buckets is batch x sequence for each phase: prefill, decode and, optionally, mixed. Mixed is sequences x
+tokens of a step with decodes beside chunks of prompts. A size is a ramp-up range MIN:STEP:MAX, bounded padding
+MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". SPEC may also be a
+.toml, .json or .txt file, such as llmc buckets plan writes; see docs/buckets.md. Defaults come from
+LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}, else from the default ladder. llmc
+buckets import converts the VLLM_ variables of a server on Gaudi.
 
-An artifact at OUT is replaced without asking only if it is of the same model and options, which gives the same bytes.
-Files that are not llmc's are never replaced.
+An artifact at OUT is replaced only if it is of the same model and options, which gives the same bytes, or with
+--overwrite. Files that are not llmc's are never replaced.
 
 \b
 Examples:
@@ -75,33 +75,33 @@ def compile_command(
     ),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Artifact directory to write."),
     add: list[str] = typer.Option(
-        [], metavar="BUCKET", help="Give MODEL, an artifact, this bucket, too; in place without -o; may be repeated."
+        [], metavar="BUCKET", help="Add this bucket to MODEL, an artifact; in place, or to -o; repeatable."
     ),
     options: CompileOptions = CompileOptions(),
     eagle: Path | None = typer.Option(
         None,
         metavar="HEAD",
-        help="Compile this EAGLE head, too, to a name with -eagle beside OUT: a --draft that reads the model's states.",
+        help="Also compile this EAGLE head, for --draft; its artifact is beside OUT, with -eagle in its name.",
     ),
-    jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one a CPU."),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one per CPU."),
     tune: bool = typer.Option(
         False,
         "--tune",
-        help="Measure on this machine how each linear layer is computed fastest: a minute or some, once.",
+        help="Measure the fastest schedule of each linear layer on this machine; takes some minutes, once.",
     ),
     tokenizer: bool = typer.Option(
         True,
         "--tokenizer/--no-tokenizer",
-        help="Copy the model's tokenizer, which must be sound; or none, and the artifact takes token ids alone.",
+        help="Copy the model's tokenizer; without it the artifact takes only token ids.",
     ),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace an artifact of another model or other options at OUT."
+        False, "--overwrite", help="Replace OUT even if it is of another model or other options."
     ),
     cache_dir: Path | None = typer.Option(
         None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache; default: $XDG_CACHE_HOME/llmc."
     ),
     dump: Path | None = typer.Option(
-        None, metavar="DIR", help="Write what each phase makes, as text, into this new directory."
+        None, metavar="DIR", help="Write the result of each phase, as text, into this new directory."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON on stdout."),
 ) -> None:

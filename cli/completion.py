@@ -9,7 +9,7 @@ import typer
 
 _HELP = """Print a script that completes commands, options, choices and paths in a shell.
 
-The script is made from the parser of this version: print it again after an update. Completing starts no Python.
+The script is made from this version's commands: print it again after an update. Completing starts no Python.
 
 \b
 Examples:

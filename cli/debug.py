@@ -12,18 +12,18 @@ import typer
 if TYPE_CHECKING:
     from llmc.runtime.debug.diff import Compared, Diff
 
-_HELP = """Look into a graph: dump what its commands write, or find where two artifacts of one model part.
+_HELP = """Look into a graph: dump the results of its commands, or find where two artifacts of one model differ.
 
 \b
 Examples:
   llmc debug diff reference.llmc model.llmc --prompt "Once upon a time"
   llmc debug dump model.llmc --ids 1,2,3 -o tensors
 """
-_DIFF_HELP = """Run two artifacts of one model over the same tokens and compare what their commands write.
+_DIFF_HELP = """Run two artifacts of one model over the same tokens and compare the results of their commands.
 
-The artifacts may differ in target, scheme, ladder or version. Tensors are compared in the order of the graph. The first
-one that differs by more than the bound is named, with the element that differs most. `--target reference` compiles the
-plain kernels that others are judged by. The exit code is 1 where a tensor differs.
+The artifacts may differ in target, scheme, ladder or version. Tensors are compared in the order of the graph. If one
+differs by more than the bound, the first such tensor is named with the element that differs most, and the exit code is
+1. `--target reference` compiles plain kernels to compare others with.
 
 \b
 Examples:
@@ -32,7 +32,7 @@ Examples:
   llmc debug diff bf16.llmc w8a8.llmc --ids 1,15,20 --step 3 --bound 0.05
   llmc debug diff old.llmc new.llmc --ids 1,15,20 --bound 0 --json
 """
-_DUMP_HELP = """Write what every command of a step writes as NumPy files, one a tensor, and index.json beside them.
+_DUMP_HELP = """Write the results of every command of a step as NumPy files, one per tensor, with an index.json.
 
 \b
 Examples:
@@ -42,7 +42,9 @@ Examples:
 DEFAULT_BOUND = 0.02
 _PROMPT = typer.Option(None, metavar="TEXT", help="Text to run; needs the artifact's tokenizer.")
 _IDS = typer.Option(None, metavar="LIST", help="Token ids to run instead of a text.")
-_STEP = typer.Option(0, min=0, metavar="N", help="Look at the Nth greedy token after the prompt; 0: at the prompt.")
+_STEP = typer.Option(
+    0, min=0, metavar="N", help="Step to compare: the Nth greedy token after the prompt; 0: the prompt."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -54,13 +56,16 @@ def register(app: typer.Typer) -> None:
 
 
 def diff_command(
-    a: Path = typer.Argument(..., metavar="A", help="Artifact to compare with."),
-    b: Path = typer.Argument(..., metavar="B", help="Artifact that is compared."),
+    a: Path = typer.Argument(..., metavar="A", help="Reference artifact."),
+    b: Path = typer.Argument(..., metavar="B", help="Artifact to check."),
     prompt: str | None = _PROMPT,
     ids: str | None = _IDS,
     step: int = _STEP,
     bound: float = typer.Option(
-        DEFAULT_BOUND, min=0.0, metavar="X", help="Largest difference, of the tensor's largest magnitude."
+        DEFAULT_BOUND,
+        min=0.0,
+        metavar="X",
+        help="Largest allowed difference, relative to the tensor's largest magnitude.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print every tensor's errors as JSON on stdout."),
 ) -> int:
@@ -76,13 +81,11 @@ def diff_command(
 
 def dump_command(
     artifact: Path = typer.Argument(..., metavar="ARTIFACT", help="Directory made by llmc compile."),
-    output: Path = typer.Option(
-        ..., "-o", "--output", metavar="DIR", help="Where the files go; a new or empty folder."
-    ),
+    output: Path = typer.Option(..., "-o", "--output", metavar="DIR", help="New or empty directory for the files."),
     prompt: str | None = _PROMPT,
     ids: str | None = _IDS,
     step: int = _STEP,
-    only: str = typer.Option("", metavar="TEXT", help="Tensors with this in their name alone."),
+    only: str = typer.Option("", metavar="TEXT", help="Only tensors whose name contains TEXT."),
 ) -> None:
     from llmc.runtime.debug.dump import dump_step
 

@@ -9,7 +9,7 @@ import typer
 
 _HELP = """List the devices that run artifacts here, and what they can do.
 
-An artifact says which kind of device loads its code, and the level that this must have: see `llmc inspect`.
+Each artifact needs a device of one kind, with a minimal level: see `llmc inspect`.
 
 \b
 Examples:
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command("devices", help=_HELP)(devices)
 
 
-def devices(as_json: bool = typer.Option(False, "--json", help="Print them as JSON on stdout.")) -> None:
+def devices(as_json: bool = typer.Option(False, "--json", help="Print the devices as JSON on stdout.")) -> None:
     from llmc.runtime.binding.devices import Device, device_kinds
     from llmc.runtime.binding.handle import LlmcError
 

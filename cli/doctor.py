@@ -11,10 +11,10 @@ import typer
 if TYPE_CHECKING:
     from llmc.runtime.doctor.check import Check
 
-_HELP = """Show what llmc finds on this machine, and what would make it faster.
+_HELP = """Show what llmc finds on this machine, and what would make llmc faster here.
 
-It looks at the CPU, its limits (measured for 2 seconds), memory, what is installed, and a server's port. Nothing is
-changed.
+The command checks the CPU and its limits (measured for 2 seconds), memory, installed packages, and a server's port. It
+changes nothing.
 
 \b
 Examples:
@@ -30,8 +30,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    port: int = typer.Option(8000, "--port", metavar="N", min=1, max=65535, help="Port that a server would have."),
-    measure: bool = typer.Option(True, "--measure/--no-measure", help="Measure the machine's limits, 2 seconds."),
+    port: int = typer.Option(8000, "--port", metavar="N", min=1, max=65535, help="Port to check for a server."),
+    measure: bool = typer.Option(
+        True, "--measure/--no-measure", help="Measure the machine's limits, which takes 2 seconds."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON on stdout."),
 ) -> None:
     if as_json:

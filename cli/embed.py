@@ -13,10 +13,10 @@ import typer
 
 from llmc.runtime.offline.prompts import Prompt, PromptError
 
-_HELP = """Give the vector of each text with an artifact or a model (downloaded, compiled, cached), or its labels.
+_HELP = """Compute the vector or the labels of each text with an artifact or a model (downloaded, compiled, cached).
 
-Texts come from --prompt, --prompts or, with neither, from stdin, one a line. A JSON object for each goes to stdout, one
-a line, in the order of the texts. It has "embedding", or "label" and "scores" where the model was compiled to classify.
+Texts come from --prompt, --prompts or, with neither, from stdin, one per line. Each text gives one JSON object per line
+on stdout, in the order of the texts. It has "embedding", or "label" and "scores" if the model was compiled to classify.
 
 \b
 Examples:
@@ -35,14 +35,14 @@ def embed_command(
     model: Path = typer.Argument(
         ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME of the hub."
     ),
-    prompt: list[str] = typer.Option([], "-p", "--prompt", metavar="TEXT", help="A text; may be repeated."),
+    prompt: list[str] = typer.Option([], "-p", "--prompt", metavar="TEXT", help="Text; repeatable."),
     prompts: Path | None = typer.Option(
-        None, metavar="FILE", help="Texts, one a line: FILE.txt, or FILE.jsonl (prompt or prompt_token_ids)."
+        None, metavar="FILE", help="Texts, one per line: FILE.txt, or FILE.jsonl (prompt or prompt_token_ids)."
     ),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the lines there."),
-    dimensions: int | None = typer.Option(None, min=1, metavar="N", help="Only the first N numbers of a vector."),
-    truncate: bool = typer.Option(False, "--truncate", help="Cut off the end of a text that is too long."),
-    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the lines to FILE."),
+    dimensions: int | None = typer.Option(None, min=1, metavar="N", help="Keep only the first N numbers of a vector."),
+    truncate: bool = typer.Option(False, "--truncate", help="Cut the end off a text that is too long."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
 ) -> None:
     from llmc.cli.run import gather_prompts
 

@@ -8,7 +8,7 @@ from llmc.cli.eval_kl import KL_HELP, kl_command
 from llmc.cli.eval_perplexity import PERPLEXITY_HELP, perplexity_command
 from llmc.cli.eval_tasks import TASKS_HELP, tasks_command
 
-_HELP = """Measure how accurate an artifact is: perplexity of a text, divergence from a reference, tasks.
+_HELP = """Measure the accuracy of an artifact: perplexity of a text, divergence from a reference, tasks.
 
 \b
 Examples:

@@ -17,10 +17,11 @@ from llmc.runtime.report.page import check_html_option, write_page
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress
 
-KL_HELP = """Measure how far an artifact is from a reference: KL(reference || artifact) of each token of a text.
+KL_HELP = """Measure the divergence of an artifact from a reference: KL(reference || artifact) at each token of a text.
 
-Distributions are compared over the whole vocabulary, in nats. The reference is another artifact of the model, or with
---reference the model itself, compiled in f32 through the cache, which needs the compiler.
+Distributions are compared over the whole vocabulary, in nats. The reference is another artifact of the model
+(--against), or the model itself (--reference). The latter is compiled in f32 through the cache, which needs the
+compiler.
 
 \b
 Examples:
@@ -33,7 +34,7 @@ Examples:
 
 def kl_command(
     artifact: Path = typer.Argument(..., metavar="ARTIFACT", help="Directory made by llmc compile."),
-    against: Path | None = typer.Option(None, metavar="ARTIFACT", help="Artifact to compare with."),
+    against: Path | None = typer.Option(None, metavar="ARTIFACT", help="Reference artifact."),
     reference: Path | None = typer.Option(
         None, metavar="MODEL", help="Model to compare with, compiled in f32: directory, .gguf, or ORG/NAME (hub)."
     ),

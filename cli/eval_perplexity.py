@@ -14,8 +14,8 @@ from llmc.runtime.report.page import check_html_option, write_page
 
 PERPLEXITY_HELP = """Measure the perplexity of a text with the engine, in windows of --window tokens.
 
-Every token but the first of a window is predicted from those before it in the window. The standard error takes tokens
-for independent. A model is compiled on the way, through the cache.
+Each token of a window except the first is predicted from those before it in the window. The standard error treats
+tokens as independent. A model is compiled first, through the cache.
 
 \b
 Examples:
@@ -25,10 +25,10 @@ Examples:
   llmc eval perplexity qwen.llmc --text held-out.txt --html perplexity.html
 """
 TEXT = typer.Option(..., metavar="FILE", help="UTF-8 text to predict.")
-TOKENS = typer.Option(None, min=2, metavar="N", help="Most tokens of the text; all of them unless given.")
-WINDOW = typer.Option(None, min=2, metavar="N", help="Tokens of a window; 512, or what the artifact holds.")
-THREADS = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use.")
-HTML = typer.Option(None, "--html", metavar="FILE", help="Write a report with distributions, one file.")
+TOKENS = typer.Option(None, min=2, metavar="N", help="Tokens of the text to use; default: all.")
+WINDOW = typer.Option(None, min=2, metavar="N", help="Tokens per window; default: 512, or the artifact's limit.")
+THREADS = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process.")
+HTML = typer.Option(None, "--html", metavar="FILE", help="Write a report with distributions to FILE.")
 JSON = typer.Option(False, "--json", help="Print the result as JSON on stdout.")
 
 

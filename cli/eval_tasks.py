@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TASKS_HELP = """Run tasks of lm-evaluation-harness, on an artifact in this process or against a server.
 
-Tasks are those of the harness, those of --include-path, and ones that download nothing: local_mmlu, local_ceval,
-local_cmmlu, local_gsm8k and local_humaneval. Those read files below --data (docs/evaluation.md).
+Tasks are those of the harness, those of --include-path, and five local ones: local_mmlu, local_ceval, local_cmmlu,
+local_gsm8k and local_humaneval. Local tasks download nothing and read files below --data (docs/evaluation.md).
 
 \b
 Examples:
@@ -35,15 +35,21 @@ def tasks_command(
         None, metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
     ),
     tasks: str = typer.Option(..., metavar="LIST", help="Tasks or groups of tasks."),
-    data: Path | None = typer.Option(None, metavar="DIR", help="Data of the local_ tasks: mmlu/test, gsm8k, …"),
-    include_path: Path | None = typer.Option(None, metavar="DIR", help="Tasks of your own, as YAML files."),
-    limit: int | None = typer.Option(None, min=1, metavar="N", help="Documents of each task; all unless given."),
-    num_fewshot: int | None = typer.Option(None, min=0, metavar="N", help="Examples in front; the task's own number."),
+    data: Path | None = typer.Option(
+        None, metavar="DIR", help="Folder with the data of the local_ tasks: mmlu/test, gsm8k, …"
+    ),
+    include_path: Path | None = typer.Option(None, metavar="DIR", help="Folder with your own tasks, as YAML files."),
+    limit: int | None = typer.Option(None, min=1, metavar="N", help="Documents per task; default: all."),
+    num_fewshot: int | None = typer.Option(
+        None, min=0, metavar="N", help="Examples before each question; default: the task's own number."
+    ),
     chat: bool = typer.Option(False, "--chat", help="Apply the chat template."),
     run_code: bool = typer.Option(False, "--run-code", help="Allow tasks to run code that the model writes."),
-    base_url: str | None = typer.Option(None, metavar="URL", help="A server instead of an artifact."),
-    served_model: str | None = typer.Option(None, "--model", metavar="NAME", help="Model of the server; its first."),
-    tokenizer: Path | None = typer.Option(None, metavar="PATH", help="Artifact or model whose tokenizer it has."),
+    base_url: str | None = typer.Option(None, metavar="URL", help="Server to evaluate instead of an artifact."),
+    served_model: str | None = typer.Option(
+        None, "--model", metavar="NAME", help="Model of the server; default: its first."
+    ),
+    tokenizer: Path | None = typer.Option(None, metavar="PATH", help="Artifact or model with the server's tokenizer."),
     threads: int = THREADS,
     html: Path | None = HTML,
     as_json: bool = JSON,

@@ -62,29 +62,31 @@ def inspect(
     artifact: Annotated[
         Path, typer.Argument(help="Directory made by llmc compile; with --dry-run a config.json or a model.")
     ],
-    bucket: Annotated[str | None, typer.Option(help="One bucket, as in decode:4x512.")] = None,
-    output_format: Annotated[Format, typer.Option("--format", help="dot and onnx show one bucket.")] = Format.text,
+    bucket: Annotated[str | None, typer.Option(help="Bucket to show, such as decode:4x512.")] = None,
+    output_format: Annotated[
+        Format, typer.Option("--format", help="Format of the output; dot and onnx need --bucket.")
+    ] = Format.text,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write instead of stdout.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="First compare every byte with its checksum.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="First compare every file with its checksum.")] = False,
     waste: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What padding costs in each bucket, by a saved /metrics or a trace."),
+        typer.Option(metavar="FILE", help="Show the cost of padding per bucket, from a saved /metrics or a trace."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="What llmc compile would make of a model: its config.json is enough.")
+        bool, typer.Option("--dry-run", help="Show what llmc compile would make of a model; config.json is enough.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the graph of a bucket as one page for a browser.")
+        Path | None, typer.Option(metavar="FILE", help="Write the bucket's graph as a page for a browser.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --html: times, from llmc profile --json of the bucket.")
+        Path | None, typer.Option(metavar="FILE", help="With --html: add measured times, from llmc profile --json.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     allow_unknown_config: Annotated[
-        bool, typer.Option("--allow-unknown-config", help="With --dry-run: as of llmc compile.")
+        bool, typer.Option("--allow-unknown-config", help="With --dry-run: as in llmc compile.")
     ] = False,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: among N ranks, as of llmc compile.")
+        int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: number of ranks, as in llmc compile.")
     ] = 1,
     expert_parallel: Annotated[
         bool, typer.Option("--expert-parallel", help="With --dry-run: ranks hold whole experts, as of llmc compile.")
@@ -92,9 +94,8 @@ def inspect(
 ) -> None:
     """Show buckets, commands, kernels, the memory plan and weights of an artifact.
 
-    With --dry-run: show what llmc compile would make of a model, with the default buckets. Figures are parameters,
-    FLOPs, bytes of weights and of the KV cache, buckets and time. Weights are not read; a model out of reach is refused
-    by name.
+    With --dry-run, show what llmc compile would make of a model with the default buckets: parameters, FLOPs, bytes of
+    weights and of the KV cache, buckets and time. Weights are not read. An unsupported model is refused by name.
 
     \b
     Examples:

@@ -15,10 +15,10 @@ from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 if TYPE_CHECKING:
     from llmc.graphs_records import Tables
 
-_HELP = """Replay one bucket with the clock on, and show time by kernel family, kernel and command. GB/s and GFLOP/s
-stand beside the machine's limits, measured in the same run. For each thread there is what it waits at barriers.
+_HELP = """Replay one bucket and show its time by kernel family, kernel and command. GB/s and GFLOP/s are shown beside
+the machine's limits, measured in the same run. For each thread, the time at barriers is shown.
 
-Without --bucket it takes the smallest bucket of the phase. A decode step is taken at the end of the bucket's context.
+Without --bucket, the smallest bucket of the phase is used. A decode step runs at the end of the bucket's context.
 
 \b
 Examples:
@@ -28,7 +28,7 @@ Examples:
   llmc profile qwen.llmc --bucket prefill:1x512 --json > profile.json
   llmc profile qwen.llmc --bucket decode:1x512 --html profile.html
 
---html writes one file for any browser: a timeline to zoom into, a roofline, tables by op and by layer. Open the file of
+--html writes one file for any browser: a zoomable timeline, a roofline, tables by op and by layer. Open the file of
 --trace in ui.perfetto.dev or chrome://tracing.
 """
 
@@ -48,17 +48,17 @@ def register(app: typer.Typer) -> None:
 
 def profile_command(
     artifact: Path = typer.Argument(..., metavar="ARTIFACT", help="Directory made by llmc compile."),
-    bucket: str | None = typer.Option(None, metavar="NAME", help="The bucket, as in decode:1x512."),
-    phase: Phase = typer.Option(Phase.decode, help="Take the smallest bucket of this phase."),
+    bucket: str | None = typer.Option(None, metavar="NAME", help="Bucket to replay, such as decode:1x512."),
+    phase: Phase = typer.Option(Phase.decode, help="Without --bucket: the smallest bucket of this phase."),
     context: int | None = typer.Option(
-        None, min=1, metavar="N", help="Tokens in the KV cache after a decode step; default: the bucket's."
+        None, min=1, metavar="N", help="Tokens in the KV cache after a decode step; default: the bucket's length."
     ),
-    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
-    repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median one is shown."),
-    top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json has all."),
+    repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median is shown."),
+    top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json lists all."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
-    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with a timeline, one file."),
+    html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with a timeline to FILE."),
     as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON on stdout."),
 ) -> None:
     from llmc.cli.render.profile import print_profile

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _HELP = """Compare quantization schemes on a model, or with -o write a quantized checkpoint.
 
-Without -o: size, rounding errors, and perplexity on a text; nothing is written. Perplexity is measured with the engine
-on what `llmc compile --quant SCHEME` makes, in windows of --window tokens; the scheme "none" is the model as it is.
-Without --text only sizes and errors are told, which takes seconds.
+Without -o, the command compares size, rounding errors, and perplexity on a text; it writes nothing. Perplexity is that
+of the artifact of `llmc compile --quant SCHEME`, in windows of --window tokens. The scheme "none" is the unquantized
+model. Without --text, only sizes and errors are shown, which takes seconds.
 
 \b
 Examples:
@@ -35,9 +35,9 @@ Examples:
   llmc quantize models/llama --schemes w4a16,w4a8 --group-size 32 --asymmetric --text held-out.txt
   llmc quantize models/llama --schemes w4a8 --layers
 
-With -o: a checkpoint in Hugging Face's format, for llmc compile and for other programs. rtn rounds to nearest; gptq,
-awq and smoothquant look at what the layers' inputs are like on the text of --calibration, a layer at a time. The output
-projection and the embedding stay as they are. A command that was killed goes on where it was, and gives the same bytes.
+With -o, it writes a checkpoint in Hugging Face's format, for llmc compile and other programs. rtn rounds to nearest;
+gptq, awq and smoothquant calibrate on the text of --calibration, layer by layer. The output projection and the
+embedding are not quantized. A killed command resumes where it stopped, and gives the same bytes.
 
 \b
 Examples:
@@ -49,9 +49,9 @@ Examples:
   llmc quantize models/llama -o llama-gptq --scheme w4a16 --format gptq --calibration text.txt --dry-run
   llmc quantize models/llama -o llama-mixed --target-kl 0.01 --calibration text.txt
 
---target-kl gives each layer 4 bits in groups of 128, 64 or 32, 8 bits, or leaves it. It measures what each one costs
-alone, as KL divergence of the next token from the model, takes the smallest recipe whose sum is at most X, measures
-that one as a whole, and takes a stricter one where it misses.
+--target-kl chooses for each layer: 4 bits in groups of 128, 64 or 32, 8 bits, or no quantization. The cost of each
+choice is the KL divergence of the next token, measured alone. The command takes the smallest recipe whose costs add up
+to at most X. It measures the whole recipe, and takes a stricter one if it misses X.
 """
 NONE = "none"
 _OF_WRITING = {
@@ -87,11 +87,11 @@ def quantize_command(
         ..., metavar="MODEL", help="Directory with config.json and safetensors, .gguf file, or ORG/NAME of the hub."
     ),
     schemes: str = typer.Option(
-        ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the model as it is."
+        ",".join((NONE, *SCHEMES)), metavar="LIST", help="Schemes to compare; none: the unquantized model."
     ),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="OUT", help="Checkpoint directory to write."),
     scheme: str | None = typer.Option(
-        None, metavar="SCHEME", help="What to write: w4a16, w8a16, w8a8, w4a8, fp8 or mxfp4."
+        None, metavar="SCHEME", help="Scheme to write: w4a16, w8a16, w8a8, w4a8, fp8 or mxfp4."
     ),
     method: str | None = typer.Option(
         None,
@@ -101,25 +101,25 @@ def quantize_command(
     format: str = typer.Option(
         "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq, awq or gguf."
     ),
-    calibration: Path | None = typer.Option(
-        None, metavar="FILE", help="UTF-8 text that layers' inputs are taken from."
+    calibration: Path | None = typer.Option(None, metavar="FILE", help="UTF-8 text to calibrate on."),
+    samples: int = typer.Option(128, min=1, metavar="N", help="Windows of the text; fewer if it is short."),
+    sample_tokens: int = typer.Option(512, min=2, metavar="N", help="Tokens per window."),
+    damping: float = typer.Option(
+        0.01, min=0, max=1, metavar="X", help="For gptq: damping, as a share of the mean diagonal."
     ),
-    samples: int = typer.Option(128, min=1, metavar="N", help="Windows of the text; fewer where it is short."),
-    sample_tokens: int = typer.Option(512, min=2, metavar="N", help="Tokens of a window."),
-    damping: float = typer.Option(0.01, min=0, max=1, metavar="X", help="Of gptq: share of the mean diagonal."),
     target_kl: float | None = typer.Option(
-        None, metavar="X", help="Choose bits for each layer: the smallest that stays within X nats of the model."
+        None, metavar="X", help="Choose bits per layer: the smallest model within X nats of the original."
     ),
-    jobs: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: one a CPU. The bytes are the same."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what time, memory and disk it takes; write nothing."),
-    group_size: int | None = typer.Option(None, metavar="N", help="As of llmc compile, for the w4 schemes."),
-    asymmetric: bool | None = typer.Option(None, "--asymmetric/--symmetric", help="As of llmc compile."),
-    skip: str | None = typer.Option(None, metavar="LIST", help="As of llmc compile."),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: one per CPU. The number changes no byte."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Estimate time, memory and disk space; write nothing."),
+    group_size: int | None = typer.Option(None, metavar="N", help="As in llmc compile, for the w4 schemes."),
+    asymmetric: bool | None = typer.Option(None, "--asymmetric/--symmetric", help="As in llmc compile."),
+    skip: str | None = typer.Option(None, metavar="LIST", help="As in llmc compile."),
     text: Path | None = typer.Option(None, metavar="FILE", help="UTF-8 text to measure perplexity on."),
-    tokens: int = typer.Option(10_000, min=2, metavar="N", help="Most tokens of the text."),
-    window: int = typer.Option(256, min=2, metavar="N", help="Tokens that are predicted from one start."),
-    dtype: str = typer.Option("auto", help="As of llmc compile."),
-    layers: bool = typer.Option(False, "--layers", help="The error of every weight, too."),
+    tokens: int = typer.Option(10_000, min=2, metavar="N", help="Tokens of the text to use."),
+    window: int = typer.Option(256, min=2, metavar="N", help="Tokens per window."),
+    dtype: str = typer.Option("auto", help="As in llmc compile."),
+    layers: bool = typer.Option(False, "--layers", help="Also show the error of every weight."),
     cache_dir: Path | None = typer.Option(None, envvar="LLMC_CACHE_DIR", metavar="DIR", help="Graph cache."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:

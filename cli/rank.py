@@ -9,8 +9,8 @@ import typer
 
 _HELP = """Sort documents by how well they answer a query, with an artifact that was compiled with --task rank.
 
-Documents come from --document, --documents or, with neither, from stdin, one a line. The best comes first: a line with
-its score and its text each, or JSON objects with --json.
+Documents come from --document, --documents or, with neither, from stdin, one per line. The output is sorted, best
+first. Each line has a score and a text, or with --json a JSON object.
 
 \b
 Examples:
@@ -28,16 +28,18 @@ def rank_command(
     model: Path = typer.Argument(
         ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, or ORG/NAME of the hub."
     ),
-    query: str = typer.Option(..., metavar="TEXT", help="What the documents are to answer."),
-    document: list[str] = typer.Option([], metavar="TEXT", help="A document; may be repeated."),
+    query: str = typer.Option(..., metavar="TEXT", help="Query that the documents should answer."),
+    document: list[str] = typer.Option([], metavar="TEXT", help="Document; repeatable."),
     documents: Path | None = typer.Option(
-        None, metavar="FILE", help="Documents, one a line: FILE.txt, or FILE.jsonl with prompt."
+        None, metavar="FILE", help="Documents, one per line: FILE.txt, or FILE.jsonl with prompt."
     ),
-    instruction: str | None = typer.Option(None, metavar="TEXT", help="What to look for, of models that take that."),
-    top_n: int | None = typer.Option(None, min=1, metavar="N", help="Only the N best."),
-    truncate: bool = typer.Option(False, "--truncate", help="Cut off the end of a document that is too long."),
-    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
-    as_json: bool = typer.Option(False, "--json", help="Print a JSON object a line, with index, score and text."),
+    instruction: str | None = typer.Option(
+        None, metavar="TEXT", help="What to look for, for models that take an instruction."
+    ),
+    top_n: int | None = typer.Option(None, min=1, metavar="N", help="Show only the N best."),
+    truncate: bool = typer.Option(False, "--truncate", help="Cut the end off a document that is too long."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with index, score and text."),
 ) -> None:
     from llmc.cli.embed import write_lines
     from llmc.cli.run import gather_prompts

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 _HELP = """Generate text for a batch of prompts with an artifact or a model (downloaded, compiled, cached).
 
-Prompts come from --prompt, --prompts or, with neither, from stdin, one a line. Sampling defaults are the model's own.
-Texts go to stdout as their tokens come, in the order of the prompts. --stats tells on stderr what the engine did.
+Prompts come from --prompt, --prompts or, with neither, from stdin, one per line. Sampling defaults are the model's own.
+Texts go to stdout while they are generated, in the order of the prompts. --stats prints the engine's work on stderr.
 
 \b
 Examples:
@@ -69,36 +69,38 @@ def run_command(
     model: Path = typer.Argument(
         ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
     ),
-    prompt: list[str] = typer.Option([], metavar="TEXT", help="A prompt; may be repeated."),
+    prompt: list[str] = typer.Option([], metavar="TEXT", help="Prompt; repeatable."),
     prompts: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="FILE.txt (a prompt a line) or FILE.jsonl (prompt, prompt_token_ids, or messages and tools).",
+        help="FILE.txt (one prompt per line) or FILE.jsonl (prompt, prompt_token_ids, or messages and tools).",
     ),
     chat: bool = typer.Option(False, "--chat", help="Apply the chat template; a prompt is the user's message."),
-    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write results there."),
+    output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write results to FILE."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted --output file."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --output file."),
-    max_tokens: int = typer.Option(128, min=1, metavar="N", help="Tokens to generate at most."),
-    min_tokens: int = typer.Option(0, min=0, metavar="N", help="No stop before this many tokens."),
+    max_tokens: int = typer.Option(128, min=1, metavar="N", help="Longest output, in tokens."),
+    min_tokens: int = typer.Option(0, min=0, metavar="N", help="Shortest output, in tokens."),
     drawing: SamplingOptions = SamplingOptions(),
-    n: int = typer.Option(1, "-n", min=1, max=64, help="Continuations a prompt."),
-    seed: int | None = typer.Option(None, min=0, help="Same request and seed, same tokens."),
-    stop: list[str] = typer.Option([], metavar="TEXT", help="End the text before this string; may be repeated."),
-    stop_token_id: list[int] = typer.Option([], metavar="ID", help="End at this token; may be repeated."),
-    logit_bias: list[str] = typer.Option([], metavar="ID=BIAS", help="Add BIAS to a logit; may be repeated."),
+    n: int = typer.Option(1, "-n", min=1, max=64, help="Continuations per prompt."),
+    seed: int | None = typer.Option(None, min=0, help="Seed; the same request and seed give the same tokens."),
+    stop: list[str] = typer.Option([], metavar="TEXT", help="End the text before this string; repeatable."),
+    stop_token_id: list[int] = typer.Option([], metavar="ID", help="End at this token; repeatable."),
+    logit_bias: list[str] = typer.Option([], metavar="ID=BIAS", help="Add BIAS to a token's logit; repeatable."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on after the end-of-sequence token."),
-    logprobs: int | None = typer.Option(None, min=0, max=20, metavar="N", help="Log probabilities, N alternatives."),
+    logprobs: int | None = typer.Option(
+        None, min=0, max=20, metavar="N", help="Return log-probabilities, with N alternatives."
+    ),
     lora: list[str] = typer.Option(
         [],
         metavar=LORA_METAVAR,
         help='LoRA adapter, as PEFT saves it; repeatable. One is for all prompts; of several, "lora": NAME of a prompt '
         "in FILE.jsonl chooses.",
     ),
-    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU this process may use."),
-    max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences that run at once; 0: the artifact's."),
+    threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
+    max_num_seqs: int = typer.Option(0, min=0, metavar="N", help="Sequences per step; 0: the artifact's limit."),
     kv_bytes: int = typer.Option(
-        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."
+        0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."
     ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
     device: DeviceFlags = DeviceFlags(),
@@ -106,21 +108,21 @@ def run_command(
     speculate: str | None = typer.Option(None, metavar=SPECULATE_METAVAR, help=SPECULATE_HELP),
     draft: Path | None = typer.Option(None, metavar="ARTIFACT", help=DRAFT_HELP),
     miss_policy: str = typer.Option(
-        "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
+        "larger", metavar=POLICY_HELP, help="How to run a step that no bucket fits; see docs/buckets.md."
     ),
     record_misses: Path | None = typer.Option(
-        None, metavar="FILE", help="Append the shapes of such steps, for llmc buckets misses."
+        None, metavar="FILE", help="Append the shapes of such steps to FILE, for llmc buckets misses."
     ),
     memory_utilization: float | None = typer.Option(None, *UTILIZATION_NAMES, metavar="SHARE", help=UTILIZATION_HELP),
     graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),
     graph_prompt_ratio: float | None = typer.Option(None, envvar=RATIO_ENV, metavar="SHARE", help=RATIO_HELP),
     skip_warmup: bool = typer.Option(
-        True, "--skip-warmup/--warmup", envvar=SKIP_ENV, help="Warm every graph up before the first prompt, or none."
+        True, "--skip-warmup/--warmup", envvar=SKIP_ENV, help="Warm every graph up before the first prompt, or not."
     ),
     warmup_seconds: float = typer.Option(REPLAY_S, min=0, metavar="S", help=SECONDS_HELP),
     verify: bool = typer.Option(False, "--verify", help="First compare every byte of the artifact with its checksum."),
     stats: bool = typer.Option(False, "--stats", help="Print times, rates and the graphs that ran on stderr."),
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Show no progress bar."),
     as_json: bool = typer.Option(False, "--json", help="Print results and summary as one JSON object on stdout."),
 ) -> None:
     if resume and output is None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from llmc.buckets.cost_table import CostTable
     from llmc.runtime.warm_up.warm_up import WarmUp
 
-_HELP = """Warm an artifact up: replay its graphs, and measure the cost of those that have none yet.
+_HELP = """Warm an artifact up: replay its graphs, and measure those whose cost is unknown.
 
-Costs are measured again that fall as buckets grow, or that were measured while other programs kept the machine busy.
+Some known costs are measured again: those that fall as buckets grow, and those measured on a busy machine.
 
-A model directory is compiled first, in parallel; what is in the graph cache is not compiled again. Costs are kept by
-artifact and machine; llmc buckets plan --cost measured and llmc buckets simulate use them, and llmc serve does not
-measure them again. Interrupted, it keeps what it has measured.
+A model directory is compiled first, in parallel and through the graph cache. Costs are stored by artifact and machine.
+llmc buckets plan --cost measured and llmc buckets simulate use them, and llmc serve does not measure them again. An
+interrupted command keeps its measurements.
 
 \b
 Examples:
@@ -46,22 +46,22 @@ def warmup_command(
         ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
     ),
     trace: Path | None = typer.Option(
-        None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Used buckets come first."
+        None, metavar="FILE", help="Trace of requests, plain or .gz; -: stdin. Buckets that it uses come first."
     ),
     order: str = typer.Option(
         "auto",
         metavar=ORDER_METAVAR,
         help=f"Order of the graphs; auto: traffic with a trace, else by size.{ORDER_HELP}",
     ),
-    again: bool = typer.Option(False, "--again", help="Measure costs that are known, too."),
-    seconds: float = typer.Option(0.3, min=0, metavar="S", help="About so long each load is measured."),
+    again: bool = typer.Option(False, "--again", help="Also measure known costs again."),
+    seconds: float = typer.Option(0.3, min=0, metavar="S", help="Seconds, roughly, for each measurement."),
     warmup_seconds: float = typer.Option(REPLAY_S, min=0, metavar="S", help=SECONDS_HELP),
     num_threads: int = typer.Option(
-        0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU this process may use."
+        0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU of this process."
     ),
     pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
-    cache_dir: Path | None = typer.Option(None, metavar="DIR", help="Cache that keeps the costs."),
+    cache_dir: Path | None = typer.Option(None, metavar="DIR", help="Cache in which the costs are stored."),
     as_json: bool = typer.Option(False, "--json", help="Print the costs as JSON on stdout."),
 ) -> None:
     from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, say, warm_up_progress

@@ -36,8 +36,8 @@ class CompileOptions:
     target: Annotated[
         str,
         typer.Option(
-            help="CPU to compile for: x86-64-v3, znver4, sapphirerapids, … or native: this machine's, or that which "
-            "LLMC_NATIVE_TARGET names."
+            help="CPU to compile for: x86-64-v3, znver4, sapphirerapids, …; native: this machine's, or "
+            "LLMC_NATIVE_TARGET."
         ),
     ] = "native"
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32, bf16 or f16.")] = "auto"
@@ -46,19 +46,19 @@ class CompileOptions:
         str,
         typer.Option(
             metavar="TASK",
-            help="What for: generate (text), embed, rank, classify (vectors, scores); auto: as the model's files say.",
+            help="Task: generate (text), embed, rank or classify (vectors, scores); auto: from the model's files.",
         ),
     ] = "auto"
     pooling: Annotated[
         str,
         typer.Option(
             metavar="POOLING",
-            help="Of embeddings: mean, cls (the first token) or last; auto: as the model's files say.",
+            help="Pooling of vectors: mean, cls (the first token) or last; auto: from the model's files.",
         ),
     ] = "auto"
     quantization_param_path: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON with the scales of a KV cache of fp8_e4m3, as vLLM took it."),
+        typer.Option(metavar="FILE", help="JSON file with scales for --kv-dtype fp8_e4m3, in vLLM's format."),
     ] = None
     merge_lora: Annotated[
         list[Path] | None,
@@ -67,12 +67,12 @@ class CompileOptions:
     lora_slots: Annotated[
         int | None,
         typer.Option(
-            min=1, max=256, metavar="N", help="LoRA adapters that may be loaded at once while it runs; default: none."
+            min=1, max=256, metavar="N", help="LoRA adapters that can be loaded at once at run time; default: none."
         ),
     ] = None
     lora_rank: Annotated[
         int | None,
-        typer.Option(min=1, max=512, metavar="N", help="Largest rank of such an adapter; default: 16."),
+        typer.Option(min=1, max=512, metavar="N", help="Largest rank of a loaded adapter; default: 16."),
     ] = None
     max_model_len: Annotated[
         int | None,
@@ -80,13 +80,13 @@ class CompileOptions:
             min=1,
             max=MAX_DIM,
             metavar="N",
-            help="Longest prompt plus output, tokens; default: the longest of SPEC, else the model's up to 4096.",
+            help="Longest prompt plus output, in tokens; default: the longest of SPEC, else the model's, at most 4096.",
         ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
         typer.Option(
-            min=1, max=4096, metavar="N", help="Sequences at once; default: the largest decode batch, without SPEC 16."
+            min=1, max=4096, metavar="N", help="Sequences per step; default: the largest decode batch of SPEC, else 16."
         ),
     ] = None
     max_num_batched_tokens: Annotated[
@@ -95,7 +95,7 @@ class CompileOptions:
             min=1,
             max=MAX_DIM,
             metavar="N",
-            help="Most new tokens of a bucket; default: any number in SPEC, else max-model-len, at least 2048.",
+            help="New tokens per bucket; default: no limit with SPEC, else max-model-len, at least 2048.",
         ),
     ] = None
     speculate: Annotated[
@@ -104,14 +104,12 @@ class CompileOptions:
             min=0,
             max=MAX_GUESSES,
             metavar="N",
-            help="Decode buckets with rows for N guesses of every sequence, for --speculate of run and serve.",
+            help="Add decode buckets with rows for N guesses per sequence, for --speculate of run and serve.",
         ),
     ] = 0
     tensor_parallel: Annotated[
         int,
-        typer.Option(
-            min=1, max=256, metavar="N", help="Ranks among which the model is divided, which run each step together."
-        ),
+        typer.Option(min=1, max=256, metavar="N", help="Ranks that share the model and run each step together."),
     ] = 1
     expert_parallel: Annotated[
         bool,
@@ -132,7 +130,7 @@ class CompileOptions:
     ] = None
     asymmetric: Annotated[
         bool | None,
-        typer.Option("--asymmetric/--symmetric", help="A zero point for each group, or none; w4 schemes only."),
+        typer.Option("--asymmetric/--symmetric", help="Give each group a zero point, or none; w4 schemes only."),
     ] = None
     skip: Annotated[
         str | None,
@@ -144,7 +142,7 @@ class CompileOptions:
         bool,
         typer.Option(
             "--allow-unknown-config",
-            help="Ignore, with a warning, what the model's config says that llmc does not know and that may matter.",
+            help="Ignore, with a warning, unknown keys of the model's config that may matter.",
         ),
     ] = False
 

@@ -14,16 +14,21 @@ class DeviceFlags:
     """As in `runtime.binding.devices.DEVICE_OPTIONS`: those that a kind of device does not have change nothing."""
 
     enforce_eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="On a GPU: launch kernels one by one, record no graphs. Same bits.")
+        bool,
+        typer.Option("--enforce-eager", help="On a GPU: launch kernels one by one instead of as graphs. Same bits."),
     ] = False
     device_number: Annotated[
         int | None,
-        typer.Option("--device-number", min=0, max=1024, metavar="N", help="Which GPU: its number in llmc devices."),
+        typer.Option("--device-number", min=0, max=1024, metavar="N", help="Number of the GPU in llmc devices."),
     ] = None
     swap_space: Annotated[
         float,
         typer.Option(
-            "--swap-space", min=0, max=65536, metavar="GIB", help="On a GPU: host memory for KV blocks that must go."
+            "--swap-space",
+            min=0,
+            max=65536,
+            metavar="GIB",
+            help="On a GPU: host memory for KV blocks of preempted sequences.",
         ),
     ] = 0.0
 
@@ -34,14 +39,14 @@ class DeviceFlags:
             min=0,
             max=65536,
             metavar="GIB",
-            help="On a GPU: as much of the weights stays on the host.",
+            help="On a GPU: weights that stay in the host's memory.",
         ),
     ] = 0.0
 
     rank_cpus: Annotated[
         str | None,
         typer.Option(
-            "--rank-cpus", metavar="LISTS", help="CPUs of each rank of an artifact for several, such as 0-7|8-15."
+            "--rank-cpus", metavar="LISTS", help="CPUs of each rank, for artifacts with ranks, such as 0-7|8-15."
         ),
     ] = None
 

@@ -30,28 +30,40 @@ class ReplanFlags:
     replan: Annotated[
         str,
         typer.Option(
-            "--replan", metavar="off|suggest|auto", help="Buckets for this server's own traffic: proposed, or tried."
+            "--replan",
+            metavar="off|suggest|auto",
+            help="Adapt buckets to this server's traffic: suggest changes, or try them.",
         ),
     ] = "off"
     replan_cost: Annotated[
-        PlanFor, typer.Option("--replan-cost", help="What they are to lessen: time of steps, or tokens of padding.")
+        PlanFor, typer.Option("--replan-cost", help="Cost to reduce: time of steps, or tokens of padding.")
     ] = PlanFor.time
     replan_interval: Annotated[
         float,
-        typer.Option("--replan-interval", min=1, max=86400, metavar="S", callback=finite, help="Between two plans."),
+        typer.Option(
+            "--replan-interval", min=1, max=86400, metavar="S", callback=finite, help="Seconds between two plans."
+        ),
     ] = 60.0
     replan_margin: Annotated[
         float,
         typer.Option(
-            "--replan-margin", min=0, max=99, metavar="PCT", callback=finite, help="What a bucket must save to stay."
+            "--replan-margin",
+            min=0,
+            max=99,
+            metavar="PCT",
+            callback=finite,
+            help="Measured saving, in percent, that keeps a tried bucket.",
         ),
     ] = 2.0
     replan_graphs: Annotated[
         int,
-        typer.Option("--replan-graphs", min=0, max=1024, metavar="N", help="Graphs in use, more than at the start."),
+        typer.Option("--replan-graphs", min=0, max=1024, metavar="N", help="Graphs in use beyond those at the start."),
     ] = 16
     replan_memory: Annotated[
-        str, typer.Option("--replan-memory", metavar="SIZE", help="Of the compiler; 0: half of what is free.")
+        str,
+        typer.Option(
+            "--replan-memory", metavar="SIZE", help="Memory limit of the compiler; 0: half of the free memory."
+        ),
     ] = "0"
 
     def options(self, miss_policy: str) -> ReplanOptions:

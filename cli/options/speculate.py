@@ -12,8 +12,8 @@ from llmc.runtime.speculation import SPECULATE_METAVAR, Speculation, parse_specu
 __all__ = ["DRAFT_HELP", "SPECULATE_HELP", "SPECULATE_METAVAR", "check_speculation"]
 
 SPECULATE_HELP = (
-    "Guess next tokens: ngram from prompt and output, draft by --draft; ngram:K, at most K in a step. Default: off, or "
-    "draft with --draft. See docs/speculation.md."
+    "Guess next tokens: ngram from prompt and output, draft with --draft; ngram:K guesses at most K per step. Default: "
+    "off, or draft with --draft. See docs/speculation.md."
 )
 DRAFT_HELP = "Artifact of a smaller model with the same tokenizer that guesses next tokens."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-WEIGHT_HELP = "Where weights are read: their mapped file, or huge pages, copied at the start or, auto, as steps run."
+WEIGHT_HELP = "Place of the weights: their mapped file, or huge pages, copied at the start; auto: copied as steps run."
 
 
 class WeightMemory(enum.StrEnum):

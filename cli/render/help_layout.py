@@ -13,48 +13,48 @@ from typer.core import TyperCommand
 SUMMARIES: Mapping[str, str] = {
     "compile": "Compile a Hugging Face model into an artifact.",
     "run": "Generate text for prompts, offline.",
-    "embed": "Give vectors of texts, or their labels, offline.",
+    "embed": "Compute vectors or labels of texts, offline.",
     "rank": "Sort documents by how well they answer a query, offline.",
-    "serve": "Serve a model over HTTP, as OpenAI's API does.",
+    "serve": "Serve a model over OpenAI's HTTP API.",
     "route": "Serve replicas behind one endpoint, with failover.",
-    "deploy": "Serve replicas on a Ray cluster, scaled and healed by it.",
+    "deploy": "Serve replicas on a Ray cluster, which scales and heals them.",
     "chat": "Talk to a model in the terminal.",
     "warmup": "Warm every graph up and measure what it costs.",
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
     "profile": "Time one bucket by kernel and command.",
     "devices": "List the devices that run artifacts here.",
     "completion": "Print a script that completes words in a shell.",
-    "doctor": "Show what this machine is, and what would make it faster.",
-    "debug": "Compare artifacts, and dump what commands write.",
-    "debug diff": "Find where two artifacts of one model part.",
-    "debug dump": "Write what the commands of a step write.",
+    "doctor": "Show this machine's limits, and what would make it faster.",
+    "debug": "Compare artifacts, and dump results of commands.",
+    "debug diff": "Find where two artifacts of one model differ.",
+    "debug dump": "Write the results of a step's commands as NumPy files.",
     "buckets": "Plan, try, show and import ladders of buckets.",
     "buckets plan": "Plan the ladder that serves a trace at the least cost.",
     "buckets simulate": "Try ladders on a trace before compiling any.",
     "buckets show": "Show a ladder as a grid.",
-    "buckets misses": "Show which steps no bucket held.",
+    "buckets misses": "Show which steps missed their bucket.",
     "buckets replan": "Show which buckets to add and to retire.",
     "buckets import": "Import the ladder of a vLLM environment.",
     "quantize": "Compare quantization schemes, or write a quantized model.",
     "eval": "Measure how accurate an artifact is.",
     "eval perplexity": "Measure how well an artifact predicts a text.",
-    "eval kl": "Measure how far an artifact is from a reference.",
+    "eval kl": "Measure the divergence of an artifact from a reference.",
     "eval tasks": "Run tasks of lm-evaluation-harness.",
     "cache": "List, explain, check and trim the compile cache.",
     "cache ls": "List the entries.",
-    "cache show": "Show what an entry's key is made of.",
-    "cache why": "Say why something is not cached.",
-    "cache diff": "Say how two artifacts or entries differ.",
+    "cache show": "Show the components of an entry's key.",
+    "cache why": "Show why something is not cached.",
+    "cache diff": "Show how two artifacts or entries differ.",
     "cache verify": "Read every entry and drop the damaged ones.",
     "cache gc": "Remove the least recently used entries and artifacts.",
     "cache export": "Write entries to an archive or a shared directory.",
     "cache import": "Add the entries of an archive or a shared directory.",
     "bundle": "Pack graphs and kernels without weights, for fine-tunes.",
     "bundle create": "Write a bundle of artifacts.",
-    "bundle inspect": "Show and check what is in a bundle.",
+    "bundle inspect": "Show and check the content of a bundle.",
     "bundle apply": "Make an artifact of a fine-tune; nothing is compiled.",
     "bench": "Measure a running server, or the engine alone.",
-    "bench serve": "Load a server and measure what it answers.",
+    "bench serve": "Send requests to a server and measure its answers.",
     "bench latency": "Time one batch on the engine.",
     "bench throughput": "Time many requests on the engine.",
 }
@@ -69,14 +69,18 @@ HEADINGS: Mapping[str, Headings] = {
         "Numbers": ("group_size", "asymmetric", "skip"),
         "Comparing": ("schemes", "text", "tokens", "window", "dtype", "layers"),
         "Writing": (
-            "output", "scheme", "method", "format", "calibration", "samples", "sample_tokens", "damping", "dry_run",
+            "output", "scheme", "method", "format", "target_kl", "calibration", "samples", "sample_tokens", "damping",
+            "dry_run",
         ),
     },
     "compile": {
         "Buckets and limits": (
-            "buckets", "add", "max_model_len", "max_num_seqs", "speculate", "block_size"
+            "buckets", "add", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate", "block_size"
         ),
-        "Precision": ("dtype", "kv_dtype", "quant", "group_size", "asymmetric", "skip"),
+        "Model": ("task", "pooling", "allow_unknown_config"),
+        "Precision": (
+            "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
+        ),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
         "Speculation": ("eagle",),
         "Target": ("target", "tensor_parallel", "expert_parallel", "tune"),
@@ -88,13 +92,16 @@ HEADINGS: Mapping[str, Headings] = {
             "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate",
             "tensor_parallel", "expert_parallel", "block_size"
         ),
+        "Model": ("task", "pooling", "allow_unknown_config"),
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
         ),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
     },
     "run": {
-        "Prompts and results": ("prompt", "prompts", "chat", "output", "resume", "overwrite"),
+        "Prompts and results": (
+            "prompt", "prompts", "chat", "lora", "output", "resume", "overwrite", "stats", "quiet", "as_json",
+        ),
         "Sampling": (
             "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
             "presence_penalty", "frequency_penalty", "n", "seed", "stop", "stop_token_id", "logit_bias", "ignore_eos",
@@ -129,8 +136,10 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Network": ("host", "port", "max_body_size", "client_timeout", "ssl_certfile", "ssl_keyfile"),
         "Access": (
-            "api_key", "api_key_file", "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials",
+            "api_key", "api_key_file", "allowed_hosts", "allowed_origins", "allowed_methods", "allowed_headers",
+            "allow_credentials",
         ),
+        "Adapters": ("lora", "allow_runtime_lora"),
         "Engine": (
             "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "rank_cpus",
             "enforce_eager", "device_number", "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft",
@@ -147,8 +156,8 @@ HEADINGS: Mapping[str, Headings] = {
             "ready_after", "warm_order", "warm_trace", "warmup_seconds", "skip_warmup", "measure_costs",
         ),
         "Load": (
-            "max_queue", "priority_patience", "request_timeout", "drain_timeout", "nice", "max_stored_responses",
-            "max_stored_response_size",
+            "max_queue", "max_queue_memory", "request_memory", "priority_patience", "request_timeout", "drain_timeout",
+            "nice", "max_stored_responses", "max_stored_response_size",
         ),
         "Observing": (
             "log_level", "metrics", "page", "debug_endpoints", "profiler_dir", "stats_interval", "access_log",
@@ -189,14 +198,16 @@ HEADINGS: Mapping[str, Headings] = {
             "max_model_len", "max_num_seqs", "block_size", "max_prefill_batch", "max_prefill_tokens", "prefix_cache",
         ),
         "Costs": _PLAN_COSTS,
+        "Ladder": ("output", "contexts", "speculate", "acceptance", "scenarios"),
     },
     "buckets simulate": {
         "Ladders and traffic": ("buckets", "trace", "speed", "limit"),
         "Server": (
             "max_model_len", "max_num_seqs", "block_size", "num_blocks", "max_prefill_tokens", "prefix_cache",
+            "strict",
         ),
         "Costs": _PLAN_COSTS[1:],
-        "Report": ("html", "png"),
+        "Report": ("html", "png", "as_json"),
     },
     "buckets replan": {
         "Traffic": ("trace", "url", "api_key"),
@@ -223,10 +234,10 @@ HEADINGS: Mapping[str, Headings] = {
         "Server": ("url", "model", "api_key", "endpoint", "timeout"),
         "Requests": (
             "dataset", "num_prompts", "input_len", "output_len", "range_ratio", "prefix_len", "seed", "ignore_eos",
-            "extra_body", "max_model_len", "vocab_size",
+            "strict", "extra_body", "max_model_len", "vocab_size",
         ),
         "Load": ("rate", "burstiness", "concurrency", "time_scale", "warmup"),
-        "Result": ("goodput", "output"),
+        "Result": ("goodput", "output", "html", "quiet", "as_json"),
     },
 }  # fmt: skip
 
