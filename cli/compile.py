@@ -30,8 +30,8 @@ Notes report what is kept and the errors of conversions.
 SPEC of --buckets is batch x sequence for each phase: prefill, decode and, optionally, mixed. Mixed is sequences x
 tokens of a step with decodes beside chunks of prompts. A size is a ramp-up range MIN:STEP:MAX, bounded padding
 MIN:STEP:MAX:pad:PERCENT, MIN:STEP:MAX:exp:LIMIT, a list [1,2,4] or one number; MAX may be "max". SPEC may also be a
-.toml, .json or .txt file, such as llmc buckets plan writes; see docs/buckets.md. Defaults come from
-LLMC_{PROMPT,DECODE,MIXED}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}, else from the default ladder. llmc
+.toml, .json or .txt file, such as llmc buckets plan writes; see docs/buckets.md. Defaults come from environment
+variables such as LLMC_PROMPT_BS_BUCKET_MIN, else from the default ladder. llmc
 buckets import converts the VLLM_ variables of a server on Gaudi.
 
 An artifact at OUT is replaced only if it is of the same model and options, which gives the same bytes, or with

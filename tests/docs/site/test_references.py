@@ -32,7 +32,7 @@ def test_every_command_has_its_options_defaults_and_examples() -> None:
     assert r"| `--generation-config auto\|none` | `auto` |" in serve
     assert "```sh\nllmc serve qwen.llmc\n" in serve
     quantize = section(page, "llmc quantize")
-    assert "| `--window N` | `256` | Tokens that are predicted from one start. `≥ 2` |" in quantize
+    assert "| `--window N` | `256` | Tokens per window. `≥ 2` |" in quantize
     assert "Graph cache. Also from `LLMC_CACHE_DIR`. |" in quantize
     assert "| `MODEL` | required |" in section(page, "llmc compile")
 
@@ -70,7 +70,7 @@ def test_every_function_of_the_header_is_described() -> None:
     assert set(functions) <= set(re.findall(r"^### (\w+) \{", page, re.MULTILINE))
     submit = section(page, "llmc_engine_submit")
     assert "```c\nLLMC_API llmc_status llmc_engine_submit(llmc_engine *engine," in submit
-    assert "from any thread" in submit
+    assert "Any thread may call submit" in submit
     assert "[`LLMC_ERR_CORRUPT`](#LLMC_OK)" in section(page, "llmc_artifact_verify")
     # No comment and no declaration is lost.
     for comment in re.findall(r"/\*.*?\*/", header, re.DOTALL):

@@ -1,11 +1,13 @@
 /* llmc.h: the C ABI of the llmc runtime.
  *
- * Every function returns a status code and takes a caller-owned llmc_error (may be NULL). Every struct starts
- * with struct_size and only grows at the end: callers and libraries of different ages understand each other. What a
- * caller fills has an _init function. It takes sizeof the struct as the caller was compiled, sets struct_size and the
- * defaults, and writes nothing behind them. Ids are uint64_t and never reused.
- * No exception, abort or stdio crosses this boundary. Unless stated otherwise a function may be called from any
- * thread, but calls on one object must not overlap; on failure outputs are unchanged. */
+ * - Every function returns a status code and takes an llmc_error of the caller, which may be NULL.
+ * - Every struct starts with struct_size and only grows at the end, so callers and libraries of different versions work
+ *   together. A struct that the caller fills has an _init function. It takes the caller's sizeof the struct, sets
+ *   struct_size and the defaults, and writes nothing beyond that size.
+ * - Ids are uint64_t and never reused.
+ * - No exception, abort or stdio crosses this boundary.
+ * - Unless stated otherwise, any thread may call a function, but calls on one object must not overlap. On failure outputs
+ *   are unchanged. */
 #ifndef LLMC_LLMC_H_
 #define LLMC_LLMC_H_
 
@@ -22,17 +24,21 @@
 extern "C" {
 #endif
 
-/* Threads of a device of kind "cpu". 0 of them is "every CPU this process may use": one thread for each physical core with a
- * CPU in the caller's affinity mask. The CPU quota of its cgroups (v1 and v2, the tightest on the path, rounded up) is the
- * most. Pinning puts thread i on the i-th of those CPUs. Distinct cores come before their SMT siblings, and CPUs of one
- * memory node before those of the next. Pinning has no effect where it would do harm: with more threads than CPUs in the
- * mask, or under a quota smaller than the mask. A thread whose CPU other programs keep busy gives its place up and takes it
- * back when that ends. While it is kept waiting all the same, an engine works on fewer threads. It tries all again after a
- * while, and later each time that this was in vain. No result depends on it.
+/* Threads of a device of kind "cpu".
  *
- * Memory nodes (NUMA). The CPUs of a team of several threads may belong to more than one. Then the pages of the KV pool, of
- * the arena and of copied weights are spread over those nodes. A memory policy of the creating thread (numactl) prevents
- * that. A system that refuses (in containers mbind may need CAP_SYS_NICE) is no error: the statistic spread_errno tells. */
+ * - 0 threads means "every CPU of this process": one thread per physical core with a CPU in the caller's affinity
+ *   mask. The CPU quota of the process's cgroups (v1 and v2, the tightest on the path, rounded up) is the limit.
+ * - Pinning puts thread i on the i-th of those CPUs. Distinct cores come before their SMT siblings, CPUs of one
+ *   memory node before those of the next. Pinning has no effect with more threads than CPUs in the mask, or under a
+ *   smaller quota.
+ * - A pinned thread whose CPU other programs keep busy leaves that CPU, and returns when they stop. If threads still
+ *   have to wait, an engine works on fewer threads for a while. It then tries all threads again, at growing
+ *   intervals. No result depends on this.
+ *
+ * Memory nodes (NUMA). The CPUs of a team of several threads may belong to several nodes. The pages of the KV pool,
+ * the arena and copied weights are then spread over those nodes. A memory policy of the creating thread (numactl)
+ * prevents that. If the system refuses (in containers mbind may need CAP_SYS_NICE), nothing fails; the statistic
+ * spread_errno has the reason. */
 
 #define LLMC_ABI_VERSION 3u
 
@@ -65,12 +71,12 @@ LLMC_API void llmc_error_init(llmc_error *error, uint32_t struct_size);
 LLMC_API const char *llmc_version(void);
 LLMC_API uint32_t llmc_abi_version(void);
 
-/* The highest ISA level (FORMAT.md) whose kernels this process runs: what CPU and system support, or the limit. 0 when
+/* The highest ISA level (FORMAT.md) whose kernels this process runs: that of CPU and system, or the limit below. 0:
  * not even the lowest. */
 LLMC_API uint32_t llmc_machine_get_isa_level(void);
-/* Takes the machine for one of at most `level`, from now on and in the whole process. Artifacts of a higher level are
- * refused (LLMC_ERR_UNSUPPORTED_TARGET) when an engine or replayer is created, and the library's own loops keep to it.
- * For tests of what an older CPU does. Cannot fail; what was created before stays usable; any thread may call it. */
+/* Limits this process to ISA level `level` from now on, to test the behaviour of an older CPU. Creating an engine or
+ * replayer for an artifact of a higher level fails (LLMC_ERR_UNSUPPORTED_TARGET), and the library's own loops respect
+ * the limit. Existing objects stay usable. Cannot fail; any thread may call it. */
 LLMC_API void llmc_machine_limit_isa_level(uint32_t level);
 
 /* ---- artifact: opening validates everything ------------------------------------------------------------ */
@@ -80,33 +86,33 @@ typedef struct llmc_artifact_info {
   uint32_t struct_size;
   uint32_t num_graphs, num_kernels, num_commands, num_weights;
   int32_t num_layers, num_kv_heads, head_dim, block_size, vocab_size, max_model_len, max_num_seqs;
-  uint32_t target_level;    /* that a device must have to run it, as its kind counts them (FORMAT.md) */
-  uint64_t weight_bytes;    /* bytes of weights.safetensors */
-  uint64_t code_bytes;      /* bytes of its code files */
-  uint64_t max_arena_bytes; /* largest arena over all graphs */
-  uint64_t kv_block_bytes;  /* K and V of one block over all layers */
-  char target_kind[256];    /* of the device that loads its code, NUL-terminated as the next */
-  char target_name[256];    /* what it was compiled for */
-  int32_t vector_width;     /* floats of the vector that a prompt gives in place of tokens; 0: the model writes text */
-  int32_t whole_prompts;    /* 1: a step must hold all tokens of a prompt */
-  uint32_t num_adapter_linears; /* linear layers that adapters may be added to */
-  uint32_t adapter_slots;       /* adapters that are loaded at once; 0: none can be */
-  uint32_t adapter_rank;        /* the largest of one */
-  uint32_t num_ranks;           /* processes that run it together; kv_block_bytes is of each */
-  uint64_t adapter_bytes;       /* of one adapter over all layers, of the largest rank */
-  uint64_t rank_weight_bytes;   /* of weights.safetensors what one rank reads */
+  uint32_t target_level;        /* minimal level of the device, as its kind counts levels (FORMAT.md) */
+  uint64_t weight_bytes;        /* bytes of weights.safetensors */
+  uint64_t code_bytes;          /* bytes of its code files */
+  uint64_t max_arena_bytes;     /* largest arena over all graphs */
+  uint64_t kv_block_bytes;      /* K and V of one block over all layers */
+  char target_kind[256];        /* kind of the device that loads its code; NUL-terminated, like the next */
+  char target_name[256];        /* machine that it was compiled for */
+  int32_t vector_width;         /* floats per prompt of a model that returns vectors; 0: the model generates text */
+  int32_t whole_prompts;        /* 1: a step must hold all tokens of a prompt */
+  uint32_t num_adapter_linears; /* linear layers that take adapters */
+  uint32_t adapter_slots;       /* adapters that can be loaded at once; 0: none */
+  uint32_t adapter_rank;        /* largest rank of an adapter */
+  uint32_t num_ranks;           /* processes that run it together; kv_block_bytes is per process */
+  uint64_t adapter_bytes;       /* of one adapter over all layers, at the largest rank */
+  uint64_t rank_weight_bytes;   /* bytes of weights.safetensors that one rank reads */
 } llmc_artifact_info;
 
 #define LLMC_MAX_ADAPTER_PARTS 8
 
-/* A linear layer that adapters may be added to. Its outputs are those of its parts, one behind the other: layers of
- * their own to adapters, as q, k and v are. */
+/* A linear layer that takes adapters. Its outputs are the concatenated outputs of its parts, such as q, k and v.
+ * Adapters treat each part as a layer. */
 typedef struct llmc_adapter_linear {
   uint32_t struct_size;
-  uint32_t columns; /* its inputs */
+  uint32_t columns; /* inputs of the layer */
   uint32_t num_parts;
   uint32_t rows[LLMC_MAX_ADAPTER_PARTS]; /* outputs of each part */
-  char name[256];                        /* of its weight, NUL-terminated */
+  char name[256];                        /* name of its weight, NUL-terminated */
 } llmc_adapter_linear;
 
 typedef struct llmc_graph_info {
@@ -114,19 +120,19 @@ typedef struct llmc_graph_info {
   uint32_t phase; /* 0 prefill, 1 decode, 2 mixed */
   uint32_t batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq, num_commands;
   uint64_t arena_bytes;
-  uint32_t max_blocks; /* KV blocks of all sequences together, of a bucket whose seq is a total of contexts; else 0 */
+  uint32_t max_blocks; /* KV blocks of all sequences together, if the bucket's seq is a total of contexts; else 0 */
   uint32_t reserved;
 } llmc_graph_info;
 
-/* Opens an artifact directory: maps files and validates; whatever it was compiled for, any machine can. *out is owned by
- * the caller. Compares the checksums of graphs.bin, of the code and of the header of weights.safetensors, not those of
- * the tensors. The files must not be changed in place while anything made from the artifact is alive; replacing them is
- * harmless. */
+/* Opens an artifact directory: maps and validates its files. Any machine can open any artifact. *out is owned by the
+ * caller. The call compares the checksums of graphs.bin, of the code and of the header of weights.safetensors, but
+ * not those of the tensors. Do not change the files in place while any object made from the artifact is alive;
+ * replacing them is harmless. */
 LLMC_API llmc_status llmc_artifact_open(const char *path, llmc_artifact **out, llmc_error *error);
-/* Reads all of weights.safetensors and compares every tensor with its checksum. LLMC_ERR_CORRUPT names the first
- * damaged tensor, its offset and how many more there are; LLMC_ERR_IO where the disk does not deliver. Costs one pass
- * over the file at the speed of the disk, or of one core when it is cached, and 1 MiB of memory. Changes nothing, and
- * the artifact stays usable whatever the result. Any thread may call it, also while engines made from it run. */
+/* Reads weights.safetensors and compares every tensor with its checksum. LLMC_ERR_CORRUPT names the first damaged
+ * tensor, its offset, and the number of further ones. LLMC_ERR_IO: the disk cannot be read. The cost is one pass over
+ * the file, and 1 MiB of memory. The artifact is unchanged and stays usable. Any thread may call it, also while
+ * engines run. */
 LLMC_API llmc_status llmc_artifact_verify(const llmc_artifact *artifact, llmc_error *error);
 /* Releases the artifact; engines and replayers made from it keep their own reference. NULL is allowed. */
 LLMC_API void llmc_artifact_close(llmc_artifact *artifact);
@@ -148,69 +154,70 @@ typedef struct llmc_key_value {
 
 typedef struct llmc_device_kind {
   uint32_t struct_size, reserved;
-  const char *name;    /* as llmc_device_open takes it and artifacts say it (target_kind) */
+  const char *name;    /* for llmc_device_open, and equal to target_kind of artifacts */
   const char *summary; /* one line for people; both live as long as the library */
 } llmc_device_kind;
 
-/* The kinds of devices that this library has: up to capacity of them; *count is how many there are. kinds[0].struct_size
- * must be set by the caller. */
+/* Lists the kinds of devices of this library: at most `capacity` of them; *count is their number. The caller sets
+ * kinds[0].struct_size. */
 LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t capacity, uint64_t *count,
                                             llmc_error *error);
-/* Opens a device of a kind; *out is owned by the caller. options: [num_options], read during the call only; of two with
- * one key the last counts. LLMC_ERR_NOT_FOUND: no such kind. LLMC_ERR_INVALID_ARGUMENT names an option that the kind does
- * not have, or a value that it does not take.
+/* Opens a device of a kind; *out is owned by the caller. options: [num_options], read during the call only; of two
+ * with the same key the last one counts. LLMC_ERR_NOT_FOUND: there is no such kind. LLMC_ERR_INVALID_ARGUMENT names
+ * an unknown option or an invalid value.
  *
  * Kind "cpu":
- * - `threads`: threads of the team. 0, the default: every CPU this process may use, see above.
- * - `pin`: 1, the default: each team thread keeps to one allowed CPU. 0: it does not.
- * - `idle_spin_us`: microseconds that team threads spin before they sleep, 1000 by default.
- * - `weights`: where weights are read; changes no result. `mapped`: in the mapping of their file, shared by all processes
- *   that serve it. `copied`: in huge pages of this process, filled when the engine or replayer is created. Weights are read
- *   faster there (docs/performance.md), and a file that cannot be read is LLMC_ERR_IO then. `auto`, the default: weights of
- *   at least 64 MiB move there in sixteen parts, one a step, from the 17th step on. So the first token of a process comes as
- *   soon as with `mapped`. A copy needs memory for it, for all of KV pool and arena and 256 MiB besides. Where machine or
- *   control group have less left, the rest stays mapped, and the statistic copied_weight_bytes tells.
+ * - `threads`: threads of the team. Default 0: every CPU of this process, see above.
+ * - `pin`: 1, the default: bind each team thread to one allowed CPU. 0: do not.
+ * - `idle_spin_us`: microseconds for which idle team threads spin before they sleep. Default 1000.
+ * - `weights`: memory from which weights are read; changes no result. `mapped`: the mapping of their file, which all
+ *   processes that serve it share. `copied`: huge pages of this process, filled when the engine or replayer is
+ *   created. These are faster to read (docs/performance.md), and an unreadable file fails there with LLMC_ERR_IO.
+ *   `auto`, the default: weights of at least 64 MiB are copied in sixteen parts, one per step, from the 17th step on:
+ *   the first token does not wait for the copy. Copying needs memory for the copy, the whole KV pool, the
+ *   arena and another 256 MiB. If machine or control group have less, the rest stays mapped; the statistic
+ *   copied_weight_bytes shows it.
  *
  * Kind "opencl":
- * - `library`: the loader of OpenCL drivers, libOpenCL.so.1 by default.
- * - `device`: a number among all OpenCL devices of the machine. Default: the first GPU, or the first device.
- * - `eager`: 0, the default: graphs are recorded once and replayed, where the driver has command buffers. 1: every kernel
- *   is launched by itself. The bits are the same.
- * - `sample`: 1, the default: the device draws tokens, where the artifact has the kernels. 0: the host does. The tokens are
- *   the same.
- * - `offload_mib`: MiB of the weights that stay in the host's memory, where kernels read them; 0 by default.
- * - `cache`: a folder for programs as the driver has built them; none by default.
+ * - `library`: the loader of OpenCL drivers. Default libOpenCL.so.1.
+ * - `device`: a number among all OpenCL devices of the machine. Default: the first GPU, else the first device.
+ * - `eager`: 0, the default: record graphs once and replay them, if the driver has command buffers. 1: launch every
+ *   kernel by itself. The bits are the same.
+ * - `sample`: 1, the default: the device samples tokens, if the artifact has the kernels. 0: the host does. The
+ *   tokens are the same.
+ * - `offload_mib`: MiB of weights that stay in the host's memory, where kernels read them. Default 0.
+ * - `cache`: a folder for programs that the driver has built. Default: none.
  *
  * Kind "cuda":
- * - `library`: the driver, libcuda.so.1 by default.
- * - `device`: a number among the GPUs that the process may use, 0 by default.
- * - `eager`: 0, the default: one CUDA graph a bucket. 1: every kernel is launched by itself. The bits are the same.
- * - `graph_mib`: MiB of the GPU's memory that instances of graphs may take; no bound by default. Graphs beyond it are
- *   launched kernel by kernel.
+ * - `library`: the driver. Default libcuda.so.1.
+ * - `device`: a number among the GPUs that the process may use. Default 0.
+ * - `eager`: 0, the default: one CUDA graph per bucket. 1: launch every kernel by itself. The bits are the same.
+ * - `graph_mib`: MiB of the GPU's memory for instances of graphs. Default: no limit. Further graphs are launched
+ *   kernel by kernel.
  *
- * After an error that loses a CUDA GPU every step is LLMC_ERR_INTERNAL, and says which it was.
+ * After an error that loses a CUDA GPU, every step fails with LLMC_ERR_INTERNAL, which names that error.
  *
- * An artifact for N ranks is run by N processes, each with a device of its own, which has more options.
- * - Of one host: `room` is the path of a file of memory that all open, such as /proc/self/fd/3 of a memfd that processes
- *   inherit. `rank` is 0, the default, or up to N - 1, and `ranks` is N. Rank 0 opens its device first.
- * - Of any hosts, started by mpirun: `mpi` is that mpirun's library, as dlopen takes it, and `ranks` is N or 0. Opening
- *   returns when all ranks have come. A process opens one such device, and MPI is started by it.
- * Rank 0 makes the engine, or a replayer, one in all; the others call llmc_device_follow. A rank that ends, or fails, ends every step with LLMC_ERR_INTERNAL,
- * which says which one it was (docs/parallel.md). */
+ * N processes run an artifact for N ranks, each with its own device, which takes more options:
+ * - On one host: `room` is the path of a shared memory file that all ranks open, such as /proc/self/fd/3 of an
+ *   inherited memfd. `rank` is 0, the default, up to N - 1, and `ranks` is N. Rank 0 opens its device first.
+ * - On any hosts, started by mpirun: `mpi` is the library of that mpirun, as dlopen takes it, and `ranks` is N or 0.
+ *   Opening returns when all ranks have arrived. A process opens one such device, which starts MPI.
+ *
+ * Rank 0 creates the engine or the replayer, one in all; the other ranks call llmc_device_follow. If a rank ends or
+ * fails, every step fails with LLMC_ERR_INTERNAL, which names the rank (docs/parallel.md). */
 LLMC_API llmc_status llmc_device_open(const char *kind, const llmc_key_value *options, uint64_t num_options,
                                       llmc_device **out, llmc_error *error);
-/* Of a rank other than 0: does its part of every step of the engine that rank 0 makes, and returns when that is
- * destroyed. Blocks; the device is used up then. An error: this rank or another one failed, or rank 0 is gone. */
+/* For ranks other than 0: takes part in every step of rank 0's engine, and returns when that engine is destroyed.
+ * Blocks; the device cannot be used again. An error: this or another rank failed, or rank 0 is gone. */
 LLMC_API llmc_status llmc_device_follow(const llmc_device *device, llmc_artifact *artifact, llmc_error *error);
-/* An error once one of the ranks of a device for several has failed: which one, and why. Any thread. */
+/* For a device of several ranks: fails once one of the ranks has failed, and says which and why. Any thread. */
 LLMC_API llmc_status llmc_device_check(const llmc_device *device, llmc_error *error);
-/* Says to all ranks of a room that one has ended, and why, in UTF-8: who started it knows first. The first report
- * stays. Any process. */
+/* Reports to all ranks of a room that one rank has ended, and why, in UTF-8. The process that started the rank knows
+ * first. The first report stays. Any process. */
 LLMC_API llmc_status llmc_room_report(const char *room, uint32_t rank, const char *why, llmc_error *error);
-/* Engines and replayers that were made on it go on without it. NULL is allowed. */
+/* Closes the device. Engines and replayers that were made on it stay usable. NULL is allowed. */
 LLMC_API void llmc_device_close(llmc_device *device);
-/* What the device is and can do: up to capacity facts; *count is how many there are. The strings live as long as the
- * device. */
+/* Describes the device: at most `capacity` facts; *count is their number. The strings live as long as the device. */
 LLMC_API llmc_status llmc_device_get_facts(const llmc_device *device, llmc_key_value *facts, uint64_t capacity,
                                            uint64_t *count, llmc_error *error);
 
@@ -241,39 +248,38 @@ typedef struct llmc_replay_stats {
   uint32_t struct_size;
   uint32_t num_threads;
   uint64_t num_replays;
-  uint64_t total_ns;     /* wall time inside replay; what is in no field below is overhead */
+  uint64_t total_ns;     /* wall time of replays; time in none of the fields below is overhead */
   uint64_t kernel_ns;    /* thread 0: time inside kernels */
   uint64_t family_ns[8]; /* the same by kernel family */
   uint64_t barrier_ns;   /* thread 0: time waiting for the other threads */
 } llmc_replay_stats;
 
-/* On all that the device has, whatever other programs do. Keeps a reference to the artifact.
- * LLMC_ERR_UNSUPPORTED_TARGET: the artifact is for other devices, or for a higher level of this kind. */
+/* Creates a replayer on all threads of the device, even if other programs use their CPUs. It keeps a reference to the
+ * artifact. LLMC_ERR_UNSUPPORTED_TARGET: the artifact is for another kind of device, or for a higher level. */
 LLMC_API llmc_status llmc_replayer_create(const llmc_device *device, llmc_artifact *artifact,
                                           const llmc_replayer_options *options, llmc_replayer **out, llmc_error *error);
 LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
-/* Replays graph `graph`; writes num_samples × vocab_size floats to logits (capacity in floats), or vectors
- * of vector_width. Validates the batch
- * against the graph first; on failure nothing ran. */
+/* Replays graph `graph` and writes num_samples × vocab_size logits, or vectors of vector_width; capacity is in
+ * floats. The batch is validated against the graph first; on failure nothing ran. */
 LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
                                        uint64_t capacity, llmc_error *error);
-/* A step one command at a time, for tools that look at what each writes. `begin` takes in the inputs of a batch, as run
- * does. `run_command` computes command 0, 1, … of the graph, each to its end. `read_operand` copies the first `bytes` of an
- * operand that is no pool of the KV cache. Once all commands ran the KV cache is as after run.
- * LLMC_ERR_INVALID_ARGUMENT: no step was begun, or the device runs whole graphs only. LLMC_ERR_OUT_OF_RANGE: there is no
- * such command or operand, or it has fewer bytes. */
+/* Runs a step one command at a time, for tools that read the results of each command. `begin` takes the inputs of a
+ * batch, as run does. `run_command` computes command 0, 1, … of the graph to its end. `read_operand` copies the first
+ * `bytes` of an operand other than a pool of the KV cache. After all commands the KV cache is as after run.
+ * LLMC_ERR_INVALID_ARGUMENT: no step was begun, or the device only runs whole graphs. LLMC_ERR_OUT_OF_RANGE: there is
+ * no such command or operand, or it has fewer bytes. */
 LLMC_API llmc_status llmc_replayer_begin(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch,
                                          llmc_error *error);
 LLMC_API llmc_status llmc_replayer_run_command(llmc_replayer *replayer, uint32_t command, llmc_error *error);
 LLMC_API llmc_status llmc_replayer_read_operand(llmc_replayer *replayer, uint32_t command, uint32_t operand, void *out,
                                                 uint64_t bytes, llmc_error *error);
-/* While on, every thread notes when it ran every command; costs three clock reads a command. */
+/* While on, every thread records the times of every command, at the cost of three clock reads per command. */
 LLMC_API llmc_status llmc_replayer_set_profiling(llmc_replayer *replayer, uint32_t on, llmc_error *error);
 LLMC_API llmc_status llmc_replayer_get_stats(const llmc_replayer *replayer, llmc_replay_stats *stats,
                                              llmc_error *error);
-/* The last replay on one thread of the team, in nanoseconds since the replay began. Command i ran from start_ns[i] to
- * end_ns[i]; then the thread waited at a barrier until leave_ns[i]. Arrays of `capacity` commands. LLMC_ERR_NOT_FOUND
- * when that replay was not profiled. */
+/* Returns the last replay on one thread of the team, in nanoseconds since the replay began. Command i ran from
+ * start_ns[i] to end_ns[i]; then the thread waited at a barrier until leave_ns[i]. The arrays have `capacity`
+ * elements. LLMC_ERR_NOT_FOUND: that replay was not profiled. */
 LLMC_API llmc_status llmc_replayer_get_command_times(const llmc_replayer *replayer, uint32_t thread, uint64_t *start_ns,
                                                      uint64_t *end_ns, uint64_t *leave_ns, uint64_t capacity,
                                                      uint64_t *count, llmc_error *error);
@@ -293,42 +299,42 @@ typedef struct llmc_probe_options {
 LLMC_API void llmc_probe_options_init(llmc_probe_options *options, uint32_t struct_size);
 LLMC_API llmc_status llmc_probe_create(const llmc_probe_options *options, llmc_probe **out, llmc_error *error);
 LLMC_API void llmc_probe_destroy(llmc_probe *probe);
-/* Keeps all threads busy for about `seconds` (at most 60). *rate: bytes a second read from memory (LLMC_LIMIT_READ), or
- * operations a second, a multiply-add being two. LLMC_ERR_UNSUPPORTED_TARGET when the CPU lacks the instructions. */
+/* Keeps all threads busy for about `seconds` (at most 60). The rate is in bytes per second for LLMC_LIMIT_READ, else
+ * in operations per second; a multiply-add is two. LLMC_ERR_UNSUPPORTED_TARGET: the CPU lacks the instructions. */
 LLMC_API llmc_status llmc_probe_measure(llmc_probe *probe, uint32_t limit, double seconds, double *rate,
                                         llmc_error *error);
 
 /* ---- engine: continuous batching ------------------------------------------------------------------------- */
 typedef struct llmc_engine llmc_engine;
 
-/* What runs a step that no graph of its phase holds. LARGER: a graph of another phase, or its parts where none holds it.
- * SPLIT: graphs of its phase, in parts. ERROR: none; the requests that do not fit fail, last come first. What a step
- * lacked can be compiled meanwhile, and join: llmc_engine_get_bucket_misses, llmc_engine_add_graphs. */
+/* How to run a step that fits no graph of its phase. LARGER: in a graph of another phase, or in parts if none fits.
+ * SPLIT: in parts, in graphs of its phase. ERROR: not at all; the requests that do not fit fail, last come first. A
+ * host can compile the missing graph meanwhile: see llmc_engine_get_bucket_misses and llmc_engine_add_graphs. */
 enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 
 typedef struct llmc_engine_options {
   uint32_t struct_size;
   uint32_t num_blocks; /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
-  uint32_t max_num_seqs;        /* of a step; as many again may wait for masks with their KV; 0: the artifact's */
-  uint32_t max_waiting;         /* bound on waiting requests; 0: 65536 */
+  uint32_t max_num_seqs;        /* per step; as many again may wait for masks with their KV blocks; 0: the artifact's */
+  uint32_t max_waiting;         /* limit of waiting requests; 0: 65536 */
   uint32_t max_tokens_per_step; /* of a step with prefill; 0: the largest prefill or mixed graph */
   uint32_t prefix_cache;        /* 1 on (default), 0 off */
   uint32_t miss_policy;
-  uint32_t swap_always; /* 1: blocks go to the swap space also where computing them again takes less; 0: default */
+  uint32_t swap_always; /* 1: swap blocks even if recomputing them is cheaper; 0: default */
   uint64_t kv_bytes;    /* bytes for the KV pool; 0: see num_blocks */
-  /* Steps with somebody waiting behind a higher priority; 0: 512. After them the one that has been there longest
-   * counts as the highest priority until it ends. There is one such request at a time. */
+  /* Steps with requests waiting behind a higher priority, after which the oldest of these gets the highest priority
+   * until it ends; 0: 512. Only one request at a time has it. */
   uint32_t priority_patience;
   uint32_t reserved2;
-  /* Most guesses of a sequence's next tokens that a decode step checks; 0: none (default). Guesses come from prompt and
-   * output: what followed the last tokens where they stood before; or from `draft`. How many go along is decided step by
-   * step. No result depends on it: several TOKEN events of a continuation may come of one step. */
+  /* Limit of guessed next tokens of a sequence that a decode step checks; 0: none (default). Guesses come from
+   * `draft`, or from prompt and output: the tokens that followed the last ones at an earlier place. Each step decides
+   * how many it checks. No result depends on it, but one step may give several TOKEN events of a continuation. */
   uint32_t speculate_tokens;
-  uint32_t speculate_always; /* 1: all guesses that a graph holds go along, whether they pay or not: for tests */
-  /* A smaller model with the same tokens that guesses; NULL: none. It is loaded on the engine's device, with a KV pool
-   * of its own for as many tokens as the engine's. The engine keeps a reference. */
+  uint32_t speculate_always; /* 1: check all guesses that a graph holds, even if they do not pay off; for tests */
+  /* A smaller model with the same tokens, which guesses; NULL: none. It is loaded on the engine's device, with a KV
+   * pool of its own for as many tokens as the engine's. The engine keeps a reference. */
   const llmc_artifact *draft;
-  uint64_t swap_bytes; /* of the host's memory, for KV blocks of preempted sequences; 0: they are computed again */
+  uint64_t swap_bytes; /* host memory for KV blocks of preempted sequences; 0: they are recomputed */
 } llmc_engine_options;
 #define LLMC_MAX_SPECULATE_TOKENS 64
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
@@ -338,8 +344,9 @@ typedef struct llmc_logit_bias {
   float bias;
 } llmc_logit_bias;
 
-/* When a beam search ends, once there are beam_width finished beams. OFF: when no running beam of the present length would be
- * better than the worst of them. ON: at once. NEVER: when none could become better, be it as long as max_tokens. */
+/* When a beam search ends, once there are beam_width finished beams. OFF: when no running beam, at its present
+ * length, scores better than the worst of them. ON: at once. NEVER: when no running beam could score better within
+ * max_tokens. */
 enum { LLMC_EARLY_STOPPING_OFF = 0, LLMC_EARLY_STOPPING_ON = 1, LLMC_EARLY_STOPPING_NEVER = 2 };
 #define LLMC_MAX_BEAMS 64
 
@@ -353,20 +360,20 @@ typedef struct llmc_sampling_params {
   int32_t top_k;                                                 /* 0 or -1: off */
   float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0 */
   uint32_t ignore_eos;
-  uint64_t seed;        /* stream = f(seed, continuation index, position): independent of the batch */
-  uint32_t has_seed;    /* 0: the engine draws one */
-  int32_t num_logprobs; /* -1 none, 0 only the chosen token, up to 20 alternatives */
+  uint64_t seed;        /* random numbers depend on seed, continuation index and position, not on the batch */
+  uint32_t has_seed;    /* 0: the engine draws a seed */
+  int32_t num_logprobs; /* -1: none; 0: of the chosen token only; up to 20 alternatives */
   const int32_t *stop_token_ids;
   uint64_t num_stop_token_ids;
   const llmc_logit_bias *logit_bias;
   uint64_t num_logit_bias;
-  /* Draw so many continuations, and tell the n with the highest sum of logprobs, likeliest first; 0: n (default). */
+  /* Sample this many continuations and return the n with the highest sum of logprobs, best first; 0: n (default). */
   uint32_t best_of;
-  /* Beam search: in each step the beam_width likeliest continuations of all beams go on; 0: none (default). The score
-   * of what ends is the sum of its logprobs, divided by its tokens to the power of length_penalty. n of the best are
-   * told, best first. Beams share the KV blocks of what they have in common. temperature, filters and seed have no
-   * effect; penalties and logit_bias are refused. With either, events come when all has been decided, and guided is
-   * refused. */
+  /* Beam search with beam_width beams; 0: none (default). Each step keeps the likeliest continuations of all beams. A
+   * finished beam's score is the sum of its logprobs, divided by its number of tokens to the power of length_penalty.
+   * The n best are returned, best first. Beams share the KV blocks of common tokens. temperature, filters and seed
+   * have no effect; penalties and logit_bias are refused. With beam_width or best_of, all events come at the end, and
+   * guided is refused. */
   uint32_t beam_width;
   float length_penalty; /* default 1 */
   uint32_t early_stopping;
@@ -375,32 +382,34 @@ LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params, uint32_t s
 
 typedef struct llmc_request {
   uint32_t struct_size;
-  int32_t priority; /* lower runs first, and takes the place of what runs with a higher value; default 0 */
+  int32_t priority; /* lower values run first, and evict running requests with a higher value; default 0 */
   const int32_t *prompt_token_ids;
   uint64_t num_prompt_tokens;
   const llmc_sampling_params *sampling; /* owned by the caller, read during submit only; NULL: the defaults */
   uint32_t guided;                      /* 1: every token needs a mask (llmc_engine_set_token_mask) */
   int32_t num_prompt_logprobs;          /* -1 none (default), 0 only the prompt's tokens, up to 20 alternatives */
-  uint64_t deadline_ns;                 /* on the clock of llmc_event.time_ns: then it ends by TIMEOUT; 0: never */
-  float *vector;                        /* of a model that gives vectors, see below; NULL for any other */
-  uint64_t vector_capacity;             /* in floats, vector_width at least */
-  uint64_t adapter;                     /* as llmc_engine_load_adapter gave it; 0: none (default) */
-  uint64_t num_output_tokens;           /* so many at the end of prompt_token_ids are output already, see below; 0 */
-  uint32_t output_index;                /* which continuation of the undivided request this one is; default 0 */
+  uint64_t deadline_ns;                 /* end with TIMEOUT at this time of llmc_event.time_ns's clock; 0: never */
+  float *vector;                        /* result of a model that returns vectors, see below; else NULL */
+  uint64_t vector_capacity;             /* in floats, at least vector_width */
+  uint64_t adapter;                     /* id of llmc_engine_load_adapter; 0: none (default) */
+  uint64_t num_output_tokens; /* tokens at the end of prompt_token_ids that are output, see below; default 0 */
+  uint32_t output_index;      /* index of the continuation in the original request; default 0 */
   uint32_t reserved;
 } llmc_request;
-/* A request goes on where another engine left off. prompt_token_ids are the prompt and what was drawn of one
- * continuation. Of these num_output_tokens, below max_tokens, count as output. output_index is the continuation's
- * index there, and n is 1. With the same seed and artifact what follows has the bits that the undivided request would
- * have had. */
+/* Initializes a request. These fields continue one continuation of another engine's request, with the bits of the
+ * original:
+ *
+ * - prompt_token_ids: the prompt, followed by the output so far.
+ * - num_output_tokens: the number of these output tokens, below max_tokens.
+ * - output_index and sampling->seed: as in the original request. n is 1. */
 LLMC_API void llmc_request_init(llmc_request *request, uint32_t struct_size);
 
 enum {
   LLMC_EVENT_TOKEN = 0,
   LLMC_EVENT_FINISHED = 1,
   LLMC_EVENT_FAILED = 2,
-  LLMC_EVENT_PROMPT_LOGPROBS = 3, /* of the prompt's token at `position`; all of them before the first TOKEN */
-  LLMC_EVENT_NEEDS_MASK = 4       /* the token after num_output_tokens tokens waits for its mask */
+  LLMC_EVENT_PROMPT_LOGPROBS = 3, /* of the prompt's token at `position`; before the first TOKEN */
+  LLMC_EVENT_NEEDS_MASK = 4       /* the next token, after num_output_tokens tokens, waits for its mask */
 };
 enum {
   LLMC_FINISH_NONE = 0,
@@ -416,11 +425,11 @@ typedef struct llmc_event {
   uint32_t struct_size;
   uint32_t kind;
   uint64_t request_id;
-  uint32_t output_index; /* which of n */
+  uint32_t output_index; /* index of the continuation, below n */
   int32_t token_id;      /* TOKEN: the token; FINISHED by eos or a stop id: that token; else -1 */
   uint32_t finish_reason;
   uint32_t num_prompt_tokens, num_cached_tokens;
-  uint32_t num_output_tokens; /* sampled so far; an eos or stop id that ends it counts, too */
+  uint32_t num_output_tokens; /* sampled so far, including an eos or stop id at the end */
   int32_t error_code;
   float logprob;
   uint32_t num_top;
@@ -428,7 +437,7 @@ typedef struct llmc_event {
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
   uint64_t time_ns;  /* monotonic clock */
   uint32_t position; /* with a token_id: of the token, counted from the prompt's first */
-  uint32_t rank;     /* with logprob: 1 for the likeliest; equal ones by id, lowest first; else 0 */
+  uint32_t rank;     /* with logprob: 1 for the likeliest, ties by id, lowest first; else 0 */
   uint64_t arrival_ns, first_scheduled_ns, first_token_ns; /* FINISHED, FAILED: of the request; 0: never */
   char message[256]; /* FAILED: why and what to do, one sentence, NUL-terminated; else empty */
 } llmc_event;
@@ -441,21 +450,21 @@ typedef struct llmc_engine_stats {
   uint64_t prompt_tokens, cached_tokens, output_tokens;
   uint64_t scheduled_tokens, padded_tokens; /* valid tokens replayed; padding of the buckets they ran in */
   uint64_t step_ns, replay_ns, sample_ns;   /* wall time */
-  uint64_t schedule_ns, prepare_ns; /* wall time before the replay: what to run; its inputs, and moving weights */
-  uint64_t kernel_ns, barrier_ns;   /* of replay_ns on thread 0: in kernels; waiting for other threads */
-  uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same of decode steps; the rest is overhead */
+  uint64_t schedule_ns, prepare_ns;         /* wall time before the replay: scheduling; inputs and copies of weights */
+  uint64_t kernel_ns, barrier_ns;           /* parts of replay_ns on thread 0: in kernels; waiting for other threads */
+  uint64_t decode_step_ns, decode_kernel_ns, decode_barrier_ns; /* the same for decode steps; the rest is overhead */
   uint64_t prefix_query_tokens, prefix_hit_tokens; /* prompt tokens looked up in the prefix cache, and found */
-  uint64_t num_mixed_steps;                        /* of num_prefill_steps, those that carried decodes, too */
-  uint64_t num_missed_shapes; /* what llmc_engine_get_bucket_misses lists: one more when a new shape misses */
-  /* Of num_preemptions, those for waiting requests of a higher priority; requests that came to count as the highest. */
+  uint64_t num_mixed_steps;                        /* steps of num_prefill_steps that also carried decodes */
+  uint64_t num_missed_shapes;                      /* length of the list of llmc_engine_get_bucket_misses */
+  /* Preemptions for waiting requests of a higher priority; requests that got the highest priority after their wait. */
   uint64_t num_evictions, num_promotions;
-  uint64_t num_speculative_steps;                   /* of num_decode_steps, those that checked guesses */
-  uint64_t drafted_tokens, accepted_tokens;         /* guesses that were checked, and those that were right */
+  uint64_t num_speculative_steps;                   /* steps of num_decode_steps that checked guesses */
+  uint64_t drafted_tokens, accepted_tokens;         /* checked guesses; right guesses */
   uint64_t num_draft_blocks, num_free_draft_blocks; /* of the draft's KV pool; 0 without one */
-  uint64_t draft_ns;                                /* of step_ns: the draft makes guesses, and reads texts for them */
+  uint64_t draft_ns;                                /* part of step_ns in which the draft guesses or reads texts */
 } llmc_engine_stats;
 
-/* What an engine's device counts, by names of its own. */
+/* A statistic of an engine's device. */
 typedef struct llmc_device_stat {
   uint32_t struct_size, reserved;
   const char *name; /* lives as long as the library */
@@ -464,30 +473,29 @@ typedef struct llmc_device_stat {
 
 typedef struct llmc_graph_stats {
   uint32_t struct_size, reserved;
-  uint64_t replays, tokens, padded_tokens; /* valid tokens carried, and padding beside them */
+  uint64_t replays, tokens, padded_tokens; /* valid tokens and padding tokens of the replays */
   uint64_t replay_ns;                      /* wall time */
 } llmc_graph_stats;
 
-/* A step that no graph of its phase held. */
+/* A step that fit no graph of its phase. */
 typedef struct llmc_bucket_miss {
   uint32_t struct_size;
-  uint32_t phase; /* 0 prefill, 1 decode; a step that no mixed graph holds is split, no miss */
+  uint32_t phase; /* 0 prefill, 1 decode; a step that fits no mixed graph is split, which is not a miss */
   uint32_t num_seqs, num_tokens;
   uint32_t num_blocks, reserved; /* of the longest sequence */
   uint64_t count;
-  int32_t graph; /* that ran it; -1: it was split, or failed */
+  int32_t graph; /* graph that ran it; -1: it was split, or failed */
   uint32_t reserved2;
-  /* The bucket to add for it, `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the missed batch, and the least length
-   * that holds the step among those of the phase's graphs. Where none does, it is the step's own length
-   * (docs/c-abi.md). */
+  /* The bucket to add with `llmc compile ARTIFACT --add PHASE:BATCHxSEQ`: the batch of the step, and the smallest
+   * sufficient length among the phase's graphs. If none suffices, it is the step's own length (docs/c-abi.md). */
   uint32_t wanted_batch, wanted_seq;
 } llmc_bucket_miss;
 #define LLMC_MAX_BUCKET_MISSES 1024
 
-/* Steps that were alike, and ran in one graph. Times are of their replays. */
+/* Steps of one shape that ran in one graph. Times are of their replays. */
 typedef struct llmc_step_shape {
   uint32_t struct_size;
-  uint32_t phase; /* what the steps carried: 0 prefills, 1 decodes, 2 both; their graph may be of another phase */
+  uint32_t phase; /* content of the steps: 0 prefills, 1 decodes, 2 both; their graph may be of another phase */
   uint32_t graph;
   uint32_t num_seqs, num_tokens, num_samples;
   uint32_t num_blocks, reserved; /* of the longest sequence */
@@ -496,8 +504,9 @@ typedef struct llmc_step_shape {
 } llmc_step_shape;
 #define LLMC_MAX_STEP_SHAPES 4096
 
-/* What a step did with a continuation. Either it computed tokens [start, start + count) of the prompt, or of what is
- * computed again after a preemption. Or it took its KV blocks away. Decodes leave no mark: they are TOKEN events. */
+/* A record of a step and a continuation. PREFILL: the step computed tokens [start, start + count) of the prompt, or
+ * of the tokens that are recomputed after a preemption. PREEMPTED: the step took its KV blocks away. Decodes have
+ * TOKEN events instead of marks. */
 enum { LLMC_MARK_PREFILL = 1, LLMC_MARK_PREEMPTED = 2 };
 typedef struct llmc_request_mark {
   uint32_t struct_size;
@@ -510,7 +519,7 @@ typedef struct llmc_request_mark {
 } llmc_request_mark;
 #define LLMC_MAX_REQUEST_MARKS 4096
 
-/* Sequences of a priority that gave their place up to waiting ones of a higher priority. */
+/* Evicted sequences of one priority: they gave their place to waiting ones of a higher priority. */
 typedef struct llmc_eviction_count {
   uint32_t struct_size;
   int32_t priority;
@@ -520,23 +529,25 @@ typedef struct llmc_eviction_count {
 
 enum { LLMC_READY_EVENTS = 1, LLMC_READY_WORK = 2 };
 
-/* All allocation happens here, but for what a device moves between steps. The engine keeps a reference to the artifact,
- * and none to the device. LLMC_ERR_UNSUPPORTED_TARGET as of llmc_replayer_create. */
+/* Creates an engine. All allocation happens here, except for a device's transfers between steps. The engine keeps a
+ * reference to the artifact, and none to the device. LLMC_ERR_UNSUPPORTED_TARGET: as for llmc_replayer_create. */
 LLMC_API llmc_status llmc_engine_create(const llmc_device *device, llmc_artifact *artifact,
                                         const llmc_engine_options *options, llmc_engine **out, llmc_error *error);
 LLMC_API void llmc_engine_destroy(llmc_engine *engine);
-/* submit, cancel, set_token_mask, wait, poll and the get_ functions: from any thread, also while another is in step.
- * Where the model gives vectors (vector_width of llmc_artifact_info) no token is drawn, and a prompt may fill the whole of
- * max_model_len. request->vector is memory of the caller. The engine fills it before the FINISHED event, with the reason
- * STOP, of a prompt that ran. It must live until the request's last event was polled, or the engine destroyed. */
+/* Queues a request. Any thread may call submit, cancel, set_token_mask, wait, poll and the get_ functions, also while
+ * another thread is in step.
+ *
+ * A model that returns vectors (vector_width of llmc_artifact_info) samples no token, and its prompt may fill the whole
+ * max_model_len. request->vector is memory of the caller. The engine fills it before the FINISHED event with the reason
+ * STOP. It must stay valid until the request's last event was polled, or the engine was destroyed. */
 LLMC_API llmc_status llmc_engine_submit(llmc_engine *engine, const llmc_request *request, uint64_t *id,
                                         llmc_error *error);
-/* Takes effect at the start of the next step: no token follows the one of a step in flight. */
+/* Cancels a request at the start of the next step. A step in flight may still give a token. */
 LLMC_API llmc_status llmc_engine_cancel(llmc_engine *engine, uint64_t id, llmc_error *error);
-/* What a LoRA adapter adds to a part of a linear layer: scale · b a x. */
+/* The term that a LoRA adapter adds to a part of a linear layer: scale · b a x. */
 typedef struct llmc_adapter_matrix {
   uint32_t struct_size;
-  uint32_t linear, part; /* which, as llmc_artifact_get_adapter_linear counts */
+  uint32_t linear, part; /* indices as of llmc_artifact_get_adapter_linear */
   uint32_t rank;         /* 1 … adapter_rank of llmc_artifact_info */
   float scale;
   uint32_t reserved;
@@ -544,116 +555,123 @@ typedef struct llmc_adapter_matrix {
   const float *b; /* [rows of the part][rank] */
 } llmc_adapter_matrix;
 
-/* Loads an adapter into a free slot; *id names it in requests, and is never used again. What it says nothing of stays as
- * the model has it. Copies what it is given, as numbers of the artifact's activations. matrices[0].struct_size must be
- * set by the caller. From any thread; no step waits for it. LLMC_ERR_QUEUE_FULL: every slot is taken.
- * LLMC_ERR_INVALID_ARGUMENT: a matrix does not fit the artifact, or it takes no adapters. On failure nothing has
- * changed. */
+/* Loads an adapter into a free slot. *id names it in requests and is never reused. Parts without a matrix are
+ * unchanged. The matrices are copied in the type of the artifact's activations. The caller sets
+ * matrices[0].struct_size. Any thread may call it; no step waits. LLMC_ERR_QUEUE_FULL: every slot is taken.
+ * LLMC_ERR_INVALID_ARGUMENT: a matrix does not fit the artifact, or the artifact takes no adapters. On failure
+ * nothing has changed. */
 LLMC_API llmc_status llmc_engine_load_adapter(llmc_engine *engine, const llmc_adapter_matrix *matrices, uint64_t count,
                                               uint64_t *id, llmc_error *error);
-/* No new request may use the adapter. Those that do go on with it; its slot is free when the last one has ended. From any
- * thread, at once. LLMC_ERR_NOT_FOUND: it is not loaded. */
+/* Unloads an adapter: no new request may use it. Running requests finish with it; then its slot is free. Any thread
+ * may call it; it returns at once. LLMC_ERR_NOT_FOUND: the adapter is not loaded. */
 LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id, llmc_error *error);
-/* The tokens that continuation `output_index` of a guided request may take next. Bit t % 32 of words[t / 32] allows
- * token t; tokens past the last word are not allowed. Each mask serves one token: set the first one of each of the n
- * continuations after submit, the next one after each TOKEN event. A NEEDS_MASK event asks for each; the first masks
- * of a request far back in the queue are asked for when its turn comes near. Until a mask is there the continuation
- * waits. It leaves its seat in the step to others, and only its prompt but for the last token goes on. Setting it
- * again before a step uses it replaces it. LLMC_ERR_NOT_FOUND: the request or continuation has ended.
- * LLMC_ERR_INVALID_ARGUMENT: a step in flight uses a mask already, or the request is not guided. A mask without a
- * token fails the request with LLMC_ERR_EMPTY_MASK. min_tokens yields where the mask leaves only eos and stop ids. */
+/* Sets the tokens that continuation `output_index` of a guided request may take next. Bit t % 32 of words[t / 32]
+ * allows token t; tokens beyond the last word are not allowed.
+ *
+ * - A mask serves one token. Set a mask for each of the n continuations after submit, then one after each TOKEN
+ *   event. NEEDS_MASK events ask for them. A request far back in the queue is asked for its first masks when its turn
+ *   comes near.
+ * - Until its mask is set, a continuation gives its row to others. Its prompt is computed except for the last token.
+ * - A mask can be replaced until a step uses it.
+ * - LLMC_ERR_NOT_FOUND: the request or continuation has ended. LLMC_ERR_INVALID_ARGUMENT: a step in flight uses a
+ *   mask already, or the request is not guided.
+ * - A mask without any token fails the request with LLMC_ERR_EMPTY_MASK. If a mask allows only eos and stop ids,
+ *   min_tokens yields. */
 LLMC_API llmc_status llmc_engine_set_token_mask(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                 const uint32_t *words, uint64_t num_words, llmc_error *error);
-/* The same with masks for tokens behind guesses, so that a step may check these, too. The array is
- * words[num_guesses + 1][num_words]: a mask for the next token, then one behind each of guesses, which lead on from one
- * another. A guess that its mask forbids is wrong. Masks behind wrong guesses are forgotten: set new ones after the last
- * TOKEN event of the step, which a NEEDS_MASK event asks for. Guesses change no token; the engine checks as many of them
- * as pay. num_guesses: at most LLMC_MAX_SPECULATE_TOKENS. guesses may be NULL without any. */
+/* Sets masks for the next token and for tokens after guesses, so that one step may check the guesses, too. The array
+ * is words[num_guesses + 1][num_words]: a mask for the next token, then one after each of the consecutive guesses. A
+ * guess that its mask forbids is wrong. Masks after a wrong guess are dropped: set new ones after the step's last
+ * TOKEN event, when NEEDS_MASK asks for them. Guesses change no token, and the engine checks as many as pay off.
+ * num_guesses: at most LLMC_MAX_SPECULATE_TOKENS. guesses may be NULL if there are none. */
 LLMC_API llmc_status llmc_engine_set_token_masks(llmc_engine *engine, uint64_t id, uint32_t output_index,
                                                  const uint32_t *words, uint64_t num_words, const int32_t *guesses,
                                                  uint64_t num_guesses, llmc_error *error);
-/* Guesses of the tokens that may follow the text of a guided continuation, after its NEEDS_MASK event. They are those
- * that prompt and output repeat, as many as are worth a mask each; none without speculate_tokens. *count of them are
- * copied. LLMC_ERR_NOT_FOUND: the request or continuation is not guided, or has ended. */
+/* Returns guesses of the tokens that may follow the text of a guided continuation, after its NEEDS_MASK event. They
+ * are repetitions of prompt and output, as many as are worth a mask each; none without speculate_tokens. *count
+ * guesses are copied. LLMC_ERR_NOT_FOUND: the request or continuation is not guided, or has ended. */
 LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, uint32_t output_index, int32_t *tokens,
                                              uint64_t capacity, uint64_t *count, llmc_error *error);
-/* One iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) = 0 when there was nothing
- * to do. On an error the device failed or memory ran out. Then every request fails, with one event each (if there is
- * no memory for the events, in a later step). The engine is as after its creation. */
+/* Runs one iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) is 0 if there was
+ * nothing to do. An error means that the device failed or memory ran out. Every request then fails with one event, in
+ * a later step if there is no memory for the events. The engine is then as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
-/* Moves up to capacity events, oldest first. events[0].struct_size must be set by the caller. */
+/* Returns and removes at most `capacity` events, oldest first. The caller sets events[0].struct_size. */
 LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,
                                       llmc_error *error);
-/* Blocks until there are events to poll or work for step, or for timeout_ns (UINT64_MAX: without limit). *ready:
- * LLMC_READY_ bits, 0 after the timeout. submit, cancel, set_token_mask and a passing deadline wake it. */
+/* Blocks until there are events to poll or work for step, or for timeout_ns (UINT64_MAX: no limit). A submit, cancel,
+ * set_token_mask or passing deadline wakes it. *ready has LLMC_READY_ bits, and is 0 after the timeout. */
 LLMC_API llmc_status llmc_engine_wait(llmc_engine *engine, uint64_t timeout_ns, uint32_t *ready, llmc_error *error);
-/* Replays a full bucket of made-up tokens, which read any KV blocks and write to the dummy block only. It reads the
- * weights and faults in the pages. *ns (may be NULL): wall time of the replay. Waits for a step in flight; not counted
- * in the statistics. */
+/* Replays a full bucket of made-up tokens, which read any KV blocks and write only to the dummy block. This reads the
+ * weights and touches the pages. *ns (may be NULL): wall time of the replay. It waits for a step in flight, and does
+ * not count in the statistics. */
 LLMC_API llmc_status llmc_engine_warm_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
-/* A load for llmc_engine_warm_load; 0: as much as the bucket holds. */
+/* A load for llmc_engine_warm_load; fields that are 0 fill the bucket. */
 typedef struct llmc_warm_load {
   uint32_t struct_size;
   uint32_t num_seqs;
   uint32_t tokens_each; /* new tokens of each sequence */
-  uint32_t context;     /* tokens that each has in the cache afterwards */
+  uint32_t context;     /* tokens of each sequence in the cache afterwards */
 } llmc_warm_load;
-/* The same with a load of one's own. LLMC_ERR_OUT_OF_RANGE when the graph does not hold it; then nothing ran. */
+/* As llmc_engine_warm_graph, with a load of the caller's choice. LLMC_ERR_OUT_OF_RANGE: the load does not fit the
+ * graph; nothing ran. */
 LLMC_API llmc_status llmc_engine_warm_load(llmc_engine *engine, uint32_t graph, const llmc_warm_load *load,
                                            uint64_t *ns, llmc_error *error);
-/* Calls every kernel of a graph for no row at all. In microseconds a graph is as warm as another one with the same
- * kernels that was replayed before. *ns (may be NULL): wall time. Otherwise as llmc_engine_warm_graph. */
+/* Calls every kernel of a graph with no rows, which takes microseconds. The graph is then as warm as another one with
+ * the same kernels that was replayed before. *ns (may be NULL): wall time. Otherwise as llmc_engine_warm_graph. */
 LLMC_API llmc_status llmc_engine_walk_graph(llmc_engine *engine, uint32_t graph, uint64_t *ns, llmc_error *error);
-/* Replays each graph of the draft with one made-up token, which reads and writes the dummy block only. So the first
- * guesses find code and weights in memory. Waits for a step in flight. *ns (may be NULL) is the wall time of all graphs.
- * LLMC_ERR_INVALID_ARGUMENT: the engine has no draft. */
+/* Replays each graph of the draft with one made-up token, which reads and writes only the dummy block. The first
+ * guesses then find code and weights in memory. It waits for a step in flight. *ns (may be NULL): wall time of all
+ * graphs. LLMC_ERR_INVALID_ARGUMENT: the engine has no draft. */
 LLMC_API llmc_status llmc_engine_warm_draft(llmc_engine *engine, uint64_t *ns, llmc_error *error);
-/* Whether requests may run in a graph; all are on at first. With a graph off, larger ones serve what it would, and what
- * no other holds is a bucket miss. Changes no result. From any thread; waits for a step in flight. */
+/* Turns a graph on or off for requests; all are on at first. Larger graphs take the work of a graph that is off; a
+ * step that fits no other graph is a bucket miss. Changes no result. Any thread may call it; it waits for a step in
+ * flight. */
 LLMC_API llmc_status llmc_engine_enable_graph(llmc_engine *engine, uint32_t graph, uint32_t on, llmc_error *error);
-/* Gives back what memory a graph that is off alone takes; when it is on again, its first step makes it anew. Changes no
- * result. From any thread; waits for a step in flight. LLMC_ERR_INVALID_ARGUMENT: the graph is on. */
+/* Frees the memory that only this graph uses; the graph must be off. Once it is on again, its first step allocates
+ * the memory anew. Changes no result. Any thread may call it; it waits for a step in flight.
+ * LLMC_ERR_INVALID_ARGUMENT: the graph is on. */
 LLMC_API llmc_status llmc_engine_release_graph(llmc_engine *engine, uint32_t graph, llmc_error *error);
-/* Takes over the graphs that `artifact` has behind those of the engine's own: it must be that one with buckets added (llmc
- * compile --add). The engine goes on with its weights, KV cache and requests, keeps a reference to `artifact`, and results
- * do not change. The new graphs are off, and numbered on. From any thread; what takes long of it goes on beside steps. On
+/* Adds the new graphs of `artifact`, which must be the engine's own artifact with buckets added (llmc compile --add).
+ * The engine keeps its weights, KV cache and requests, and takes a reference to `artifact`; results do not change.
+ * The new graphs continue the numbering, and are off. Any thread may call it; the slow part runs beside steps. On
  * failure nothing has changed. */
 LLMC_API llmc_status llmc_engine_add_graphs(llmc_engine *engine, const llmc_artifact *artifact, llmc_error *error);
 LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engine_stats *stats, llmc_error *error);
-/* What its device counts, always the same names in the same order: up to capacity of them; *count is how many there are.
- * stats[0].struct_size must be set by the caller. */
+/* Returns the statistics of the engine's device, always the same names in the same order: at most `capacity` of them;
+ * *count is their number. The caller sets stats[0].struct_size. */
 LLMC_API llmc_status llmc_engine_get_device_stats(const llmc_engine *engine, llmc_device_stat *stats, uint64_t capacity,
                                                   uint64_t *count, llmc_error *error);
-/* One entry a graph. stats[0].struct_size must be set by the caller; LLMC_ERR_OUT_OF_RANGE below num_graphs entries. */
+/* Returns one entry per graph. The caller sets stats[0].struct_size. LLMC_ERR_OUT_OF_RANGE: capacity is below
+ * num_graphs. */
 LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
                                                  uint64_t *count, llmc_error *error);
-/* The shapes that missed, in order of appearance: up to capacity of the first LLMC_MAX_BUCKET_MISSES; later shapes count
- * in num_bucket_misses only. misses[0].struct_size must be set by the caller. Statistics and list are those of the last
- * step that ended; num_missed_shapes of llmc_engine_stats tells cheaply whether the list has grown. */
+/* Returns the shapes that missed, in order of appearance: at most `capacity` of the first LLMC_MAX_BUCKET_MISSES.
+ * Later shapes count only in num_bucket_misses. The caller sets misses[0].struct_size. Statistics and list are those
+ * after the last finished step; num_missed_shapes of llmc_engine_stats shows cheaply whether the list has grown. */
 LLMC_API llmc_status llmc_engine_get_bucket_misses(const llmc_engine *engine, llmc_bucket_miss *misses,
                                                    uint64_t capacity, uint64_t *count, llmc_error *error);
-/* What steps carried since the last call, or nothing the first time: from then on they are counted. Up to
- * LLMC_MAX_STEP_SHAPES shapes, in order of appearance; *lost (may be NULL): steps of further shapes. shapes[0].struct_size
- * must be set by the caller; LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_STEP_SHAPES entries. */
+/* Returns the shapes of steps since the last call. The first call returns nothing and starts the count. There are at
+ * most LLMC_MAX_STEP_SHAPES shapes, in order of appearance; *lost (may be NULL) counts steps of further shapes. The
+ * caller sets shapes[0].struct_size. LLMC_ERR_OUT_OF_RANGE: capacity is below LLMC_MAX_STEP_SHAPES. */
 LLMC_API llmc_status llmc_engine_take_step_shapes(llmc_engine *engine, llmc_step_shape *shapes, uint64_t capacity,
                                                   uint64_t *count, uint64_t *lost, llmc_error *error);
-/* What steps did with requests since the last call, oldest first. The first call begins to note it. A list that is full
- * ends that until the next call, so an engine that nobody looks at pays nothing. Where marks may be missing, *complete
- * (may be NULL) is 0. The caller sets struct_size of marks[0]. LLMC_ERR_OUT_OF_RANGE below LLMC_MAX_REQUEST_MARKS
- * entries. */
+/* Returns the marks of requests since the last call, oldest first. The first call starts recording. A full list stops
+ * it until the next call, so an engine that nobody observes has no cost. If marks may be missing, *complete (may be
+ * NULL) is 0. The caller sets marks[0].struct_size. LLMC_ERR_OUT_OF_RANGE: capacity is below LLMC_MAX_REQUEST_MARKS. */
 LLMC_API llmc_status llmc_engine_take_request_marks(llmc_engine *engine, llmc_request_mark *marks, uint64_t capacity,
                                                     uint64_t *count, uint32_t *complete, llmc_error *error);
-/* By priority, in order of appearance: up to capacity of the first LLMC_MAX_EVICTED_PRIORITIES; later priorities count in
- * num_evictions only. counts[0].struct_size must be set by the caller. */
+/* Returns evictions by priority, in order of appearance: at most `capacity` of the first LLMC_MAX_EVICTED_PRIORITIES.
+ * Later priorities count only in num_evictions. The caller sets counts[0].struct_size. */
 LLMC_API llmc_status llmc_engine_get_evictions(const llmc_engine *engine, llmc_eviction_count *counts,
                                                uint64_t capacity, uint64_t *count, llmc_error *error);
-/* LLMC_OK when reference counts, block tables, free list and prefix index agree; LLMC_ERR_INTERNAL and why otherwise. */
+/* Checks that reference counts, block tables, free list and prefix index agree. LLMC_ERR_INTERNAL says what does not. */
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
 
 /* ---- simulation: a trace through the engine in virtual time, over a device that computes nothing ----------- */
-/* Nanoseconds of a replay, from the token rows it carries and its pairs of a new token and a token that it sees. The rows
- * cost what a curve says: linear between its points, level before the first, on with the last slope behind the last. Each
- * pair adds ns_per_pair. One point and no ns_per_pair: a target that computes padding. */
+/* Cost of a replay in nanoseconds, by its token rows and its pairs of a new token and a token that it attends to.
+ * Rows cost what the curve says: linear between its points, constant before the first, and extrapolated after the
+ * last. Each pair adds ns_per_pair. A target that computes padding has one point, and no ns_per_pair. */
 typedef struct llmc_sim_cost {
   uint32_t struct_size;
   uint32_t num_points;    /* at least 1 */
@@ -667,7 +685,7 @@ typedef struct llmc_sim_graph {
   uint32_t struct_size;
   uint32_t phase, batch, seq, max_tokens, max_seqs, max_samples, max_blocks_per_seq;
   const llmc_sim_cost *cost;  /* of a replay */
-  const llmc_sim_cost *exact; /* of a replay, were the graph made for exactly the load it carries */
+  const llmc_sim_cost *exact; /* of a replay in a graph made for exactly its load */
   uint32_t max_blocks;
   uint32_t reserved;
 } llmc_sim_graph;
@@ -677,22 +695,23 @@ typedef struct llmc_sim_model {
   uint32_t num_graphs;
   int32_t block_size, max_model_len, max_num_seqs;
   uint32_t reserved;
-  uint64_t kv_block_bytes;      /* with options.kv_bytes: decides the size of the pool */
+  uint64_t kv_block_bytes;      /* with options.kv_bytes, gives the size of the pool */
   const llmc_sim_graph *graphs; /* [num_graphs]; the struct_size of the first holds for all */
-  double step_ns, token_ns;     /* time of a step beside its replay, and of each token that it samples */
+  double step_ns, token_ns;     /* time of a step outside its replay, and of each sampled token */
 } llmc_sim_model;
 
 /* Requests in order of arrival. A request whose prompt does not fit max_model_len is an error. */
 typedef struct llmc_sim_trace {
   uint32_t struct_size;
-  uint32_t prefix_block; /* tokens that a prefix id stands for */
+  uint32_t prefix_block; /* tokens per prefix id */
   uint64_t num_requests;
   const uint64_t *arrival_ns;    /* [num_requests], ascending */
   const uint32_t *prompt_tokens; /* [num_requests] */
   const uint32_t *output_tokens; /* [num_requests], at least 1 */
   const uint64_t *prefix_start;  /* [num_requests + 1] into prefix_ids; NULL: no two prompts have a common prefix */
   const int64_t *prefix_ids;     /* of the prompts' leading blocks: equal ids are equal blocks */
-  /* Called now and then with the number of requests that have ended; another value than 0 stops. NULL: never. */
+  /* Called from time to time with the number of requests that have ended; a value other than 0 stops the run. NULL:
+   * never called. */
   uint32_t (*progress)(void *context, uint64_t num_ended);
   void *context;
 } llmc_sim_trace;
@@ -709,19 +728,19 @@ typedef struct llmc_sim_load {
   /* Of a graph with max_blocks, length is that of all contexts together, each in whole blocks. */
 } llmc_sim_load;
 
-/* An engine like any other, but its device computes nothing, and its replays take virtual time. Scheduler, block
- * manager and choice of graphs are the real ones. Nothing of an artifact is needed. Copies what it is given. Of the
- * options it reads those of the KV pool and the scheduler. */
+/* Creates an engine whose device computes nothing and whose replays take virtual time. Scheduler, block manager and
+ * choice of graphs are the real ones. It needs no artifact and copies its arguments. Of the options, those of the KV
+ * pool and the scheduler apply. */
 LLMC_API llmc_status llmc_engine_create_simulated(const llmc_sim_model *model, const llmc_engine_options *options,
                                                   llmc_engine **out, llmc_error *error);
-/* Runs a trace through a simulated engine that has run none. Blocks; other threads may get_ statistics meanwhile. For
- * each request it tells when its first and its last token came, in virtual nanoseconds. 0 where it never did: the
- * request was refused (max_waiting), failed, or was not reached when progress stopped the run.
- * LLMC_ERR_INVALID_ARGUMENT: the engine is not simulated, or the trace is not sound; then nothing ran. */
+/* Runs a trace through a simulated engine that has run none. Blocks; other threads may call get_ functions meanwhile.
+ * For each request it returns the virtual times of the first and the last token, in nanoseconds. 0: the request was
+ * refused (max_waiting), failed, or was not reached before progress stopped the run. LLMC_ERR_INVALID_ARGUMENT: the
+ * engine is not simulated, or the trace is invalid; nothing ran. */
 LLMC_API llmc_status llmc_engine_simulate(llmc_engine *engine, const llmc_sim_trace *trace, uint64_t *first_token_ns,
                                           uint64_t *last_token_ns, llmc_error *error);
-/* The loads of all replays so far, by graph, sequences and length: up to capacity of them; *count is how many there are.
- * loads[0].struct_size must be set by the caller. */
+/* Returns the loads of all replays so far, by graph, sequences and length: at most `capacity` of them; *count is
+ * their number. The caller sets loads[0].struct_size. */
 LLMC_API llmc_status llmc_engine_get_simulated_loads(const llmc_engine *engine, llmc_sim_load *loads, uint64_t capacity,
                                                      uint64_t *count, llmc_error *error);
 
