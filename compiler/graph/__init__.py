@@ -1,1 +1,1 @@
-"""How a model becomes command lists: traced once, bound to a bucket, lowered and emitted."""
+"""From a model to command lists: traced once, then bound, lowered and emitted per bucket."""

@@ -1,6 +1,6 @@
-"""Where the results of a line of calls lie in the arena: once its last reader has run, a place is taken over.
+"""Plans the arena: gives each result of a line of calls a place, reused after the result's last reader.
 
-The choices are those of TVM's `StaticPlanBlockMemory`, which takes far longer: it rewrites a module for every bucket.
+The choices equal those of TVM's `StaticPlanBlockMemory`, which is far slower: it rewrites a module per bucket.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _RANGE = 16
-"""A place is taken over by what is at most so many times smaller or larger."""
+"""A result reuses a place only if their sizes differ by at most this factor, as in TVM."""
 
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """sizes: bytes of each place in the order in which they are first taken. places: of each result, by its number."""
+    """Places in the arena, and which result uses which.
+
+    sizes: bytes of each place, numbered in order of first use.
+    places: result number → place number.
+    """
 
     sizes: tuple[int, ...]
     places: Mapping[int, int]
@@ -25,8 +29,12 @@ class ArenaPlan:
 def plan_arena(
     calls: Sequence[tuple[Sequence[int], int]], uses: Sequence[int], sizes: Mapping[int, tuple[int, str]]
 ) -> ArenaPlan:
-    """calls: (what each reads, what it makes), by number. uses: how often each number is read. sizes: (bytes, dtype) of
-    those that have a place; places are shared by one dtype."""
+    """Assigns places to results.
+
+    calls: (numbers read, number made) of each call, in order.
+    uses: how often each number is read.
+    sizes: result number → (bytes, dtype), for results that need a place. Only results of one dtype share a place.
+    """
     left = {number: uses[number] + 1 for number in sizes}
     free: dict[str, list[tuple[int, int, int]]] = defaultdict(list)  # (bytes, when it became free, place), ascending
     totals: list[int] = []
@@ -51,8 +59,10 @@ def plan_arena(
 
 
 def _taken(free: list[tuple[int, int, int]], nbytes: int) -> int | None:
-    """The smallest free place that is large enough, else the largest, which grows; None where none is of about that
-    size."""
+    """Takes the smallest free place that is large enough, else the largest, which then grows.
+
+    Returns None if no free place is within a factor of `_RANGE` of `nbytes`.
+    """
     at = bisect.bisect_left(free, (nbytes, -1, -1))
     if at == len(free) or free[at][0] > nbytes * _RANGE:
         at -= 1

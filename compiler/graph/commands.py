@@ -9,16 +9,17 @@ from llmc.compiler.kernel_spec import KernelSpec
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `value`."""
+    """The least multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What a command list depends on; buckets of equal shape share one.
+    """Everything a command list depends on; buckets of equal shape share one.
 
-    tokens, samples: rows that buffers hold, padding included. token_layout, sample_layout: the target's tags of how
-    rows of activations lie. segments: as many as the longest context has, where attention splits contexts, else 0.
+    tokens, samples: rows of the buffers, padding included.
+    token_layout, sample_layout: tags by which the target names its layout of activation rows.
+    segments: number of segments of the longest context if attention splits contexts, else 0.
     """
 
     tokens: int
@@ -30,7 +31,7 @@ class GraphShape:
 
 @dataclass(frozen=True)
 class Site:
-    """One op of the model: its name, static attributes, and the names of the tensors it is called with, in order."""
+    """One op of the model: its name, its static attributes, and the names of its tensor arguments, in order."""
 
     op: str
     attributes: dict[str, Any]
@@ -38,16 +39,18 @@ class Site:
 
     @property
     def layer(self) -> int:
-        """Layer whose KV pool the op touches, −1 for none."""
+        """The layer whose KV pool the op accesses; −1 for none."""
         return int(self.attributes.get("layer", -1))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One buffer of a command. kind: arena, weight, input, k_pool, v_pool, output, adapters or states.
+    """One buffer of a command.
 
-    name: the input's name, or the weight's, also of a pool of adapters; layer for KV pools; offset and nbytes in bytes
-    (nbytes 0 for KV pools and inputs, of a slot for adapters, of all rows for states).
+    kind: arena, weight, input, k_pool, v_pool, output, adapters or states.
+    name: of the input or weight; for a pool of adapters, of the weight they adapt.
+    layer: of a KV pool.
+    offset, nbytes: in bytes. nbytes is 0 for KV pools and inputs, one slot for adapters, all rows for states.
     """
 
     kind: str
@@ -59,7 +62,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Command:
-    """One kernel call. barrier: every thread meets after it."""
+    """One kernel call. barrier: all threads wait for each other after it."""
 
     spec: KernelSpec
     operands: tuple[Operand, ...]
@@ -69,7 +72,7 @@ class Command:
 
 @dataclass(frozen=True)
 class CommandList:
-    """What one bucket replays, and the bytes of arena it needs."""
+    """The commands that one bucket replays, and the bytes of arena they need."""
 
     commands: tuple[Command, ...]
     arena_bytes: int

@@ -1,4 +1,4 @@
-"""What command lists ask for: weights as they are to be stored, and kernels for so many rows. Imports no tvm."""
+"""What command lists need: weights in their stored form, and kernels with their row counts. Imports no tvm."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from llmc.compiler.weight_request import WeightRequest
 from llmc.quantize import Recipe
 
 _PACKED = ("linear", EXPERT_LINEAR, *HEAD_LINEAR_KERNELS)
-"""Kernels that read a matrix in the layout of linear layers."""
+"""Kernels that read a matrix in the packed layout of linear layers."""
 
 
 def weight_requests(
     shapes: Mapping[str, tuple[int, ...]], graphs: Iterable[CommandList], act_dtype: str, recipe: Recipe
 ) -> list[WeightRequest]:
-    """The weights that commands read: matrices of linear layers packed, in the activation dtype or quantized; the
-    rest f32.
+    """The weights that commands read.
+
+    Matrices of linear layers are packed, in the activation dtype or quantized; all other weights are f32.
     """
     used: dict[str, KernelSpec] = {}
     for commands in graphs:
         for command in commands.commands:
             for operand in command.operands:
-                # A part of a quantized weight comes with the weight.
+                # A part of a quantized weight, such as its scales, is stored with that weight.
                 if operand.kind == "weight" and operand.name in shapes:
                     used.setdefault(operand.name, command.spec)
                     if command.spec.op in _PACKED:
@@ -47,23 +48,23 @@ def weight_requests(
 
 
 def kernels_of(graphs: Iterable[CommandList]) -> set[KernelSpec]:
-    """What commands call: the specs of kernels, those of collectives not among them."""
+    """Specs of all kernels that commands call, collectives excluded."""
     return {c.spec for graph in graphs for c in graph.commands if not is_collective(c.spec)}
 
 
 def collectives_of(graphs: Iterable[CommandList]) -> list[KernelSpec]:
-    """What ranks do together, in the order in which commands first do it."""
+    """Collectives of the ranks, in order of first use."""
     return list(dict.fromkeys(c.spec for graph in graphs for c in graph.commands if is_collective(c.spec)))
 
 
 def pooled_weights(graphs: Iterable[CommandList]) -> list[str]:
-    """The weights that have a pool of adapters, in the order in which commands first read one."""
+    """Names of weights with a pool of adapters, in order of first use."""
     found = (o.name for graph in graphs for c in graph.commands for o in c.operands if o.kind == "adapters")
     return list(dict.fromkeys(found))
 
 
 def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSpec, int]:
-    """The most rows of tokens or samples that any graph calls a kernel with; of those that have rows."""
+    """The most token or sample rows that any graph calls each kernel with; kernels without rows are left out."""
     most: dict[KernelSpec, int] = {}
     for shape, commands in graphs:
         by_scalar = {NUM_TOKENS: shape.tokens, NUM_SAMPLES: shape.samples}

@@ -22,7 +22,7 @@ from llmc.graphs_format import ADAPTER_TILES, ALIGNMENT, INPUTS, MAX_BUFFERS
 
 
 def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
-    """Where the results lie, all but the last."""
+    """Places in the arena for all results but the last, which is the output."""
     rows = _rows(graph)
     sizes = {}
     for step in line.steps:
@@ -33,10 +33,10 @@ def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
 
 
 def emit(line: Line, lowered: Lowered, graph: GraphParams) -> CommandList:
-    """The commands of one bucket. Raises CompileError on a line that has no command list."""
+    """The commands of one bucket. Raises CompileError on a line that cannot become a command list."""
     plan = plan_line(line, graph)
     starts = list(accumulate((round_up(size, ALIGNMENT) for size in plan.sizes), initial=0))
-    # Behind the planned values: what the commands of one site pass to each other, the same place for all sites.
+    # Behind the planned values: scratch that the commands of one site pass on, shared by all sites.
     emitter = _Emitter(line, lowered, graph, {out: starts[place] for out, place in plan.places.items()}, starts[-1])
     commands = [command for step in line.steps for command in emitter.commands(step)]
     if not commands or commands[-1].operands[-1].kind != "output":
@@ -51,7 +51,7 @@ def _rows(graph: GraphParams) -> dict[str, int]:
 
 
 class _Emitter:
-    """Layers repeat: what is asked of an op is asked once for all sites of a kind."""
+    """Emits commands. Layers repeat, so an op's properties are computed once per kind of site."""
 
     def __init__(
         self, line: Line, lowered: Lowered, graph: GraphParams, offsets: Mapping[int, int], scratch: int
@@ -134,7 +134,7 @@ class _Emitter:
 
 
 def _check_weights(commands: list[Command]) -> None:
-    """A packed weight has no rows that a generic op could read."""
+    """Raises CompileError if generic ops and llmc ops read one weight: packing leaves no plain rows."""
     readers: dict[str, set[bool]] = {}
     for command in commands:
         for operand in command.operands:

@@ -1,4 +1,4 @@
-"""Module → torch.export ExportedProgram, once per model, with symbolic numbers of tokens, samples and sequences."""
+"""Module → torch.export ExportedProgram, once per model; the counts of tokens, samples and sequences are symbolic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _WeightsAsInputs(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """A traced model. weights: parameter and buffer names in the order of the program's weight inputs."""
+    """A traced model. weights: parameter and buffer names, in the order of the program's weight inputs."""
 
     program: ExportedProgram
     weights: tuple[str, ...]
@@ -42,9 +42,9 @@ def model_weights(model: nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def export_model(model: nn.Module, *, every_layer: bool = False) -> Exported:
-    """The program of `model` (weights may be on the meta device), of ops that the importer knows.
+    """Exports `model` to a program of ops that the importer knows; weights may be on the meta device.
 
-    every_layer: each is traced, also those that are like others; the program is the same.
+    every_layer: trace each layer instead of copying repeated ones. The program is the same.
     """
     define_ops()
     weights = dict(model_weights(model))
@@ -59,7 +59,7 @@ def export_model(model: nn.Module, *, every_layer: bool = False) -> Exported:
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    """TVM knows the core ops of ATen; a model of llmc ops alone is spared the decomposition."""
+    """Decomposes ATen ops into the core ops that TVM knows; skips models that consist of llmc ops alone."""
     if {namespace for namespace, _, _ in ops_of(program)} <= {OWN, MARKS}:
         return program
     program = program.run_decompositions()
@@ -69,7 +69,7 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
 
 
 def _traced(model: nn.Module, weights: dict[str, torch.Tensor]) -> ExportedProgram:
-    """The number of layers does not change what is symbolic."""
+    """Traces the model. The symbolic dimensions are the same for any number of layers."""
     tokens, samples, seqs, width = (Dim(n, min=1, max=1 << 20) for n in ("tokens", "samples", "seqs", "max_blocks"))
     bounds = Dim("query_bounds", min=2, max=1 << 20)
     dims = {

@@ -1,7 +1,7 @@
-"""TVM's importer of exported programs, watched: which node made which variable, and which values are packed.
+"""Wraps TVM's importer of exported programs; records which node made each variable and which values are packed.
 
-A value that feeds a linear is packed (FORMAT.md), any other is plain. Where an op wants the other layout,
-an identity is put between, which is fused into a neighbour like any elementwise op.
+A value that feeds a linear is packed (FORMAT.md); all others are plain. Where an op needs the other layout, an identity
+op converts it, and is fused into a neighbour like any elementwise op.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Converter = Callable[[fx.Node, Any], relax.Var]
 
 
 def _describe(node: fx.Node) -> str:
-    """As in `op aten.softmax.int (node softmax, [s0, 60] to [s0, 60])`."""
+    """An op for error texts, as in `op aten.softmax.int (node softmax, [s0, 60] to [s0, 60])`."""
 
     def shape(value: Any) -> str:
         if isinstance(value, (list, tuple)):
@@ -37,7 +37,7 @@ def _describe(node: fx.Node) -> str:
 
 
 class Importer(ExportedProgramImporter):  # type: ignore[misc]
-    """One import. After it `describe` says what a variable of the module came from."""
+    """One import. Afterwards, `describe` names the source of each variable of the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         return self.from_exported_program(program, True, True, False, dict(converters))
 
     def describe(self, variable: str) -> str:
-        """Words for the op that made a variable of the imported module."""
+        """The op that made a variable of the imported module, for error texts."""
         number = _number(variable)
         for made, node in self._made:
             if number is not None and made >= number:
@@ -60,7 +60,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         return f"the op of {variable}"
 
     def _check_unsupported_func_type(self, nodes: Sequence[fx.Node]) -> None:
-        """Called before the first node is translated, with every converter in place."""
+        """Overrides TVM's hook, called before the first node is translated. Completes the converters and wraps them."""
         for name, reduce in (("amax.default", relax.op.max), ("amin.default", relax.op.min)):
             self.convert_map.setdefault(name, self._extreme(reduce))
         for node in nodes:
@@ -109,7 +109,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         return watched
 
     def _extreme(self, reduce: Callable[..., relax.Expr]) -> Callable[[fx.Node], relax.Var]:
-        """amax and amin, which TVM's importer lacks."""
+        """Converter for amax and amin, which TVM's importer lacks."""
 
         def convert(node: fx.Node) -> relax.Var:
             arguments = arguments_of(node)
@@ -119,7 +119,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         return convert
 
     def _pack(self, node: fx.Node) -> relax.Var:
-        """The value as a linear takes it: columns rounded up to whole words, the rest zero."""
+        """The value packed for a linear: columns padded with zeros to whole words."""
         plain = self.env[node]
         width = int(plain.ty.shape[1])
         dtype = FLOATS_BY_LONG_NAME.get(str(plain.ty.dtype), F32)
@@ -134,7 +134,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         return self.block_builder.emit_te(pack, plain, primfunc_name_hint="pack")
 
     def _unpack(self, node: fx.Node) -> relax.Var:
-        """The value that other ops take."""
+        """The value in the plain layout that other ops read."""
         width = int(node.meta["val"].shape[-1])
         return self.block_builder.emit_te(
             lambda x: te.compute((x.shape[0], width), lambda i, j: x[i, j], name="unpack"),
@@ -148,6 +148,6 @@ def _zero(dtype: str) -> Any:
 
 
 def _number(variable: str) -> int | None:
-    """Variables are lv, lv1, lv2, …, in the order in which they are made."""
+    """The number in a variable's name (lv, lv1, lv2, …, in order of creation); None for another name."""
     found = re.fullmatch(r"lv(\d*)", variable)
     return int(found[1] or 0) if found else None

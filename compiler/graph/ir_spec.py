@@ -1,4 +1,4 @@
-"""The IR spec, checked between phases. An error names the node, the op, the argument, what it is and what it should be.
+"""The IR spec, checked between phases. An error names node, op and argument, and states found and expected values.
 
 After lowering every call is an llmc op with a kernel template or a legalised function of rows; after binding every
 tensor of an llmc op has the dtype of its graph.
@@ -22,7 +22,8 @@ from llmc.compiler.ops.registry import get_op
 
 
 def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
-    """Checks the tensors of an llmc op while it is lowered. tensors: Relax variables by argument name."""
+    """Checks the tensors of an llmc op while it is lowered. tensors: Relax variables by argument name. Raises
+    CompileError."""
     for name, tensor in tensors.items():
         argument = get_op(op).arguments[name]
         rank, allowed = argument.rank, argument.dtypes
@@ -35,7 +36,7 @@ def verify_site(op: str, node: str, tensors: Mapping[str, Any]) -> None:
 
 
 def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
-    """Checks that a packed activation of an llmc op has the graph's activation dtype, or is words of int8."""
+    """Raises CompileError unless a packed activation has the graph's activation dtype, or is int8 in words."""
     op = get_op(site.op)
     packed = op.packed_result if name == "out" else op.arguments[name].packed
     int8 = makes_int8(site) if name == "out" else name == "x" and site.attributes.get("int8")
@@ -48,7 +49,7 @@ def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
 
 
 def verify_lowered(lowered: Lowered) -> None:
-    """Checks that nothing is left in the module but llmc ops at known sites and functions of rows."""
+    """Raises CompileError if anything remains but llmc ops at known sites and functions of rows."""
     main = lowered.module["main"]
     for block in main.body.blocks:
         for binding in block.bindings:

@@ -1,4 +1,4 @@
-"""The lowered model as plain data: its calls in order, read off Relax once for all buckets."""
+"""The lowered model as plain data: its calls in order, read from Relax once for all buckets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TOKENS, SAMPLES = "tokens", "samples"
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor. bits: of an element. dims: numbers, TOKENS and SAMPLES; none of a parameter's."""
+    """A tensor. bits: per element. dims: integers, TOKENS or SAMPLES; empty for a parameter."""
 
     dtype: str
     bits: int
     dims: tuple[int | str, ...] = ()
 
     def elements(self, rows: dict[str, int]) -> int:
-        """rows: how many TOKENS and SAMPLES are."""
+        """The number of elements, given the values of TOKENS and SAMPLES in `rows`."""
         total = 1
         for dim in self.dims:
             total *= rows[dim] if isinstance(dim, str) else dim
@@ -38,8 +38,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """A call. reads, out: numbers of values. site: number of the llmc op that is called, None: `name`, `program` are of
-    a function of rows."""
+    """A call. reads, out: value numbers. site: number of the llmc op; None for a function of rows, named by `name` and
+    defined by `program`."""
 
     reads: tuple[int, ...]
     out: int
@@ -50,8 +50,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Line:
-    """values: parameters first. uses: how often each is read. packed: those in the layout that linears read. kinds: by
-    site, the first one that differs from it in nothing but the layer."""
+    """The calls of a lowered model.
+
+    values: all tensors, parameters first.
+    uses: how often each value is read.
+    packed: values in the layout that linears read.
+    kinds: per site, the first site that equals it except for the layer.
+    """
 
     values: tuple[Value, ...]
     num_params: int
@@ -63,7 +68,7 @@ class Line:
 
 
 def read_line(lowered: Lowered) -> Line:
-    """Raises CompileError on anything but calls that make one tensor each."""
+    """Reads a lowered model. Raises CompileError on a binding that is not a call with one result."""
     module, main = lowered.module, lowered.module["main"]
     symbols = {row_symbol(module, "input_ids"): TOKENS, row_symbol(module, "sample_index"): SAMPLES}
     numbers: dict[relax.Var, int] = {param: i for i, param in enumerate(main.params)}
@@ -79,7 +84,7 @@ def read_line(lowered: Lowered) -> Line:
             if not isinstance(call, relax.Call) or not isinstance(var.ty, relax.TensorType):
                 raise CompileError(f"cannot emit {var.name}, which is no call that makes one tensor")
             callee, fields = call.args[0], call.args[1].fields
-            # Scalar constants are part of a function's program.
+            # Scalar constants belong to the function's program.
             reads = tuple(numbers[field] for field in fields if isinstance(field, relax.Var))
             numbers[var] = len(values)
             values.append(Value(str(var.ty.dtype), _bits(var), tuple(_dim(d, var, symbols) for d in var.ty.shape)))
@@ -118,7 +123,7 @@ def _dim(dim: Any, var: relax.Var, symbols: dict[str, str]) -> int | str:
 
 
 def _live(steps: list[Step], output: int) -> list[Step]:
-    """Those whose results are of use."""
+    """The steps whose results are used, directly or not, by the output."""
     used, kept = {output}, list[Step]()
     for step in reversed(steps):
         if step.out in used:
@@ -128,7 +133,7 @@ def _live(steps: list[Step], output: int) -> list[Step]:
 
 
 def _packed(steps: list[Step], sites: tuple[Site, ...]) -> set[int]:
-    """What a linear reads, and what some llmc ops write."""
+    """Values in the packed layout: what linears read and some llmc ops write."""
     packed = set()
     for step in steps:
         if step.site is not None:

@@ -1,6 +1,6 @@
 """ExportedProgram → Relax; every llmc op becomes a call of a kernel template at a numbered site.
 
-A call names its site (`llmc_site_7`); the site holds the op's static attributes, which Relax need not understand.
+A call names its site (`llmc_site_7`); the site holds static attributes, which Relax need not understand.
 Every other op is legalised and fused into functions of rows (`passes/fuse.py`).
 """
 
@@ -51,7 +51,7 @@ def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, A
         }
         attributes["widths"] = {name: shape[-1] for name, shape in shapes.items() if isinstance(shape[-1], int)}
         out_type = _result_type(get_op(op), values, tensors)
-        # Names of tensors that ops of another kind read as well.
+        # Tensor names that ops of other kinds also use.
         attributes["shared"] = [
             name
             for name, value in values.items()
@@ -86,7 +86,7 @@ def lower(exported: Exported) -> Lowered:
     num_params = len(module["main"].params)
     if num_params != len(names):
         raise CompileError(f"the traced graph has {num_params} parameters where {len(names)} were expected")
-    # Where a linear reads what no norm has packed, the importer packs it by a function of rows.
+    # The importer packs an input of a linear by a function of rows unless a norm has already packed it.
     if any(namespace != OWN for namespace, _, _ in ops) or any(calls_of_tir(module["main"])):
         symbols = {row_symbol(module, "input_ids"): "tokens", row_symbol(module, "sample_index"): "samples"}
         module = fuse_rows(module, symbols, importer.describe)

@@ -1,4 +1,4 @@
-"""The lowered model: what remains of a trace, without torch; it can be kept and read again."""
+"""The lowered model: what remains of a trace without torch. Can be cached and read back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SITE_PREFIX = "llmc_site_"
 
 @dataclass(frozen=True)
 class Lowered:
-    """The Relax module with symbolic shapes. params: names of main's parameters in order, inputs first."""
+    """The Relax module with symbolic shapes. params: names of main's parameters, graph inputs first."""
 
     module: tvm.IRModule
     sites: tuple[Site, ...]
@@ -27,7 +27,7 @@ class Lowered:
 
 
 def to_bytes(lowered: Lowered) -> bytes | None:
-    """The cached form of a lowered model; None for one that would not be read back as it is."""
+    """Serializes a lowered model for the cache; None if it would not survive the round trip."""
     try:
         value = {
             "functions": _functions(lowered.module).script(show_meta=True),
@@ -38,13 +38,13 @@ def to_bytes(lowered: Lowered) -> bytes | None:
         payload = zlib.compress(json.dumps(value, separators=(",", ":")).encode())
         tvm.ir.assert_structural_equal(from_bytes(payload).module, lowered.module)
     except Exception:
-        # Whatever it is, the next compilation traces again.
+        # Whatever the failure, the next compilation traces again.
         return None
     return payload
 
 
 def from_bytes(payload: bytes) -> Lowered:
-    """Reads `to_bytes`'s output; attributes that were tuples are lists."""
+    """Reads `to_bytes` output. Attributes that were tuples become lists."""
     value = json.loads(zlib.decompress(payload))
     sites = tuple(Site(s["op"], s["attributes"], tuple(s["tensors"])) for s in value["sites"])
     module = tvm.script.from_source(value["functions"], check_well_formed=False)
@@ -52,13 +52,12 @@ def from_bytes(payload: bytes) -> Lowered:
 
 
 def _functions(module: tvm.IRModule) -> tvm.IRModule:
-    """All but main, which is long: layers call the same functions. As text, for this TVM's JSON of a module with types
-    ends in a segmentation fault."""
+    """All functions but main, as text: this TVM crashes when it writes a module with types as JSON."""
     return tvm.IRModule({var: func for var, func in module.functions_items() if var.name_hint != "main"})
 
 
 def _written(main: relax.Function) -> dict[str, Any]:
-    """A function that is one line of calls, as JSON. Raises ValueError on another one."""
+    """A function that is one line of calls, as JSON. Raises ValueError on any other."""
     (block,) = main.body.blocks
     *bindings, last = block.bindings
     numbers = {var: i for i, var in enumerate((*main.params, *(b.var for b in bindings)))}
@@ -85,7 +84,7 @@ def _written(main: relax.Function) -> dict[str, Any]:
 
 
 def _type(made: relax.TensorType) -> list[Any]:
-    """Dtype, then numbers and names of symbols."""
+    """The dtype, then each dimension as an integer or a symbol's name."""
     dims = []
     for dim in made.shape:
         if not isinstance(dim, (tirx.IntImm, tirx.Var)):
@@ -95,7 +94,7 @@ def _type(made: relax.TensorType) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Attributes as JSON."""
+    """An attribute value as JSON."""
     if isinstance(value, (Mapping, tvm.ir.DictAttrs)):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, tvm.ir.Array)):
@@ -104,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_main(module: tvm.IRModule, main: Mapping[str, Any]) -> tvm.IRModule:
-    """The module with what `_written` wrote."""
+    """The module with the main function that `_written` serialized."""
     symbols: dict[str, tirx.Var] = {}
 
     def type_of(written: list[Any]) -> relax.TensorType:

@@ -1,4 +1,4 @@
-"""Nodes of traced programs: which op each calls, and with what. Imports no tvm."""
+"""Nodes of traced programs: the op each one calls, and its arguments. Imports no tvm."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import fx
 from torch.export import ExportedProgram
 
 OWN = "llmc"
-"""The namespace of ops that have a kernel template."""
+"""The namespace of llmc's own ops, which have kernel templates."""
 
 
 def schema_of(node: fx.Node) -> Any | None:
-    """The schema of the op that a node calls, None for a node that calls none."""
+    """The schema of the op that a node calls; None for other nodes."""
     return getattr(node.target, "_schema", None)
 
 
 def llmc_op(node: fx.Node) -> str | None:
-    """The op's name in the llmc namespace, None for any other node."""
+    """The op's name in the llmc namespace; None for any other node."""
     schema = schema_of(node)
     namespace, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
     return name if namespace == OWN else None
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an op by name, defaults filled in."""
+    """The arguments of an op by name, with defaults filled in."""
     values: dict[str, Any] = {}
     schema = schema_of(node)
     for i, argument in enumerate(schema.arguments if schema is not None else ()):
@@ -35,7 +35,7 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 def ops_of(program: ExportedProgram) -> set[tuple[str, str, str]]:
-    """(namespace, name, overload) of every op of a program; sizes are no op."""
+    """(namespace, name, overload) of every op in a program, arithmetic on sizes excluded."""
     found = {
         (namespace, name, n.target._overloadname)
         for n in program.graph.nodes

@@ -1,4 +1,4 @@
-"""Which graphs an artifact needs, and each one's command list: from the cache or by tracing the model once."""
+"""The graphs that an artifact needs, and the command list of each: from the cache, or by tracing the model once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Item = TypeVar("Item")
 
 
 def graph_shape(bucket: Bucket, params: GraphParams) -> GraphShape:
-    """The shape of `bucket`'s graph: one sample a sequence."""
+    """The shape of `bucket`'s graph, with one sample per sequence."""
     longest = min(bucket.seq, params.max_model_len) if bucket.phase == "decode" else params.max_model_len
     return params.target.graph_shape(bucket.max_tokens, bucket.batch, longest, params.max_model_len, params.block_size)
 
 
 def to_json(commands: CommandList) -> bytes:
-    """The cached form of a command list: layers repeat, so specs and operands are listed once."""
+    """The cached form of a command list. Layers repeat, so specs and operands are listed once."""
     specs = list(dict.fromkeys(c.spec for c in commands.commands))
     operands = list(dict.fromkeys(o for c in commands.commands for o in c.operands))
     spec_index, operand_index = _positions(specs), _positions(operands)
@@ -60,7 +60,7 @@ def from_json(payload: bytes) -> CommandList:
 def needed_graphs(
     buckets: Sequence[Bucket], params: GraphParams, common: Mapping[str, str]
 ) -> dict[GraphShape, tuple[Bucket, dict[str, str]]]:
-    """The distinct command lists of `buckets`: the first bucket of each, and what its key is made of."""
+    """The distinct graph shapes of `buckets`, each with its first bucket and the components of its cache key."""
     needed: dict[GraphShape, tuple[Bucket, dict[str, str]]] = {}
     for bucket in buckets:
         shape = graph_shape(bucket, params)
@@ -77,9 +77,11 @@ def plan_graphs(
     bind: Callable[[GraphShape, GraphParams], CommandList],
     on_graph: Callable[[int, int], None],
 ) -> dict[Bucket, tuple[GraphShape, CommandList]]:
-    """Command lists of all buckets. `bind` traces on its first call; it is never called when the cache has them all.
+    """Command lists of all buckets, from the cache where it has them.
 
     common: `keys.graph_components`.
+    bind: makes a missing list; traces the model on its first call.
+    on_graph: called with (graphs done, graphs in all).
     """
     needed = needed_graphs(buckets, params, common)
     lists: dict[GraphShape, CommandList] = {}

@@ -1,8 +1,8 @@
-"""Layers that are alike are traced once: each other one is a mark in the trace, which becomes a copy of the traced one.
+"""Traces one of several like layers. The others are marks in the trace, later replaced by copies of the traced layer.
 
-Tracing and decomposing take by far the most of lowering, and most layers differ in nothing but weights and number. The
-first and the last of those alike are traced. The last must be what a copy of the first would be: a layer that makes
-more of its number than the `layer` of ops shows there.
+Tracing and decomposition dominate lowering, and most layers differ only in weights and layer number. The first and the
+last of like layers are traced, and the last must equal a copy of the first. This catches layers that use their number
+for more than the `layer` attribute of ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmc.models.blocks.layers import RepeatedBlock
 MARKS = "llmc_layers"
 """The namespace of marks."""
 _NUMBER = "layer"
-"""What modules and ops call the number of a layer."""
+"""The attribute that holds a layer's number, in modules and ops."""
 _WEIGHTS = "weights_"
 _OF_TORCH = frozenset(vars(nn.Module()))
 
@@ -41,15 +41,15 @@ def _mark(name: str, schema: str) -> Callable[..., Tensor]:
     return mark
 
 
-# x: what the layer makes another of. read: the other tensors that it is called with. at: its place.
+# x: the activation that the layer transforms. read: its other tensor arguments. at: its position.
 _begin = _mark("begin", "(Tensor x, Tensor[] read, int at) -> Tensor")
 _end = _mark("end", "(Tensor x, int at) -> Tensor")
 _run = _mark("run", "(Tensor x, Tensor[] read, int at) -> Tensor")
 
 
 def _facts(value: object, tensors: list[Tensor]) -> Hashable:
-    """What a trace depends on of a value; `tensors` gets those in it. An object that is not plain data is like itself
-    alone."""
+    """The properties of a value that a trace depends on; appends its tensors to `tensors`. An object that is not plain
+    data equals only itself."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return (*map(str, value.shape), value.dtype)
@@ -65,19 +65,19 @@ def _facts(value: object, tensors: list[Tensor]) -> Hashable:
 
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, those of modules in it too."""
+    """Parameters and buffers of the module and its submodules."""
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return [tensor for _, tensor in named]
 
 
 def _number(layer: nn.Module) -> int | None:
-    """The number of a layer, None where its modules have none or several."""
+    """The number of a layer; None if its modules have none or several."""
     numbers = {n for module in layer.modules() if type(n := vars(module).get(_NUMBER)) is int}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """Equal for layers whose traces differ in weights and number at most: all that modules hold but that."""
+    """A key that is equal for layers whose traces may differ only in weights and number."""
     number, found = _number(layer), list[Hashable]()
     for name, module in layer.named_modules():
         held = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
@@ -90,7 +90,7 @@ def _kind(layer: nn.Module) -> Hashable:
 
 @dataclass
 class _Run:
-    """Layers, one behind the other, that are not traced. at: their places; read: what each is called with."""
+    """Consecutive layers that are not traced. at: their positions. read: the tensor arguments of each."""
 
     at: list[int]
     read: list[Tensor]
@@ -99,7 +99,7 @@ class _Run:
 
 @dataclass
 class _Traced:
-    """A layer between its marks. nodes: those that make tensors; sizes are the same in all layers alike."""
+    """A layer between its marks. nodes: those that make tensors; sizes are the same in all like layers."""
 
     begin: Any
     nodes: list[fx.Node] = field(default_factory=list)
@@ -115,9 +115,10 @@ class _Traced:
 
 
 class Repeats:
-    """Which layers of a model are alike, and the copies of those that are traced.
+    """Finds like layers of a model, and replaces the untraced ones with copies of the traced.
 
-    weights: all of the model, by name. traced_weights: those that a trace takes: a program grows with its inputs, too.
+    weights: all weights of the model, by name. traced_weights: those passed to the trace; fewer inputs make a smaller
+    program.
     """
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -126,7 +127,7 @@ class Repeats:
         alike: dict[Hashable, list[int]] = {}
         for at, layer in enumerate(self._layers):
             alike.setdefault(_kind(layer), []).append(at)
-        # Of two, both are traced anyway. Weights are found by what torch calls the inputs that they are.
+        # Of two like layers both are traced anyway. Weights are found by torch's names of their inputs.
         are_told_apart = len(set(map(_input_name, weights))) == len(weights)
         self._alike = [places for places in alike.values() if len(places) > 2] if are_told_apart else []
         self._first = {at: places[0] for places in self._alike for at in places}
@@ -149,7 +150,7 @@ class Repeats:
 
     @contextmanager
     def marked(self) -> Iterator[None]:
-        """While it is open, calls of layers that are alike leave marks."""
+        """While it is open, calls of untraced layers leave marks."""
         traced = {at for places in self._alike for at in (places[0], places[-1])}
         for at in self._first:
             layer = self._layers[at]
@@ -162,7 +163,7 @@ class Repeats:
                 del vars(self._layers[at])["forward"]
 
     def _call(self, forward: Callable[..., Tensor] | None, at: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """forward: of a layer that is traced."""
+        """Calls or marks the layer at position `at`. forward: of a traced layer, else None."""
         tensors: list[Tensor] = []
         facts = _facts([x, args, kwargs], tensors)
         ids = [id(tensor) for tensor in tensors]
@@ -179,7 +180,7 @@ class Repeats:
         return _end(made, at)
 
     def _run(self, at: int, x: Tensor, read: list[Tensor]) -> Tensor:
-        """One mark stands for all layers of a run: marks take time, too."""
+        """Leaves one mark for a whole run of layers: marks also take time."""
         last = self._last_run
         if last is not None and x is last.result and list(map(id, read)) == list(map(id, last.read)):
             last.at.append(at)
@@ -188,13 +189,15 @@ class Repeats:
         return self._last_run.result
 
     def unfold(self, program: ExportedProgram) -> bool:
-        """Puts copies of traced layers in the place of marks, and adds the weights that were left out. False where
-        layers that seemed alike are not: then the program is of no use."""
+        """Replaces marks with copies of traced layers, and adds the weights left out.
+
+        Returns False if layers that seemed alike are not; the program is then unusable.
+        """
         found, runs = _marks_of(program.graph)
         traced = {layer.place: layer for layer in found}
         copied = [(run, at) for run in runs for at in self._runs[run.args[2]].at]
         called = [*(layer.place for layer in found), *(at for _, at in copied)]
-        # A layer that was called twice, not at all, or before the first one, is none of those.
+        # A layer called twice, never, or before the first traced one cannot be copied.
         if self._differ or sorted(called) != sorted(self._first):
             return False
         if not all(traced[self._first[at]].end < run for run, at in copied):
@@ -211,7 +214,7 @@ class Repeats:
         return True
 
     def _add_weights(self, program: ExportedProgram) -> dict[str, fx.Node]:
-        """The node of each weight, in order in the program as if all had been traced."""
+        """The node of each weight; missing ones are added, in the order that a full trace would give."""
         specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
         like = {
@@ -246,7 +249,7 @@ class Repeats:
         graph.erase_node(run)
 
     def _copied(self, graph: fx.Graph, first: _Traced, at: int, made: dict[fx.Node, Any]) -> Any:
-        """The result of a copy of the first layer. made: what it reads by what the first one reads."""
+        """The result of a copy of the first layer. made: what replaces each node that the first one reads."""
         for node in first.nodes:
             args, kwargs = self._arguments(node, lambda n: made.get(n, n), first.place, at)
             made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
@@ -254,7 +257,7 @@ class Repeats:
         return made[first.result]
 
     def _is_copy(self, first: _Traced, last: _Traced, weights: Mapping[str, fx.Node]) -> bool:
-        """Whether a copy of the first layer in the place of the last one is the last one."""
+        """Whether the last traced layer equals a copy of the first one in its place."""
         made = {**self._inputs(first, last.begin, last.place, weights), first.begin: last.begin}
         for node, theirs in zip(first.nodes, last.nodes, strict=False):
             wanted = self._arguments(node, lambda n: _known(made.get(n, n)), first.place, last.place)
@@ -265,14 +268,14 @@ class Repeats:
         return len(first.nodes) == len(last.nodes) and made.get(first.result) is last.result
 
     def _inputs(self, first: _Traced, mark: Any, at: int, weights: Mapping[str, fx.Node]) -> dict[fx.Node, Any]:
-        """What another layer, called as a mark is, reads by what the first one reads in its place."""
+        """What replaces each node that the first layer reads, for the layer at position `at`, called as its mark is."""
         read = zip(first.begin.args[1], mark.args[1], strict=True)
         own = zip(self._own[first.place], self._own[at], strict=True)
         return {**dict(read), **{weights[mine]: weights[theirs] for mine, theirs in own}}
 
     def _arguments(self, node: fx.Node, known: Callable[[fx.Node], Any], old: int, new: int) -> Any:
-        """(args, kwargs) of a node, with others for the nodes in them and for the number of the layer at place `old`,
-        which becomes that of the layer at `new`."""
+        """(args, kwargs) of a node, with nodes mapped by `known`, and the layer number at position `old` replaced by
+        that at `new`."""
         args: Any = fx.map_arg(node.args, known)
         kwargs: Any = fx.map_arg(node.kwargs, known)
         schema = schema_of(node)
@@ -315,10 +318,10 @@ def _makes_tensors(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> Any:
-    """A node as an argument to be compared: sizes are the same whichever node has them."""
+    """A node argument in comparable form: sizes are equal whichever node computes them."""
     return node if _makes_tensors(node) else str(node.meta.get("val"))
 
 
 def _input_name(weight: str) -> str:
-    """What torch calls the input that is a weight."""
+    """The name that torch gives the input of a weight."""
     return _WEIGHTS + re.sub(r"[^a-zA-Z0-9]", "_", weight).lower()

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Tracer:
-    """Binds graphs that the cache lacks to the lowered model, which is traced once and then cached too."""
+    """Binds graphs that the cache lacks. Traces and lowers the model once, and caches the lowered model."""
 
     def __init__(self, resolved: Resolved, cache: GraphCache, *, fresh: bool = False) -> None:
-        """fresh: the model is traced whatever the cache has, so that all of it can be shown."""
+        """fresh: trace even if the lowered model is cached, so that every phase can be shown."""
         self._resolved = resolved
         self._cache = cache
         self._fresh = fresh
@@ -34,7 +34,7 @@ class Tracer:
         """What was traced by this object."""
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
-        """Traces the model, or reads what was traced, if the cache lacks a graph of `buckets`."""
+        """Traces the model, or reads it from the cache, if the cache lacks a graph of `buckets`."""
         resolved = self._resolved
         needed = needed_graphs(buckets, resolved.graph_params(), resolved.graph_components())
         if self._fresh or not all(self._cache.has(key_of(components)) for _, components in needed.values()):
@@ -49,7 +49,7 @@ class Tracer:
         return emit(self._line, self.lowered, params)
 
     def sites(self) -> list[Site]:
-        """The ops that graphs have, one for each call."""
+        """The ops of the graphs, one site per call."""
         from llmc.compiler.graph.line import read_line
 
         if self._line is None:
@@ -58,14 +58,14 @@ class Tracer:
 
     @property
     def lowered(self) -> Lowered:
-        """The lowered model, changed as asked for."""
+        """The lowered model, after the passes that the configuration asks for."""
         if self._lowered is None:
-            # An entry of the cache was damaged.
+            # A cache entry was damaged.
             self._lowered = self._adapted(self._lower())
         return self._lowered
 
     def _adapted(self, lowered: Lowered) -> Lowered:
-        """Among ranks, with pools of adapters, and quantized, as asked for."""
+        """Applies tensor parallelism, adapter pools and quantization, as configured."""
         limits, partition = self._resolved.adapters, self._resolved.partition
         if partition is not None:
             from llmc.compiler.graph.passes.parallel import join_ranks
@@ -102,7 +102,7 @@ class Tracer:
         return lowered
 
     def _trace(self) -> Lowered:
-        # torch first: TVM binds to it when both are there.
+        # Import torch first: TVM binds to it when both are present.
         import torch
 
         from llmc.compiler.graph.export import export_model

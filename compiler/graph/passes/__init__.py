@@ -14,7 +14,7 @@ def row_symbol(module: tvm.IRModule, name: str) -> str:
 
 
 def bind_bucket(module: tvm.IRModule, tokens: int, samples: int) -> tvm.IRModule:
-    """Binds the numbers of token and sample rows, plans memory, and leaves a straight line of storages and calls."""
+    """Binds the counts of token and sample rows, plans memory, and leaves a straight line of storages and calls."""
     symbols = {row_symbol(module, "input_ids"): tokens, row_symbol(module, "sample_index"): samples}
     t = relax.transform
     passes = [

@@ -1,4 +1,4 @@
-"""Linears that take LoRA adapters: sites with a pool. What adapters add to a gate is added before it is one."""
+"""LoRA adapters: gives linears a pool of adapters. A gated linear adds its adapters before the gate is applied."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from llmc.compiler.ops.linear import GATED_LINEAR, LINEAR
 
 
 def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
-    """Gives a pool to every linear over tokens whose weight is in `linears`, by its name. Before other passes: adapters
-    read the activations that the model computes."""
+    """Gives an adapter pool to every token linear named in `linears` (weight name → adapter).
+
+    Must run before other passes: adapters read the activations that the model computes.
+    """
     names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
     return _Adapter(lowered, {var: linears[name] for var, name in names.items() if name in linears}, limits).run(
         steps_of(lowered)

@@ -16,16 +16,16 @@ from llmc.compiler.graph.passes.rowwise import RowwiseError, is_cheap_to_join, r
 from llmc.graphs_format import MAX_BUFFERS
 
 PROGRAM = "llmc.row_program"
-"""Attribute of a fused PrimFunc: its row program, JSON."""
+"""Attribute of a fused PrimFunc: its row program, as JSON."""
 NAME = "llmc.name"
-"""Attribute of a fused PrimFunc: the names of its ops, for people."""
+"""Attribute of a fused PrimFunc: the names of its ops, for display."""
 _ROWS = "llmc.rows"
 _INJECTIVE = 2
 _FUSE_DEPTHS = (256, 8, 4, 2, 1)
 _MAX_NAME = 60
 
 Describe = Callable[[str], str]
-"""From the name of a variable of the imported module to words for the op that made it."""
+"""Maps a variable of the imported module to a description of the op that made it."""
 
 
 def calls_of_tir(main: relax.Function) -> Iterator[tuple[relax.Var, relax.Call]]:
@@ -38,7 +38,7 @@ def calls_of_tir(main: relax.Function) -> Iterator[tuple[relax.Var, relax.Call]]
 
 
 def _constants(call: relax.Call) -> dict[int, float]:
-    """The scalars that a function is called with, by position. Raises RowwiseError."""
+    """Scalar arguments of a call, by position. Raises RowwiseError."""
     constants = {}
     for position, argument in enumerate(call.args[1].fields):
         if isinstance(argument, tvm.ir.GenericConst):
@@ -50,7 +50,7 @@ def _constants(call: relax.Call) -> dict[int, float]:
 
 
 def _program(module: tvm.IRModule, call: relax.Call, constants: dict[int, float]) -> dict[str, Any]:
-    """Raises RowwiseError."""
+    """The row program of the called function. Raises RowwiseError."""
     func = module[call.args[0]]
     return row_program(func, len(func.params) - len(call.args[1].fields), constants)
 
@@ -64,7 +64,7 @@ def _check(module: tvm.IRModule, describe: Describe) -> None:
             site = value.op == tvm.ir.Op.get("relax.call_dps_packed") and isinstance(value.args[0], relax.ExternFunc)
             if not site or not str(value.args[0].global_symbol).startswith(SITE_PREFIX):
                 raise CompileError(f"{describe(binding.var.name)} has no form that works on single token rows")
-    # Layers repeat, so most calls are of a function that was checked.
+    # Layers repeat, so most calls are of a function already checked.
     have_rows: dict[str, bool] = {}
     checked = set()
     for var, call in calls_of_tir(module["main"]):
@@ -84,7 +84,7 @@ def _check(module: tvm.IRModule, describe: Describe) -> None:
 
 
 def _annotate(module: tvm.IRModule) -> tvm.IRModule:
-    """Lets every function of rows be fused but large reductions; TVM would fuse only what suits a loop nest."""
+    """Marks every function of rows fusable except large reductions; TVM alone would fuse only for loop nests."""
     module = relax.transform.AnnotateTIROpPattern()(module)
     inputs = {call.args[0].name_hint: len(call.args[1].fields) for _, call in calls_of_tir(module["main"])}
     for var, func in module.functions_items():
@@ -101,7 +101,7 @@ def _annotate(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _fused(module: tvm.IRModule) -> tvm.IRModule:
-    """Fuses as much as kernels have buffers for."""
+    """Fuses ops, up to the number of buffers that a kernel can take."""
     module = _annotate(module)
     for depth in _FUSE_DEPTHS:
         with tvm.transform.PassContext(config={"relax.FuseOps.max_depth": depth}):
@@ -113,7 +113,7 @@ def _fused(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rows_of_call(var: relax.Var) -> str:
-    """The symbol that counts the rows of what a call writes; empty where they are counted."""
+    """The symbol that counts rows of a call's result; empty if the result has a fixed shape."""
     made = var.ty.fields[0] if isinstance(var.ty, tvm.ir.TupleType) else var.ty
     rows = made.shape[0]
     return "" if isinstance(rows, tirx.IntImm) else str(rows.name)
@@ -121,7 +121,7 @@ def _rows_of_call(var: relax.Var) -> str:
 
 @relax.expr_functor.mutator
 class _Apart(relax.PyExprMutator):  # type: ignore[misc]
-    """Calls copies of functions, one for each kind of rows."""
+    """Gives each kind of rows its own copy of a function."""
 
     def __init__(self, module: tvm.IRModule, shared: frozenset[str]) -> None:
         super().__init__(module)
@@ -140,7 +140,7 @@ class _Apart(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def _apart(module: tvm.IRModule) -> tvm.IRModule:
-    """No function is called with several kinds of rows; TVM shares one where nothing else differs."""
+    """Ensures that no function is called with several kinds of rows; TVM shares functions that otherwise agree."""
     kinds: dict[str, set[str]] = {}
     for var, call in calls_of_tir(module["main"]):
         kinds.setdefault(call.args[0].name_hint, set()).add(_rows_of_call(var))
@@ -153,7 +153,7 @@ def _apart(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def kernel_name(name: str) -> str:
-    """A C identifier from the name that TVM gives a fused function: the ops in order, without counters."""
+    """A C identifier from TVM's name of a fused function: the ops in order, without counters."""
     words = [re.sub(r"\d+$", "", word.removeprefix("tir_")) for word in name.replace("tir_", "").split("_")]
     joined = "_".join(word for word in words if word and word != "fused")
     if len(joined) > _MAX_NAME:
@@ -162,10 +162,9 @@ def kernel_name(name: str) -> str:
 
 
 def fuse_rows(module: tvm.IRModule, symbols: Mapping[str, str], describe: Describe) -> tvm.IRModule:
-    """Turns every generic op into part of a PrimFunc that carries its row program.
+    """Fuses every generic op into PrimFuncs that carry their row programs.
 
-    symbols: "tokens" or "samples" by the name of the symbolic dimension. Raises CompileError naming an op that is no
-    function of single rows.
+    symbols: name of the symbolic dimension → "tokens" or "samples". Raises CompileError naming an op that mixes rows.
     """
     module = relax.transform.LegalizeOps()(relax.transform.DeadCodeElimination()(module))
     _check(module, describe)

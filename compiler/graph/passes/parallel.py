@@ -1,7 +1,8 @@
-"""A model among ranks: sums of parts, and logits in pieces, joined by what the ranks do together.
+"""Tensor parallelism: collectives that sum partial results and gather logits across ranks.
 
-The model was traced as one rank has it (`partition.py`). A linear whose columns are divided makes a part of its sum,
-and so do experts: bias and residual are added behind it, once, to the sum. A bias of an expert is in its rank's part.
+The model was traced as one rank holds it (`partition.py`). A row-parallel linear (input columns divided) makes a
+partial sum, and so do experts; bias and residual are added once, after the reduction. A rank adds the biases of its own
+experts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from llmc.quantize import layer_kind
 
 
 def join_ranks(lowered: Lowered, partition: Partition) -> Lowered:
-    """Puts collectives behind every layer whose result the ranks have in parts. Before quantization, which then finds
-    linears as any others. Raises CompileError where a layer's weights are read in another way."""
+    """Inserts a collective after every linear, and every mixture of experts, with a partial result.
+
+    Must run before quantization, so that quantization sees ordinary linears. Raises CompileError unless one
+    layer, and nothing else, reads each such weight.
+    """
     names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
     pass_over = _Joiner(lowered, names, partition)
     joined = pass_over.run(steps_of(lowered))
@@ -74,7 +78,7 @@ class _Joiner(Rewriter):
         return self.call(self._site(site, vocab), ALL_GATHER.name, {}, {"x": part}, step.var.ty)
 
     def _site(self, linear: Site, width: int) -> Site:
-        """Of the collective behind a linear."""
+        """The site of the collective after a linear."""
         attributes = {RANKS: self._partition.ranks, WIDTH: width, "on_samples": linear.attributes["on_samples"]}
         return Site("", attributes, ())
 

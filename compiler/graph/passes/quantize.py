@@ -1,4 +1,4 @@
-"""Quantized linears: sites of other kernels, and activations as they read them: int8, or in the order of a weight."""
+"""Quantized linears: replaces their kernels, and gives them int8 activations or inputs in a weight's column order."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from llmc.quantize import Recipe, Scheme
 from llmc.quantize.formats.base import Sums
 
 _BY_ROWS = ("weight", "bias")
-"""Tensors of a linear that have a row for each element that it makes."""
+"""Tensors of a linear with one row per output element."""
 
 
 def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowered:
-    """Gives the linears whose weights are in `recipe`, experts, and an embedding that shares such a weight, quantized
-    kernels.
+    """Switches to quantized kernels: linears in `recipe`, experts, and an embedding tied to such a weight.
 
-    An activation that only int8 linears with equal groups read is made as int8, where the op that makes it can;
-    otherwise a `quantize_rows` goes between. A `permute_columns` goes before a linear whose weight is permuted. Raises
-    CompileError where the input of a weight in act-order that is not permuted is not made in its order, for it alone.
+    An activation read only by int8 linears of equal groups is written as int8 if its op can. Otherwise a
+    `quantize_rows` is inserted. A `permute_columns` is inserted before a linear with a permuted weight.
+
+    Raises CompileError if an act-order weight is not permuted and its input is not produced in that order for it alone.
     """
     main = lowered.module["main"]
     names = dict(zip(main.params, lowered.params, strict=True))
@@ -44,30 +44,31 @@ def quantize_linears(lowered: Lowered, recipe: Recipe, target: Target) -> Lowere
 
 
 def _scheme(step: Step, schemes: dict[relax.Var, Scheme]) -> Scheme | None:
-    """The scheme of the weight that an op reads, None for what is not quantized."""
+    """The scheme of the weight that an op reads; None if it is not quantized."""
     if step.site is None or get_op(step.site.op).quantized is None:
         return None
     return schemes.get(step.tensors["weight"])
 
 
 def _int8_sums(scheme: Scheme) -> Sums | None:
-    """How the int8 activations of a scheme that has them are summed."""
+    """The sums that int8 activations carry for this scheme; None if its activations are not int8."""
     return scheme.weight.sums if scheme.act_bits == 8 else None
 
 
 def _attributes(sums: Sums) -> dict[str, int]:
-    """Of the site that makes an int8 activation."""
+    """Attributes of a site that writes an int8 activation."""
     return {"int8_group_size": sums.group_size, "int8_sum_factor": sums.factor}
 
 
 def _check_makers(steps: list[Step], output: relax.Expr, names: dict[relax.Var, str], recipe: Recipe) -> None:
-    """The rows of whatever is in `recipe.rows_of` are in the order in which one linear reads what they make."""
+    """Checks `recipe.rows_of`: each weight in it must feed exactly one linear, in whose column order its rows are
+    stored."""
     makers = {step.var: step for step in steps if step.site is not None and step.site.op == GATED_LINEAR.name}
     readers = Counter(var for step in steps for var in variables(step.value)) + Counter(variables(output))
     left = set(recipe.rows_of)
     for step in steps:
         if step.site is not None and step.site.op == EXPERTS.name:
-            # What gate and up of an expert make is read by its down, and by nothing else.
+            # The outputs of an expert's gate and up are read by its down alone.
             if names.get(step.tensors["down"]) in recipe.rows_of.values():
                 made = (names.get(step.tensors[t]) for t in ("gate_up", "gate_up_bias") if t in step.tensors)
                 left.difference_update(name for name in made if name is not None)
@@ -92,7 +93,7 @@ def _check_makers(steps: list[Step], output: relax.Expr, names: dict[relax.Var, 
 
 
 def _check_experts(steps: list[Step], names: dict[relax.Var, str], recipe: Recipe) -> None:
-    """What experts' down reads is made in its order, or it has none."""
+    """Raises CompileError if an expert's down is in act-order and nothing produces its input in that order."""
     for step in steps:
         if step.site is None or step.site.op != EXPERTS.name:
             continue
@@ -106,16 +107,16 @@ def _check_experts(steps: list[Step], names: dict[relax.Var, str], recipe: Recip
 def _int8_producers(
     steps: list[Step], output: relax.Expr, schemes: dict[relax.Var, Scheme], permuted: set[relax.Var]
 ) -> dict[relax.Var, Sums]:
-    """The activations that are made as int8, and how they are summed."""
+    """Activations that their ops can write as int8, with the sums each carries."""
     wanted: dict[relax.Var, set[Sums | None]] = defaultdict(set)
     wanted[output].add(None)
     for step in steps:
         scheme = _scheme(step, schemes)
         for var in variables(step.value):
-            # An embedding has no x; variables are equal, not identical, each time they are asked for.
+            # An embedding has no x. Relax returns equal but not identical variables on each access.
             reads = var == step.tensors.get("x") and step.tensors.get("weight") not in permuted
             wanted[var].add(_int8_sums(scheme) if scheme is not None and reads else None)
-            # Adapters read what a layer is given as floats.
+            # Adapters read a layer's input as floats.
             if var == step.tensors.get(ADAPTER_X):
                 wanted[var].add(None)
     found = {}
@@ -164,7 +165,7 @@ class _Quantizer(Rewriter):
         return self.call(step.site, op, attributes, tensors, kind) if attributes else self.replaced(step.value)
 
     def _of_experts(self, step: Step) -> dict[str, Any]:
-        """Which weights are quantized, and how."""
+        """Attributes of an experts op: which of its weights are quantized, and how."""
         found = {}
         for weight in WEIGHTS:
             scheme = self._schemes.get(step.tensors[weight])
@@ -176,7 +177,7 @@ class _Quantizer(Rewriter):
         return {QUANTIZED: found} if found else {}
 
     def _in_order_of(self, linear: Step) -> relax.Expr:
-        """The activation that `linear` reads, in the order of the columns of its weight."""
+        """The activation that `linear` reads, in the column order of its weight."""
         x, weight = linear.tensors["x"], linear.tensors["weight"]
         if (x, weight) not in self._ordered:
             site = Site(PERMUTE_COLUMNS.name, {}, ("x", "weight"))
@@ -186,7 +187,7 @@ class _Quantizer(Rewriter):
         return self._ordered[x, weight]
 
     def _int8_of(self, linear: Step, x: relax.Expr, sums: Sums) -> relax.Expr:
-        """The int8 form of `x`, which is the activation that `linear` reads."""
+        """The int8 form of `x`, the input of `linear`."""
         if linear.tensors["x"] in self._int8:
             return x
         if (x, sums) not in self._quantized:
@@ -197,20 +198,20 @@ class _Quantizer(Rewriter):
         return self._quantized[x, sums]
 
     def _int8_type(self, x: relax.Var, width: int, sums: Sums) -> relax.TensorType:
-        """Words of rows of `width` numbers, with their scale and sums."""
+        """Type of int8 rows: words that hold `width` numbers, their scale and sums."""
         words = self._target.int8_row_words(width, sums.groups(width))
         return relax.TensorType((x.ty.shape[0], words), "int32")
 
 
 def _of_rows(linear: Step) -> dict[str, Any]:
-    """Attributes of a site that makes what a linear reads of what it read before."""
+    """Attributes of an op inserted before a linear, between it and its former input."""
     assert linear.site is not None
     width = int(linear.site.attributes["weight_shapes"]["weight"][1])
     return {"widths": {"x": width}, "on_samples": linear.site.attributes["on_samples"]}
 
 
 def _width(step: Step) -> int:
-    """Elements of a row of what an op that writes int8 makes."""
+    """Elements in a row that an int8-writing op makes."""
     assert step.site is not None
     if step.site.op == "rms_norm":
         return int(step.site.attributes["widths"]["x"])

@@ -1,4 +1,4 @@
-"""What passes over a lowered model share: its bindings one by one, and a new main that is made of what they become."""
+"""Shared by passes over a lowered model: lists main's bindings, and builds a new main from their replacements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
 
 @dataclass(frozen=True)
 class Step:
-    """A binding of main. site, tensors: of the llmc op it calls, None and nothing for anything else."""
+    """A binding of main. site, tensors: of the called llmc op; None and empty for anything else."""
 
     var: relax.Var
     value: relax.Expr
@@ -51,7 +51,8 @@ def variables(expr: relax.Expr) -> list[relax.Var]:
 
 
 class Rewriter(ABC):
-    """Makes a new main. `rewrite` says what becomes of a binding; it may emit others before, with `builder`."""
+    """Builds a new main. `rewrite` returns the replacement of a binding; it may emit further bindings with `builder`
+    first."""
 
     def __init__(self, lowered: Lowered) -> None:
         self._lowered, self._main = lowered, lowered.module["main"]
@@ -61,7 +62,7 @@ class Rewriter(ABC):
 
     @abstractmethod
     def rewrite(self, step: Step) -> relax.Expr:
-        """What stands in the place of a binding's value."""
+        """The replacement of a binding's value."""
 
     def run(self, steps: list[Step]) -> Lowered:
         """The model with its steps rewritten."""
@@ -76,7 +77,7 @@ class Rewriter(ABC):
         return replace(self._lowered, module=module, sites=tuple(self.sites))
 
     def replaced(self, expr: relax.Expr) -> relax.Expr:
-        """An expression of the old main, of the new variables."""
+        """An expression of the old main, rewritten in the new variables."""
         if isinstance(expr, relax.Var):
             return self._new.get(expr, expr)
         if isinstance(expr, relax.Tuple):
@@ -95,6 +96,6 @@ class Rewriter(ABC):
         tensors: Mapping[str, relax.Expr],
         kind: relax.TensorType,
     ) -> relax.Call:
-        """A call of `op` at a new site, which has the attributes of `site` and these."""
+        """A call of `op` at a new site, whose attributes are those of `site` updated with `attributes`."""
         self.sites.append(Site(op, {**site.attributes, **attributes}, tuple(tensors)))
         return relax.call_dps_packed(f"{SITE_PREFIX}{len(self.sites) - 1}", list(tensors.values()), kind)

@@ -1,7 +1,7 @@
-"""A legalised PrimFunc as a row program: what one row of each output is, as a function of the same row of the inputs.
+"""A legalised PrimFunc as a row program: each output row as a function of the same row of the inputs.
 
-This is where "the value of a row depends on nothing but that row" is checked: an op that mixes token rows has no row
-program. The program is plain data (JSON), so a kernel spec can hold it; `kernels/fused.py` makes the kernel.
+This checks that a row's value depends on that row alone: an op that mixes token rows has no row program. The program is
+plain data (JSON), so a kernel spec can hold it; `kernels/fused.py` makes the kernel.
 
     inputs   [{dtype, shape, row, packed}]   shape without the row axis; row: there is one
     stages   [{shape, kind, reduce, extents, expr}]   reduce null, sum, max or min over axes that follow those of shape
@@ -26,7 +26,7 @@ from llmc.compiler.dtypes import FLOATS, FLOATS_BY_LONG_NAME, HALVES, I32
 DTYPES = {**{dtype.long_name: dtype.name for dtype in (*FLOATS.values(), I32)}, "bool": "bool"}
 _KINDS = {**dict.fromkeys(FLOATS_BY_LONG_NAME, "float"), "int32": "int", "int64": "int", "bool": "bool"}
 _FLOATS = ", ".join(FLOATS_BY_LONG_NAME)
-# Rows stand for these in proofs about indices: what holds for a small and a large prime, holds.
+# Row counts for proofs about indices: an equality that holds for a small and a large prime is taken to hold for all.
 _ROWS = (7, 1_048_583)
 _ON_ROWS = "depends on the number of token rows in the batch"
 _MAX_KEPT_BYTES = 1 << 16
@@ -35,7 +35,7 @@ _BINARY = {
     prim.Add: "add", prim.Sub: "sub", prim.Mul: "mul", prim.Max: "max", prim.Min: "min",
     prim.FloorDiv: "floordiv", prim.FloorMod: "floormod",
 }  # fmt: skip
-# op and whether its arguments are swapped
+# (op, whether its arguments are swapped)
 _COMPARE = {
     prim.LT: ("lt", False), prim.LE: ("le", False), prim.GT: ("lt", True), prim.GE: ("le", True),
     prim.EQ: ("eq", False), prim.NE: ("ne", False),
@@ -47,7 +47,7 @@ _UNARY = {
 
 
 class RowwiseError(ValueError):
-    """A function that is no function of single rows; the message ends a sentence that names the op."""
+    """The function mixes rows. The message completes a sentence that names the op."""
 
 
 def _children(e: Any) -> tuple[Any, ...]:
@@ -60,7 +60,7 @@ def _children(e: Any) -> tuple[Any, ...]:
 
 
 def _some(e: Any, holds: Callable[[Any], bool]) -> bool:
-    """Whether some part of an expression is so."""
+    """Whether `holds` is true of any subexpression."""
     return holds(e) or any(_some(child, holds) for child in _children(e))
 
 
@@ -69,7 +69,7 @@ def _mentions(e: Any, var: Any) -> bool:
 
 
 class _Stage:
-    """One block: writes `buffer`; row: position of the row axis in the buffer, or None."""
+    """One block, which writes `buffer`. row: position of the row axis in the buffer; None without one."""
 
     def __init__(self, block: Any, rows: Any | None) -> None:
         body = block.body
@@ -94,7 +94,8 @@ class _Stage:
 
 
 def _row_axis(shape: Sequence[Any], rows: Any | None) -> int | None:
-    """The axis whose extent is the number of rows. Raises RowwiseError on a shape with rows in any other way."""
+    """The axis whose extent is the number of rows; None without one. Raises RowwiseError if rows occur in any other
+    form."""
     found = [axis for axis, extent in enumerate(shape) if not isinstance(extent, tirx.IntImm)]
     if not found:
         return None
@@ -117,10 +118,10 @@ def _blocks(statement: Any) -> list[Any]:
 
 
 def rows_of(func: tirx.PrimFunc) -> Any | None:
-    """The symbol that counts rows in the function's buffers. Raises RowwiseError when there are several."""
+    """The symbol that counts rows in the function's buffers. Raises RowwiseError if there are several."""
     found: list[Any] = []
     for param in func.params:
-        if not hasattr(param, "shape"):  # a size that is passed as a number
+        if not hasattr(param, "shape"):  # a size passed as a number
             raise RowwiseError(_ON_ROWS)
         for extent in param.shape:
             if not isinstance(extent, tirx.IntImm):
@@ -232,14 +233,14 @@ class _Converter:
     # --- expressions -----------------------------------------------------------------------------------------------
 
     def _column(self, e: Any) -> Any:
-        """An index within a row, which must not depend on how many rows there are."""
+        """An index within a row, which must not depend on the number of rows."""
         found = [self._index(analyzer.simplify(e)) for analyzer in self._analyzers]
         if any(other != found[0] for other in found):
             raise RowwiseError(_ON_ROWS)
         return found[0]
 
     def _index(self, e: Any) -> Any:
-        """An index without rows in it."""
+        """An index that does not mention rows."""
         if isinstance(e, tirx.IntImm):
             return int(e)
         if isinstance(e, tirx.Var):
@@ -260,7 +261,7 @@ class _Converter:
         raise RowwiseError(f"reads by the index {e}, which is not computed from constants and axes")
 
     def _row_index(self, e: Any) -> None:
-        """Raises unless `e` is the row that the stage writes, for any number of rows."""
+        """Raises RowwiseError unless `e` equals the row that the stage writes, for any number of rows."""
         own = self._stage_now.row_var
         for analyzer in self._analyzers:
             found = analyzer.simplify(e)
@@ -365,7 +366,7 @@ class _Converter:
         raise RowwiseError(f"calls {name}, which has no vector form")
 
     def _power(self, base: Any, exponent: Any) -> Any:
-        """Powers by multiplication: whole and half exponents up to 8."""
+        """Powers by multiplication: integer and half-integer exponents up to 8."""
         power = self._value(exponent)
         if power[0] == "const" and float(power[1] * 2).is_integer() and abs(power[1]) <= 8:
             x, size = self._value(base), abs(power[1])
@@ -378,7 +379,7 @@ class _Converter:
 
 
 def _sizes(shape: Sequence[Any]) -> str:
-    """As in [s0 + 1, 60]."""
+    """A shape for error texts, as in [s0 + 1, 60]."""
     return re.sub(r"T\.int64\((-?\d+)\)", r"\1", f"[{', '.join(map(str, shape))}]")
 
 
@@ -416,5 +417,5 @@ def row_program(
 
 
 def is_cheap_to_join(program: Mapping[str, Any]) -> bool:
-    """A kernel may compute the function together with its neighbours: no stage reads its inputs very often."""
+    """Whether a kernel may fuse the function with its neighbours: no stage rereads its inputs many times."""
     return all(not stage["reduce"] or prod(stage["shape"]) <= _MAX_JOINED_SUMS for stage in program["stages"])
