@@ -1,4 +1,5 @@
-"""Quantization: schemes by exact name, which layers get which, and rounding to nearest. Imports numpy alone."""
+"""Quantization: schemes by exact name, the choice of a scheme per layer, and rounding to nearest. Imports numpy
+alone."""
 
 from llmc.quantize.formats.base import QuantizeError, WeightFormat
 from llmc.quantize.formats.registry import SCHEMES

@@ -1,4 +1,4 @@
-"""What a matrix lost between a checkpoint and an artifact, and how that is told."""
+"""The error of a matrix's conversion from checkpoint to artifact, and its text form."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Conversion:
-    """types: what the checkpoint stores it in.
-    error: the root mean square of the differences, of that of the values. most: the largest difference, of the largest
-    value.
-    norm: the root of the sum of the squares of the values, which an error weighs with.
+    """The error that converting matrices introduced.
+
+    types: how the checkpoint stores them.
+    error: RMS of the differences divided by RMS of the values.
+    most: largest difference divided by the largest magnitude.
+    norm: root of the sum of squared values, the weight of `error` in an average.
     """
 
     types: str
@@ -22,26 +24,26 @@ class Conversion:
     norm: float
 
     def record(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """All fields as JSON."""
         return asdict(self)
 
 
 def conversion_of(record: Mapping[str, Any]) -> Conversion:
-    """The conversion whose `record()` it is. Raises KeyError, TypeError and ValueError."""
+    """The inverse of `record`. Raises KeyError, TypeError or ValueError."""
     error, most, norm = (float(record[name]) for name in ("error", "most", "norm"))
     return Conversion(str(record["types"]), error, most, norm)
 
 
 def error_of(matrices: Sequence[Conversion]) -> float:
-    """The error of some matrices as if they were one."""
+    """The relative error of several matrices taken as one."""
     norm = math.hypot(*(one.norm for one in matrices))
     return math.hypot(*(one.error * one.norm for one in matrices)) / norm if norm else 0.0
 
 
 def error_text(error: float) -> str:
-    """As in `0.17 %`; nothing is `exact`."""
+    """The error as text, as in `0.17 %`; `exact` for 0."""
     if not error:
         return "exact"
-    # Two digits, without an exponent.
+    # Two significant digits, without an exponent.
     percent = 100 * error
     return f"{percent:.{max(0, 1 - math.floor(math.log10(percent)))}f} %"

@@ -1,4 +1,4 @@
-"""How far rounding moves a weight."""
+"""How much rounding changes a weight."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.rtn import quantize
 
-_PIECE = 1 << 20  # elements at a time
+_PIECE = 1 << 20  # elements processed at a time
 
 
 @dataclass(frozen=True)
 class WeightError:
-    """Sums of squares: of the weight's elements, and of what rounding changes in them."""
+    """Sums of squares of the weight's elements and of their rounding errors."""
 
     weight: float
     change: float
 
     @property
     def relative(self) -> float:
-        """Root of their ratio; 0 for a weight of zeros."""
+        """RMS of the errors divided by RMS of the weight; 0 for a weight of zeros."""
         return math.sqrt(self.change / self.weight) if self.weight else 0.0
 
     def __add__(self, other: WeightError) -> WeightError:
@@ -35,7 +35,7 @@ class WeightError:
 def weight_error(
     shape: tuple[int, ...], read_rows: Callable[[int, NDArray[Any]], None], format: WeightFormat
 ) -> WeightError:
-    """The error of a weight [N, K], read some rows at a time.
+    """The rounding error of a weight [N, K], read in runs of rows.
 
     read_rows: writes rows [first, first + len(out)) to the float32 array `out`.
     """

@@ -1,8 +1,8 @@
-"""Static scales of a KV cache in a file of their own, as vLLM's `--quantization-param-path` took them.
+"""Static KV cache scales in a separate file, in the format of vLLM's former `--quantization-param-path`.
 
     {"model_type": "llama", "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02, "1": 0.03}}}}
 
-`scaling_factor` has the scales of each rank of a tensor-parallel group, by layer. A key or a value is number · scale.
+`scaling_factor` maps tensor-parallel rank → layer → scale. A key or a value is number · scale.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from llmc.regular_file import JsonError, parse_json, read_regular
 from llmc.shown import shown
 
 DTYPE = "float8_e4m3fn"
-"""The one type of numbers that such a file is for."""
+"""The only dtype that such a file can state."""
 FILE_KV_DTYPE = "fp8_e4m3"
-"""What llmc calls it."""
+"""llmc's name for it."""
 _MOST_BYTES = 1 << 22
 _MOST_LAYERS = 1 << 16
 _LEAST, _LARGEST = 2.0**-126, 2.0**127
 
 
 def read_kv_scales(path: Path, num_layers: int, model_type: str | None = None) -> tuple[float, ...]:
-    """The scales of keys and values, by layer. model_type: of the model, None: any. Raises QuantizeError."""
+    """Reads the scales of keys and values, by layer. model_type: required if not None. Raises QuantizeError."""
     try:
         content = parse_json(read_regular(path, _MOST_BYTES))
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def read_kv_scales(path: Path, num_layers: int, model_type: str | None = None) -
 
 
 def kv_scales_of(content: Any, origin: str, num_layers: int, model_type: str | None = None) -> tuple[float, ...]:
-    """The same of what a file holds. origin: what errors call it. Raises QuantizeError."""
+    """As `read_kv_scales`, from parsed content. origin: its name in errors. Raises QuantizeError."""
     of_model = _table(content, origin).get("model_type")
     if of_model is not None and not isinstance(of_model, str):
         raise QuantizeError(f"{origin}: model_type is {shown(of_model)}, not a string; write the file again")

@@ -1,4 +1,4 @@
-"""Which layer of a model gets which scheme."""
+"""The scheme of each layer of a model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from llmc.quantize.formats.scheme import Scheme
 from llmc.quantize.scheme import get_scheme, regrouped
 
 HEAD = "lm_head"
-"""The kind of the output projection, also where it has the embedding's weight."""
+"""The kind of the output projection, even when it shares the embedding's weight."""
 ROUNDED = "rtn"
-"""The method of rounding to nearest."""
+"""Name of the method that rounds to nearest."""
 _LAYER = re.compile(r"^layers\.\d+\.")
 
 
 @dataclass(frozen=True)
 class QuantConfig:
-    """A user's request. group_size, asymmetric: None is the scheme's own. skip: names or kinds left unquantized.
+    """A user's request. group_size, asymmetric: None keeps the scheme's own. skip: names or kinds left unquantized.
 
-    Raises QuantizeError for what is wrong whatever the model is.
+    Raises QuantizeError for errors that do not depend on the model.
     """
 
     scheme: str
@@ -35,7 +35,7 @@ class QuantConfig:
 
     @cached_property
     def layers(self) -> Scheme:
-        """The scheme of every layer but the output projection."""
+        """The scheme of every layer except the output projection."""
         return regrouped(self.scheme, self.group_size, self.asymmetric)
 
     @cached_property
@@ -44,17 +44,17 @@ class QuantConfig:
 
 
 def layer_kind(weight: str) -> str:
-    """What layers of a model have in common: `layers.3.mlp.down.weight` is of kind mlp.down."""
+    """The part of a weight's name shared by all layers: `layers.3.mlp.down.weight` is of kind mlp.down."""
     return _LAYER.sub("", weight).removesuffix(".weight")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The schemes of a model's linear layers by the name of their weight; what is not in it is not quantized.
+    """The schemes of a model's linear layers, by weight name; layers without an entry are not quantized.
 
-    methods: how the numbers of a weight came about, where it was not by rounding to nearest: what its checkpoint says.
-    act_order: weights whose columns are packed in the order in which a checkpoint stores them. rows_of: what is packed
-    with its rows in the order of the columns of such a weight, whose input it makes so; by name.
+    methods: the quantization method of a weight according to its checkpoint, if not rounding to nearest. act_order:
+    weights packed in the checkpoint's column order. rows_of: producer → act-order weight. The producer's rows are
+    packed in that weight's column order, so that its output is the weight's input as needed.
     """
 
     schemes: Mapping[str, Scheme]
@@ -63,21 +63,21 @@ class Recipe:
     rows_of: Mapping[str, str] = field(default_factory=dict)
 
     def method(self, weight: str) -> str:
-        """How its numbers came about."""
+        """The method that quantized a weight."""
         return self.methods.get(weight, ROUNDED)
 
     @property
     def permuted(self) -> frozenset[str]:
-        """The weights of act_order whose input must be put in their order."""
+        """The act-order weights whose input must be permuted to their column order."""
         return self.act_order.difference(self.rows_of.values())
 
     def order(self) -> str:
-        """What is not packed in the order that the model computes with, in one line; empty: nothing."""
+        """One line on weights packed in another order than the model computes in; empty if there are none."""
         orders = [f"act-order: {' '.join(sorted(self.act_order))}"] if self.act_order else []
         return "; ".join((*orders, *(f"{name} as columns of {of}" for name, of in sorted(self.rows_of.items()))))
 
     def describe(self) -> str:
-        """Which weights have which scheme, in one line that tells this recipe from any other of the same model."""
+        """One line with the scheme of each weight; unique among recipes of a model."""
         users: dict[str, list[str]] = {}
         for name, scheme in self.schemes.items():
             users.setdefault(scheme.describe(), []).append(name)
@@ -86,9 +86,10 @@ class Recipe:
 
     @classmethod
     def of(cls, config: QuantConfig, linears: Iterable[str], head: str) -> Recipe:
-        """linears: names of all linear weights; head: that of the output projection, which may be the embedding's.
+        """Applies a request to a model. linears: names of all linear weights. head: weight of the output projection,
+        possibly the embedding's.
 
-        Raises QuantizeError when `config` skips what the model does not have.
+        Raises QuantizeError if `config` skips a layer that the model lacks.
         """
         names = list(linears)
         kinds = {name: HEAD if name == head else layer_kind(name) for name in names}

@@ -1,4 +1,4 @@
-"""Round to nearest: the number closest to each weight, with scales from the range of each group."""
+"""Round to nearest, with scales from the range of each group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schemes by exact name, as the formats bring them."""
+"""The schemes of all formats, by exact name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def get_scheme(name: str) -> Scheme:
 
 
 def stored_scheme(format: WeightFormat, *, int8_inputs: bool) -> Scheme:
-    """The scheme of a weight that a checkpoint stores in `format`, by the name of what comes closest."""
+    """The scheme for a weight that a checkpoint stores in `format`, named after the closest known scheme."""
     act_bits = 8 if int8_inputs else 16
     alike = [scheme for scheme in SCHEMES.values() if (scheme.weight.bits, scheme.act_bits) == (format.bits, act_bits)]
     if not alike:
-        # Of a width that nothing is rounded to: the name says it, the rest is as of 8 bits.
+        # No method rounds to this width: the name states the width, the rest is as for 8 bits.
         return replace(get_scheme(f"w8a{act_bits}"), name=f"w{format.bits}a{act_bits}", weight=format)
     own = [scheme for scheme in alike if scheme.weight.resembles(format)]
     return replace((own or alike)[0], weight=format)
 
 
 def recorded_scheme(name: str, format: WeightFormat) -> Scheme:
-    """The scheme called `name`, of a weight in `format`: one of the known, or one that only stored weights have. Raises
+    """The scheme `name` for a weight in `format`: a known scheme, or one that only stored weights have. Raises
     QuantizeError naming the known ones."""
     if name not in SCHEMES and (stored := stored_scheme(format, int8_inputs=False)).name == name:
         return stored
@@ -36,7 +36,7 @@ def recorded_scheme(name: str, format: WeightFormat) -> Scheme:
 
 
 def regrouped(name: str, group_size: int | None, asymmetric: bool | None) -> Scheme:
-    """The scheme called `name` with other groups; None keeps what it has. Raises QuantizeError."""
+    """The scheme `name` with other groups; None keeps the current value. Raises QuantizeError."""
     scheme = get_scheme(name)
     if group_size is None and asymmetric is None:
         return scheme

@@ -1,4 +1,5 @@
-"""Reads checkpoints that others quantized: which modules, and their numbers, scales and zero points. Numpy alone."""
+"""Reads checkpoints quantized by other tools: the quantized modules with their numbers, scales and zero points. Numpy
+alone."""
 
 from llmc.quantize.checkpoints.base import CARRIERS, Activation, Rows, StoredFormat, StoredMatrix, StoredTensor
 from llmc.quantize.checkpoints.registry import READERS, find_stored, quantization_method, quantization_settings

@@ -1,6 +1,6 @@
-"""AutoRound's own checkpoints: the layouts of GPTQ or AWQ, by `packing_format`, and settings of single layers.
+"""AutoRound's own checkpoints: `packing_format` selects the layout of GPTQ or AWQ; layers may have their own settings.
 
-The layout `auto_round:auto_gptq` has zero points less one; `auto_round` and `auto_round:gptqmodel` do not.
+The layout `auto_round:auto_gptq` stores each zero point minus one; `auto_round` and `auto_round:gptqmodel` do not.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llmc.shown import shown
 _LESS_ONE = {"auto_round:auto_gptq": True, "auto_round:gptqmodel": False, "auto_round": False}
 _AWQ = "auto_round:auto_awq"
 _PLAIN_BITS = (16, 32)
-"""bits of a layer that is not quantized."""
+"""Values of `bits` for a layer that is not quantized."""
 
 
 class _Layers:
-    """Settings of single layers: by exact name, otherwise those of the first expression that is found in the name."""
+    """Settings of single layers, by exact name, or else by the first regular expression found in the name."""
 
     def __init__(self, section: Section) -> None:
         self._origin = section.origin

@@ -24,13 +24,13 @@ from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _PLACES = np.argsort(_ORDER)
 _INTERLEAVED, _STEP = 4, 64
-"""Rows of N, and columns of K, whose numbers share a run of words in gemv_fast."""
+"""gemv_fast: rows of N, and columns of K, whose numbers share a run of words."""
 _WHOLE = 1 / 16
-"""How far a zero point may be from a whole number where it is stored multiplied by a scale, in float16."""
+"""Largest distance from an integer allowed for a zero point stored in float16 as its product with a scale."""
 
 
 class AwqMatrix(StoredMatrix):
-    """A matrix of the layout gemm."""
+    """A matrix in the layout gemm."""
 
     packed_dtype = "I32"
 
@@ -45,7 +45,7 @@ class AwqMatrix(StoredMatrix):
         super().__init__(prefix, (n, k), StoredFormat("int", 4, group_size, asymmetric=not symmetric), names)
 
     def _layout(self, prefix: str) -> tuple[int, int]:
-        """N and K, from the packed numbers' shape."""
+        """N and K, from the shape of the packed numbers."""
         rows, words = self._packed.shape
         return words * 8, rows
 
@@ -54,7 +54,7 @@ class AwqMatrix(StoredMatrix):
         self._scales = tensors.get(prefix, "scales", PLAIN, (self._groups, n), "qweight")
 
     def _read(self, first: int, count: int) -> Rows:
-        # Words hold eight rows of the weight.
+        # A word holds eight rows of the weight.
         start, end = first // 8, -(-(first + count) // 8)
         numbers = self._in_order(self._packed.load()[:, start:end])[:, first - 8 * start :][:, :count].T
         zero = self._in_order(self._zeros.load()[:, start:end])[:, first - 8 * start :][:, :count].T
@@ -79,7 +79,7 @@ class AwqMatrix(StoredMatrix):
 
 
 class AwqGemvMatrix(AwqMatrix):
-    """A matrix of the layout gemv."""
+    """A matrix in the layout gemv."""
 
     def _layout(self, prefix: str) -> tuple[int, int]:
         rows, words = self._packed.shape
@@ -98,7 +98,8 @@ class AwqGemvMatrix(AwqMatrix):
 
 
 class AwqGemvFastMatrix(AwqMatrix):
-    """A matrix of the layout gemv_fast. Zero points are whole here; the kernels' were rounded with the scale."""
+    """A matrix in the layout gemv_fast. Zero points are integers here; AutoAWQ's kernels use their float16 products
+    with the scale."""
 
     packed_dtype = "I16"
 
@@ -122,7 +123,7 @@ class AwqGemvFastMatrix(AwqMatrix):
         return self._rows(np.ascontiguousarray(numbers), scale, self._whole(scale, self._zeros.load()[wanted].T))
 
     def _whole(self, scale: Floats, scaled: np.ndarray[tuple[int, ...], np.dtype[np.float16]]) -> Bytes:
-        """Zero points of their products with the scales."""
+        """Zero points, recovered from their float16 products with the scales."""
         zero = np.zeros(scale.shape, np.float32)
         np.divide(-scaled.astype(np.float32), scale, out=zero, where=scale != 0)
         whole = np.rint(zero)
@@ -136,7 +137,7 @@ class AwqGemvFastMatrix(AwqMatrix):
 
 
 def _padded_words(prefix: str, groups: int, group_size: int) -> int:
-    """Words of a row's zero points in the layouts of gemv, which the kernels read some at a time."""
+    """Words per row of zero points in the gemv layouts, padded because AutoAWQ's kernels read several at a time."""
     if group_size not in (32, 64) and WHOLE_ROW < group_size < 128:
         raise QuantizeError(f"{prefix} has groups of {group_size}, which AutoAWQ's gemv layouts do not have; {AGAIN}")
     multiple = {32: 4, 64: 2}.get(group_size, 1)
@@ -145,11 +146,12 @@ def _padded_words(prefix: str, groups: int, group_size: int) -> int:
 
 
 def _deinterleaved(packed: np.ndarray[tuple[int, ...], np.dtype[np.uint16]]) -> Bytes:
-    """[4 B, K] numbers of words [B, K]: four rows of 64 columns are 64 words, each run of 32 in the kernel's order."""
+    """Unpacks words [B, K] into numbers [4 B, K]. Four rows of 64 columns are 64 words; each run of 32 is in the
+    kernel's order."""
     blocks, k = packed.shape
     runs = nibbles(np.ascontiguousarray(packed).view(np.uint8)).reshape(blocks, k // _STEP, _INTERLEAVED, _STEP)
     rows = runs.transpose(0, 2, 1, 3).reshape(blocks * _INTERLEAVED, k // 32, 4, 2, 4)
-    # Of eight neighbours the even ones came first; of 32, pairs from each quarter.
+    # In every eight, the even ones came first; in every 32, pairs were taken from each quarter.
     pairs = rows.transpose(0, 1, 2, 4, 3).reshape(blocks * _INTERLEAVED, k // 32, 4, 4, 2)
     return np.ascontiguousarray(pairs.transpose(0, 1, 3, 2, 4)).reshape(blocks * _INTERLEAVED, k)
 

@@ -1,4 +1,4 @@
-"""What every reader of a quantized checkpoint makes: stored matrices, of the checkpoint's tensors."""
+"""Common to all readers of quantized checkpoints: turns a checkpoint's tensors into stored matrices."""
 
 from __future__ import annotations
 
@@ -33,12 +33,17 @@ CARRIERS: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
-"""The numpy dtype that a tensor's bytes come in, by safetensors' dtype: bits where numpy has no such number."""
+"""The numpy dtype that carries a tensor's bytes, by safetensors dtype: a same-width integer where numpy lacks the
+type."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint. dtype: safetensors' name. load: a view of its bytes, of `shape` and dtype's carrier."""
+    """A tensor of a checkpoint.
+
+    dtype: safetensors' name.
+    load: returns a view of the bytes, with `shape` and the carrier dtype of CARRIERS.
+    """
 
     dtype: str
     shape: Shape
@@ -46,23 +51,23 @@ class StoredTensor:
 
     @classmethod
     def of(cls, array: NDArray[Any], dtype: str) -> StoredTensor:
-        """The tensor of an array of dtype's carrier."""
+        """The tensor that holds `array`, whose safetensors dtype is `dtype`."""
         return cls(dtype, array.shape, lambda: array)
 
     @classmethod
     def in_buffer(cls, dtype: str, shape: Shape, buffer: bytes | mmap, begin: int) -> StoredTensor:
-        """The tensor whose bytes begin at `begin` of a buffer, like a mapped file; nothing is read."""
+        """The tensor at byte offset `begin` of a buffer such as a mapped file; nothing is read yet."""
         return cls(dtype, shape, lambda: np.ndarray(shape, CARRIERS[dtype], buffer, begin))
 
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """What the numbers of a stored matrix mean.
+    """How to turn the numbers of a stored matrix into values.
 
-    kind: "int": value = (number - zero) * scale; otherwise numbers are codes: value = TABLES[kind][number] * scale.
-    bits: 8 or 4. group_size: elements of a row that share a scale, or WHOLE_ROW; the last group may be short.
-    asymmetric: each group has a zero point; otherwise it is the middle of the range, 8 or 128.
-    scale_kind: what scales are stored in; others than "f32" come with their codes beside them.
+    kind: "int" means value = (number - zero) * scale; any other kind means value = TABLES[kind][number] * scale. bits:
+    8 or 4. group_size: elements of a row that share a scale, or WHOLE_ROW; the last group may be short. asymmetric:
+    each group has a zero point; otherwise it is the middle of the range, 8 or 128.
+    scale_kind: how scales are stored; kinds other than "f32" also provide the stored codes.
     """
 
     kind: Kind
@@ -78,11 +83,12 @@ class StoredFormat:
 
 @dataclass(frozen=True)
 class Activation:
-    """How a checkpoint wants the inputs of a linear layer rounded.
+    """How a checkpoint rounds the inputs of a linear layer.
 
-    per: what shares a scale: the tensor, a token's row, or a group of it, as long as the weight's. scale, zero: of a
-    static one; scale is what the numbers are multiplied by. symmetric: zero points are 0, also those of the moment. An
-    NVFP4 one ("e2m1") may have a static scale above those of its groups.
+    per: what shares a scale: the whole tensor, a token's row, or a group of a row (as long as the weight's groups).
+    scale, zero: of a static rounding. Numbers are multiplied by scale to get values.
+    symmetric: zero points are 0, dynamic ones too.
+    An NVFP4 activation ("e2m1") may have a static scale on top of its group scales.
     """
 
     kind: Literal["int8", "int4", "e4m3", "e2m1"]
@@ -99,7 +105,7 @@ def _not_rounded() -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """activation: how the inputs of a layer are rounded, asked for when needed. tensors: what it reads, by role."""
+    """activation: computes how a layer's inputs are rounded, on demand. tensors: those it reads, by role."""
 
     activation: Callable[[], Activation | None] = _not_rounded
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -110,10 +116,11 @@ NOT_ROUNDED = Inputs()
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a stored matrix, all in the order of its stored columns; read-only where they are views of the file.
+    """Rows of a stored matrix, with columns in the order of `StoredMatrix.columns`. Arrays that view the file are
+    read-only.
 
-    numbers: [R, K]. scale: [R, G]. zero: [R, G] of an asymmetric format. scale_codes: [R, G], the scales as they are
-    stored, where the format's scale_kind is not "f32".
+    numbers: [R, K]. scale: [R, G]. zero: [R, G] for an asymmetric format. scale_codes: [R, G], the scales as stored,
+    for a scale_kind other than "f32".
     """
 
     numbers: Bytes
@@ -123,9 +130,9 @@ class Rows:
 
 
 class StoredMatrix(ABC):
-    """The weight [N, K] of a linear layer as a checkpoint stores it; read some rows at a time.
+    """The weight [N, K] of a linear layer as a checkpoint stores it; read in runs of rows.
 
-    name: the module's prefix. tensors: names of the checkpoint's tensors that it is made of, by what they are.
+    name: the module's prefix. tensors: role → name, for the checkpoint tensors that form the matrix.
     """
 
     def __init__(
@@ -144,20 +151,22 @@ class StoredMatrix(ABC):
 
     @cached_property
     def activation(self) -> Activation | None:
-        """How the layer's input is to be rounded; None: not at all. Raises QuantizeError on a scale that none has."""
+        """How the layer's input is rounded; None if it is not. Raises QuantizeError on an invalid scale."""
         return self._activation()
 
     @property
     def columns(self) -> NDArray[np.int32] | None:
-        """Stored column j is column columns[j] of the weight, so that groups are neighbours; None: the same order."""
+        """The column order that makes groups contiguous: column j of `rows` is column columns[j] of the weight. None:
+        the same order."""
         return None
 
     @abstractmethod
     def _read(self, first: int, count: int) -> Rows:
-        """Rows [first, first + count) as they are stored; `rows` checks and orders them."""
+        """Rows [first, first + count) as the file has them; `rows` checks them and orders their columns."""
 
     def rows(self, first: int, count: int) -> Rows:
-        """Rows [first, first + count). Raises QuantizeError on scales or zero points that no weight has."""
+        """Rows [first, first + count), columns ordered by `columns`. Raises QuantizeError on invalid scales or zero
+        points."""
         if first < 0 or count < 0 or first + count > self.shape[0]:
             raise IndexError(f"rows {first} to {first + count} of {self.shape[0]} of {self.name}")
         read = self._read(first, count)
@@ -170,7 +179,7 @@ class StoredMatrix(ABC):
         return Rows(np.take(read.numbers, columns, axis=1), read.scale, read.zero, read.scale_codes)
 
     def values(self, first: int, count: int) -> Floats:
-        """What rows [first, first + count) stand for, in the weight's own order of columns: exact, one rounding."""
+        """The values of rows [first, first + count), in the weight's column order: exact, then rounded once."""
         rows = self.rows(first, count)
         k = self.shape[1]
         size = k if self.format.group_size == WHOLE_ROW else min(k, self.format.group_size)
@@ -187,7 +196,7 @@ class StoredMatrix(ABC):
         return np.take(values, np.argsort(columns), axis=1)
 
     def _check_scale(self, scale: Floats) -> None:
-        """Scales are finite; those of codes, which have a sign of their own, are not negative either."""
+        """Raises QuantizeError unless scales are finite; for signed codes they must also not be negative."""
         wrong = ~np.isfinite(scale)
         if self.format.kind != "int":
             wrong |= scale < 0
@@ -196,9 +205,9 @@ class StoredMatrix(ABC):
 
 
 def _widened(of_groups: Floats, size: int, k: int) -> Floats:
-    """[R, K] of what groups of `size` columns share: [R, G]."""
+    """Expands values of column groups, [R, G], to all columns, [R, K]."""
     return np.repeat(of_groups, size, axis=1)[:, :k]
 
 
 AGAIN = "download the checkpoint again"
-"""What to do about a file that no tool writes."""
+"""Advice for a file that no tool would write."""

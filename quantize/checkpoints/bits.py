@@ -1,4 +1,4 @@
-"""Unpacks small numbers from the words that checkpoints pack them in: the first number in the lowest bits."""
+"""Unpacks small numbers from the words of a checkpoint; the first number is in the lowest bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD = 32
 
 
 def words_of(count: int, bits: int) -> int:
-    """Words of 32 bits that `count` numbers take, with no bit between them."""
+    """The number of 32-bit words that hold `count` numbers packed without gaps."""
     return -(-count * bits // _WORD)
 
 
@@ -37,14 +37,14 @@ def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
 
 def unpack_slice(words: NDArray[Any], bits: int, first: int, count: int) -> NDArray[np.uint8]:
     """Numbers [first, first + count) along the last axis of int32 words [..., W]."""
-    # Numbers begin at a word's first bit once in 32.
+    # A number starts at a word boundary only once in 32 numbers.
     start = first - first % _WORD
     part = words[..., words_of(start, bits) : words_of(first + count, bits)]
     return unpack(part, bits, first + count - start)[..., first - start :]
 
 
 def nibbles(packed: NDArray[np.uint8], low_first: bool = True) -> NDArray[np.uint8]:
-    """[..., 2 B] 4-bit numbers of bytes [..., B]."""
+    """Unpacks bytes [..., B] into 4-bit numbers [..., 2 B]."""
     out = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.uint8)
     np.bitwise_and(packed, 15, out=out[..., 0 if low_first else 1 :: 2])
     np.right_shift(packed, 4, out=out[..., 1 if low_first else 0 :: 2])

@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors, as LLM Compressor writes them; a module's format says which tensors it has.
+"""Checkpoints of compressed-tensors, as LLM Compressor writes them. A module's format determines its tensors.
 
 | format | tensors beside `weight_scale` | value |
 |---|---|---|
@@ -32,7 +32,7 @@ from llmc.shown import shown
 _FP8 = ("F8_E4M3",)
 _NVFP4_GROUP, _MX_GROUP = 16, 32
 _NONE = -1
-"""The group of a column in `weight_g_idx` that nothing was written to."""
+"""Marks a column of `weight_g_idx` that was never written."""
 
 
 def _scales(
@@ -53,7 +53,7 @@ def _scales(
 
 
 class PackedMatrix(StoredMatrix):
-    """A matrix of the format pack-quantized; numbers of 2 bits become numbers of 4."""
+    """A matrix of the format pack-quantized; 2-bit numbers are widened to 4 bits."""
 
     def __init__(self, tensors: Tensors, prefix: str, args: Args, inputs: Inputs) -> None:
         self._packed = tensors.matrix(prefix, "weight_packed", ("I32",))
@@ -190,7 +190,7 @@ def _nvfp4(tensors: Tensors, prefix: str, args: Args, inputs: Inputs) -> StoredM
 
 
 _Maker = Callable[[Tensors, str, Args, Inputs], StoredMatrix]
-# What a format's weights are: kind, bits, size of groups (None: any), and who reads them.
+# Weights of each format: kind, bits, group size (None: any), and their reader.
 _MAKERS: dict[str, tuple[str, tuple[int, ...], int | None, _Maker]] = {
     "pack-quantized": ("int", (2, 4, 8), None, PackedMatrix),
     "int-quantized": ("int", (4, 8), None, _int8),
@@ -202,7 +202,7 @@ _MAKERS: dict[str, tuple[str, tuple[int, ...], int | None, _Maker]] = {
 
 
 def _check(scheme: Scheme) -> _Maker:
-    """Who reads weights of the scheme. Raises QuantizeError where it contradicts its format."""
+    """The reader for weights of the scheme. Raises QuantizeError if the scheme contradicts its format."""
     kind, bits, group_size, maker = _MAKERS[scheme.format]
     args = scheme.weights
     grouped = group_size is None or args.group_size == group_size
@@ -219,8 +219,8 @@ def _check(scheme: Scheme) -> _Maker:
 
 
 def _check_plainly_stored(section: Section) -> None:
-    """Raises QuantizeError where more than rounding was done to weights or inputs."""
-    # Early releases called what they had compressed frozen, too.
+    """Raises QuantizeError if weights or inputs were also transformed or made sparse."""
+    # Early releases named the status of compressed weights "frozen".
     if section.text("quantization_status", "compressed") not in ("compressed", "frozen"):
         raise section.wrong("quantization_status", "compressed; save the model with its weights compressed")
     if section.has("sparsity_config") and section.table("sparsity_config").text("format", "dense") != "dense":
@@ -241,7 +241,7 @@ def read_compressed_tensors(settings: Settings) -> StoredCheckpoint:
 
     plain = set(tensors.prefixes("weight", PLAIN))
     found = {*tensors.prefixes("weight_packed"), *tensors.prefixes("weight", ("I8", *_FP8))}
-    # A scale beside a plain weight is one of a module that was calibrated and left.
+    # A scale beside a plain weight comes from a module that was calibrated but not quantized.
     found |= set(tensors.prefixes("weight_scale")) - plain
     check_agreement(tensors, found, "weight_scale", wanted, settings.linears, section.origin)
     matrices: dict[str, StoredMatrix] = {}
@@ -256,7 +256,8 @@ def read_compressed_tensors(settings: Settings) -> StoredCheckpoint:
 
 
 def _claim_zeros(tensors: Tensors, prefix: str, matrix: StoredMatrix) -> None:
-    """Zero points of symmetric numbers, which early releases stored: they are zeros, and belong to the matrix."""
+    """Assigns to the matrix the zero points of symmetric numbers, which early releases stored; checks that all are
+    zero."""
     name = f"{prefix}.weight_zero_point"
     if name not in tensors or "zero" in matrix.tensors:
         return

@@ -21,7 +21,7 @@ _FORMATS = ("e4m3", "float8_e4m3fn", "float8_e4m3")
 
 
 def static_inputs(tensors: Tensors, prefix: str) -> Inputs:
-    """Those of a module with an `input_scale` for all of its input."""
+    """The inputs of a module whose `input_scale` applies to the whole tensor."""
     tensor, name = tensors.scalar(prefix, "input_scale", PLAIN), f"{prefix}.input_scale"
     return Inputs(lambda: Activation("e4m3", "tensor", False, number_of(tensor, name)), {"input_scale": name})
 
@@ -31,7 +31,7 @@ OF_GROUPS = Inputs(lambda: Activation("e4m3", "group", True))
 
 
 def _block(section: Section) -> tuple[int, int] | None:
-    """Rows and columns that share a scale; None: all do."""
+    """(rows, columns) of the blocks that share a scale; None for one scale per matrix."""
     if not section.has("weight_block_size"):
         return None
     value = section.values["weight_block_size"]
@@ -42,7 +42,7 @@ def _block(section: Section) -> tuple[int, int] | None:
 
 def _wanted(settings: Settings) -> Callable[[str], bool | None]:
     left = settings.left("modules_to_not_convert", "ignored_layers")
-    # Names of the decoder's own modules are in no list of some checkpoints, whose output projection is a plain one.
+    # Some checkpoints leave the output projection plain without listing it among the excluded modules.
     return lambda prefix: False if left.find(prefix) else None if last(prefix) == HEAD else True
 
 

@@ -23,14 +23,16 @@ from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 BITS = (2, 3, 4, 8)
-"""Bits of packed numbers that are read."""
+"""Supported widths of packed numbers."""
 _LAYOUTS = ("gptq", "gptq_v2")
 
 
 class GptqMatrix(StoredMatrix):
-    """bits: those of the packed numbers; 2 and 3 become numbers of 4. symmetric: every zero point is the middle one.
+    """A matrix in the layout of GPTQ.
 
-    minus_one: zero points are stored less one (the layout `gptq`; in `gptq_v2` they are as they are).
+    bits: width of the packed numbers; 2 and 3 are widened to 4.
+    symmetric: every zero point is the middle of the range.
+    minus_one: zero points are stored minus one (format `gptq`; `gptq_v2` stores them unchanged).
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class GptqMatrix(StoredMatrix):
 
 
 class _Rules:
-    """bits, group_size and sym of a module: the settings' own, or those of the first pattern of `dynamic` that fits."""
+    """bits, group_size and sym of a module: from the first matching pattern of `dynamic`, else from the settings."""
 
     def __init__(self, section: Section) -> None:
         self._section = section
@@ -114,7 +116,7 @@ class _Rules:
             self._dynamic.append((pattern, Section(override, f"{section.origin}: dynamic {shown(pattern)}")))
 
     def find(self, prefix: str) -> Section | None:
-        """None for a module that is not quantized; an empty section for one without rules of its own."""
+        """The module's own rules; empty if it has none. None for a module that is not quantized."""
         for pattern, override in self._dynamic:
             bare = pattern[2:] if pattern.startswith(("+:", "-:")) else pattern
             if expression(bare, self._section.origin).match(prefix):
@@ -128,7 +130,7 @@ class _Rules:
 
 
 def _inside_blocks(section: Section) -> Parts | None:
-    """The modules that the settings list, in the order they were rounded in; None: all."""
+    """The modules that the settings list, in the order in which they were quantized; None for all."""
     field = "modules_in_block_to_quantize"
     if not section.has(field):
         return None

@@ -1,4 +1,4 @@
-"""Groups of columns that share a scale: their size, and their order where it is not the weight's own."""
+"""Groups of columns that share a scale: their size, and their column order where it differs from the weight's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 _STEP = 32
-"""What group sizes are multiples of: kernels walk K in such steps."""
+"""Group sizes are multiples of this: kernels walk K in such steps."""
 
 
 def check_group_size(prefix: str, group_size: int, k: int) -> None:
-    """Raises QuantizeError unless a row of `k` numbers has whole groups of a size that llmc has kernels for."""
+    """Raises QuantizeError unless `k` is a multiple of a group size that kernels support."""
     if group_size != WHOLE_ROW and (group_size < _STEP or group_size % _STEP or k % group_size):
         raise QuantizeError(
             f"{prefix} has rows of {k} numbers in groups of {shown(group_size)}; llmc reads groups of a multiple of "
@@ -25,9 +25,10 @@ def check_group_size(prefix: str, group_size: int, k: int) -> None:
 
 
 def grouped_columns(name: str, groups_of: NDArray[Any], group_size: int) -> NDArray[np.int32] | None:
-    """The order of columns that makes groups neighbours; None where they are.
+    """The column order that makes groups contiguous; None if they already are.
 
-    groups_of: the group of each column, the tensor `name`. Raises QuantizeError unless every group is of `group_size`.
+    groups_of: the group of each column, from the tensor `name`. Raises QuantizeError unless each has `group_size`
+    columns.
     """
     size = len(groups_of) if group_size == WHOLE_ROW else group_size
     expected = np.arange(len(groups_of)) // size

@@ -1,4 +1,4 @@
-"""Scales of keys and values that a checkpoint states for a quantized KV cache, as vLLM reads them."""
+"""Key and value scales that a checkpoint states for a quantized KV cache, with vLLM's conventions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _ALGORITHMS = {"FP8": "fp8_e4m3", "INT8": "int8"}
 
 @dataclass(frozen=True)
 class KvScales:
-    """dtype: the numbers that the scales are for. tensors: by layer, of keys ("k") and of values ("v"), with names."""
+    """dtype: the cache dtype that the scales are for. tensors: per layer, those of keys ("k") and values ("v"), with
+    their names."""
 
     dtype: str
     tensors: Mapping[tuple[int, str], tuple[str, StoredTensor]]
@@ -56,7 +57,8 @@ def _read(name: str, tensor: StoredTensor, num_kv_heads: int) -> Floats:
 
 
 def find_kv_scales(section: Section, tensors: Mapping[str, StoredTensor]) -> KvScales | None:
-    """None where settings or tensors tell of none. section: the quantization settings. Raises QuantizeError."""
+    """Finds the scales; None if settings and tensors have none. section: the quantization settings. Raises
+    QuantizeError."""
     dtype = _dtype(section)
     found: dict[tuple[int, str], tuple[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
@@ -67,7 +69,7 @@ def find_kv_scales(section: Section, tensors: Mapping[str, StoredTensor]) -> KvS
 
 
 def _dtype(section: Section) -> str | None:
-    """What the scales are for; FP8 where the settings do not say."""
+    """The cache dtype that the scales are for; FP8 unless the settings say otherwise."""
     if isinstance(section.values.get("kv_cache_scheme"), Mapping):
         scheme = section.table("kv_cache_scheme")
         if scheme.flag("dynamic", False):

@@ -56,7 +56,7 @@ _ALGORITHMS = {"FP8": _fp8, "NVFP4": _nvfp4, "W4A16_NVFP4": _nvfp4_weights, "MXF
 
 
 class _Algorithms:
-    """Which module is stored how. mixed: the settings list modules; otherwise all have one algorithm."""
+    """The algorithm of each module. mixed: the settings list modules; otherwise all modules share one algorithm."""
 
     def __init__(self, settings: Settings) -> None:
         section = settings.section
@@ -80,7 +80,7 @@ class _Algorithms:
         return algorithm
 
     def find(self, prefix: str) -> str | None:
-        """None: the module is not quantized."""
+        """The algorithm of module `prefix`; None if it is not quantized."""
         if self._left.find(prefix):
             return None
         if self._of_all is not None:

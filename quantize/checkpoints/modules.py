@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by module, and whether settings and tensors agree on which modules are quantized."""
+"""A checkpoint's tensors by module. Checks that settings and tensors agree on which modules are quantized."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
 PLAIN = ("F32", "F16", "BF16")
-"""What weights and scales have that are not quantized."""
+"""Safetensors dtypes of unquantized weights and of scales."""
 HEAD = "lm_head"
-"""The last part of the output projection's name; most methods leave it unless told otherwise."""
+"""Last part of the output projection's name; most methods leave that layer unquantized by default."""
 EMBEDDING = "embed_tokens"
-"""The last part of the embedding's name."""
+"""Last part of the embedding's name."""
 _MOST_NUMBERS = 1 << 40
-_MOST_CHARACTERS = 255  # of a name
+_MOST_CHARACTERS = 255  # longest module name
 _KV_CACHE = frozenset({"k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale", "output_scale",
                        "output_zero_point", "kv_scale"})  # fmt: skip
 
@@ -25,7 +25,7 @@ def last(prefix: str) -> str:
 
 
 class Tensors:
-    """The tensors of a checkpoint, looked up and checked. Raises QuantizeError."""
+    """Looks up and checks the tensors of a checkpoint. Raises QuantizeError."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         for name in tensors:
@@ -37,7 +37,7 @@ class Tensors:
         return name in self.all
 
     def prefixes(self, leaf: str, dtypes: tuple[str, ...] | None = None) -> list[str]:
-        """Modules that have a tensor `PREFIX.leaf`, of one of these dtypes."""
+        """Modules that have a tensor `PREFIX.leaf` with one of `dtypes`."""
         end = f".{leaf}"
         names = (name for name in self.all if name.endswith(end) and len(name) > len(end))
         return sorted(name.removesuffix(end) for name in names if not dtypes or self.all[name].dtype in dtypes)
@@ -45,7 +45,8 @@ class Tensors:
     def get(
         self, prefix: str, leaf: str, dtypes: tuple[str, ...], shape: Shape | None = None, of: str = "weight"
     ) -> StoredTensor:
-        """The tensor `PREFIX.leaf`, of one of these dtypes and, if told, of this shape. of: the leaf that needs it."""
+        """The tensor `PREFIX.leaf`, checked for dtype and, if given, shape. of: the leaf that requires it, for error
+        texts."""
         name = f"{prefix}.{leaf}"
         tensor = self.all.get(name)
         if tensor is None:
@@ -64,7 +65,7 @@ class Tensors:
         return tensor
 
     def scalar(self, prefix: str, leaf: str, dtypes: tuple[str, ...], of: str = "weight") -> StoredTensor:
-        """The same of a tensor with one element."""
+        """As `get`, for a tensor with one element."""
         tensor = self.get(prefix, leaf, dtypes, of=of)
         if tensor.shape not in ((), (1,), (1, 1)):
             raise QuantizeError(
@@ -73,7 +74,7 @@ class Tensors:
         return tensor
 
     def of_kv_cache(self) -> frozenset[str]:
-        """Names of tensors that scale keys, values and outputs, which llmc keeps unrounded."""
+        """Names of tensors that scale keys, values or attention outputs; llmc leaves those unrounded."""
         return frozenset(name for name in self.all if last(name) in _KV_CACHE)
 
 
@@ -85,11 +86,11 @@ def check_agreement(
     linears: Iterable[str] | None,
     origin: str,
 ) -> None:
-    """Raises QuantizeError unless the settings and the tensors mean the same modules.
+    """Raises QuantizeError unless settings and tensors agree on which modules are quantized.
 
-    found: prefixes of modules that are stored quantized, by their tensor `leaf`. wanted: whether the settings have a
-    module quantized; None: they do not say. linears: the model's linear layers; None: every matrix whose name ends like
-    that of a quantized one.
+    found: prefixes of modules stored quantized, recognized by their tensor `leaf`. wanted: whether the settings
+    quantize a module; None if they do not say. linears: the model's linear layers. If None, every matrix that shares
+    the last part of its name with a quantized one is checked.
     """
     if not found:
         raise QuantizeError(
@@ -115,7 +116,7 @@ def check_agreement(
 
 
 def check_no_plain(tensors: Tensors, found: Iterable[str], leaf: str) -> None:
-    """Raises QuantizeError where a module has a plain weight beside the quantized one."""
+    """Raises QuantizeError if a module has both a plain and a quantized weight."""
     for prefix in found:
         if f"{prefix}.weight" in tensors:
             raise QuantizeError(

@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints as of gpt-oss: experts in one tensor, e2m1 numbers in groups of 32 that share a power of two.
+"""MXFP4 checkpoints like gpt-oss: one tensor holds all experts; groups of 32 e2m1 numbers share a power of two.
 
 NAME_blocks: bytes [E, N, K / 32, 16], two numbers each, the first in the low half. NAME_scales: bytes [E, N, K / 32].
 """

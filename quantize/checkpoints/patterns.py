@@ -1,4 +1,4 @@
-"""Which modules a checkpoint's settings mean: exact names, regular expressions, parts of a path with wildcards."""
+"""Module patterns in a checkpoint's settings: exact names, regular expressions, and path parts with wildcards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from llmc.shown import shown
 
 _MOST_CHARACTERS = 2000
 _MOST_LOOPS = 6
-"""Loops of a regular expression; a name is walked once more for each."""
+"""Most loops allowed in a regular expression; each multiplies the matching time by the name's length."""
 
 
 @lru_cache(maxsize=4096)
 def expression(pattern: str, origin: str) -> re.Pattern[str]:
-    """A regular expression from a file, if a name is sure to be matched soon. Raises QuantizeError."""
+    """Compiles a regular expression from a file. Raises QuantizeError if matching a name could take too long."""
     why = "it is no regular expression"
     try:
         compiled = re.compile(pattern)
@@ -31,13 +31,13 @@ def expression(pattern: str, origin: str) -> re.Pattern[str]:
 
 
 def _slow(pattern: str) -> str:
-    """Why matching may take time exponential in a name's length, or of a high power of it; empty if it may not.
+    """Why matching could take exponential or high-order polynomial time in the name's length; empty if it cannot.
 
-    Conservative: a loop over a group that holds a loop or a choice counts as one that may.
+    Conservative: any loop over a group that contains a loop or an alternative is rejected.
     """
     loops = i = 0
-    holds = [False]  # for each open group: whether it holds a loop or a choice
-    closed = False  # whether the item before is a group that does
+    holds = [False]  # per open group: whether it contains a loop or an alternative
+    closed = False  # whether the previous item is a group that does
     while i < len(pattern):
         character = pattern[i]
         if character == "\\":
@@ -74,16 +74,17 @@ def _slow(pattern: str) -> str:
 
 
 def matches(name: str, pattern: str, origin: str) -> bool:
-    """Whether a module is meant by its exact name, or by a regular expression behind `re:`, from the name's start."""
+    """Whether a pattern matches a module: by exact name, or by a regular expression after `re:`, anchored at the
+    start."""
     if pattern.startswith("re:"):
         return expression(pattern.removeprefix("re:"), origin).match(name) is not None
     return name == pattern
 
 
 class Parts:
-    """Modules that lie under one of some paths: `lm_head`, `mlp.gate`, `model.layers.0`, `*.attn.*`, `layers.1*`.
+    """Modules under one of several paths: `lm_head`, `mlp.gate`, `model.layers.0`, `*.attn.*`, `layers.1*`.
 
-    A path is whole components of a module's name, wherever in it; `*` stands for anything.
+    A path matches whole components anywhere in a module's name; `*` matches any text.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
@@ -98,12 +99,12 @@ class Parts:
         self._starred = starred
 
     def find(self, name: str) -> bool:
-        """Whether the module `name` is one of them."""
+        """Whether one of the paths matches module `name`."""
         return any(part in self._plain for part in _parts(name)) or any(_holds(name, path) for path in self._starred)
 
 
 def _parts(name: str) -> Iterable[str]:
-    """Every run of components of a module's name."""
+    """Every run of consecutive components of a module's name."""
     components = name.split(".")
     for first in range(len(components)):
         for last in range(first + 1, len(components) + 1):
@@ -111,7 +112,7 @@ def _parts(name: str) -> Iterable[str]:
 
 
 def _starred(path: str) -> tuple[str, ...]:
-    """The pieces between the stars; an outer one ends at a component's border unless it ends at a star."""
+    """The pieces between stars. An outer piece must end at a component boundary unless a star is there."""
     pieces = path.split("*")
     first, last = pieces[0], pieces[-1]
     pieces[0] = f".{first}" if first and not first.startswith(".") else first
@@ -120,7 +121,7 @@ def _starred(path: str) -> tuple[str, ...]:
 
 
 def _holds(name: str, pieces: tuple[str, ...]) -> bool:
-    """Whether the pieces are in the name, one behind the other: found greedily, for stars stand for anything."""
+    """Whether the pieces occur in the name in order. Greedy search suffices, because stars match anything."""
     text, at = f".{name}.", 0
     for piece in pieces:
         at = text.find(piece, at)

@@ -1,4 +1,4 @@
-"""Matrices whose numbers and scales lie in tensors of their own: plain int8, FP8, FP4 in bytes of two."""
+"""Matrices with separate tensors for numbers and scales: int8, FP8, and FP4 with two numbers a byte."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from llmc.quantize.formats.base import WHOLE_ROW, QuantizeError
 from llmc.shown import shown
 
 E8M0 = ("U8", "F8_E8M0")
-"""dtypes of scales that are powers of two."""
+"""Safetensors dtypes of power-of-two scales."""
 _LARGEST_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a matrix in one tensor. rows_each: rows of the matrix that share its rows; 0: one scale for all.
+    """The scales of a matrix, in one tensor.
 
-    kind: what they are stored in. group_size: elements of a row that share one, or WHOLE_ROW.
+    rows_each: matrix rows that share a row of scales; 0 for one scale in all.
+    kind: how the scales are stored.
+    group_size: elements of a row that share a scale, or WHOLE_ROW.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Scales:
     group_size: int
 
     def codes(self, first: int, count: int) -> NDArray[Any]:
-        """Those of rows [first, first + count), as they are stored: [count, G]."""
+        """The stored scales of rows [first, first + count): [count, G]."""
         array = self.tensor.load()
         if not self.rows_each:
             return np.broadcast_to(array.reshape(1, 1), (count, 1))
@@ -56,7 +58,7 @@ class Scales:
         return by_row[(first + np.arange(count)) // self.rows_each]
 
     def read(self, first: int, count: int) -> tuple[Floats, Bytes | None]:
-        """Scales [count, G] and, if they are no plain floats, their codes."""
+        """Scales [count, G], and their codes unless they are plain floats."""
         codes = self.codes(first, count)
         dtype = "F8_E8M0" if self.kind == "e8m0" else self.tensor.dtype
         return widened(dtype, codes), None if self.kind == "f32" else codes.astype(np.uint8)
@@ -72,9 +74,9 @@ def find_scales(
     dtypes: tuple[str, ...] = PLAIN,
     of: str = "weight",
 ) -> Scales:
-    """The scales `PREFIX.leaf` of a matrix of `shape`. block: rows and columns of what shares one; rows 1 for a group.
+    """The scales `PREFIX.leaf` of a matrix of `shape`.
 
-    Raises QuantizeError.
+    block: (rows, columns) that share a scale; rows is 1 for groups. Raises QuantizeError.
     """
     n, k = shape
     name = f"{prefix}.{leaf}"
@@ -105,7 +107,7 @@ def _kind(tensor: StoredTensor) -> ScaleKind:
 
 
 def number_of(tensor: StoredTensor, name: str) -> float:
-    """The one number of a tensor. Raises QuantizeError unless it is finite and positive."""
+    """The value of a one-element tensor. Raises QuantizeError unless it is finite and positive."""
     value = float(widened(tensor.dtype, tensor.load()).reshape(-1)[0])
     if not (np.isfinite(value) and value > 0):
         raise QuantizeError(f"{name} holds {value}, not a positive number; {AGAIN}")
@@ -113,9 +115,10 @@ def number_of(tensor: StoredTensor, name: str) -> float:
 
 
 class FloatMatrix(StoredMatrix):
-    """FP8 numbers, one a byte, or FP4 numbers, two a byte, the first in the low half.
+    """A matrix of FP8 numbers, one a byte, or FP4 numbers, two a byte with the first in the low half.
 
-    overall: name and tensor of a scale above all others; divides: scales are divided by it, otherwise multiplied.
+    overall: name and tensor of a second-level scale for the whole matrix.
+    divides: the group scales are divided by it; otherwise multiplied.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class FloatMatrix(StoredMatrix):
 
     @property
     def overall_scale(self) -> np.float32 | None:
-        """What the scales are multiplied by, or divided; None: nothing. Raises QuantizeError."""
+        """The factor or divisor of all group scales; None if there is none. Raises QuantizeError."""
         if self._overall is None:
             return None
         return np.float32(number_of(self._overall[1], self._overall[0]))
@@ -156,7 +159,8 @@ class FloatMatrix(StoredMatrix):
 
 
 class Int8Matrix(StoredMatrix):
-    """Signed numbers, one a byte, of 8 bits or fewer. zero: int8 zero points in the scales' shape; None: all are 0."""
+    """Signed numbers of at most 8 bits, one a byte. zero: int8 zero points, shaped like the scales; None if all are
+    0."""
 
     def __init__(
         self,

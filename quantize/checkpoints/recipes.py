@@ -1,4 +1,4 @@
-"""The settings of compressed-tensors: which module has which scheme, and what the schemes say."""
+"""The settings of compressed-tensors: the schemes, and the modules that each applies to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.quantize.checkpoints.patterns import matches
 from llmc.quantize.checkpoints.section import Section
 
 _LINEAR, _EMBEDDING = "Linear", "Embedding"
-"""The classes whose weights are read; targets that name other classes mean none of them."""
+"""Classes whose weights are read. Targets that name other classes match none of them."""
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group")
 _MIXED, _NAIVE = "mixed-precision", "naive-quantized"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
@@ -20,7 +20,8 @@ _GROUPED = ("group", "tensor_group")
 
 @dataclass(frozen=True)
 class Args:
-    """How weights or activations are rounded. dynamic: scales are of the moment, all or those of groups ("local")."""
+    """How weights or activations are rounded. dynamic: scales are computed at run time, all or only group scales
+    ("local")."""
 
     kind: Literal["int", "float"]
     bits: int
@@ -61,7 +62,7 @@ def _block(section: Section) -> tuple[int, int]:
 
 
 def _ordered(section: Section) -> bool:
-    """Whether groups have columns from all over the row, named by `weight_g_idx`."""
+    """Whether groups take columns from anywhere in the row, assigned by `weight_g_idx`."""
     if section.values.get("actorder") in (True, False):
         return bool(section.values["actorder"])
     return section.choice("actorder", ("group", "dynamic", "weight", "static", "none"), "none") in ("group", "dynamic")
@@ -69,7 +70,7 @@ def _ordered(section: Section) -> bool:
 
 @dataclass(frozen=True)
 class Scheme:
-    """targets: modules that have it. format: how their weights are stored, one of FORMATS."""
+    """targets: the modules it applies to. format: how their weights are stored, one of FORMATS."""
 
     origin: str
     targets: tuple[str, ...]
@@ -84,7 +85,7 @@ class Recipe:
     def __init__(self, section: Section) -> None:
         self._origin = section.origin
         self._ignore = section.texts("ignore")
-        # Exact names come first, then regular expressions, then classes.
+        # Precedence: exact names, then regular expressions, then classes.
         self._exact: dict[str, Scheme] = {}
         self._patterns: dict[str, Scheme] = {}
         self._classes: dict[str, Scheme] = {}
@@ -106,7 +107,7 @@ class Recipe:
                 self._exact.setdefault(target, scheme)
 
     def find(self, prefix: str) -> Scheme | None:
-        """The scheme of a linear layer or of the embedding; None: it is not quantized."""
+        """The scheme of a linear layer or the embedding; None if it is not quantized."""
         if any(matches(prefix, pattern, self._origin) for pattern in self._ignore):
             return None
         if prefix in self._exact:
@@ -118,7 +119,7 @@ class Recipe:
 
 
 def _scheme(group: Section, overall: str) -> Scheme | None:
-    """None for a group that rounds no weights."""
+    """The scheme of a config group; None if the group does not round weights."""
     if not group.has("weights"):
         return None
     weights = Args.read(group.table("weights"))

@@ -1,4 +1,4 @@
-"""Finds what is quantized in a checkpoint, by the exact name of the method that its settings tell."""
+"""Finds the quantized matrices of a checkpoint, by the exact method name in its settings."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ READERS: dict[str, Callable[[Settings], StoredCheckpoint]] = {
     "modelopt": read_modelopt,
     "mxfp4": read_mxfp4,
 }
-"""Who reads checkpoints of a quant_method."""
+"""The reader of each quant_method."""
 
 _REFUSED = {
     "eetq": "its weights are tiled for the GPU that wrote them",
     "hqq": "its zero points are no whole numbers",
     **dict.fromkeys(("w8a8", "w4a8"), "inputs have a scale for each of their channels (in_scales)"),
 }
-"""Why checkpoints of a method are not read."""
+"""Methods that are not supported, and why."""
 _OF_INPUTS = ".in_scales"
 _INSTEAD = "compile the model that is not quantized with --quant, or take one quantized by another method"
-# Where settings are in config.json; nested ones are of the language model in a larger one.
+# Places of the settings in config.json; nested ones belong to the language model of a larger model.
 _FIELDS = ("quantization_config", "compression_config")
 _NESTED = ("text_config", "llm_config", "language_config")
 
@@ -51,7 +51,7 @@ _NESTED = ("text_config", "llm_config", "language_config")
 def quantization_settings(
     config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any] | None:
-    """The quantization settings of a model's config.json, or of the hf_quant_config.json beside it; None: it has none.
+    """The quantization settings in config.json, or in the hf_quant_config.json beside it; None if there are none.
 
     Raises QuantizeError.
     """
@@ -71,12 +71,13 @@ def quantization_settings(
 
 
 def quantization_method(settings: Mapping[str, Any], tensors: Iterable[str] = ()) -> str:
-    """One of READERS, as the settings and the names of tensors tell. Raises QuantizeError for one that is not read."""
+    """The method in READERS that the settings, and if need be the tensor names, indicate. Raises QuantizeError if
+    unsupported."""
     section = Section(settings, "quantization_config")
-    # Early releases of Model Optimizer leave the method out.
+    # Early releases of Model Optimizer omit the method.
     method = section.text("quant_method", "modelopt" if section.has("quant_algo") else None)
     if any(name.endswith(_OF_INPUTS) for name in tensors):
-        # As exports for Enflame's cards have them, whose settings do not always name a method.
+        # Exports for Enflame cards do not always name a method.
         method = "w8a8"
     if method in _REFUSED:
         raise QuantizeError(f"quant_method {method} is not read: {_REFUSED[method]}; {_INSTEAD}")
@@ -91,11 +92,14 @@ def find_stored(
     linears: Iterable[str] | None = None,
     hf_quant_config: Mapping[str, Any] | None = None,
 ) -> StoredCheckpoint | None:
-    """What is quantized in a checkpoint; None where its settings tell of nothing.
+    """Finds what is quantized in a checkpoint; None if its settings mention no quantization.
 
-    config: config.json. tensors: all tensors by name; of most only the header is looked at. linears: prefixes of the
-    linear layers of the model, like `model.layers.0.self_attn.q_proj`; with them every one is checked against the
-    settings. hf_quant_config: the file beside config.json, if there is one. Raises QuantizeError.
+    config: the parsed config.json.
+    tensors: all tensors by name; for most, only the header is read.
+    linears: prefixes of the model's linear layers, as in `model.layers.0.self_attn.q_proj`; if given, each is checked
+    against the settings.
+    hf_quant_config: the parsed file beside config.json, if there is one.
+    Raises QuantizeError.
     """
     settings = quantization_settings(config, hf_quant_config)
     if settings is None:

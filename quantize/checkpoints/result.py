@@ -1,4 +1,4 @@
-"""What a reader is given, and what it gives back."""
+"""The input and the result of a reader of quantized checkpoints."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from llmc.quantize.formats.base import QuantizeError
 
 @dataclass(frozen=True)
 class Settings:
-    """section: the quantization settings. linears: prefixes of the model's linear layers, None if nobody knows."""
+    """section: the quantization settings. linears: prefixes of the model's linear layers; None if unknown."""
 
     section: Section
     tensors: Tensors
     linears: tuple[str, ...] | None
 
     def left(self, *names: str) -> Parts:
-        """The modules that lists of these names leave as they are."""
+        """The modules that settings lists of these names exclude from quantization."""
         return Parts(path for name in names for path in self.section.texts(name))
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """What is quantized in a checkpoint.
+    """The quantized matrices of a checkpoint.
 
-    method: the settings' quant_method. matrices: the quantized linear layers by their prefix. experts: stacks of
-    matrices in one tensor, by its name without `_blocks`. unused: tensors that only scale keys, values or outputs.
-    kv_scales: those of them that a quantized KV cache may have.
+    method: quant_method of the settings. matrices: quantized linear layers, by prefix. experts: stacks of matrices in
+    one tensor, by its name without `_blocks`. unused: tensors that only scale keys, values or outputs. kv_scales: those
+    of them usable for a quantized KV cache.
     """
 
     method: str
@@ -46,14 +46,14 @@ class StoredCheckpoint:
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """Names of the tensors that the matrices are made of."""
+        """Names of the tensors that form the matrices."""
         of_experts: Iterable[StoredMatrix] = (matrix for stack in self.experts.values() for matrix in stack)
         return frozenset(name for matrix in (*self.matrices.values(), *of_experts) for name in matrix.tensors.values())
 
     def empty_biases(self, tensors: Mapping[str, StoredTensor], known: Container[str]) -> frozenset[str]:
-        """Biases of quantized layers that the model does not have, which early tools stored all the same, as zeros.
+        """Zero biases of quantized layers, which early tools stored although the model has none.
 
-        known: names of the tensors that the model has. Raises QuantizeError on one that is not zero.
+        known: names of the model's tensors. Raises QuantizeError on a bias that is not zero.
         """
         names = [name for prefix in self.matrices if (name := f"{prefix}.bias") in tensors and name not in known]
         for name in names:
@@ -66,7 +66,7 @@ class StoredCheckpoint:
         return frozenset(names)
 
     def shapes(self, tensors: Mapping[str, Any]) -> dict[str, Shape]:
-        """Shapes by name as of a checkpoint that is not quantized: `PREFIX.weight` for what a matrix is made of."""
+        """Tensor shapes as in an unquantized checkpoint: `PREFIX.weight` stands for the tensors that form a matrix."""
         hidden = self.parts | self.unused
         shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in tensors.items() if name not in hidden}
         shapes.update({f"{prefix}.weight": matrix.shape for prefix, matrix in self.matrices.items()})

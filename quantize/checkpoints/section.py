@@ -1,4 +1,4 @@
-"""Typed reading of a checkpoint's quantization settings: a missing or wrong field is one sentence."""
+"""Typed access to a checkpoint's quantization settings; a missing or invalid field gives a one-sentence error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MOST_SHOWN = 100
 
 
 class Section:
-    """Fields of one JSON object of the settings. origin: what an error calls it. A null field counts as missing.
+    """The fields of one JSON object in the settings. origin: its name in errors. A null field counts as missing.
 
-    A field without a default must be there. Raises QuantizeError.
+    Reading a missing field without a default raises QuantizeError.
     """
 
     def __init__(self, values: Any, origin: str) -> None:
@@ -48,7 +48,7 @@ class Section:
         return default
 
     def one_of(self, name: str, choices: tuple[int, ...], default: int | None = None) -> int:
-        """An integer that is one of `choices`."""
+        """An integer among `choices`."""
         value = self.integer(name, default)
         if value not in choices:
             raise self.wrong(name, f"one of {', '.join(map(str, choices))}")
@@ -65,14 +65,14 @@ class Section:
         return default
 
     def choice(self, name: str, choices: tuple[str, ...], default: str | None = None) -> str:
-        """A string that is one of `choices`, in any case."""
+        """A string among `choices`, ignoring case."""
         value = self.text(name, default).lower()
         if value not in choices:
             raise self.wrong(name, f"one of {', '.join(choices)}")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty where it is missing."""
+        """A list of strings; empty if missing."""
         if not self.has(name):
             return ()
         value = self._value(name, list, "a list of strings")
@@ -81,6 +81,6 @@ class Section:
         return tuple(value)
 
     def table(self, name: str) -> Section:
-        """A nested object; an empty one where it is missing."""
+        """A nested object; empty if missing."""
         plain = name if name.isprintable() and len(name) <= _MOST_SHOWN else shown(name)
         return Section(self.values[name] if self.has(name) else {}, f"{self.origin}: {plain}")

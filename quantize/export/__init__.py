@@ -1,1 +1,2 @@
-"""Writes quantized matrices as others store them: the tensors of a layer, and what config.json says. Numpy alone."""
+"""Writes quantized matrices in other tools' layouts: the tensors of a layer, and the settings in config.json. Numpy
+alone."""

@@ -53,6 +53,6 @@ class Awq(Layout):
 
 
 def _interleaved(numbers: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Words of eight numbers along the last axis, in the layout's order."""
+    """Packs eight numbers a word along the last axis, in the layout's order."""
     eights = numbers.reshape(*numbers.shape[:-1], -1, 8)[..., _ORDER]
     return pack(np.ascontiguousarray(eights).reshape(numbers.shape), 4)

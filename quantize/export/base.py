@@ -1,4 +1,4 @@
-"""What an exported layout is."""
+"""The interface of an exported layout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Tensors = dict[str, StoredTensor]
 
 @dataclass(frozen=True)
 class Wanted:
-    """How layers of a model are quantized. format: of those that no recipe gives another one. act_bits: 16, or 8 for
-    inputs that are rounded to int8, by token.
+    """How a model's layers are to be quantized.
 
-    scale_dtype: what the checkpoint's other weights are stored in: f32, f16 or bf16.
+    format: of layers to which no recipe gives another.
+    act_bits: 16, or 8 for inputs rounded to int8 per token.
+    scale_dtype: dtype of the checkpoint's other weights: f32, f16 or bf16.
     """
 
     format: WeightFormat
@@ -33,7 +34,7 @@ class Wanted:
 
 
 class Layout(ABC):
-    """A way to store a quantized model. Raises QuantizeError for what it does not hold."""
+    """A way to store a quantized model. Raises QuantizeError for a request that it cannot represent."""
 
     name: str
 
@@ -43,30 +44,32 @@ class Layout(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises QuantizeError when the layout does not hold what is wanted."""
+        """Raises QuantizeError if the layout cannot represent the request."""
 
     @classmethod
     def format_for(cls, quant: QuantConfig) -> WeightFormat:
-        """Of a scheme's weights in this layout. The steps of w4a8 become scales of groups, which checkpoints have."""
+        """The weight format of a scheme in this layout. The steps of w4a8 become group scales, which checkpoints can
+        hold."""
         weight = quant.layers.weight
         return Integers(4, weight.group_size, weight.asymmetric) if isinstance(weight, Steps) else weight
 
     @property
     @abstractmethod
     def scale_dtype(self) -> str:
-        """What scales are stored in."""
+        """The dtype in which scales are stored."""
 
     @abstractmethod
     def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
-        """The format of a matrix [n, k] that is to have `format`; None: it stays as it is."""
+        """The format to use for a matrix [n, k] that should have `format`; None to leave it unquantized."""
 
     @abstractmethod
     def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
-        """The tensors of the linear layer `prefix`, by their names in the checkpoint."""
+        """The tensors of linear layer `prefix`, by their names in the checkpoint."""
 
     @abstractmethod
     def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
-        """quantization_config of config.json. formats: of the quantized layers by prefix; left: other linear layers."""
+        """The quantization_config for config.json. formats: of quantized layers, by prefix. left: prefixes of the other
+        linear layers."""
 
 
 def has_whole_groups(k: int, format: WeightFormat) -> bool:
@@ -78,7 +81,7 @@ def tensor(array: NDArray[Any], dtype: str) -> StoredTensor:
 
 
 def zero_points(quantized: Quantized, format: Integers) -> NDArray[np.uint8]:
-    """[N, G], also of a symmetric format."""
+    """Zero points [N, G], also for a symmetric format."""
     if format.asymmetric:
         zero: NDArray[np.uint8] = quantized.planes[ZERO]
         return zero
@@ -86,7 +89,7 @@ def zero_points(quantized: Quantized, format: Integers) -> NDArray[np.uint8]:
 
 
 def integers_of(name: str, wanted: Wanted) -> Integers:
-    """The format that is wanted, of a layout that has nothing else. Raises QuantizeError."""
+    """The requested format, for a layout that only supports integers. Raises QuantizeError."""
     if not isinstance(wanted.format, Integers):
         raise QuantizeError(f"--format {name} holds integers alone; use --format compressed-tensors")
     if wanted.act_bits != 16:

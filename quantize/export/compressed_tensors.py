@@ -1,4 +1,4 @@
-"""The layout of compressed-tensors. Of integers: pack-quantized where inputs stay as they are, otherwise int-quantized.
+"""The layout of compressed-tensors. Integers are pack-quantized, or int-quantized if inputs are rounded too.
 
 See `quantize/checkpoints/compressed_tensors.py` for the tensors. A model may have layers of several formats: each is a
 group of its config.json.
@@ -25,7 +25,7 @@ _FP8_INPUTS = {**_INT8_INPUTS, "type": "float"}
 
 
 class CompressedTensors(Layout):
-    """Rows of integers that are no whole groups are one group each."""
+    """A row of integers whose length is no multiple of the group size becomes one group."""
 
     name = "compressed-tensors"
 
@@ -77,7 +77,7 @@ class CompressedTensors(Layout):
         return found
 
     def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
-        """The format that most layers have is that of the class; others name their layers."""
+        """Writes the most common format as the class default; layers of other formats are listed by name."""
         counts = Counter(formats.values())
         users = {format: sorted(p for p, of in formats.items() if of == format) for format in counts}
         order = sorted(counts, key=lambda format: (-counts[format], users[format]))

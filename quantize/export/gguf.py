@@ -7,8 +7,8 @@
 | Q4_1 | scale, minimum (halves), 16 bytes | n * scale + minimum |
 | MXFP4 | power (byte), 16 bytes of E2M1 | n * 2^(power - 127) |
 
-Bytes of two numbers have those that are 16 apart. Names and rows of tensors are those of transformers; who writes the
-file knows what llama.cpp calls them.
+A byte holds numbers i and i + 16 of its block. Tensor names and row order are those of transformers; the writer of the
+file renames them for llama.cpp.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TYPES: dict[WeightFormat, str] = {
 
 
 class Gguf(Layout):
-    """Of the schemes w8a16 and w8a8, w4a16 and w4a8, and mxfp4. How inputs are rounded, the file does not say."""
+    """Supports w8a16, w8a8, w4a16, w4a8 and mxfp4. A GGUF file does not record how inputs are rounded."""
 
     name = "gguf"
 
@@ -80,12 +80,12 @@ class Gguf(Layout):
         return {f"{prefix}.weight": tensor(np.concatenate(parts, axis=-1).reshape(rows, -1), "U8")}
 
     def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:
-        """The type of every quantized layer."""
+        """The type of each quantized layer."""
         return {prefix: TYPES[format] for prefix, format in formats.items()}
 
 
 def _halves(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The bytes of numbers that halves hold: [..., 1] becomes [..., 2]."""
+    """The bytes of values exact in half precision: [..., 1] becomes [..., 2]."""
     return np.ascontiguousarray(values.astype("<f2")).view(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The layout of GPTQ; see `quantize/checkpoints/gptq.py` for the tensors. Groups are neighbours."""
+"""The layout of GPTQ; see `quantize/checkpoints/gptq.py` for the tensors. Groups are contiguous."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.quantize.export.bits import pack
 from llmc.quantize.formats.base import WHOLE_ROW, Quantized, WeightFormat
 from llmc.quantize.formats.integers import Integers
 
-_UNIT = 32  # what kernels want K and N to be multiples of
+_UNIT = 32  # kernels need N and K to be multiples of this
 
 
 class Gptq(Layout):
@@ -28,7 +28,7 @@ class Gptq(Layout):
 
     @property
     def _minus_one(self) -> bool:
-        """Zero points less one have no 0, which symmetric numbers do not need."""
+        """Whether zero points are stored minus one. Such a layout cannot store 0, which symmetric numbers never use."""
         return not integers_of(self.name, self.wanted).asymmetric
 
     def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:

@@ -1,4 +1,4 @@
-"""The layouts that are written, by the name of --format."""
+"""The export layouts, by the name given to --format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (Compresse
 
 
 def layout_class(name: str) -> type[Layout]:
-    """Raises QuantizeError for a name that there is not."""
+    """The class of layout `name`. Raises QuantizeError for an unknown name."""
     if name not in LAYOUTS:
         raise QuantizeError(f"--format {name!r} is unknown: use {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
 
 def get_layout(name: str, wanted: Wanted) -> Layout:
-    """Raises QuantizeError for a name that there is not, and for what the layout does not hold."""
+    """The layout `name` for a request. Raises QuantizeError for an unknown name or an unsupported request."""
     return layout_class(name)(wanted)

@@ -1,1 +1,1 @@
-"""The formats that matrices are stored in. Imports numpy alone; a format may bring readers in the words of targets."""
+"""The storage formats of matrices. Imports numpy alone; a format may name kernel readers, resolved by each target."""

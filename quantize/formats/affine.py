@@ -1,8 +1,9 @@
-"""Numbers of groups that share what their block has: value = (number − middle) · step · scale − shift · offset.
+"""Groups with small steps and shifts under the scale and offset of a block: value = (number − middle) · step · scale −
+shift · offset.
 
-A block has a scale and, with offsets, an offset, both f32; a group of it has a step and a shift of −128 … 127, bytes. A
-group that is a block of its own has neither: its steps are 1. Numbers of 4 bits may be codes of a table instead
-(`tables.py`): value = table[code] · step · scale. The formats of llama.cpp fit with every bit.
+A block has an f32 scale and, if the format has offsets, an f32 offset. Each of its groups has a step and a shift, bytes
+of −128 … 127. A block of a single group has neither: its step is 1. Numbers of 4 bits may be codes of a table instead
+(`tables.py`): value = table[code] · step · scale. llama.cpp's formats convert without loss.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from llmc.quantize.formats.tables import TABLES, nearest, wanted_scale
 
 STEP, OFFSET, SHIFT = "step", "offset", "shift"
 MIDDLE = 128
-"""What bytes of steps and shifts are larger by."""
-_LARGEST = 63  # step or shift that rounding makes; formats of others have larger ones
+"""Bias of stored steps and shifts: stored byte − 128 is the value."""
+_LARGEST = 63  # largest step or shift that rounding produces; imported weights may have larger ones
 
 
 @dataclass(frozen=True)
 class Affine(WeightFormat):
-    """block: elements, a multiple of group_size. offsets: an offset is stored beside each scale. table: of `TABLES`, of
-    codes without offsets; empty: numbers are numbers."""
+    """block: elements per block, a multiple of group_size.
+    offsets: an offset is stored beside each scale.
+    table: name in `TABLES` for codes, which have no offsets; empty for integers.
+    """
 
     bits: int
     group_size: int = 32
@@ -37,7 +40,7 @@ class Affine(WeightFormat):
 
     @property
     def middle(self) -> int:
-        """Of numbers of fewer than 8 bits with offsets, 0."""
+        """The middle subtracted from numbers; 0 for numbers of fewer than 8 bits with offsets."""
         return 0 if self.offsets and self.bits < 8 else 1 << (self.bits - 1)
 
     @property
@@ -99,7 +102,8 @@ class Affine(WeightFormat):
         np.copyto(out.numbers, weight, casting="unsafe")
 
     def _of_blocks(self, wanted: NDArray[Any], out: Quantized, of_block: str, of_group: str) -> Any:
-        """Writes what comes closest to what groups want, [R, groups]; returns what it stands for."""
+        """Writes the closest representable values to those wanted by groups, [R, groups]; returns the values
+        written."""
         if not self.stepped:
             np.copyto(out.planes[of_block], wanted)
             return wanted
@@ -114,4 +118,4 @@ class Affine(WeightFormat):
 
 
 SCHEMES: tuple[Scheme, ...] = ()
-"""None: checkpoints bring such weights, and are named by what comes closest."""
+"""None: such weights only come from checkpoints, and are named after the closest scheme."""

@@ -1,4 +1,4 @@
-"""What a weight format is: a matrix [N, K] as numbers, and arrays beside them that say what the numbers stand for."""
+"""The interface of a weight format: a matrix [N, K] as unsigned numbers, plus arrays that map them to values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ WHOLE_ROW = -1
 """The group size of a weight whose rows are one group each."""
 GROUP_SIZES = (32, 64, 128, WHOLE_ROW)
 SCALE = "scale"
-"""The array that sums are multiplied by; every format has it."""
+"""The array of scales, by which sums are multiplied; every format has it."""
 
 
 class QuantizeError(ValueError):
-    """A request for quantization that cannot be met; the message says what to do."""
+    """A quantization request that cannot be met; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """An array beside the numbers of a matrix. dtype: "f32" or "u8"; count: elements a row."""
+    """An array stored beside the numbers of a matrix. dtype: "f32" or "u8"; count: elements per row."""
 
     name: str
     dtype: str
@@ -36,19 +36,23 @@ class Plane:
 
 @dataclass(frozen=True)
 class Sums:
-    """What int8 activations carry for kernels that multiply integers: sums of groups of them, times a factor."""
+    """Activation sums that integer kernels need beside int8 activations: the sum of each group, times a factor.
+
+    group_size: elements per sum, or WHOLE_ROW.
+    factor: corrects for the zero point: −zero, or −1 if zero points are stored per group.
+    """
 
     group_size: int
     factor: int
 
     def groups(self, k: int) -> int:
-        """Sums of a row of `k` elements."""
+        """The number of sums for a row of `k` elements."""
         return groups_of(k, self.group_size)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Rows of a matrix in a format. numbers: uint8 [R, K]; planes: [R, count] each, by name."""
+    """Rows of a matrix in a format. numbers: uint8 [R, K]. planes: [R, count] each, by name."""
 
     format: WeightFormat
     numbers: NDArray[np.uint8]
@@ -56,17 +60,17 @@ class Quantized:
 
     @classmethod
     def empty(cls, format: WeightFormat, rows: int, k: int) -> Quantized:
-        """Memory for so many rows."""
+        """Uninitialized storage for `rows` rows."""
         planes = {plane.name: np.empty((rows, plane.count), plane.numpy_dtype) for plane in format.planes(k)}
         return cls(format, np.empty((rows, k), np.uint8), planes)
 
     def rows(self, some: slice) -> Quantized:
-        """Some of its rows, in the same memory."""
+        """A view of some rows."""
         planes = {name: plane[some] for name, plane in self.planes.items()}
         return Quantized(self.format, self.numbers[some], planes)
 
     def taken(self, order: NDArray[Any]) -> Quantized:
-        """The rows in another order: row i is row order[i] of this."""
+        """A copy with rows reordered: row i is row order[i] of this."""
         planes = {name: plane[order] for name, plane in self.planes.items()}
         return Quantized(self.format, self.numbers[order], planes)
 
@@ -80,54 +84,58 @@ class Quantized:
         return self.planes[SCALE]
 
     def value(self) -> NDArray[np.float64]:
-        """What the numbers stand for."""
+        """The values that the numbers stand for."""
         return self.format.value(self)
 
 
 class WeightFormat(ABC):
-    """How matrices are stored; an immutable dataclass whose fields are JSON. A new one is a file here and a line in
+    """How a matrix is stored; an immutable dataclass with JSON fields. To add one, add a file here and a line in
     `registry.py`.
 
-    bits: of a number, 8, 5 or 4; numbers are unsigned. group_size: elements along K that share what lies beside the
-    numbers: a multiple of 32, of 8 if there are no `sums`, or WHOLE_ROW. The last group may be short.
+    bits: width of the unsigned numbers: 8, 5 or 4. group_size: elements along K that share scales and the like. A
+    multiple of 32 (of 8 without `sums`), or WHOLE_ROW. The last group may be short.
     """
 
     kind: ClassVar[str]
-    """As in `registry.FORMATS`."""
+    """Exact name, as in `registry.FORMATS`."""
     templates: ClassVar[Mapping[str, Callable[..., Any]]] = {}
-    """What kernels read it with, by kind of target, called with the format; a target's own go before. `cpu`: the
-    reader's class; `reference`: the matrix's."""
+    """Readers for kernels, by kind of target, called with the format; a target's own readers take precedence.
+
+        `cpu`: the reader's class; `reference`: the matrix's.
+    """
     bits: int
     group_size: int
 
     @abstractmethod
     def planes(self, k: int) -> tuple[Plane, ...]:
-        """The arrays beside the numbers of rows of `k` elements; SCALE is the first."""
+        """The arrays beside the numbers, for rows of `k` elements; SCALE is the first."""
 
     @abstractmethod
     def quantize_rows(self, weight: NDArray[np.float32], out: Quantized) -> None:
-        """Rounds rows [R, K] to the nearest numbers; overwrites `weight`. Raises QuantizeError unless finite."""
+        """Rounds rows [R, K] to nearest into `out`; overwrites `weight`. Raises QuantizeError on a value that is not
+        finite."""
 
     @abstractmethod
     def value(self, quantized: Quantized) -> NDArray[np.float64]:
-        """What numbers stand for: the format's definition."""
+        """The values of numbers; this defines the format."""
 
     @property
     def sums(self) -> Sums | None:
-        """What int8 activations need beside their numbers; None: this format is not multiplied as integers."""
+        """The sums that int8 activations must carry; None for a format that is not multiplied as integers."""
         return None
 
     def resembles(self, other: WeightFormat) -> bool:
-        """Whether numbers of both mean the same, so that a weight of `other` has the scheme that has this."""
+        """Whether numbers have the same meaning in both, so that a weight of `other` takes the scheme of this
+        format."""
         return self.kind == other.kind
 
     @property
     def is_regrouped(self) -> bool:
-        """Whether it has other group sizes, and zero points at will: fields `group_size` and `asymmetric`."""
+        """Whether groups can be changed, by the fields `group_size` and `asymmetric`."""
         return False
 
     def regrouped(self, group_size: int | None, asymmetric: bool | None) -> WeightFormat:
-        """The format with other groups; None keeps what it has. Raises QuantizeError."""
+        """The format with other groups; None keeps the current value. Raises QuantizeError."""
         if group_size is not None and group_size not in GROUP_SIZES:
             raise QuantizeError(f"group size {group_size} is not one of {', '.join(map(str, GROUP_SIZES))}")
         given = {"group_size": group_size, "asymmetric": asymmetric}
@@ -138,55 +146,55 @@ class WeightFormat(ABC):
         return changed
 
     def describe(self) -> str:
-        """Its groups, for people."""
+        """The groups, as text."""
         return "channels" if self.group_size == WHOLE_ROW else f"groups of {self.group_size}"
 
     def groups(self, k: int) -> int:
-        """Groups of a row of `k` elements."""
+        """The number of groups in a row of `k` elements."""
         return groups_of(k, self.group_size)
 
     def scales(self, k: int) -> int:
-        """Scales of a row of `k` elements: of so many groups sums are scaled apart."""
+        """The number of scales in a row of `k` elements; sums of that many groups are scaled separately."""
         return next(plane.count for plane in self.planes(k) if plane.name == SCALE)
 
     def group_of(self, k: int) -> NDArray[np.int64]:
-        """The group of each element of a row."""
+        """The group number of each element of a row."""
         return np.arange(k) // (k if self.group_size == WHOLE_ROW else self.group_size)
 
     def bits_per_weight(self, k: int) -> float:
-        """Bits an element, with all that lies beside the numbers."""
+        """Bits per element, everything beside the numbers included."""
         return self.bits + sum(8 * plane.numpy_dtype.itemsize * plane.count for plane in self.planes(k)) / k
 
     def record(self) -> dict[str, Any]:
-        """All that identifies it, as JSON: the manifest's `format`."""
+        """Everything that identifies the format, as JSON: `format` in the manifest."""
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
 
     def kernel_params(self) -> dict[str, int | bool | str]:
-        """What kernels that read it depend on, for their specs."""
+        """The parameters on which kernels that read the format depend, for their specs."""
         record = self.record()
         return {"format": record.pop("kind"), **record}
 
 
 def groups_of(k: int, group_size: int) -> int:
-    """Groups of a row of `k` elements."""
+    """The number of groups in a row of `k` elements."""
     return 1 if group_size == WHOLE_ROW else -(-k // group_size)
 
 
 def check_finite(*arrays: NDArray[np.float32]) -> None:
-    """Raises QuantizeError on a value that is none."""
+    """Raises QuantizeError on a value that is not finite."""
     if not all(np.isfinite(array).all() for array in arrays):
         raise QuantizeError("a weight is infinite or not a number; quantize a checkpoint whose weights are finite")
 
 
 def inverse_of(scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 / scale, and 0 where that would be infinite."""
+    """1 / scale, or 0 where that would overflow."""
     inverse = np.zeros_like(scale)
     np.divide(np.float32(1), scale, out=inverse, where=np.abs(scale) > 1e-37)
     return inverse
 
 
 def in_groups(k: int, group_size: int) -> list[tuple[slice, slice, int]]:
-    """(elements, groups, width) of the whole groups of a row and of the short one behind them."""
+    """(elements, groups, width): one entry for the whole groups of a row, one for a short last group."""
     size = k if group_size == WHOLE_ROW else min(group_size, k)
     whole = k // size * size
     ends = ((0, whole, size), (whole, k, k - whole))

@@ -1,7 +1,7 @@
-"""Codes of 4 bits that stand for the numbers of a table (`tables.py`): value = table[code] · scale.
+"""4-bit codes that index a table (`tables.py`): value = table[code] · scale.
 
-A group's scale is a float32, or, as MXFP4 has it, a power of two in a byte (E8M0): 2^(byte − 127). The two scales of
-NVFP4 are one float32.
+A group's scale is a float32, or, in MXFP4, a power of two in a byte (E8M0): 2^(byte − 127). The two scales of NVFP4 are
+multiplied into one float32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from llmc.quantize.formats.tables import TABLES, nearest, wanted_scale
 E8M0 = "e8m0"
 _BIAS = 127
 MOST_POWER = 254
-"""255 is NaN."""
+"""Largest stored power; 255 is NaN."""
 
 
 @dataclass(frozen=True)
 class Codes(WeightFormat):
-    """table: of `TABLES`. scale_kind: "f32" or "e8m0"."""
+    """table: name in `TABLES`. scale_kind: "f32" or "e8m0"."""
 
     table: str
     group_size: int
@@ -40,7 +40,7 @@ class Codes(WeightFormat):
         return (Plane(SCALE, "u8" if self.scale_kind == E8M0 else "f32", self.groups(k)),)
 
     def resembles(self, other: WeightFormat) -> bool:
-        """Whether it has this table, maybe with steps under the scales of blocks."""
+        """Whether `other` has this table, possibly with steps under block scales."""
         scale_kind = getattr(other, "scale_kind", "f32")
         return (getattr(other, "table", None), scale_kind) == (self.table, self.scale_kind)
 
@@ -63,7 +63,8 @@ class Codes(WeightFormat):
     def _scale(
         self, low: NDArray[np.float32], high: NDArray[np.float32], scale: NDArray[np.uint8 | np.float32]
     ) -> NDArray[np.float32]:
-        """Writes the scales of groups with these least and largest values; what these are to be multiplied by."""
+        """Writes the scales of groups, given their least and largest values; returns the factors to multiply weights
+        by."""
         if self.scale_kind != E8M0:
             check_finite(low, high)
             np.copyto(scale, wanted_scale(self.table, low, high))
@@ -74,10 +75,10 @@ class Codes(WeightFormat):
         return inverse
 
     def powers(self, largest: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """The bytes of scales that are powers of two, of groups with these largest magnitudes."""
+        """The bytes of power-of-two scales, for groups with these largest magnitudes."""
         check_finite(largest)
-        # The power of the largest magnitude, rounded to one bit behind the point as compressed-tensors does: the
-        # largest of a group is seldom beyond the table.
+        # The exponent of the largest magnitude, rounded to one fraction bit as compressed-tensors does, so that a
+        # group's largest value seldom exceeds the table.
         part, exponent = np.frexp(largest)
         most = int(np.log2(np.abs(self.values).max()))
         power = exponent - 1 + (part >= 0.875) - most + _BIAS
@@ -86,7 +87,7 @@ class Codes(WeightFormat):
 
 
 def power_of(byte: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What bytes of scales that are powers of two stand for."""
+    """The values of power-of-two scale bytes."""
     found: NDArray[np.float32] = np.ldexp(np.float32(1), byte.astype(np.int32) - _BIAS)
     return found
 

@@ -1,4 +1,4 @@
-"""Floats of 8 bits, OCP E4M3 without infinities: value = float · scale."""
+"""8-bit floats, OCP E4M3 without infinities: value = float · scale."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from llmc.quantize.formats.scheme import Scheme
 LARGEST = 448
 _LARGEST_CODE = 0x7E
 _MANTISSA = 23 - 3
-"""Bits that a float32's mantissa has more."""
+"""Mantissa bits of float32 beyond those of E4M3."""
 _LEAST_NORMAL = 127 - 6
-"""The float32 exponent of the smallest normal number; below it numbers are multiples of 2⁻⁹."""
+"""The float32 exponent of the smallest normal E4M3 number; smaller numbers are multiples of 2⁻⁹."""
 _REBIAS = (127 - 7) << 3
 
 
 def _values() -> NDArray[np.float32]:
-    """Exponents are biased by 7; NaN is where all bits below the sign are set."""
+    """Values of all codes. The exponent bias is 7; NaN has all bits below the sign set."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, (code & 7).astype(np.float64)
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
@@ -40,7 +40,7 @@ def _values() -> NDArray[np.float32]:
 
 
 VALUES = _values()
-"""What a byte stands for."""
+"""The value of each byte."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Fp8(WeightFormat):
 
 
 def nearest(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Codes of the nearest numbers, ties to even; what is too large becomes the largest one."""
+    """Codes of the nearest numbers, ties to even; values out of range saturate."""
     bits = values.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
     half = np.uint32((1 << (_MANTISSA - 1)) - 1) + (magnitude >> np.uint32(_MANTISSA) & np.uint32(1))

@@ -1,4 +1,4 @@
-"""Integers with a scale for each group, and maybe a zero point: value = (number − zero) · scale."""
+"""Integers with a scale and optionally a zero point per group: value = (number − zero) · scale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ZERO = "zero"
 
 @dataclass(frozen=True)
 class Integers(WeightFormat):
-    """asymmetric: a zero point is stored beside each scale; otherwise it is the middle of the range: 128, 16 or 8."""
+    """asymmetric: a zero point is stored beside each scale; otherwise it is mid-range: 128, 16 or 8."""
 
     bits: int
     group_size: int = WHOLE_ROW
@@ -43,8 +43,11 @@ class Integers(WeightFormat):
 
     @property
     def sums(self) -> Sums | None:
-        """Kernels sum numbers, not values: they add a group's activations times minus the zero point, or times −1
-        where the zero point is read beside them. None reads numbers of 5 bits as integers."""
+        """The activation sums that correct for zero points.
+
+        Kernels multiply unsigned numbers, then add each group's activation sum times −zero, or times −1 if the zero
+        point is stored per group. None for 5-bit numbers, which no kernel multiplies as integers.
+        """
         if self.bits == 5:
             return None
         return Sums(self.group_size, -1 if self.asymmetric else -self.middle)
@@ -76,7 +79,7 @@ class Integers(WeightFormat):
         scale: NDArray[np.float32],
         zero: NDArray[np.uint8] | None,
     ) -> None:
-        """Views [R, groups, width]."""
+        """Rounds groups into their arrays, which are views [R, groups, width]."""
         low, high = weight.min(-1), weight.max(-1)
         check_finite(low, high)
         top = (1 << self.bits) - 1
@@ -87,7 +90,8 @@ class Integers(WeightFormat):
             zero[...] = np.rint(-low * inverse)
             middle: Any = zero.astype(np.float32)[..., None]
         elif self.bits < 8:
-            # The value furthest from 0 becomes the end of the range that has one number more: scales may be negative.
+            # Map the value furthest from 0 to the end of the range with one more number; scales may therefore be
+            # negative.
             np.divide(np.where(-low >= high, low, high), np.float32(-self.middle), out=scale)
             inverse, middle = inverse_of(scale), np.float32(self.middle)
         else:

@@ -1,4 +1,4 @@
-"""The weight formats by exact kind: a format is added with its file and a line here."""
+"""The weight formats by exact kind. To add a format, add its file and a line here."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _FORMATS: tuple[tuple[type[WeightFormat], tuple[Scheme, ...]], ...] = (
     (codes.Codes, codes.SCHEMES),
     (affine.Affine, affine.SCHEMES),
 )
-"""Each with the schemes that users ask for it by."""
+"""Each format, with the schemes by which users request it."""
 FORMATS = {format.kind: format for format, _ in _FORMATS}
 SCHEMES = {scheme.name: scheme for _, schemes in _FORMATS for scheme in schemes}
 
 
 def format_of(record: Mapping[str, Any]) -> WeightFormat:
-    """The format whose `record` it is. Raises QuantizeError."""
+    """The format with this `record`. Raises QuantizeError."""
     return _made(str(record["kind"]), record)
 
 
 def format_of_kernel(params: Mapping[str, Any]) -> WeightFormat:
-    """The format whose `kernel_params` are among these, as kernels see it. Raises QuantizeError."""
+    """The format whose `kernel_params` are among `params`. Raises QuantizeError."""
     return _made(str(params["format"]), params)
 
 
@@ -42,7 +42,7 @@ def _made(kind: str, facts: Mapping[str, Any]) -> WeightFormat:
 
 
 def format_sources(kind: object) -> tuple[Path, ...]:
-    """The files that decide how a format lies and what kernels make of it, beside those of targets; none of no kind."""
+    """The files that define a format's layout and kernel arithmetic, targets' files excluded; none without a kind."""
     if not isinstance(kind, str) or kind not in FORMATS:
         return ()
     return Path(base.__file__), Path(tables.__file__), Path(inspect.getfile(FORMATS[kind]))

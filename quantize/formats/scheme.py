@@ -1,4 +1,4 @@
-"""What becomes of a linear layer: the format of its weight, and the numbers of its activations."""
+"""A scheme: how a linear layer is quantized: its weight's format and its activations' numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llmc.quantize.formats.base import QuantizeError, WeightFormat
 
 @dataclass(frozen=True)
 class Scheme:
-    """name: as users write it.
+    """One choice of weight format and activation bits.
 
-    act_bits: 16: activations stay as they are (f32, bf16 or f16); 8: int8 with one scale a token. head: the scheme of
-    the output projection, whose errors go straight to the logits. Raises QuantizeError for a format that is not
-    multiplied by int8 activations.
+    name: as users write it. act_bits: 16 keeps activations in f32, bf16 or f16; 8 rounds them to int8 with one scale
+    per token. head: the scheme of the output projection, whose errors reach the logits directly. Raises QuantizeError
+    if the format cannot be multiplied by int8 activations.
     """
 
     name: str
@@ -30,5 +30,5 @@ class Scheme:
         return f"{self.name} in {self.weight.describe()}"
 
     def with_weight(self, group_size: int | None, asymmetric: bool | None) -> Scheme:
-        """This scheme with other groups; None keeps what it has. Raises QuantizeError."""
+        """This scheme with other groups; None keeps the current value. Raises QuantizeError."""
         return replace(self, weight=self.weight.regrouped(group_size, asymmetric))

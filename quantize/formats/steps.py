@@ -1,7 +1,7 @@
-"""4-bit integers whose groups have integer steps under one scale a row: value = (number − zero) · step · scale.
+"""4-bit integers with an integer step per group and one scale per row: value = (number − zero) · step · scale.
 
-A group has a step of 1 … 15 and a zero point of 0 … 15, in one byte. So (number − zero) · step is an int8, and a sum
-over all of K is exact. This is progressive quantization of groups (QServe, arXiv 2405.04532).
+A group has a step of 1 … 15 and a zero point of 0 … 15, in one byte. So (number − zero) · step fits int8, and sums over
+all of K are exact. This is progressive group quantization (QServe, arXiv 2405.04532).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llmc.quantize.formats.scheme import Scheme
 
 STEP = "step"
 _LARGEST = 120
-"""(number - zero) * step of the value of a row that is furthest from 0: eight times the largest step."""
+"""(number − zero) · step of a row's largest magnitude: eight times the largest step."""
 
 
 @dataclass(frozen=True)
 class Steps(WeightFormat):
-    """asymmetric: zero points are where they fit the group, not 7 or 8. Kernels read both alike."""
+    """asymmetric: zero points fit the group, rather than being 7 or 8. Kernels read both alike."""
 
     group_size: int = WHOLE_ROW
     asymmetric: bool = False
@@ -40,12 +40,12 @@ class Steps(WeightFormat):
     bits: ClassVar[int] = 4  # type: ignore[misc]
 
     def planes(self, k: int) -> tuple[Plane, ...]:
-        """A byte of a group: step + 16 zero."""
+        """One byte per group: step + 16 · zero."""
         return Plane(SCALE, "f32", 1), Plane(STEP, "u8", self.groups(k))
 
     @property
     def sums(self) -> Sums:
-        """Bytes that kernels multiply are (number − zero) · step + 128."""
+        """The activation sums for kernels that multiply the bytes (number − zero) · step + 128."""
         return Sums(WHOLE_ROW, -128)
 
     def kernel_params(self) -> dict[str, int | bool | str]:
@@ -78,7 +78,7 @@ class Steps(WeightFormat):
         scale: NDArray[np.float32],
         step_zero: NDArray[np.uint8],
     ) -> None:
-        """Views [R, groups, width], by the scales [R, 1] of their rows; step_zero: [R, groups]."""
+        """Rounds views [R, groups, width], given row scales [R, 1]. step_zero: [R, groups]."""
         low, high, inverse = weight.min(-1), weight.max(-1), inverse_of(scale)
         if self.asymmetric:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -88,10 +88,10 @@ class Steps(WeightFormat):
         step = np.clip(np.rint(range_ * inverse), 1, 15)
         inverse = inverse / step
         if self.asymmetric:
-            # (0 - zero) * step and (15 - zero) * step have to be int8.
+            # (0 − zero) · step and (15 − zero) · step must fit int8.
             zero = np.clip(np.rint(-low * inverse), np.maximum(15 - 127 // step, 0), np.minimum(128 // step, 15))
         else:
-            # The value furthest from 0 is at the end that has one number more.
+            # The value furthest from 0 goes to the end of the range with one more number.
             zero = np.where(-low >= high, np.float32(8), np.float32(7))
         weight *= inverse[..., None]
         np.rint(weight, out=weight)

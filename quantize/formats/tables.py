@@ -1,7 +1,6 @@
-"""Tables of 16 numbers that codes of 4 bits stand for, by name, and the codes that come closest to values.
+"""Tables of 16 numbers indexed by 4-bit codes, by name, and rounding to the nearest code.
 
-e2m1: the floats of 4 bits of OCP's microscaling formats. nf4, fp4: of bitsandbytes. iq4_nl: of llama.cpp, whole
-numbers.
+e2m1: the 4-bit floats of OCP's microscaling formats. nf4, fp4: bitsandbytes. iq4_nl: llama.cpp, integers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TABLES: dict[str, Floats] = {
          0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
         np.float32,
     ),
-    # bitsandbytes' own, without infinities; not e2m1.
+    # bitsandbytes' fp4, without infinities; differs from e2m1.
     "fp4": np.array(
         [0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25,
          -0.0, -0.0052083334885537624, -0.6666666865348816, -1.0, -0.3333333432674408, -0.5, -0.1666666716337204,
@@ -32,12 +31,14 @@ TABLES: dict[str, Floats] = {
     ),
     "iq4_nl": np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32),
 }  # fmt: skip
-"""What codes stand for."""
+"""The number of each code, by table."""
 
 
 def wanted_scale(table: str, low: Floats, high: Floats) -> Floats:
-    """The scale by which the value of a group that is furthest from 0 becomes the furthest number of the table. low,
-    high: the least and the largest value of each group. Of a table that reaches as far on both sides it is positive."""
+    """The scale that maps a group's value furthest from 0 to the table's number furthest from 0.
+
+    low, high: least and largest value of each group. For a table of equal reach on both sides the scale is positive.
+    """
     least, most = TABLES[table].min(), TABLES[table].max()
     if -least > most:
         signed: Floats = np.where(-low >= high, low, high) / least
@@ -47,14 +48,14 @@ def wanted_scale(table: str, low: Floats, high: Floats) -> Floats:
 
 
 def nearest(table: str, values: Floats) -> NDArray[np.uint8]:
-    """The codes of the numbers that come closest; a value in the middle of two goes to the even code."""
+    """The codes of the nearest numbers; a tie goes to the even code."""
     thresholds, codes = _thresholds(table)
     found: NDArray[np.uint8] = codes[np.searchsorted(thresholds, values)]
     return found
 
 
 def codes_of(table: str, numbers: NDArray[Any]) -> NDArray[np.uint8]:
-    """The codes of int8 numbers that are all in a table of whole ones."""
+    """The codes of int8 numbers, all of which must be in an integer table."""
     codes = np.zeros(256, np.uint8)
     codes[TABLES[table].astype(np.int8).view(np.uint8)] = np.arange(16)
     found: NDArray[np.uint8] = codes[numbers.view(np.uint8)]
@@ -63,7 +64,7 @@ def codes_of(table: str, numbers: NDArray[Any]) -> NDArray[np.uint8]:
 
 @cache
 def _thresholds(table: str) -> tuple[Floats, NDArray[np.uint8]]:
-    """Codes by ascending values, and where the next one begins."""
+    """Codes in order of value, and the thresholds between neighbours."""
     values, codes = np.unique(TABLES[table], return_index=True)
     middle = (values[1:] + values[:-1]) / np.float32(2)
     upwards = np.nextafter(middle, np.float32(-np.inf))

@@ -1,1 +1,1 @@
-"""Methods that look at what a layer's inputs are like before they round its weight. Numpy alone."""
+"""Methods that use statistics of a layer's inputs to round its weight. Numpy alone."""

@@ -1,8 +1,8 @@
-"""AWQ: input channels that matter are made larger before rounding, and their inputs smaller by as much.
+"""AWQ: scales salient input channels of a weight up before rounding, and their inputs down by the same factor.
 
-Lin et al., arXiv 2306.00978. The scales are a power of the inputs' magnitudes; the power is the one with the least
-error of the layer's outputs. Then the range of every group is shrunk while that makes the outputs better, one group
-after another: what the groups before it change is taken into account.
+Lin et al., arXiv 2306.00978. The scales are a power of the inputs' mean magnitudes; the power is the one with the least
+output error. Then the range of each group is shrunk while that lowers the output error, one group at a time, given the
+groups already settled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from llmc.quantize.methods.grids import SHRINKS, find_grid, group_grams, round_t
 
 ALPHAS = tuple(step / 20 for step in range(20))
 _COARSE = (1.0, 0.92, 0.84)
-"""What ranges are multiplied by while scales are looked for."""
+"""Range factors tried during the search for scales."""
 _LEAST = np.float32(1e-4)
 
 
 def channel_scales(magnitude: Floats, alpha: float) -> Floats:
-    """[K], around 1. magnitude: [K], the mean of the inputs' magnitudes."""
+    """Channel scales [K], centred on 1. magnitude: [K], mean magnitudes of the inputs."""
     scales = np.maximum(magnitude, np.float32(1e-8)) ** np.float32(alpha)
     scales /= np.sqrt(scales.max() * scales.min())
     return np.maximum(scales, _LEAST)
@@ -39,11 +39,12 @@ def search_scales(
     largest: Floats | None = None,
     each: Callable[[Callable[[float], float], Sequence[float]], Iterable[float]] = map,
 ) -> Floats:
-    """What the columns of a weight [N, K] are best multiplied by, and its inputs divided.
+    """Finds the factors [K] for the columns of a weight [N, K]; inputs are divided by them.
 
-    gram: [K, K], the sum of x xᵀ of the inputs, or a multiple of it. magnitude: see `channel_scales`; 0 is among the
-    powers, so that no scales at all are tried, too. largest: the inputs' largest magnitudes, [K], where inputs are
-    rounded to int8; gram is a mean then. each: like map, and may try several powers at once.
+    gram: [K, K], the sum of x xᵀ over inputs, or a multiple of it.
+    magnitude: see `channel_scales`. A power of 0 is tried too, which scales nothing.
+    largest: [K], largest magnitudes of inputs that are rounded to int8; gram must then be a mean.
+    each: a `map`, which may try several powers in parallel.
     """
     groups = group_grams(gram, format)
 
@@ -64,8 +65,9 @@ def search_scales(
 
 
 def rounded_inputs_error(weight: Floats, largest: Floats) -> float:
-    """What rounding inputs to int8 adds to the squares of a token's outputs, at most. Each input is off by a twelfth of
-    the square of a step, and a step is a 127th of the largest input.
+    """An upper bound on the mean squared output error of a token from rounding inputs to int8.
+
+    The mean squared error of an input is step² / 12; a step is 1/127 of the largest input.
     """
     step = float(largest.max()) / 127
     return step * step / 12 * float(np.vdot(weight, weight))
@@ -74,9 +76,9 @@ def rounded_inputs_error(weight: Floats, largest: Floats) -> float:
 def quantize_rows(
     weight: Floats, gram: Floats, format: WeightFormat, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
 ) -> Quantized:
-    """Rows [R, K] rounded to nearest, each group in the range that is best for the outputs, given those of the others.
+    """Rounds rows [R, K] to nearest, each group in the range with the least output error, given the other groups.
 
-    weight, gram: scaled already.
+    weight, gram: already scaled.
     """
     grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, gram=group_grams(gram, format), ends=True)
     if format.groups(weight.shape[1]) > 1:

@@ -1,4 +1,4 @@
-"""Grids of small floats: FP8, and codes of 4 bits."""
+"""Grids of small floats: FP8 and 4-bit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fp8Grid(Grid):
 
 @dataclass(frozen=True, eq=False)
 class CodeGrid(Grid):
-    """exponents: the bytes of scales that are powers of two, which `scale` has in float32, too."""
+    """exponents: bytes of power-of-two scales; `scale` holds them as float32."""
 
     exponents: NDArray[np.uint8]
     format: Codes
@@ -54,7 +54,7 @@ def fp8_grids(weight: Floats, format: Fp8, shrinks: Sequence[float], dtype: str)
 
 
 def code_grids(weight: Floats, format: Codes, shrinks: Sequence[float], dtype: str) -> Iterator[Grid]:
-    """Scales that are powers of two have a neighbour on either side, and nothing in between."""
+    """The grids of shrunk ranges. Power-of-two scales only offer a neighbour on either side."""
     largest = np.abs(weight).max(-1)
     if format.scale_kind == E8M0:
         powers = format.powers(largest).astype(np.int16)

@@ -1,8 +1,8 @@
-"""GPTQ: columns are rounded one after another, and those behind take up what each one lost.
+"""GPTQ: rounds columns one at a time, and compensates each error in the columns not yet rounded.
 
-Frantar et al., arXiv 2210.17323. With H = XᵀX of a layer's inputs and W its weight, tr((W - Q) H (W - Q)ᵀ) is the
-squared error of the outputs. Groups are neighbours and keep the grids that are found before anything is rounded, so
-that the order of rounding needs no place in the checkpoint.
+Frantar et al., arXiv 2210.17323. For inputs X, H = XᵀX and weight W, tr((W - Q) H (W - Q)ᵀ) is the squared output
+error. Groups are contiguous, and their grids are fixed before rounding, so the checkpoint need not store the rounding
+order.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from llmc.quantize.methods.grid import Floats
 from llmc.quantize.methods.grids import SHRINKS, find_grid, grouped, quantized
 
 DAMPING = 0.01
-_COLUMNS = 16  # that are rounded one by one; wider runs are halved
-_BASE = 64  # columns of a triangle that LAPACK inverts
+_COLUMNS = 16  # columns rounded one by one; wider runs are halved
+_BASE = 64  # columns of a triangle inverted by LAPACK
 _MOST_DAMPING = 1e3
 
 
 @dataclass(frozen=True)
 class Factor:
-    """order: of rounding, columns of the weight. upper: float32 [K, K] in that order, UᵀU being the inverse of H."""
+    """order: column numbers in the order of rounding. upper: float32 [K, K] in that order, with UᵀU = H⁻¹."""
 
     order: NDArray[np.int64]
     upper: Floats
 
     @property
     def cost(self) -> Floats:
-        """What a squared error of each column costs that those behind it cannot take up, in the weight's order."""
+        """The cost of a squared error in each column that later columns cannot compensate, in the weight's column
+        order."""
         cost = np.empty(len(self.order), np.float32)
         cost[self.order] = 1 / np.square(np.diagonal(self.upper))
         return cost
 
 
 def _invert(upper: NDArray[np.float64]) -> None:
-    """Inverts an upper triangle in its place, by halves."""
+    """Inverts an upper triangular matrix in place, recursively by halves."""
     size = len(upper)
     if size <= _BASE:
         upper[...] = np.triu(np.linalg.inv(upper))
@@ -52,9 +53,11 @@ def _invert(upper: NDArray[np.float64]) -> None:
 
 
 def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = True) -> Factor:
-    """hessian: [K, K], the sum of x xᵀ of a layer's inputs, or a multiple of it. damping: of its mean diagonal, added
-    to the diagonal; more where that is not enough. act_order: columns that matter most are rounded first.
+    """Factorizes the inverse Hessian.
 
+    hessian: [K, K], the sum of x xᵀ over a layer's inputs, or a multiple of it.
+    damping: added to the diagonal, as a fraction of its mean; raised if factorization fails.
+    act_order: round the columns with the largest diagonal first.
     Raises QuantizeError unless it is finite.
     """
     if not np.isfinite(hessian).all():
@@ -64,7 +67,7 @@ def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = Tr
     order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
     share = damping
     while True:
-        # Reversed, the factor of H comes out as an upper triangle whose inverse is that of the inverse of H.
+        # The reversed Cholesky factor of H is upper triangular; its inverse is the factor of H⁻¹.
         wide = hessian[np.ix_(order[::-1], order[::-1])].astype(np.float64)
         wide[np.diag_indices_from(wide)] += share * mean
         try:
@@ -83,10 +86,10 @@ def factor(hessian: NDArray[Any], damping: float = DAMPING, act_order: bool = Tr
 def quantize_rows(
     weight: Floats, factor: Factor, format: WeightFormat, *, dtype: str = "f32", shrinks: Sequence[float] = SHRINKS
 ) -> Quantized:
-    """Rows [R, K] of a weight, whose numbers depend on no other row. dtype: what scales are stored in."""
+    """Quantizes rows [R, K] of a weight, each independently of the others. dtype: of stored scales."""
     grid = find_grid(weight, format, dtype=dtype, shrinks=shrinks, importance=factor.cost)
     width = grouped(weight, format).shape[2]
-    # A row a column, in the order of rounding: each is one run of memory.
+    # Transposed, in rounding order: each column is contiguous in memory.
     columns = np.ascontiguousarray(weight.T[factor.order])
     numbers = np.empty_like(columns)
     errors = np.empty_like(columns)
@@ -113,6 +116,6 @@ def quantize_rows(
 
 
 def output_error(change: NDArray[Any], hessian: NDArray[Any]) -> float:
-    """tr(C H Cᵀ) of a change [N, K] of a weight: the squared change of the layer's outputs."""
+    """tr(C H Cᵀ) for a change C [N, K] of a weight: the squared change of the layer's outputs."""
     wide = change.astype(np.float64)
     return float(np.vdot(wide @ hessian.astype(np.float64), wide))

@@ -1,4 +1,4 @@
-"""What numbers of a weight's groups may stand for, once scales are chosen: a grid for every kind of format."""
+"""The representable values of a weight's groups once scales are chosen: a grid per kind of format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _G = TypeVar("_G", bound="Grid")
 
 @dataclass(frozen=True, eq=False)
 class Grid(ABC):
-    """Arrays of rows [R, G]; elements are rounded where they broadcast against them. scale: float32."""
+    """Group parameters [R, G], which broadcast against the elements they round. scale: float32."""
 
     scale: Floats
 
@@ -33,38 +33,38 @@ class Grid(ABC):
 
     @abstractmethod
     def values(self, numbers: Floats) -> Floats:
-        """What numbers stand for."""
+        """The values of numbers."""
 
     @abstractmethod
     def planes(self) -> Mapping[str, NDArray[Any]]:
-        """What lies beside the numbers, [R, G] each."""
+        """The arrays stored beside the numbers, [R, G] each."""
 
     def with_end_moved(self: _G, end: int, dtype: str) -> Iterator[_G]:
-        """The grid with the lower end (0) or the upper one (1) of its range elsewhere; none where ends go together.
+        """Grids with the lower (0) or upper (1) end of the range moved; none if the ends cannot move independently.
 
-        dtype: what scales are stored in.
+        dtype: of stored scales.
         """
         return iter(())
 
     def mapped(self: _G, how: Callable[[NDArray[Any]], NDArray[Any]]) -> _G:
-        """The grid with each of its arrays changed."""
+        """The grid with `how` applied to each array."""
         return replace(self, **{name: how(array) for name, array in self._arrays().items()})
 
     def where(self: _G, chosen: NDArray[np.bool_], other: _G) -> _G:
-        """This grid in the chosen groups [R, G], the other one elsewhere."""
+        """This grid in the chosen groups [R, G], `other` elsewhere."""
         others = other._arrays()
         return replace(self, **{name: np.where(chosen, array, others[name]) for name, array in self._arrays().items()})
 
     def wide(self: _G) -> _G:
-        """For elements [R, G, width]."""
+        """The grid shaped for elements [R, G, width]."""
         return self.mapped(lambda array: array[..., None])
 
     def of_groups(self: _G) -> list[_G]:
-        """Of each group by itself, for elements [R]."""
+        """One grid per group, each shaped for elements [R]."""
         return [self.mapped(lambda array, g=g: np.ascontiguousarray(array[:, g])) for g in range(self.scale.shape[1])]  # type: ignore[misc]
 
     def joined(self: _G, groups: Sequence[_G]) -> _G:
-        """The grid of all groups again, of what `of_groups` gave."""
+        """The inverse of `of_groups`."""
         arrays = [group._arrays() for group in groups]
         return replace(self, **{name: np.stack([of[name] for of in arrays], axis=1) for name in self._arrays()})
 
@@ -77,7 +77,7 @@ SCALE_DTYPES = ("f32", "f16", "bf16")
 
 
 def rounded_scale(scale: Floats, dtype: str) -> Floats:
-    """The float32 values of scales that are stored in `dtype`, one of SCALE_DTYPES."""
+    """Scales rounded to `dtype`, one of SCALE_DTYPES, as float32."""
     if dtype == "f16":
         return np.clip(scale, -65504, 65504).astype(np.float16).astype(np.float32)
     if dtype == "bf16":

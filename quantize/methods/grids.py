@@ -1,4 +1,4 @@
-"""The grid of each group that costs least, and rounding to a grid that is given."""
+"""Finds the least-cost grid of each group, and rounds to a given grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.quantize.methods.grid import Floats, Grid
 from llmc.quantize.methods.integer_grids import integer_grids, offset_grids
 
 SHRINKS = tuple((54 - step) / 50 for step in range(26))
-"""What ranges are multiplied by when the best one is looked for."""
+"""Range factors tried in the search for the best range."""
 ONE = (1.0,)
 
 _CANDIDATES: dict[str, Callable[[Floats, Any, Sequence[float], str], Iterator[Grid]]] = {
@@ -23,12 +23,12 @@ _CANDIDATES: dict[str, Callable[[Floats, Any, Sequence[float], str], Iterator[Gr
     "fp8": fp8_grids,
     "codes": code_grids,
 }
-"""By the kind of format. Of groups [R, G, width], with ranges that are multiplied by each of some factors: the first is
-the format's own rounding."""
+"""By kind of format: the candidate grids for groups [R, G, width], one per range factor. The first is the format's own
+rounding."""
 
 
 def grouped(weight: Floats, format: WeightFormat) -> Floats:
-    """[R, G, width] of [R, K]. Raises QuantizeError unless rows are whole groups."""
+    """Reshapes [R, K] to [R, G, width]. Raises QuantizeError unless rows are whole groups."""
     k = weight.shape[1]
     groups = format.groups(k)
     if k % groups or (groups > 1 and k != groups * format.group_size):
@@ -46,11 +46,11 @@ def find_grid(
     gram: Floats | None = None,
     ends: bool = False,
 ) -> Grid:
-    """The grid of rows [R, K] with the least cost of rounding to nearest, of each group apart.
+    """The grid of rows [R, K] with the least cost of rounding to nearest, chosen for each group alone.
 
-    importance: [K], what a squared error of a column costs. gram: [G, width, width], that of each group's columns
-    together. Neither: all columns are alike. dtype: what scales are stored in. ends: of the best one, either end of
-    groups that have two is then moved by itself.
+    importance: [K], the cost of a squared error in each column. gram: [G, width, width], the cost of errors in a
+    group's columns jointly. Neither: all columns cost alike. dtype: of stored scales. ends: also move either end of the
+    best range alone, in grids with two ends.
     """
     groups = grouped(weight, format)
     weights = None if importance is None else importance.reshape(groups.shape[1:])
@@ -69,9 +69,9 @@ def find_grid(
 
 def settle(weight: Floats, format: WeightFormat, grid: Grid, gram: Floats, *, dtype: str = "f32",
            shrinks: Sequence[float] = SHRINKS) -> Grid:  # fmt: skip
-    """The grid of rows [R, K] with each group's chosen anew for what rounding to nearest costs all of them together.
+    """Improves the grid of rows [R, K]: reselects each group's grid for the least joint cost of rounding to nearest.
 
-    One group after another, given what the others make of the outputs: what two groups change may cancel. gram: [K, K].
+    Groups are visited in turn, given the others' output errors, because errors of two groups may cancel. gram: [K, K].
     """
     groups = grouped(weight, format)
     count, width = groups.shape[1:]
@@ -104,7 +104,8 @@ def _cheapest(
     ends: bool,
     start: Grid | None = None,
 ) -> Grid:
-    """Of groups [R, G, width] each by itself. cost: [R, G], of errors [R, G, width], which it may overwrite."""
+    """The least-cost grid of each group [R, G, width]. cost: maps errors [R, G, width] to [R, G]; may overwrite
+    them."""
 
     def cost_of(grid: Grid) -> Floats:
         wide = grid.wide()
@@ -124,17 +125,17 @@ def _cheapest(
 
 
 def quantized(numbers: Floats, grid: Grid, format: WeightFormat) -> Quantized:
-    """numbers: [R, K] or [R, G, width] of a grid."""
+    """numbers: [R, K], or [R, G, width] as a grid rounds them."""
     return Quantized(format, numbers.astype(np.uint8).reshape(len(numbers), -1), grid.planes())
 
 
 def round_to_nearest(weight: Floats, format: WeightFormat, grid: Grid) -> Quantized:
-    """Rows [R, K] on a grid that was found for them."""
+    """Rounds rows [R, K] to nearest on a given grid."""
     return quantized(grid.wide().rounded(grouped(weight, format)), grid, format)
 
 
 def group_grams(gram: Floats, format: WeightFormat) -> Floats:
-    """[G, width, width]: of a matrix [K, K] what each group has with itself."""
+    """The diagonal blocks [G, width, width] of a Gram matrix [K, K]."""
     k = len(gram)
     groups = format.groups(k)
     width = k // groups

@@ -1,4 +1,4 @@
-"""Grids of integers: with a zero point, or with an offset that is a number of its own."""
+"""Grids of integers with a zero point, or with a real-valued offset."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llmc.quantize.formats.integers import ZERO, Integers
 from llmc.quantize.methods.grid import Floats, Grid, rounded_scale
 
 _MOVES = (-0.08, -0.05, -0.02, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25)
-"""How far an end of a range is moved inwards, of the range's width."""
+"""How far an end of a range is moved inwards, as a fraction of the range's width."""
 
 
 @dataclass(frozen=True, eq=False)
 class IntegerGrid(Grid):
-    """Numbers stand for (number - zero) * scale. zero: float32. top: the largest number."""
+    """value = (number − zero) · scale. zero: float32. top: the largest number."""
 
     zero: Floats
     top: int
@@ -48,7 +48,7 @@ class IntegerGrid(Grid):
 
 @dataclass(frozen=True, eq=False)
 class OffsetGrid(Grid):
-    """Numbers stand for number * scale - offset."""
+    """value = number · scale − offset."""
 
     offset: Floats
     top: int
@@ -80,14 +80,14 @@ def _moved(low: Floats, high: Floats, end: int) -> Iterator[tuple[Floats, Floats
 
 
 def _between(low: Floats, high: Floats, top: int, dtype: str) -> IntegerGrid:
-    """The asymmetric grid of ranges that hold 0."""
+    """The asymmetric grid for ranges that include 0."""
     scale = rounded_scale((high - low) / np.float32(top), dtype)
     return IntegerGrid(scale, np.clip(np.rint(-low * inverse_of(scale)), 0, top), top, asymmetric=True)
 
 
 def integer_grids(weight: Floats, format: Integers, shrinks: Sequence[float], dtype: str) -> Iterator[Grid]:
-    """The grid of the format's own rounding, shrunk; a symmetric one of 4 bits may also reach one number further on
-    the other side."""
+    """The grid of the format's own rounding, with shrunk ranges. A symmetric 4-bit grid may also extend by one number
+    on its other side."""
     low, high = weight.min(-1), weight.max(-1)
     check_finite(low, high)
     top = (1 << format.bits) - 1
@@ -108,7 +108,7 @@ def integer_grids(weight: Floats, format: Integers, shrinks: Sequence[float], dt
 
 
 def offset_grids(weight: Floats, format: Affine, shrinks: Sequence[float], dtype: str) -> Iterator[Grid]:
-    """Of 4-bit numbers with an offset a group; offsets are stored as scales are."""
+    """Grids of 4-bit numbers with an offset per group; offsets are stored in the dtype of scales."""
     low, high = weight.min(-1), weight.max(-1)
     check_finite(low, high)
     top = (1 << format.bits) - 1

@@ -1,4 +1,4 @@
-"""SmoothQuant: what is hard to round in a layer's inputs is moved into its weight (Xiao et al., arXiv 2211.10438)."""
+"""SmoothQuant: moves the outliers of a layer's inputs into its weight (Xiao et al., arXiv 2211.10438)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LEAST = np.float32(1e-5)
 
 
 def smooth_scales(largest_input: Floats, largest_weight: Floats, alpha: float = ALPHA) -> Floats:
-    """What each column of a weight is multiplied by, and its input divided: [K], of the largest magnitudes of both.
+    """Factors [K] for the weight's columns, by which inputs are divided, from the largest magnitudes [K] of both.
 
-    alpha: how much of the inputs' range moves into the weight. A channel without inputs or weights stays as it is.
+    alpha: share of the inputs' range that moves into the weight. A channel with zero inputs or weights gets factor 1.
     """
     known = (largest_input > 0) & (largest_weight > 0)
     inputs, weights = np.maximum(largest_input, _LEAST), np.maximum(largest_weight, _LEAST)
