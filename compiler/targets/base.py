@@ -1,7 +1,7 @@
-"""What the compiler needs to know of hardware: an abstract target, which each kind of hardware implements once.
+"""The compiler's interface to hardware: an abstract target, implemented once per kind of hardware.
 
 A target owns its identity, the layouts of weights, activations and KV cache, kernel templates, code generation, linking
-and tuning. No other module of the compiler knows what a target is made of, but for templates that an op brings.
+and tuning. Outside of it, only templates that an op brings are specific to a target.
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ OnStep = Callable[[int, int], None]
 
 
 class TargetError(ValueError):
-    """A target name that llmc does not know, or that this machine cannot be."""
+    """A target name that llmc does not know, or a target that this machine cannot run."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a measured search found for a kernel: a variant, None for the default one, and how many times as fast as the
-    default it was."""
+    """The result of a measured search for a kernel: a variant (None: the default) and its speed-up over the default."""
 
     variant: str | None
     gain: float = 1.0
 
 
 class Compare(Protocol):
-    """How many times as fast as the first one each code of a kernel is, at so many rows."""
+    """Measures variants of a kernel's code for a row count; returns the speed-up of each over the first."""
 
     def __call__(self, spec: KernelSpec, codes: Sequence[bytes], rows: int) -> list[float]: ...
 
 
 class Target(ABC):
-    """One piece of hardware at one level, to compile for. Immutable; equal targets have equal records."""
+    """One piece of hardware, at one level, to compile for. Immutable; equal targets have equal records."""
 
     kind: ClassVar[str]
-    """As in `targets.registry.KINDS`."""
+    """Exact name, as in `targets.registry.KINDS`."""
     device: ClassVar[str]
-    """Kind of the devices that load its code, as they register."""
+    """The device kind that loads its code, as devices register it."""
     code_name: ClassVar[str]
-    """Of the file of machine code in an artifact."""
+    """Name of the machine code file in an artifact."""
     layout: ClassVar[str]
-    """Tag of how activations and KV cache lie (FORMAT.md)."""
+    """Tag of the layout of activations and KV cache (FORMAT.md)."""
     runs_ranks: ClassVar[bool] = False
-    """Whether its devices run as one of several ranks."""
+    """Whether its devices can run as one of several ranks."""
     keeps_states: ClassVar[bool] = False
-    """Whether its devices have a buffer of hidden states, which heads that guess read."""
+    """Whether its devices keep a buffer of hidden states, read by speculative heads."""
 
     # Identity
 
@@ -68,19 +67,19 @@ class Target(ABC):
     @property
     @abstractmethod
     def level(self) -> int:
-        """What an artifact demands of a device of this kind: its level or a higher one (FORMAT.md)."""
+        """The least device level that an artifact requires, within this kind (FORMAT.md)."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """All that identifies it, as JSON: the manifest's `target`. The kind's `from_record` reads it."""
+        """Everything that identifies it, as JSON: `target` in the manifest. The kind's `from_record` reads it."""
 
     @abstractmethod
     def code_key(self) -> str:
-        """What the code of all its kernels depends on, for keys of the cache."""
+        """Everything that the code of all its kernels depends on, for cache keys."""
 
     @abstractmethod
     def layout_key(self) -> str:
-        """What graphs depend on of it, and so of its layouts, for keys of the cache."""
+        """Everything about it that graphs depend on, layouts included, for cache keys."""
 
     @abstractmethod
     def runs_here(self) -> bool:
@@ -92,87 +91,93 @@ class Target(ABC):
     def graph_shape(
         self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
     ) -> GraphShape:
-        """How a graph holds at most `tokens` and `samples` rows. longest_context: tokens of a sequence of the graph;
-        max_context: of any graph of the model."""
+        """The shape of a graph of at most `tokens` and `samples` rows.
+
+        longest_context: most tokens of a sequence in this graph; max_context: in any graph of the model.
+        """
 
     @abstractmethod
     def row_params(self, layout: int) -> Mapping[str, Param]:
-        """Parameters of kernels whose rows are held in `layout`, as `graph_shape` chose it."""
+        """Parameters of kernels whose rows are in `layout`, as `graph_shape` chose it."""
 
     @abstractmethod
     def int8_row_words(self, width: int, groups: int) -> int:
-        """Words of 4 bytes of a row of `width` numbers quantized to int8, with its scale and a sum for each group."""
+        """4-byte words in an int8 row of `width` numbers, with its scale and one sum per group."""
 
     @abstractmethod
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
-        """Bytes of partial results of attention that cuts contexts into segments."""
+        """Bytes of partial results for attention that splits contexts into segments."""
 
     @abstractmethod
     def row_unit(self, layout: int) -> int:
-        """Rows held in `layout` are a multiple of this many, and computed so."""
+        """Rows in `layout` are allocated and computed in multiples of this."""
 
     @abstractmethod
     def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
-        """Bytes of the keys, and of the values, of one KV block of one layer."""
+        """Bytes of (keys, values) of one KV block of one layer."""
 
     @abstractmethod
     def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
-        """How adapters of a layer lie in its pool. columns: its inputs; rows: outputs of each of its parts; rank: the
-        largest of an adapter; dtype: of its numbers."""
+        """The layout of a layer's adapters in their pool.
+
+        columns: inputs of the layer. rows: outputs of each of its parts. rank: the largest of any adapter. dtype: of
+        the adapters' numbers.
+        """
 
     # Weights
 
     @abstractmethod
     def weight_params(self) -> Mapping[str, Param]:
-        """Parameters of kernels that read a matrix in the target's layout otherwise than a linear layer does."""
+        """Parameters of kernels that read a linear layer's packed matrix in some other way, such as an embedding."""
 
     @abstractmethod
     def weight_tensors(self, request: WeightRequest) -> list[WeightTensor]:
-        """The tensors that a packed weight is stored in: the first has the weight's name, others their part's after
-        it."""
+        """The tensors that store a packed weight: the first has the weight's name, the others append their part's
+        name."""
 
     @abstractmethod
     def weight_pieces(self, request: WeightRequest, parameter: Parameter) -> Iterator[tuple[memoryview, ...]]:
-        """The bytes of a packed weight's tensors in order, some MiB at a time; pieces are valid until the next ones are
-        asked for. Raises QuantizeError."""
+        """Yields the bytes of a packed weight's tensors in order, a few MiB at a time.
+
+        A piece is valid until the next is requested. Raises QuantizeError.
+        """
 
     # Sources, for keys of the cache
 
     @abstractmethod
     def graph_sources(self) -> Sequence[Path]:
-        """Sources of this kind of target that decide command lists."""
+        """Source files of this kind of target that command lists depend on."""
 
     @abstractmethod
     def weight_sources(self, *, quantized: bool) -> Sequence[Path]:
-        """Sources of this kind of target that decide how weights are packed."""
+        """Source files of this kind of target that the packing of weights depends on."""
 
     @abstractmethod
     def template_digest(self, spec: KernelSpec) -> str:
-        """Digest of the sources that decide a kernel's code. Raises KernelSpecError."""
+        """Digest of the sources that a kernel's code depends on. Raises KernelSpecError."""
 
     # Code
 
     def sampling_kernels(self, vocab: int) -> Sequence[KernelSpec]:
-        """Kernels beside those of graphs, by which a device draws tokens of so many; none: the host draws them."""
+        """Kernels outside the graphs by which a device samples from `vocab` logits; empty if the host samples."""
         return ()
 
     @abstractmethod
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
-        """What the device is told of a kernel: at most `graphs_format.MAX_LAUNCH_FACTS` numbers (FORMAT.md)."""
+        """What a device must know to launch a kernel: at most `graphs_format.MAX_LAUNCH_FACTS` integers (FORMAT.md)."""
 
     @abstractmethod
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
-        """The code of one kernel, in this process. variant: of its schedule, None: the default. Same input, same bytes.
-        Raises KernelSpecError."""
+        """Compiles one kernel in this process; deterministic. variant: of its schedule; None for the default. Raises
+        KernelSpecError."""
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
-        """What people may see of a kernel's code: texts by the ending of a file."""
+        """A kernel's code in readable forms: file suffix → text."""
         return {}
 
     @abstractmethod
     def link(self, codes: Sequence[bytes], path: Path) -> None:
-        """Writes the code section of an artifact with these kernels, in order. Same codes, same bytes. Raises
-        LinkError."""
+        """Writes an artifact's code section with these kernels, in order; deterministic. Raises LinkError."""
 
     def kernels_of_code(self, code: bytes) -> Collection[str] | None:
         """The symbols that a code section defines; None where these are the device's to find, when it loads them."""
@@ -182,11 +187,11 @@ class Target(ABC):
 
     @abstractmethod
     def check_variant(self, text: str) -> str:
-        """The variant of a schedule in its canonical form. Raises ValueError."""
+        """A schedule variant in canonical form. Raises ValueError."""
 
     @abstractmethod
     def check_tunes_here(self) -> None:
-        """Raises CompileError where nothing can be measured on this machine."""
+        """Raises CompileError if this machine cannot measure kernels of the target."""
 
     @abstractmethod
     def tune(
@@ -198,9 +203,14 @@ class Target(ABC):
         on_step: OnStep,
         compare: Compare | None = None,
     ) -> dict[KernelSpec, Choice]:
-        """Measured choices for those kernels that have one. rows: the most that each is called with. machine: what the
-        speed of this machine depends on, by name. compare: for tests; None measures. Raises CompileError."""
+        """Measures schedules; returns a choice for each kernel that has several.
+
+        rows: the most rows that each kernel is called with.
+        machine: properties that this machine's speed depends on, by name.
+        compare: for tests; None measures.
+        Raises CompileError.
+        """
 
 
 class LinkError(RuntimeError):
-    """Kernels that could not be linked."""
+    """Kernels could not be linked."""

@@ -58,7 +58,7 @@ class Tensors:
         return tensor
 
     def matrix(self, prefix: str, leaf: str, dtypes: tuple[str, ...]) -> StoredTensor:
-        """The same of a tensor of two dimensions, neither of which is 0."""
+        """As `get`, for a tensor of two non-empty dimensions."""
         tensor = self.get(prefix, leaf, dtypes)
         if len(tensor.shape) != 2 or 0 in tensor.shape or tensor.shape[0] * tensor.shape[1] > _MOST_NUMBERS:
             raise QuantizeError(f"{prefix}.{leaf} has shape {shown(list(tensor.shape))}, not that of a matrix; {AGAIN}")

@@ -1,6 +1,6 @@
-"""The CPU as a compiler's target: what `targets.base.Target` asks for, answered by this folder's modules.
+"""The CPU target: implements `targets.base.Target` with this folder's modules.
 
-Imports neither torch nor tvm: kernels and tuning do, when they are called.
+Imports neither torch nor tvm; kernels and tuning import them when called.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class CpuTarget(base.Target):
 
 
 def names() -> tuple[str, ...]:
-    """Targets of this kind, as users write them."""
+    """Names of all targets of this kind, as users write them."""
     return tuple(target.TARGETS)
 
 
@@ -181,10 +181,10 @@ def named(name: str) -> CpuTarget:
 
 
 def native() -> CpuTarget:
-    """The best one that this machine runs. Raises TargetError."""
+    """The best target that this machine runs. Raises TargetError."""
     return CpuTarget(target.native_target())
 
 
 def from_record(record: Mapping[str, Any]) -> CpuTarget:
-    """The target whose `record()` it is."""
+    """The target with this `record`."""
     return CpuTarget(target.Target(**{**record, "instruction_sets": tuple(record["instruction_sets"])}))

@@ -1,4 +1,5 @@
-"""Times variants of a kernel in turn on made-up operands, as a graph calls them: by a team, weights from memory."""
+"""Times kernel variants alternately on made-up operands, under a graph's conditions: a thread team, weights from
+memory."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ from llmc.compiler.targets.elf.link import link_shared
 _LINE = 64
 _HUGE_PAGE = 2 << 20
 _LEAST_COLD_BYTES = 96 << 20
-_SLACK_BYTES = 1 << 20  # read ahead of the end of a buffer
-_CALL_S = 0.003  # about what one measurement takes: many calls of a small kernel
+_SLACK_BYTES = 1 << 20  # kernels read ahead past a buffer's end
+_CALL_S = 0.003  # approximate duration of one measurement: many calls of a small kernel
 _MIN_ROUNDS = 7
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is measured with: bytes of each operand, in order, and the rows. weight: operands that it is."""
+    """The operands of a timed kernel: name → bytes, in order; and the number of rows. weight: names of operands that
+    form the weight."""
 
     operands: Mapping[str, int]
     rows: int
@@ -44,7 +46,7 @@ class Call:
 
 
 def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
-    """The operands of a `linear` or `linear_quant` kernel for so many rows."""
+    """The operands of a `linear` or `linear_quant` kernel for `rows` rows."""
     from llmc.compiler.targets.cpu.kernels.linear.plan import operands
     from llmc.compiler.targets.cpu.kernels.linear.spec import buffers, problem_of
 
@@ -59,7 +61,7 @@ def linear_call(spec: KernelSpec, target: Target, rows: int) -> Call:
 
 
 def last_cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Of all last-level caches together; 0 where the system does not tell."""
+    """Total bytes of all last-level caches; 0 if the system does not tell."""
     sizes: dict[str, int] = {}
     for cache in cpus.glob("cpu[0-9]*/cache/index3"):
         with suppress(OSError, ValueError):
@@ -69,18 +71,18 @@ def last_cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 class KernelTimer:
-    """Holds the memory and the threads that kernels are measured with. calls: all that will be compared."""
+    """Owns the memory and the threads for timing. calls: all calls to be compared."""
 
     def __init__(self, num_threads: int, calls: Sequence[Call]) -> None:
         largest = max(sum(round_up(size, _LINE) for size in call.operands.values()) for call in calls)
-        # Weights that are cycled through: more than all caches hold.
+        # Weights are cycled through copies that together exceed all caches.
         cold = max(_LEAST_COLD_BYTES, 2 * last_cache_bytes())
         size = round_up(largest + cold + 2 * _SLACK_BYTES, _HUGE_PAGE) + _HUGE_PAGE
         self._memory = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._memory, np.uint8)
-        # Bytes that make ordinary numbers of every dtype, nothing subnormal.
+        # Bytes that are ordinary numbers in every dtype, none subnormal.
         block = np.random.default_rng(0).integers(0x3B, 0x3F, _HUGE_PAGE, np.uint8)
         for start in range(0, size, _HUGE_PAGE):
             self._bytes[start : start + _HUGE_PAGE] = block[: size - start]
@@ -101,8 +103,8 @@ class KernelTimer:
         self._stack.close()
 
     def compare(self, symbol: str, variants: Sequence[bytes], call: Call, seconds: float) -> list[float]:
-        """How many times as fast as the first one each variant, an object file, is: medians of calls in turn, for about
-        so many seconds."""
+        """Speed-ups of the variants (object files) over the first: medians of alternating calls, for about `seconds` in
+        all."""
         kernels = [self._load(symbol, code) for code in variants]
         cold = self._copies(call)
         count, at = 1, 0
@@ -135,7 +137,7 @@ class KernelTimer:
         return function
 
     def _copies(self, call: Call) -> list[tuple[Any, ...]]:
-        """Arguments of calls that differ in where their weights lie."""
+        """Argument lists that differ only in the addresses of their weights."""
         scalars = (ctypes.c_int64 * 8)(*[call.rows] * 8)
         at, shared = self._start, {}
         for name, size in call.operands.items():
@@ -173,7 +175,7 @@ class _Team:
         self._end.wait()
 
     def close(self) -> None:
-        """Also where a job was interrupted and others wait for its end."""
+        """Also called when a job was interrupted while other threads wait for its end."""
         self._begin.abort()
         self._end.abort()
         for thread in self._threads:

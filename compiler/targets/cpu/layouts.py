@@ -1,4 +1,5 @@
-"""Rows of activations, cuts of attention and rows of the KV cache on a CPU. Imports neither torch nor tvm."""
+"""Row layouts of activations, context splits of attention and row widths of the KV cache on a CPU. Imports neither
+torch nor tvm."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from llmc.compiler.targets.cpu.kernels.attention_split import STATE_LANES, num_s
 from llmc.compiler.targets.cpu.target import Target
 
 ADAPTER_PANEL = 16
-"""Rows of a panel of adapters' matrices: one vector."""
+"""Rows in a panel of an adapter's matrix: one vector."""
 _SPLIT_TOKENS = 64
-_MOST_PARTIALS = 1024  # of a query head: 20 MiB where there are 32 heads of 128
+_MOST_PARTIALS = 1024  # per query head: 20 MiB for 32 heads of 128
 
 
 def graph_shape(
@@ -27,9 +28,9 @@ def graph_shape(
 
 
 def _segments(tokens: int, longest_context: int, max_context: int, block_size: int) -> int:
-    """Contexts are split where they may be long and tokens alone may not occupy every core.
+    """Splits contexts that may be long, if tokens alone may not occupy every core.
 
-    A graph of many tokens has work for all of them without, and partial results would take much memory.
+    A graph of many tokens needs no split, and its partial results would take much memory.
     """
     segments = num_segments(max_context, block_size)
     few = tokens <= _SPLIT_TOKENS and tokens * segments <= _MOST_PARTIALS
@@ -37,7 +38,7 @@ def _segments(tokens: int, longest_context: int, max_context: int, block_size: i
 
 
 def value_width(head_dim: int) -> int:
-    """Elements of a row of V in the KV cache: whole vectors of any level, as in partial results."""
+    """Elements in a row of V in the KV cache: whole vectors at any level, as in partial results."""
     return partial_floats(head_dim) - STATE_LANES
 
 

@@ -1,4 +1,4 @@
-"""Weights and activations in the packed layouts of FORMAT.md, by numpy."""
+"""Packs weights and activations into the layouts of FORMAT.md, with numpy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lanes_of_dtype(dtype: np.dtype) -> int:
 
 
 def num_panels(n: int, panel_columns: int, parts: int = 1) -> int:
-    """Panels of a weight of n rows in all; each part begins a panel of its own."""
+    """The number of panels of a weight of n rows; each part starts a new panel."""
     return parts * -(-(n // parts) // panel_columns)
 
 
@@ -40,13 +40,13 @@ def packed_shape(n: int, k: int, panel_columns: int, lanes: int, parts: int = 1)
 
 
 class PanelPacker:
-    """Packs a weight some panels at a time through scratch memory that stays in cache; not shared between threads.
+    """Packs a weight a few panels at a time, through scratch memory that stays in cache. Not thread-safe.
 
-    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to `out`, which is strided. parts: equal
-    ones that the weight consists of, one below the other.
+    read_rows: writes rows [first, first + len(out)) of the [N, K] weight to `out`, which is strided. parts: number of
+    equal row blocks that form the weight.
     """
 
-    # Words between two rows of the scratch: rows that are a multiple of a page apart would share a cache set.
+    # Stride of the scratch in words: rows a multiple of a page apart would share a cache set.
     _GAP = 16
 
     def __init__(
@@ -55,25 +55,25 @@ class PanelPacker:
         lanes = lanes_of_dtype(dtype)
         self._n, self._parts = n, parts
         self.panels, self.words, self._columns, _ = packed_shape(n, k, panel_columns, lanes, parts)
-        # Zeros: what no row writes is the padding.
+        # Zeros: elements that no row writes are padding.
         scratch = np.zeros((panel_columns, self.words + self._GAP), np.uint32)
         self._words = scratch[:, : self.words]
         self._rows = scratch.view(dtype)[:, :k]
         self._read_rows = read_rows
 
     def pack(self, first_panel: int, out: NDArray[np.uint32]) -> None:
-        """Writes panels from `first_panel` on to `out` [count, words, panel_columns]."""
+        """Packs panels from `first_panel` on into `out` [count, words, panel_columns]."""
         for i in range(len(out)):
             rows = panel_rows(first_panel + i, self._n, self._columns, self._parts)
             self._read_rows(rows.start, self._rows[: len(rows)])
             if len(rows) < self._columns:
                 self._words[len(rows) :] = 0
-            # Whole words: 4 bytes at a time keep numpy on its fast copy.
+            # Copy whole words: numpy is fast for 4-byte items.
             np.copyto(out[i], self._words.T)
 
 
 def pack_linear(weight: Array, panel_columns: int, parts: int = 1) -> Array:
-    """[N, K] float32 or bfloat16 to [panels][ceil(K/L)][C][L], zero padded."""
+    """Packs [N, K] float32 or bfloat16 into [panels][ceil(K/L)][C][L], zero-padded."""
     n, k = weight.shape
 
     def read_rows(first: int, out: Array) -> None:
@@ -86,16 +86,16 @@ def pack_linear(weight: Array, panel_columns: int, parts: int = 1) -> Array:
 
 
 def unpack_linear(packed: Array, n: int, k: int) -> Array:
-    """The [N, K] weight of a packed one."""
+    """Recovers the [N, K] weight."""
     panels, words, columns, lanes = packed.shape
     return np.ascontiguousarray(packed.transpose(0, 2, 1, 3)).reshape(panels * columns, words * lanes)[:n, :k]
 
 
 def pack_activation(x: Array, row_tile: int) -> Array:
-    """[T, K] to [ceil(T/R)][K/L][R][L], zero padded (kernels write this layout; tests read it)."""
+    """Packs [T, K] into [ceil(T/R)][K/L][R][L], zero-padded. Kernels write this layout; tests read it."""
     return pack_linear(x, row_tile)
 
 
 def unpack_activation(packed: Array, rows: int, k: int) -> Array:
-    """The [rows, K] activation of a packed one."""
+    """Recovers the [rows, K] activation."""
     return unpack_linear(packed, rows, k)

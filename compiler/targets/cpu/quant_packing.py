@@ -1,4 +1,4 @@
-"""Quantized weights and activations in the packed layouts of FORMAT.md, by numpy."""
+"""Packs quantized weights and activations into the layouts of FORMAT.md, with numpy."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from llmc.compiler.targets.cpu.packing import num_panels, panel_rows
 from llmc.quantize.formats.base import Quantized, Sums, WeightFormat
 
 LINE = 8
-"""Elements of K that belong together: two words of 8-bit numbers, one of 4-bit ones. K is padded to a multiple."""
+"""Elements of K stored together: two words of 8-bit numbers, one word of 4-bit numbers. K is padded to a multiple."""
 FIVES_LINES = 4
-"""Lines of 5-bit numbers that share a word behind theirs. K is padded to a multiple of them."""
+"""Lines of 5-bit numbers that share one more word, stored after theirs. K is padded to a multiple of such sets."""
 
 
 def packed_words(k: int, bits: int) -> int:
-    """Words of 4 bytes of one column."""
+    """The number of 4-byte words in one column."""
     lines = -(-k // LINE)
     if bits == 5:
         return -(-lines // FIVES_LINES) * (FIVES_LINES + 1)
     return lines * bits // 4
 
 
-# Of the bytes of a line, two words: those that go to the same bits of both halves of a word.
+# Pairs of bytes of a line (two words) that go to the same bits of the two halves of a word.
 _EVEN, _ODD, _TOP, _LOW = (np.uint32(mask) for mask in (0x001F001F, 0x1F001F00, 0x10001000, 0x0F000F00))
 
 
 def _packed_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Words [columns, words of 5 bits] of the bytes of numbers, [columns, words of 8 bits], whole sets of four lines.
+    """Packs [columns, words of 8 bits] into [columns, words of 5 bits], in whole sets of four lines.
 
-    A half of a line's word has three numbers and the top bit of the fourth, whose other bits are in a fifth word,
-    behind those of the lines.
+    A half of a line's word has three numbers and the top bit of the fourth. The fourth's other bits are in a fifth
+    word, after those of the lines.
     """
     first, second = words[:, 0::2], words[:, 1::2]
     three = first & _EVEN | (first & _ODD) >> 3 | (second & _EVEN) << 10
@@ -47,7 +47,7 @@ def _packed_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _unpacked_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """What `_packed_fives` packed."""
+    """The inverse of `_packed_fives`."""
     sets = words.reshape(len(words), -1, FIVES_LINES + 1)
     of_line = sets[..., :FIVES_LINES]
     left = sets[..., FIVES_LINES:] >> np.arange(0, 4 * FIVES_LINES, 4, dtype=np.uint32)
@@ -58,7 +58,7 @@ def _unpacked_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True)
 class QuantShapes:
-    """Packed shapes of a weight [N, K]: numbers uint8, and the planes of its format by name."""
+    """Packed shapes of a weight [N, K]: its uint8 numbers, and the planes of its format by name."""
 
     numbers: tuple[int, int, int, int]
     planes: dict[str, tuple[int, int, int]]
@@ -75,9 +75,9 @@ ReadQuantized = Callable[[int, Quantized], None]
 
 
 class QuantPanelPacker:
-    """Packs a quantized weight some panels at a time through scratch memory; not shared between threads.
+    """Packs a quantized weight a few panels at a time, through scratch memory. Not thread-safe.
 
-    read_rows: of the [N, K] weight. parts: as of PanelPacker.
+    read_rows: reads the [N, K] weight. parts: as in PanelPacker.
     """
 
     def __init__(
@@ -85,14 +85,15 @@ class QuantPanelPacker:
     ) -> None:
         self._n, self._columns, self._format, self._read_rows = n, panel_columns, format, read_rows
         self._parts = parts
-        # Zeros: what no row writes is the padding.
+        # Zeros: elements that no row writes are padding.
         unit = LINE * FIVES_LINES if format.bits == 5 else LINE
         self._numbers = np.zeros((panel_columns, -(-k // unit) * unit), np.uint8)
         planes = Quantized.empty(format, panel_columns, k).planes
         self._rows = Quantized(format, self._numbers[:, :k], planes)
 
     def pack(self, first_panel: int, numbers: NDArray[np.uint32], planes: Mapping[str, NDArray[Any]]) -> None:
-        """Writes panels from `first_panel` on. numbers: words [count, words, C]; planes: [count, count of a row, C]."""
+        """Packs panels from `first_panel` on. numbers: words [count, words, C]. planes: [count, elements per row,
+        C]."""
         for i in range(len(numbers)):
             of_panel = panel_rows(first_panel + i, self._n, self._columns, self._parts)
             rows = len(of_panel)
@@ -112,7 +113,7 @@ class QuantPanelPacker:
 def pack_quantized(
     weight: NDArray[Any], panel_columns: int, format: WeightFormat, parts: int = 1
 ) -> dict[str, NDArray[Any]]:
-    """Quantizes and packs [N, K]: arrays "numbers" and the planes of the format."""
+    """Quantizes and packs [N, K]: returns the array "numbers" and the planes of the format."""
 
     def read_rows(first: int, out: Quantized) -> None:
         format.quantize_rows(np.array(weight[first : first + len(out.numbers)], np.float32), out)
@@ -122,7 +123,7 @@ def pack_quantized(
 
 
 def pack_rows(weight: Quantized, panel_columns: int) -> dict[str, NDArray[Any]]:
-    """The same of a weight that is quantized already."""
+    """As `pack_quantized`, for an already quantized weight."""
 
     def read_rows(first: int, out: Quantized) -> None:
         weight.rows(slice(first, first + len(out.numbers))).copy_to(out)
@@ -142,7 +143,7 @@ def _packed(
 
 
 def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: WeightFormat) -> Quantized:
-    """What `pack_quantized` packed of a weight [N, K]."""
+    """The inverse of `pack_quantized` for a weight [N, K]."""
     words = np.ascontiguousarray(arrays["numbers"]).view(np.uint32)[..., 0].transpose(0, 2, 1)
     words = words.reshape(-1, words.shape[2])[:n]
     if format.bits == 4:
@@ -159,12 +160,12 @@ def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: We
 
 
 def quantized_row_words(k: int, groups: int) -> int:
-    """Words that a row of a quantized activation [T, K] takes: its numbers, its scale, a sum for each group."""
+    """Words in a row of a quantized activation [T, K]: numbers, scale, and one sum per group."""
     return packed_words(k, 8) + 1 + groups
 
 
 def quantize_activation(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Numbers int8 [T, K] and scales float32 [T] as the kernels make them from `x` [T, K]."""
+    """int8 numbers [T, K] and float32 scales [T], bit-equal to what the kernels make of `x` [T, K]."""
     largest = np.abs(x).max(1, initial=0).astype(np.float32)
     scale = largest / np.float32(127)
     inverse = np.float32(127) / np.maximum(largest, np.float32(1e-36))
@@ -176,7 +177,7 @@ def pack_quantized_activation(
 ) -> NDArray[np.int32]:
     """Words [ceil(T/R)][words of a row][R]: numbers, then the bits of the scale, then sums of groups.
 
-    sums: of the format that reads them.
+    sums: of the weight format that reads them.
     """
     rows, k = numbers.shape
     groups, words = sums.groups(k), packed_words(k, 8)

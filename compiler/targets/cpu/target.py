@@ -1,4 +1,4 @@
-"""Exact CPU targets: the instruction sets and the tile sizes that the kernel templates use."""
+"""Exact CPU targets: the instruction sets and tile sizes that kernel templates use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmc.compiler.targets.base import TargetError
 
-# What ISA levels of FORMAT.md add to the level below, by LLVM's names of the instruction sets.
+# The instruction sets that each ISA level of FORMAT.md adds to the level below, by LLVM's names.
 _LEVELS: tuple[tuple[str, ...], ...] = (
     ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"),
     ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -22,7 +22,7 @@ _AVX512_VNNI = _AVX512 + _LEVELS[2]
 _AVX512_BF16 = _AVX512_VNNI + _LEVELS[3]
 _AMX = _AVX512_BF16 + _LEVELS[4]
 
-# Sets that LLVM would use of its own accord on some `mcpu` and that no level promises.
+# Instruction sets that LLVM would use by itself on some `mcpu`, and that no level promises.
 _UNPROMISED = (
     "avx512bitalg",
     "avx512fp16",
@@ -42,8 +42,8 @@ class Target:
     """One CPU to compile for.
 
     mcpu: the CPU whose timings LLVM schedules for.
-    instruction_sets: all that kernels may use of it (LLVM's names), whatever else it has.
-    lanes: float32 lanes of a vector register. row_tile: rows of the largest register tile.
+    instruction_sets: the only sets that kernels may use (LLVM's names).
+    lanes: float32 lanes of a vector register. row_tile: rows in the largest register tile.
     panel_columns: columns of a packed weight panel (a multiple of lanes).
     """
 
@@ -56,19 +56,22 @@ class Target:
 
     @property
     def isa_level(self) -> int:
-        """What an artifact demands: the lowest ISA level of FORMAT.md that has all the instruction sets."""
+        """The ISA level that an artifact requires: the lowest in FORMAT.md with all the instruction sets."""
         return max(i for i, added in enumerate(_LEVELS, start=1) if not set(added).isdisjoint(self.instruction_sets))
 
     @property
     def mattr(self) -> tuple[str, ...]:
-        """LLVM attributes that keep the code generator from every other set, so that the level holds for all code."""
+        """LLVM attributes that disable every other instruction set, so that the level holds for all code."""
         known = sorted({name for added in _LEVELS for name in added}.union(_UNPROMISED))
         return tuple(f"-{name}" for name in known if name not in self.instruction_sets)
 
     @property
     def bf16_dot(self) -> bool:
-        """Whether kernels multiply bfloat16 pairs in one instruction. Where tile registers do it, that of vectors takes
-        two cycles, in which f32 multiply-adds do twice as much: no gain (Sapphire and Emerald Rapids)."""
+        """Whether kernels multiply bfloat16 pairs in one vector instruction.
+
+        False where tile registers do it (Sapphire and Emerald Rapids): there the vector instruction takes two cycles,
+        in which f32 multiply-adds do twice as much.
+        """
         return "avx512bf16" in self.instruction_sets and not self.bf16_tiles
 
     @property
@@ -83,11 +86,11 @@ class Target:
 
     @property
     def bf16_tiles(self) -> bool:
-        """Whether linear layers of bf16 are multiplied in tile registers."""
+        """Whether linear layers of bf16 use tile registers."""
         return "amx-bf16" in self.instruction_sets
 
     def row_tile_for(self, rows: int) -> int:
-        """Row tile of a tensor of at most `rows` rows: the smallest power of two that holds them, capped."""
+        """The row tile for at most `rows` rows: the smallest power of two that holds them, capped at `row_tile`."""
         tile = 1
         while tile < rows and tile < self.row_tile:
             tile *= 2
@@ -121,8 +124,8 @@ TARGETS: dict[str, Target] = {
 _CPUINFO_FLAGS = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "bmi": "bmi1", "lzcnt": "abm"} | {
     name: name.replace("-", "_") for name in _LEVELS[4]
 }
-# Best first: (target, vendor or "" for any, a flag that it must have as well). A Sapphire Rapids whose hypervisor hides
-# AMX has avx512_fp16 and a bf16 dot product at half the rate of f32 multiply-adds: it is what icelake-server is.
+# Best first: (target, vendor or "" for any, a flag that is also required). A Sapphire Rapids whose hypervisor hides AMX
+# has avx512_fp16, and a bf16 dot product at half the rate of f32 multiply-adds; it is treated as icelake-server.
 _NATIVE: tuple[tuple[str, str, str], ...] = (
     ("znver4", "AuthenticAMD", ""),
     ("sapphirerapids", "", ""),
@@ -135,12 +138,16 @@ _NATIVE: tuple[tuple[str, str, str], ...] = (
 
 
 NATIVE_TARGET = "LLMC_NATIVE_TARGET"
-"""Names a target in the environment: this machine is taken for one that has its instruction sets and no more."""
+"""Environment variable that names a target; this machine is then treated as having only that target's instruction
+sets."""
 
 
 def native_target(cpuinfo: str | None = None) -> Target:
-    """The best target that this machine runs, or the one that LLMC_NATIVE_TARGET names; `cpuinfo`: of the CPU that such
-    a file of Linux describes. Raises TargetError on a CPU without AVX2, and where the named one cannot be."""
+    """The best target that this machine runs, or the one that LLMC_NATIVE_TARGET names.
+
+    cpuinfo: text of a Linux cpuinfo file that describes the CPU; None for this machine. Raises TargetError on a CPU
+    without AVX2, or if the named target cannot run.
+    """
     if cpuinfo is None and (taken := _taken_for()):
         return taken
     vendor, flags = _cpu(cpuinfo)
@@ -152,14 +159,14 @@ def native_target(cpuinfo: str | None = None) -> Target:
 
 def runs_here(target: Target, cpuinfo: str | None = None) -> bool:
     """Whether this machine, or the CPU that `cpuinfo` describes, runs code for the target. Raises TargetError as
-    native_target does."""
+    `native_target` does."""
     if cpuinfo is None and (taken := _taken_for()):
         return set(target.instruction_sets) <= set(taken.instruction_sets)
     return _needed(target) <= _cpu(cpuinfo)[1]
 
 
 def _taken_for() -> Target | None:
-    """The target that LLMC_NATIVE_TARGET names."""
+    """The target that LLMC_NATIVE_TARGET names, or None."""
     name = os.environ.get(NATIVE_TARGET)
     if not name:
         return None
@@ -170,7 +177,7 @@ def _taken_for() -> Target | None:
 
 
 def _needed(target: Target) -> frozenset[str]:
-    """Flags that Linux tells of a CPU with the target's instruction sets."""
+    """The Linux CPU flags for the target's instruction sets."""
     return frozenset(_CPUINFO_FLAGS.get(name, name) for name in target.instruction_sets)
 
 
@@ -187,8 +194,10 @@ def _cpu(cpuinfo: str | None = None) -> tuple[str, frozenset[str]]:
 
 
 def enable(target: Target) -> None:
-    """Asks the operating system for what this process needs to call a target's kernels, as the runtime does when it
-    opens an artifact. Raises TargetError when it refuses."""
+    """Requests from the operating system what this process needs to call a target's kernels.
+
+    The runtime does the same when it opens an artifact. Raises TargetError if refused.
+    """
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     if set(_LEVELS[4]).isdisjoint(target.instruction_sets):
         return

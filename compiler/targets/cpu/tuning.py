@@ -1,8 +1,9 @@
-"""The measured search: which schedule of each linear kernel is fastest on this machine.
+"""Measured search for the fastest schedule of each linear kernel on this machine.
 
-A rule chooses the schedule for a target (`default_schedule`). The search compiles schedules that differ from it in one
-number, times them in turn with the default, joins what was faster, and keeps what is faster in a second measurement,
-too. No schedule changes a bit of a result. What was found is cached by kernel and machine, also that nothing was.
+`default_schedule` gives a target's schedule by rule. The search compiles schedules that differ from it in one number,
+times each alternately with the default, and combines the faster ones. It keeps those that are faster again in a second
+measurement. No schedule changes a bit of a result. Results are cached by kernel and machine, including the result that
+nothing was faster.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from llmc.tvm_import import import_tvm
 
 TUNED_OPS = ("linear", "linear_quant")
 MOST_ROWS = 512
-"""More rows only repeat what so many do."""
+"""Most rows measured: more only repeat the same work."""
 SECONDS = 0.3
-"""About the time of one comparison."""
-_GAIN = 1.03  # below it is noise
+"""Approximate duration of one comparison, in seconds."""
+_GAIN = 1.03  # smaller gains are noise
 
 
 _SOURCES = ("tuning.py", "kernel_timing.py", "kernels/linear/schedule.py")
@@ -52,10 +53,11 @@ def tune(
     on_step: Callable[[int, int], None],
     compare: Compare | None = None,
 ) -> dict[KernelSpec, Choice]:
-    """Choices for the kernels of TUNED_OPS among `rows`, which has the most rows that each is called with.
+    """Finds schedules for the kernels of TUNED_OPS among `rows`, which maps each kernel to its most rows.
 
-    target: whose CPU is `cpu`, which runs here. machine: what the speed of this machine depends on, by name. compare:
-    for tests; None measures.
+    target: the target whose `cpu` runs here.
+    machine: properties that this machine's speed depends on, by name.
+    compare: for tests; None measures.
     """
     found: dict[KernelSpec, Choice] = {}
     missing: dict[KernelSpec, tuple[str, dict[str, str]]] = {}
@@ -81,7 +83,7 @@ _Scheduled = tuple[KernelSpec, Schedule | None]
 
 
 class _Search:
-    """Of kernels that have a choice; the others keep what they have."""
+    """Searches kernels that have a choice; the others keep their default."""
 
     def __init__(
         self,
@@ -108,11 +110,11 @@ class _Search:
                 self._default[spec], self._first[spec] = schedule, tried
         self._on_step = on_step
         self._done = 0
-        # Each is compiled with every schedule, measured, and measured again.
+        # Steps per kernel: compile every schedule, measure, measure again.
         self._total = sum(3 + len(tried) for tried in self._first.values())
 
     def run(self, compare: Compare | None, num_threads: int) -> Iterator[tuple[KernelSpec, Choice]]:
-        """Each kernel's choice as soon as it is known."""
+        """Yields each kernel's choice as soon as it is known."""
         for spec in self._rows.keys() - self._first.keys():
             yield spec, Choice(None)
         if not self._first:
@@ -131,7 +133,7 @@ class _Search:
         code |= self._build([(spec, schedule) for spec, tried in self._first.items() for _, schedule in tried])
         best: dict[KernelSpec, Schedule] = {}
         for spec, tried in self._first.items():
-            # Schedules that a kernel cannot follow make the same code, and noise would choose among them.
+            # Schedules that a kernel cannot follow compile to the same code; noise would choose among them.
             different = {code[spec, schedule]: (name, schedule) for name, schedule in reversed(tried)}
             different.pop(code[spec, None], None)
             gains = compare(spec, [code[spec, None], *different], self._rows[spec])[1:] if different else []
@@ -142,7 +144,7 @@ class _Search:
             else:
                 best[spec] = joined
             self._step()
-        # Together they may be slower than alone, and the first time they may have been lucky.
+        # Combined changes may be slower than single ones, and the first measurement may have been lucky.
         code |= self._build([(spec, schedule) for spec, schedule in best.items() if (spec, schedule) not in code])
         for spec, schedule in best.items():
             _, gain = compare(spec, [code[spec, None], code[spec, schedule]], self._rows[spec])
@@ -152,7 +154,7 @@ class _Search:
 
     @staticmethod
     def _join(default: Schedule, tried: Sequence[tuple[str, Schedule, float]]) -> Schedule | None:
-        """The default with the best value of each number that was faster; None where none was."""
+        """The default with the best value of each number that was faster; None if none was."""
         joined = default
         for name in dict.fromkeys(name for name, _, _ in tried):
             schedule, gain = max(((s, g) for n, s, g in tried if n == name), key=lambda one: one[1])

@@ -1,4 +1,4 @@
-"""How linear weights are stored for a CPU: which tensors, and their bytes panel by panel."""
+"""Storage of linear weights for a CPU: the tensors, and their bytes panel by panel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def weight_pieces(request: WeightRequest, parameter: Parameter, panel_columns: i
 def _quantized_pieces(
     request: WeightRequest, format: WeightFormat, parameter: Parameter, panel_columns: int
 ) -> Iterator[tuple[memoryview, ...]]:
-    """Numbers, and the planes of the format."""
+    """Yields the numbers, then the planes of the format."""
     n, k = parameter.shape
     packer = QuantPanelPacker(n, k, panel_columns, format, quantized_rows(parameter, format), request.parts)
     shapes = QuantShapes.of(n, k, panel_columns, format, request.parts)

@@ -1,7 +1,6 @@
-"""adapter_expand: adds what adapter_shrink made, times Bᵀ, to the rows of each tile, 16 columns a vector.
+"""adapter_expand: multiplies the output of adapter_shrink by Bᵀ and adds it to each tile's rows, 16 columns a vector.
 
-An element is one chain of float32 multiply-adds over the rank ascending, and then one sum, whatever rows are computed
-beside it.
+Each element is one chain of float32 multiply-adds over ascending ranks, then one sum, independent of other rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.adapter_slots import Pool, Tile, chosen, share_tiles
 from llmc.compiler.targets.cpu.target import Target
 
-_BLOCK = 8  # vectors of columns that are one piece of work
+_BLOCK = 8  # vectors of columns per unit of work
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -22,8 +21,11 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 
 class _Piece:
-    """Some columns of a layer. part: theirs; begin, columns: where that begins and how many it has; b: where its B
-    begins in a slot; first: vector of its columns."""
+    """A run of columns of a layer.
+
+    part: the part they belong to. begin, columns: its first column and its width. b: offset of its B in a slot. first:
+    the run's first vector of columns.
+    """
 
     def __init__(self, pool: Pool, blocks: list[int], number: b.Expr) -> None:
         parts = range(len(blocks))
@@ -66,7 +68,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 column = b.let(vector * b.WIDTH)
                 some = b.WIDTH if whole else b.let(T.min(piece.columns - column, b.WIDTH))
                 for i in range(count):
-                    # A row that fills the tile has its sum already.
+                    # A row that repeats the last one to fill the tile has its sum already.
                     with b.when(tile.count > i):
                         at = b.let(to[i] + column)
                         found = b.call("add", b.load_vector(k["out"], at, some), total[i])

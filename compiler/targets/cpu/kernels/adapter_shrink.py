@@ -1,6 +1,6 @@
 """adapter_shrink: scale · x Aᵀ of the rows of each tile, 16 ranks a vector.
 
-An element is one chain of float32 multiply-adds over the columns ascending, whatever rows are computed beside it.
+Each element is one chain of float32 multiply-adds over ascending columns, independent of other rows.
 """
 
 from __future__ import annotations

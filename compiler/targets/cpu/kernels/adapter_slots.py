@@ -1,4 +1,4 @@
-"""What the kernels of adapters read: tiles of rows that have one adapter, and the slots of a pool."""
+"""The inputs of adapter kernels: tiles of rows that share an adapter, and the slots of a pool."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 
 _WORD_BYTES = 4
-_HEADER = 2  # words of a part: rank and scale; of a tile: slot and count
+_HEADER = 2  # words per part (rank, scale) and per tile (slot, count)
 
 
 class Pool:
-    """Its sizes, and where things lie in a slot, in words. width: floats of a row of what `adapter_shrink` makes."""
+    """Sizes of an adapter pool, and offsets within a slot, in words. width: floats in a row of `adapter_shrink`
+    output."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -30,12 +31,12 @@ class Pool:
         self.a, self.b = ([at // _WORD_BYTES for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
 
     def buffers(self, x: str) -> list[tuple[str, str]]:
-        """Of a kernel whose first operand has words of type `x`."""
+        """The buffers of a kernel whose first operand has words of type `x`."""
         return [("x", x), ("tiles", "int32"), ("pool", self.word), ("out", "float32")]
 
 
 def chosen(number: b.Expr, starts: list[int], values: list[int]) -> b.Expr:
-    """The value of the last of `starts` that `number` has reached."""
+    """The entry of `values` for the last of `starts` not above `number`."""
     found: b.Expr = T.int32(values[0])
     for start, value in zip(starts[1:], values[1:], strict=True):
         found = T.Select(number >= start, T.int32(value), found)
@@ -43,7 +44,7 @@ def chosen(number: b.Expr, starts: list[int], values: list[int]) -> b.Expr:
 
 
 class Tile:
-    """A tile of the input `tiles`, and the slot that its adapter has in `pool`."""
+    """A tile of the input `tiles`, with its adapter's slot in `pool`."""
 
     def __init__(self, k: b.Kernel, pool: Pool, number: b.Expr) -> None:
         self._k, self._rows, self._word = k, pool.tile_rows, pool.word
@@ -52,7 +53,7 @@ class Tile:
         self.count = b.let(k["tiles"][self._at + 1])
 
     def row(self, i: int) -> b.Expr:
-        """The row of the step that is the tile's i-th; behind its last one that again."""
+        """Row number of the tile's i-th row; past the last one, the last one again."""
         return b.let(self._k["tiles"][self._at + _HEADER + i])
 
     def _header(self, part: b.Expr, index: int, dtype: str) -> b.Expr:
@@ -60,15 +61,15 @@ class Tile:
         return word if self._word == dtype else T.reinterpret(dtype, word)
 
     def rank(self, part: b.Expr) -> b.Expr:
-        """0: the adapter has nothing for the part."""
+        """The adapter's rank for a part; 0 if the adapter leaves it unchanged."""
         return b.let(self._header(part, 0, "int32"))
 
     def scale(self, part: b.Expr) -> b.Expr:
-        """In every lane."""
+        """The adapter's scale for a part, in every lane."""
         return b.splat(self._header(part, 1, "float32"))
 
     def by_count(self, emit: Callable[[int], None]) -> None:
-        """Code for 1, 2, 4, … rows that are computed together: of a tile the least that has them."""
+        """Emits code for 1, 2, 4, … rows computed together; a tile uses the smallest that holds its rows."""
         fewer, count = 0, 1
         while fewer < self._rows:
             with b.when(T.And(self.count > fewer, self.count <= count)):
@@ -78,6 +79,6 @@ class Tile:
 
 @contextmanager
 def share_tiles(k: b.Kernel, pool: Pool, pieces: int) -> Iterator[tuple[Tile, b.Expr]]:
-    """This task's share of the pieces of all tiles: a tile, and the number of a piece."""
+    """Loops over this task's share of (tile, piece) pairs."""
     with k.share(b.let(k["tiles"][0] * pieces)) as unit:
         yield Tile(k, pool, b.let(T.truncdiv(unit, pieces))), b.let(T.truncmod(unit, pieces))

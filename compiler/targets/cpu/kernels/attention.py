@@ -1,4 +1,4 @@
-"""paged_attention: queries against keys and values in the paged cache, by what these are made of."""
+"""paged_attention: attention over the paged cache, with a variant per kind of cached numbers."""
 
 from __future__ import annotations
 

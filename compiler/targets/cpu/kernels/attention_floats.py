@@ -1,7 +1,7 @@
-"""Attention to keys and values that are floats, of 32, 16 or 8 bits: chains of float32 multiply-adds.
+"""Attention with float keys and values of 32, 16 or 8 bits: chains of float32 multiply-adds.
 
-Where they are bf16 and the target has the dot product, queries and weights are rounded to bf16 and a chain takes two
-elements a step. Floats of 8 bits have scales: a score is multiplied by that of its key, a weight by that of its value.
+For bf16 on a target with the bf16 dot product, queries and weights are rounded to bf16, and a chain takes two elements
+a step. 8-bit floats have scales: a score is multiplied by its key's scale, a weight by its value's.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PARTS = {
     "fp8_e4m3": tuple(f"e4m3_{place}" for place in range(4)),
     "fp8_e5m2": tuple(f"e5m2_{place}" for place in range(4)),
 }
-"""Helpers that make the elements of a word float32."""
+"""Helpers that convert the elements of a word to float32."""
 _GAINS = {"fp8_e4m3": 2.0**8}
-"""What they leave out."""
+"""Factors that those helpers leave out."""
 
 
 class FloatAttention(Attention):
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         kv = str(spec.as_dict()["kv_dtype"])
         self.dot = kv == "bf16" and target.bf16_dot
-        # A value, or a word and a part of it.
+        # A value, or (word, part of the word).
         super().__init__(spec, target, 12 if target.lanes == 16 else 6, 1 if kv == "f32" or self.dot else 2)
         self.query = "bf16" if self.dot else "f32"
         self.query_words = b.ceil_div(self.dim, b.WIDTH) * b.WIDTH // b.lanes_of(self.query)
@@ -59,7 +59,7 @@ class FloatAttention(Attention):
                 b.store_vector(self.queries, value, at)
 
     def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
-        """Scores of the keys key0 + offset … of one step."""
+        """Scores of one step's keys, key0 + offset onwards."""
         n, k = self.key_vectors, self.k
         acc = b.Vectors(m * n)
         for i in range(m * n):
@@ -89,12 +89,12 @@ class FloatAttention(Attention):
         self.keep_scores(row0, key, offset, acc, top, m)
 
     def halves(self, pool: b.Expr, at: list[b.Expr]) -> list[tuple[int, list[b.Expr]]]:
-        """The factors that the words at `at` hold, in the order of the chain."""
+        """The factors held by the words at `at`, in the order of the chain."""
         raw = [pool[T.ramp(i, 1, b.WIDTH)] for i in at]
         return [(0, raw)] if self.dot else self.floats(raw)
 
     def floats(self, raw: list[b.Expr]) -> list[tuple[int, list[b.Expr]]]:
-        """The elements of words as float32, by their place in a word."""
+        """The elements of words as float32, by position in a word."""
         if self.lanes == 1:
             return [(0, raw)]
         found = []
@@ -110,7 +110,7 @@ class FloatAttention(Attention):
         return (acc, factor, values) if self.dot else (factor, values, acc)
 
     def weights_of(self, i: b.Expr, top: b.Expr, vector0: b.Expr, vector1: b.Expr) -> b.Expr:
-        """Scores of row i of the tile become weights; returns their sums by lane."""
+        """Turns the scores of the tile's row i into weights; returns their sums per lane."""
         cells = b.Vectors(2)
         cells[0], cells[1] = top, b.splat(0.0)
         with T.serial(vector0, vector1) as v:
@@ -137,9 +137,9 @@ class FloatAttention(Attention):
         *,
         fetch: bool,
     ) -> None:
-        """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row.
+        """Σ weight · value over keys low … high of the partition at key0, for some vectors of a row.
 
-        A row's chain takes no value of a key that the row does not see: 0 · NaN would be NaN.
+        Values of keys that the row does not see are skipped, not multiplied by 0: 0 · NaN would be NaN.
         """
         low, high, key0 = span
         n, k, width = len(columns), self.k, self.vectors * b.WIDTH
@@ -148,7 +148,7 @@ class FloatAttention(Attention):
             acc[i] = b.splat(0.0)
 
         def add(i: int, place: b.Expr, half: int, values: list[b.Expr]) -> None:
-            """place: of the word's first key in the partition."""
+            """Adds values to the sum of row i. place: position of the word's first key in the partition."""
             if self.dot:
                 weight = b.splat(self.weights[T.truncdiv(place, 2) + i * (self.partition // 2)])
             else:
@@ -158,7 +158,7 @@ class FloatAttention(Attention):
                 acc[i * n + j] = b.call("dot_bf16" if self.dot else "fma", *terms)
 
         def add_seen(i: int, key: b.Expr, half: int, values: list[b.Expr]) -> None:
-            """As `add`, of the keys that row i sees; key: the word's first one."""
+            """As `add`, restricted to keys that row i sees. key: the word's first key."""
             sees = [self.sees(row0 + i, key + part) for part in ((0, 1) if self.dot else (half,))]
             if self.dot:
                 low_half = T.Select(sees[0], T.int32(0xFFFF), T.int32(0))
@@ -170,7 +170,7 @@ class FloatAttention(Attention):
                     add(i, key - key0, half, values)
 
         def add_words(base: b.Expr, block0: b.Expr, first: b.Expr, last: b.Expr, *, seen: bool) -> None:
-            """Words of a block; seen: each row sees all of their keys."""
+            """Adds the words of a block. seen: whether each row sees all of their keys."""
             with T.serial(first, last) as word:
                 if fetch and seen:
                     self.keys.fetch(k["k_pool"], n)
@@ -184,17 +184,17 @@ class FloatAttention(Attention):
                         else:
                             add_seen(i, key, half, values)
 
-        # Keys that all rows see: later rows are of the same token or of a later one.
+        # Keys that all rows see: later rows belong to the same token or a later one.
         all_low, all_high = b.let(T.max(self.first[row0 + (m - 1)], low)), b.let(T.min(self.last[row0], high))
-        # Rows of one token see the same keys, if not the same parts of words.
+        # Rows of one token see the same keys, but may start within different words.
         differ = self.lanes > 1 or not fetch
 
         def add_edge(block: b.Expr) -> None:
-            """A block of which not all rows see all keys."""
+            """Adds a block with keys that some rows do not see."""
             base, block0 = self.block_base(block, self.pools.value_words), b.let(block * self.block)
 
             def words(keys: b.Expr) -> b.Expr:
-                """Words of the block before the key `keys`, rounded down."""
+                """Whole words of the block before `keys`."""
                 return T.truncdiv(T.max(T.min(keys - block0, self.block), 0), self.lanes)
 
             start, end = b.let(words(low)), b.let(words(high + self.lanes))
@@ -220,7 +220,7 @@ class FloatAttention(Attention):
                 add_edge(block)
 
         if self.window or self.chunk:
-            # Edges lie on both sides of the whole blocks; their text stands once.
+            # Edges lie on both sides of the whole blocks; one copy of their code serves both.
             with T.serial(2) as side:
                 before = side == 0
                 first, last = T.Select(before, block0, whole1), T.Select(before, whole0, block1)
@@ -231,7 +231,7 @@ class FloatAttention(Attention):
             add_edges(whole1, block1)
         for i in range(m):
             for j, column in enumerate(columns):
-                value = b.call("add", acc[i * n + j], b.splat(0.0))  # no negative zero
+                value = b.call("add", acc[i * n + j], b.splat(0.0))  # avoids −0
                 self.part.fold_values((row0 + i) * self.vectors + column, value, keep[i], gain[i])
 
     def sees(self, row: b.Expr, key: b.Expr) -> b.Expr:

@@ -1,10 +1,10 @@
-"""Attention to keys and values that are whole numbers of 8 bits: exact sums of products of integers.
+"""Attention with int8 keys and values: exact sums of integer products.
 
-A query is rounded to whole numbers of up to 16 bits by its largest magnitude. So are the weights of a row's keys in a
-partition, after each was multiplied by the scale of its value. A sum of integers is the same in any order. A key that a
-query does not see has weight 0, so no number of it counts.
+A query is rounded to integers of up to 16 bits, scaled by its largest magnitude. A row's weights within a partition are
+rounded likewise, after each is multiplied by its value's scale. Integer sums do not depend on order. A key that a query
+does not see has weight 0, so its numbers do not count.
 
-Numbers are stored with 128 added, which a sum takes off as 128 times the sum of the other factors.
+Numbers are stored plus 128; a sum corrects for that by subtracting 128 times the sum of its factors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from llmc.compiler.targets.cpu.target import Target
 
 _ZERO = 128
 _MOST = 32767
-_PAIRS = 2  # words of factors for a word of four numbers
+_PAIRS = 2  # words of factors per word of four numbers
 
 
 def _limit(terms: int) -> int:
-    """The largest factor whose products with numbers of 8 bits, so many of them, have a sum of 32 bits."""
+    """The largest factor for which a sum of `terms` products with 8-bit numbers fits 32 bits."""
     return min(_MOST, (2**31 - 1) // (_ZERO * terms))
 
 
@@ -41,7 +41,7 @@ class Int8Attention(Attention):
         return kv_numbers.widest() + kv_numbers.products(target)
 
     def allocate(self) -> None:
-        # Rows of whole vectors: their last one is stored whole.
+        # Rows span whole vectors: the last one is stored whole.
         self.query_stride = self.vectors * b.WIDTH // 4 * _PAIRS
         self.queries = T.alloc_buffer((self.rows * self.query_stride,), "int32", scope="local")
         self.query_bias = T.alloc_buffer((self.rows,), "int32", scope="local")
@@ -67,26 +67,26 @@ class Int8Attention(Attention):
         b.store(self.query_scale, state.lane(0), row)
 
     def factors(self, state: b.Vectors, limit: int) -> None:
-        """Of the widest magnitudes of a row, by lane, in state[0]: its scale there, the inverse in state[1]."""
+        """Turns per-lane magnitudes of a row, in state[0], into its scale (state[0]) and the inverse (state[1])."""
         state[0] = b.call("widest_lane", state[0])
         state[1] = b.call("div", b.splat(float(limit)), b.call("max", state[0], b.splat(SMALLEST)))
         state[0] = b.call("div", state[0], b.splat(float(limit)))
 
     def put_factors(self, value: b.Expr, inverse: b.Expr, limit: int, total: b.Vectors, place: b.Expr) -> None:
-        """16 values as factors, which are added to `total`."""
+        """Stores 16 values as integer factors, and adds them to `total`."""
         number = b.Vectors(1, "int32")
         number[0] = _ints("rounded_s16", value, inverse, b.splat(float(limit)))
         total[0] = total[0] + number[0]
         b.do("put_pairs", number[0], place)
 
     def dots(self, acc: b.Vectors, at: int, word: tuple[b.Expr, b.Expr], factors: b.Expr, index: b.Expr) -> None:
-        """Adds the products of the numbers in the words of a vector and of a row's factors of that word."""
+        """Adds the products of a vector of words with a row's factors for them."""
         for part in range(_PAIRS):
             factor = T.broadcast(factors[index + part], b.WIDTH)
             acc[at] = _ints("dot_s16", acc[at], word[part], factor)
 
     def numbers(self, raw: b.Expr) -> tuple[b.Expr, b.Expr]:
-        """What words are multiplied as."""
+        """The numbers of words, in the form in which they are multiplied."""
         parts = b.Vectors(1, "int32"), b.Vectors(_PAIRS, "int32")
         parts[0][0] = raw
         for part, name in enumerate(("bytes_even", "bytes_odd")):
@@ -130,7 +130,7 @@ class Int8Attention(Attention):
             weight[0] = b.call("exp2", b.call("sub", self.scores[place], cells[0]))
             cells[1] = b.call("add", cells[1], weight[0])
             weight[1] = b.call("mul", weight[0], self.value_scales[v])
-            # The scale of a key out of sight may be anything.
+            # The scale of an unseen key may be arbitrary.
             self.scores[place] = b.call("unless", self.scores[place], b.splat(NEVER), weight[1])
             state[0] = b.call("widest", state[0], self.scores[place])
         limit, total = _limit(self.partition), b.Vectors(1, "int32")
@@ -162,7 +162,7 @@ class Int8Attention(Attention):
                 acc[i * n + j] = T.broadcast(self.weight_bias[i], b.WIDTH)
         with T.serial(b.let(T.truncdiv(low, self.block)), b.let(T.truncdiv(high, self.block) + 1)) as block:
             base, block0 = self.block_base(block, self.pools.value_words), b.let(block * self.block)
-            # Words that have keys that no row sees have keys of weight 0.
+            # In words that also hold unseen keys, those keys have weight 0.
             first = b.let(T.truncdiv(T.max(low - block0, 0), self.lanes))
             last = b.let(T.truncdiv(T.min(high - block0, self.block - 1), self.lanes) + 1)
             weight0 = b.let(T.truncdiv(block0 - key0, self.lanes) * _PAIRS)
@@ -180,5 +180,5 @@ class Int8Attention(Attention):
             scale = b.kept(b.splat(self.weight_scale[i]))
             for j, column in enumerate(columns):
                 value = b.call("mul", b.call("floats_of", acc[i * n + j]), scale)
-                value = b.call("add", value, b.splat(0.0))  # no negative zero
+                value = b.call("add", value, b.splat(0.0))  # avoids −0
                 self.part.fold_values((row0 + i) * self.vectors + column, value, keep[i], gain[i])

@@ -1,4 +1,4 @@
-"""merge_attention: the results of a token's segments, folded in order, where paged_attention left them in pieces."""
+"""merge_attention: folds the per-segment results of paged_attention, in order, into a token's result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a score before the softmax where a model asks for it: first a cap, then a bias by the key's place."""
+"""Adjusts scores before the softmax as some models require: first a cap, then a bias by the key's position."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import alibi, elementary
 
 LOG2E = math.log2(math.e)
-"""Weights are powers of two: this times a score is what two is raised to."""
+"""Weights are powers of two with exponent LOG2E · score."""
 
 
 class Shaping:
-    """query_factor: what queries are multiplied by beforehand."""
+    """The score adjustments of a model. query_factor: multiplies queries beforehand."""
 
     def __init__(self, params: Mapping[str, Param]) -> None:
         self._scale = float(params["scale"])
@@ -29,12 +29,12 @@ class Shaping:
         return (elementary.tanh() if self._cap else "") + (alibi.helpers() if self._bias else "")
 
     def allocate(self, rows: int) -> None:
-        """Memory on the stack."""
+        """Allocates stack memory."""
         if self._bias:
             self._slopes = b.Vectors(rows)
 
     def prepare_row(self, k: b.Kernel, row: b.Expr, head: b.Expr) -> None:
-        """Keeps the slope of a row, which is of the head `head`."""
+        """Keeps the slope of a row, which depends on its head `head`."""
         if self._bias:
             slope = b.splat(k["slopes"][head])
             rounded = self._bias == "rounded"
@@ -43,11 +43,13 @@ class Shaping:
     def shaped(
         self, products: b.Vectors, rows: int, vectors: int, row0: b.Expr, key: b.Expr, positions: b.Expr
     ) -> b.Vectors:
-        """Of the products of scaled queries and keys the scores: of the rows row0 …, whose positions are given, so many
-        vectors of keys each, from `key` on."""
+        """Scores from products of scaled queries and keys.
+
+        Rows row0 onwards, at `positions`; `vectors` vectors of keys each, from `key` on.
+        """
         if not self._cap and not self._bias:
             return products
-        # In memory, for a loop: unrolled, the code of all vectors is long.
+        # In memory, for a loop: unrolled code for all vectors would be long.
         scores = b.Vectors(rows * vectors)
         for i in range(rows * vectors):
             scores[i] = products[i]

@@ -1,13 +1,13 @@
-"""How attention cuts a context into pieces that several threads may work on. Imports no tvm.
+"""How attention splits a context into pieces for several threads. Imports no tvm.
 
-The sizes are part of the arithmetic: they decide in which order a query's sums are formed, in every graph.
+The sizes are part of the arithmetic: they fix the order of a query's sums, equally in every graph.
 """
 
 from __future__ import annotations
 
-_PARTITION_KEYS = 256  # at least: a softmax of its own
+_PARTITION_KEYS = 256  # least keys of a partition, which has its own softmax
 _SEGMENT_PARTITIONS = 4
-STATE_LANES = 32  # float32 beside the values of a partial result: its maximum and its sum, 16 times each
+STATE_LANES = 32  # float32 beside the values of a partial result: its maximum and its sum, 16 copies each
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -15,12 +15,12 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def partition_keys(block_size: int) -> int:
-    """Keys of a partition: whole blocks."""
+    """Keys in a partition: whole blocks."""
     return block_size * _ceil_div(_PARTITION_KEYS, block_size)
 
 
 def segment_keys(block_size: int) -> int:
-    """Keys of a segment, the least that a thread takes on."""
+    """Keys in a segment, the least work of a thread."""
     return _SEGMENT_PARTITIONS * partition_keys(block_size)
 
 
@@ -30,5 +30,5 @@ def num_segments(context: int, block_size: int) -> int:
 
 
 def partial_floats(head_dim: int) -> int:
-    """float32 of the partial result of one query head over one segment."""
+    """float32 in the partial result of one query head over one segment."""
     return _ceil_div(head_dim, 16) * 16 + STATE_LANES

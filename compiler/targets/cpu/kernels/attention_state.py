@@ -1,4 +1,4 @@
-"""The running result of a query row, how two of them are folded into one, and where a finished one goes."""
+"""The running result of a query row: folding two results into one, and writing the final one."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_scores import LOG2E
 from llmc.compiler.targets.cpu.kernels.attention_split import partial_floats
 
-FLOOR = -1.0e38  # maximum of no score at all
+FLOOR = -1.0e38  # maximum over no scores
 
 
 def first_key(position: b.Expr, window: int, chunk: int) -> b.Expr:
-    """The first key that a token sees: of the last `window` ones, of its own chunk; 0 for no limit."""
+    """The first key that a token sees: within its window of `window` tokens and its own chunk; 0 means no limit."""
     first = b.let(T.max(position - window + 1, 0)) if window else T.int32(0)
     return b.let(T.max(T.truncdiv(position, chunk) * chunk, first)) if chunk else first
 
 
 def last_key(position: b.Expr, context: b.Expr, window: int) -> b.Expr:
-    """The last key that a token sees which sees those behind it, too: of its context, and less than `window` away."""
+    """The last key seen by a token with two-sided attention: within its context and less than `window` away."""
     return b.let(T.min(context, position + window) - 1) if window else b.let(context - 1)
 
 
 def sink_of(k: b.Kernel, head: b.Expr) -> b.Expr:
-    """What a head's sink adds to a sum of weights, as a power of two."""
+    """A head's sink in log2 units: 2 to this power is added to the sum of weights."""
     return b.call("mul", b.splat(k["sinks"][head]), b.splat(LOG2E))
 
 
 class Rows:
-    """Results of `count` rows: the maximum score, and by it Σ weight and Σ weight · value, `vectors` of it."""
+    """Running results of `count` rows: the maximum score, Σ weight and Σ weight · value relative to it, in `vectors`
+    vectors."""
 
     def __init__(self, count: int, vectors: int) -> None:
         self.vectors = vectors
         self.top, self.total, self.out = b.Vectors(count), b.Vectors(count), b.Vectors(count * vectors)
 
     def clear(self, count: b.Expr) -> None:
-        """Makes the first `count` rows those of no key."""
+        """Resets the first `count` rows to the result over no keys."""
         with T.serial(count) as row:
             self.top[row], self.total[row] = b.splat(FLOOR), b.splat(0.0)
         with T.serial(count * self.vectors) as i:
             self.out[i] = b.splat(0.0)
 
     def fold_totals(self, row: b.Expr, top: b.Expr, total: b.Expr) -> tuple[b.Expr, b.Expr]:
-        """Takes in maximum and sum of later keys; returns by what the old values and the new ones are multiplied."""
+        """Merges the maximum and sum of later keys; returns the factors for the old and the new values."""
         cells = b.Vectors(3)
         cells[2] = b.call("larger", self.top[row], top)
         cells[0] = b.call("exp2", b.call("sub", self.top[row], cells[2]))
@@ -54,22 +55,22 @@ class Rows:
         return cells[0], cells[1]
 
     def fold_values(self, at: b.Expr, values: b.Expr, keep: b.Expr, gain: b.Expr) -> None:
-        """Takes in a vector of values of later keys; at: row · vectors + column."""
+        """Merges a vector of values of later keys. at: row · vectors + column."""
         self.out[at] = b.call("fma", self.out[at], keep, b.call("mul", values, gain))
 
     def fold(self, row: b.Expr, top: b.Expr, total: b.Expr, values: Callable[[b.Expr], b.Expr]) -> None:
-        """Takes in the whole result of later keys; values: its vector of a column."""
+        """Merges the complete result of later keys. values: its vector, by column."""
         keep, gain = self.fold_totals(row, top, total)
         with T.serial(self.vectors) as column:
             self.fold_values(row * self.vectors + column, values(column), keep, gain)
 
     def fold_row(self, row: b.Expr, later: Rows) -> None:
-        """Takes in the same row of later keys."""
+        """Merges the same row of `later`, a result over later keys."""
         self.fold(row, later.top[row], later.total[row], lambda column: later.out[row * later.vectors + column])
 
 
 class Partials:
-    """The buffer `[token][head][segment][values, maximum, sum]` of float32."""
+    """The buffer `[token][head][segment][values, maximum, sum]` of float32 partial results."""
 
     def __init__(self, buffer: b.Expr, heads: int, segments: int, head_dim: int) -> None:
         self.buffer, self.heads, self.segments = buffer, heads, segments
@@ -104,7 +105,7 @@ def write_row(
     row_tile: int,
     sink: b.Expr | None = None,
 ) -> None:
-    """Writes one head of a token into the packed activation `out` [T, heads · head_dim]. sink: see `sink_of`."""
+    """Writes one head of a token to the packed activation `out` [T, heads · head_dim]. sink: see `sink_of`."""
     words = b.ceil_div(heads * head_dim, b.lanes_of(act))
     base = b.packed_position(token, row_tile, words)
     inverse = b.Vectors(1)
@@ -115,5 +116,5 @@ def write_row(
         inverse[0] = b.call("div", keep, rows.total[row])
     for start, count in b.pieces(head_dim):
         value = b.call("mul", rows.out[row * rows.vectors + start // b.WIDTH], inverse[0])
-        value = b.call("add", value, b.splat(0.0))  # no negative zero
+        value = b.call("add", value, b.splat(0.0))  # avoids −0
         b.put(out, value, base, head * head_dim + start, act, row_tile, count)

@@ -1,13 +1,13 @@
-"""The reduction of paged_attention, one for prefill and decode, whatever keys and values are made of.
+"""The reduction of paged_attention, shared by prefill and decode and by all kinds of cached numbers.
 
-Keys are cut into partitions of a fixed size counted from position 0, partitions into segments. A score is a chain over
-head_dim; a partition has its softmax against its own maximum, and its values are weighed by a chain over keys.
-Partitions are folded in order into their segment, segments in order into the result: so any thread may compute a
-segment. A key that a query does not see has weight exactly 0, which leaves every chain as it was: so queries may be
+Keys are split into partitions of fixed size, counted from position 0; a segment is a run of partitions. A score is a
+chain over head_dim. A partition's softmax uses its own maximum, and its values are weighed by a chain over keys.
+Partitions are folded in order into their segment, segments in order into the result, so any thread may compute a
+segment. A key that a query does not see has weight exactly 0 and leaves every chain unchanged, so queries may be
 processed together.
 
-Queries are scaled by log2(e) · scale beforehand, weights are powers of two. `attention_scores.py` has what some models
-do to a score before the softmax.
+Queries are scaled by log2(e) · scale beforehand, and weights are powers of two. `attention_scores.py` has the score
+adjustments of some models.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from llmc.compiler.targets.cpu.kernels.attention_state import (
 from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
 from llmc.compiler.targets.cpu.target import Target
 
-NEVER = -3.0e38  # score of a key out of sight; so far below FLOOR that its weight is 0
-_TOGETHER = 56  # query rows, about, of head_dim 128 or less, that share what is read of K and V
+NEVER = -3.0e38  # score of an unseen key; so far below FLOOR that its weight is 0
+_TOGETHER = 56  # approximate number of query rows, for head_dim up to 128, that share one read of K and V
 
 
 def _cell(value: b.Expr) -> b.Expr:
@@ -47,9 +47,10 @@ def _cell(value: b.Expr) -> b.Expr:
 
 
 class Attention(ABC):
-    """What does not depend on how keys and values are multiplied.
+    """The parts of attention that do not depend on the arithmetic for keys and values.
 
-    most: rows of a register tile. beside: registers that it needs beside its sums, where values are weighed.
+    most: rows in a register tile.
+    beside: registers needed in addition to its sums while values are weighed.
     """
 
     def __init__(self, spec: KernelSpec, target: Target, most: int, beside: int) -> None:
@@ -70,12 +71,12 @@ class Attention(ABC):
         self.vectors = b.ceil_div(self.dim, b.WIDTH)
         self.words = self.dim // self.lanes  # of one key
         self.partition, self.segment = partition_keys(self.block), segment_keys(self.block)
-        self.blocks = self.partition // self.block  # of a partition
+        self.blocks = self.partition // self.block  # per partition
         self.group = self.heads // self.kv_heads
         wide = target.lanes == 16
         self.key_vectors = 2 if wide and self.block % 32 == 0 else 1
         self.registers = 31 if wide else 9
-        # Rows of a register tile: of one token, and of several.
+        # Rows in a register tile: of one token, and of several.
         self.most, self.beside = most, beside
         self.single = b.ceil_div(self.group, b.ceil_div(self.group, self.most))
         unit = self.most // math.gcd(self.most, self.group)  # tokens whose rows fill whole tiles
@@ -106,7 +107,7 @@ class Attention(ABC):
     # ---- who does what ----------------------------------------------------------------------------------------------
 
     def each_run(self, body: Callable[[b.Expr, b.Expr, b.Expr, b.Expr], None]) -> None:
-        """Neighbouring tokens of one sequence: body(first token, count, first segment, end)."""
+        """Loops over runs of neighbouring tokens of one sequence: body(first token, count, first segment, end)."""
         k = self.k
         start = _cell(T.int32(0))
         with T.serial(self.num_rows) as token, b.when(token == start[0]):
@@ -120,7 +121,7 @@ class Attention(ABC):
             body(token, count[0], b.let(T.truncdiv(first, self.segment)), b.let(T.truncdiv(last, self.segment) + 1))
 
     def run_whole(self) -> None:
-        """Every num_tasks-th (run, kv head): later tokens see more keys, so contiguous shares would be uneven."""
+        """Every num_tasks-th (run, KV head): later tokens see more keys, so contiguous shares would be uneven."""
         units = _cell(T.int32(0))
 
         def body(token: b.Expr, count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
@@ -133,7 +134,7 @@ class Attention(ABC):
         self.each_run(body)
 
     def run_segments(self) -> None:
-        """A contiguous share of all (run, kv head, segment)."""
+        """A contiguous share of all (run, KV head, segment)."""
         units = _cell(T.int32(0))
 
         def add(_token: b.Expr, _count: b.Expr, segment0: b.Expr, segment1: b.Expr) -> None:
@@ -175,7 +176,7 @@ class Attention(ABC):
     def tiles(
         self, token: b.Expr, count: b.Expr, kv_head: b.Expr, segment0: b.Expr, segment1: b.Expr, m: int, *, fetch: bool
     ) -> None:
-        """Tiles of m rows; a row is a head of a token. Rows past the last one repeat it."""
+        """Computes tiles of m rows, a row being one head of one token. Rows past the last repeat it."""
         rows = b.let(count * self.group)
         tiles = b.let(T.truncdiv(rows + (m - 1), m))
         self.table = b.let(self.k["token_seq"][token] * self.stride)
@@ -187,7 +188,7 @@ class Attention(ABC):
             self.prepare_row(i, b.let(token + T.truncdiv(row, self.group)), b.let(T.truncmod(row, self.group)))
         low, high = b.let(self.first[0]), b.let(self.last[rows - 1])
         self.last_block = b.let(T.truncdiv(high, self.block))
-        one = b.let(T.Cast("int32", segment1 - segment0 == 1))  # segment: its result is the final one
+        one = b.let(T.Cast("int32", segment1 - segment0 == 1))  # one segment: its result is final
         if not self.segments:
             with b.when(one == 0):
                 self.result.clear(rows)
@@ -212,7 +213,7 @@ class Attention(ABC):
                 self.write_row(self.result, token, row)
 
     def prepare_row(self, row: b.Expr, token: b.Expr, head: b.Expr) -> None:
-        """The keys that a row sees, and its scaled query."""
+        """Stores the range of keys that a row sees, and its scaled query."""
         k = self.k
         b.store(self.last, self.last_key(token), row)
         b.store(self.first, self.first_key(k["positions"][token]), row)
@@ -221,7 +222,7 @@ class Attention(ABC):
         self.shaping.prepare_row(k, row, self.kv_head * self.group + head)
 
     def store_row(self, token0: b.Expr, row: b.Expr, segment: b.Expr) -> None:
-        """A segment's result: the final one where the row sees no other segment."""
+        """Stores a segment's result, as final if the row sees no other segment."""
         first, last = b.let(T.truncdiv(self.first[row], self.segment)), b.let(T.truncdiv(self.last[row], self.segment))
         with b.when(T.And(first <= segment, segment <= last)), T.If(first == last):
             with T.Then():
@@ -242,7 +243,8 @@ class Attention(ABC):
     # ---- one tile, one partition -----------------------------------------------------------------------------------
 
     def tile(self, row0: b.Expr, key0: b.Expr, m: int, *, fetch: bool) -> None:
-        """Later rows are of the same token or of a later one: they begin and end no earlier."""
+        """Computes one tile. Later rows belong to the same token or a later one, so their key ranges start and end no
+        earlier."""
         low = b.let(T.max(self.first[row0], key0))
         high = b.let(T.min(self.last[row0 + (m - 1)], key0 + (self.partition - 1)))
         with b.when(low <= high):
@@ -258,7 +260,7 @@ class Attention(ABC):
             if self.pools.largest is not None:
                 self.read_value_scales(key0, step0 * self.key_vectors, step1 * self.key_vectors)
             keep, gain, total = b.Vectors(m), b.Vectors(m), b.Vectors(m)
-            # One loop for each step of all rows: they do not wait for each other.
+            # One loop per step over all rows, so that rows do not wait for each other.
             with T.serial(m) as i:
                 top[i] = b.call("max_lanes", top[i])
             with T.serial(m) as i:
@@ -277,7 +279,7 @@ class Attention(ABC):
         *,
         fetch: bool,
     ) -> None:
-        """`weigh` of all vectors of a row, as many at a time as there are registers for."""
+        """Calls `weigh` for all vectors of a row, as many at a time as registers allow."""
         most = max(1, (self.registers - 1) // (m + self.beside))
         size = b.ceil_div(self.vectors, b.ceil_div(self.vectors, most))
         groups, rest = divmod(self.vectors, size)
@@ -285,15 +287,17 @@ class Attention(ABC):
         def weigh(start: b.Expr, count: int) -> None:
             self.weigh(row0, span, [start + j for j in range(count)], keep, gain, m, fetch=fetch)
 
-        # A loop: of wide heads the text of each would make most of the kernel.
+        # A loop: for wide heads, unrolled code would dominate the kernel.
         with T.serial(groups) as group:
             weigh(b.let(group * size), size)
         if rest:
             weigh(T.int32(groups * size), rest)
 
     def look_ahead(self, token: b.Expr, kv_head: b.Expr) -> None:
-        """Where the keys are that are probably read next: those of another head, or of the token after; at the end of a
-        task those that the thread's next task begins with."""
+        """Plans prefetches of the keys probably read next: another head's, or the next token's.
+
+        At the end of a task, these are the first keys of the thread's next task.
+        """
         k = self.k
         unit = b.let(kv_head + token * self.kv_heads + (1 if self.segments else k.num_tasks))
         if not self.segments:
@@ -309,7 +313,7 @@ class Attention(ABC):
         self.next_count = b.let((T.truncdiv(self.last_key(ahead), self.block) + 1 - first) * known)
 
     def plan_fetches(self, key0: b.Expr) -> None:
-        """The values of this partition, and the keys of the one that is read after it."""
+        """Plans prefetches of this partition's values and the next partition's keys."""
         block0 = b.let(T.truncdiv(key0, self.block))
         keys, values = self.pools.key_words, self.pools.value_words
         self.values.begin(self.last_block + 1 - block0, lambda i: self.block_base(block0 + i, values))
@@ -322,20 +326,20 @@ class Attention(ABC):
                 self.keys.begin(self.next_count, lambda i: self.base_of(table + i, head, keys))
 
     def block_base(self, block: b.Expr, words: int) -> b.Expr:
-        """Where this kv head's part, of `words` words, of a block of the sequence begins in a pool."""
+        """Word offset in a pool of this KV head's part, `words` words long, of a block of the sequence."""
         return self.base_of(self.table + block, self.kv_head, words)
 
     def base_of(self, entry: b.Expr, kv_head: b.Expr, words: int) -> b.Expr:
-        """The same of an entry of the block tables."""
+        """As `block_base`, for an entry of the block tables."""
         return b.let((self.k["block_tables"][entry] * self.kv_heads + kv_head) * words)
 
     def key_place(self, key: b.Expr) -> tuple[b.Expr, b.Expr]:
-        """Where this kv head's part of a key's block begins, and the key's place in it."""
+        """Offset of this KV head's part of a key's block, and the key's position in it."""
         block = b.let(T.truncdiv(key, self.block))
         return self.block_base(block, self.pools.key_words), b.let(key - block * self.block)
 
     def read_value_scales(self, key0: b.Expr, vector0: b.Expr, vector1: b.Expr) -> None:
-        """Those of the partition that starts at key0, some vectors of keys."""
+        """Loads value scales of the partition at key0, for some vectors of keys."""
         with T.serial(vector0, vector1) as v:
             key = b.let(key0 + v * b.WIDTH)
             block = b.let(T.truncdiv(key, self.block))
@@ -343,9 +347,10 @@ class Attention(ABC):
             self.value_scales[v] = b.call("load_f32", b.at(self.k["v_pool"], at), b.WIDTH)
 
     def keep_scores(self, row0: b.Expr, key: b.Expr, offset: b.Expr, scores: b.Vectors, top: b.Vectors, m: int) -> None:
-        """Takes in the products of queries and keys of one step: of m rows, `key_vectors` vectors each, from `key` on.
+        """Processes one step's products of queries and keys: m rows, `key_vectors` vectors each, from `key` on.
 
-        offset: of that key in its partition."""
+        offset: position of `key` in its partition.
+        """
         n = self.key_vectors
         scores = self.shaping.shaped(scores, m, n, row0, key, self.last)
 
@@ -370,23 +375,23 @@ class Attention(ABC):
 
     @abstractmethod
     def helpers(self, target: Target) -> str:
-        """IR text of the helpers this uses beside those of all kernels."""
+        """IR text of additional helpers that this kernel uses."""
 
     @abstractmethod
     def allocate(self) -> None:
-        """Memory on the stack."""
+        """Allocates stack memory."""
 
     @abstractmethod
     def prepare_query(self, row: b.Expr, source: b.Expr) -> None:
-        """Keeps the query of a row, which is at `source`, scaled."""
+        """Stores the scaled query of a row, read at `source`."""
 
     @abstractmethod
     def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
-        """Scores of the keys key0 + offset … of one step; see `keep_scores`."""
+        """Scores of one step's keys, key0 + offset onwards; see `keep_scores`."""
 
     @abstractmethod
     def weights_of(self, i: b.Expr, top: b.Expr, vector0: b.Expr, vector1: b.Expr) -> b.Expr:
-        """Scores of row i of the tile become weights; returns their sums by lane."""
+        """Turns the scores of the tile's row i into weights; returns their sums per lane."""
 
     @abstractmethod
     def weigh(
@@ -400,4 +405,4 @@ class Attention(ABC):
         *,
         fetch: bool,
     ) -> None:
-        """Σ weight · value over the keys low … high of the partition that starts at key0, in some vectors of a row."""
+        """Σ weight · value over keys low … high of the partition at key0, for some vectors of a row."""

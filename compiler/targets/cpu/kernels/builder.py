@@ -17,9 +17,9 @@ from llmc.compiler.targets.cpu.target import Target
 
 Expr = Any
 _LINE_BYTES = 64
-WIDTH = 16  # float32 values of one vector, on every target
-_UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
-LANES = {name: dtype.per_word for name, dtype in FLOATS.items()}  # elements of one packed word
+WIDTH = 16  # float32 per vector, on every target
+_UNBOUNDED = 1 << 30  # buffer sizes are unknown to a kernel, and nothing is derived from this
+LANES = {name: dtype.per_word for name, dtype in FLOATS.items()}  # elements per packed word
 TIR_DTYPE = {"f32": "float32", **dict.fromkeys(HALVES, "uint16"), "i32": "int32"}
 
 HALF = ("low", "high")
@@ -36,32 +36,32 @@ def lanes_of(dtype: str) -> int:
 
 
 def word_dtype(dtype: str) -> str:
-    """TIR dtype of one word of a packed tensor: one float32 or two of 16 bits."""
+    """The TIR dtype of a word in a packed tensor: one float32, or two 16-bit floats."""
     return "float32" if lanes_of(dtype) == 1 else "int32"
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """A helper that returns 16 floats."""
+    """Calls a helper that returns 16 floats."""
     return T.call_extern("float32x16", f"llmc_{name}", *args)
 
 
 def do(name: str, *args: Expr) -> None:
-    """A helper called for its effect."""
+    """Calls a helper for its effect."""
     T.evaluate(T.call_extern("int32", f"llmc_{name}", *args))
 
 
 def half_of(dtype: str, word: Expr, which: int) -> Expr:
-    """The float in half `which` of a word, 0 the low one."""
+    """The float in half `which` of a word; 0 is the low half."""
     return T.call_extern("float32", f"llmc_{dtype}_{HALF[which]}_one", word)
 
 
 def half_in_all(dtype: str, word: Expr, which: int) -> Expr:
-    """The same in every lane."""
+    """As `half_of`, broadcast to every lane."""
     return call(f"{dtype}_{HALF[which]}_all", word)
 
 
 def halves_of(dtype: str, words: Expr, which: int) -> Expr:
-    """16 floats: half `which` of as many words."""
+    """16 floats: half `which` of each of 16 words."""
     return call(f"{dtype}_{HALF[which]}", words)
 
 
@@ -72,7 +72,7 @@ def splat(value: Expr) -> Expr:
 
 
 def at(buffer: Expr, index: Expr) -> Expr:
-    """Address of an element."""
+    """The address of an element."""
     return T.address_of(buffer[index])
 
 
@@ -81,7 +81,7 @@ def store(buffer: Expr, value: Expr, index: Expr) -> None:
 
 
 def load_vector(buffer: Expr, index: Expr, count: Expr = WIDTH, dtype: str = "f32") -> Expr:
-    """`count` floats from `index` on, the other lanes zero; reads nothing past them."""
+    """`count` floats from `index` on, zeros in the other lanes; reads nothing beyond."""
     if dtype == "f32" and isinstance(count, int) and count == WIDTH:
         return buffer[T.ramp(index, 1, WIDTH)]
     return call(f"load_{dtype}", at(buffer, index), count)
@@ -92,15 +92,15 @@ def store_vector(buffer: Expr, value: Expr, index: Expr, count: Expr = WIDTH, dt
 
 
 def let(value: Expr) -> Expr:
-    """An int32 held in a register and opaque to TVM's simplifier, which rewrites long index sums unsoundly."""
+    """An int32 kept in a register and opaque to TVM's simplifier, which rewrites long index sums incorrectly."""
     cell = T.alloc_buffer((1,), "int32", scope="local")
     T.buffer_store(cell, value, [0])
     return cell[0]
 
 
 class Scratch:
-    """Memory on the stack that starts a cache line: TVM aligns it to 16 bytes, and a vector that lies across two lines
-    is read at half the speed."""
+    """Stack memory aligned to a cache line. TVM aligns only to 16 bytes, and vectors across two lines load at half
+    speed."""
 
     def __init__(self, count: int, dtype: str) -> None:
         self.buffer = T.alloc_buffer((count + WIDTH,), dtype, scope="local")
@@ -109,11 +109,11 @@ class Scratch:
         self.start = let(T.truncdiv(_LINE_BYTES - past, 4))
 
     def at(self, index: Expr) -> Expr:
-        """Address of an element."""
+        """The address of an element."""
         return at(self.buffer, self.start + index)
 
     def vector(self, index: Expr) -> Expr:
-        """16 elements from `index`, a multiple of 16, on."""
+        """The 16 elements from `index` on, which is a multiple of 16."""
         return self.buffer[T.ramp(self.start + index, 1, WIDTH)]
 
     def element(self, index: Expr) -> Expr:
@@ -125,7 +125,7 @@ class Scratch:
 
 
 class Vectors:
-    """An array of 16-lane vectors kept in registers (indices must be constants once loops are unrolled)."""
+    """An array of 16-lane vectors in registers; indices must be constants once loops are unrolled."""
 
     def __init__(self, count: int, dtype: str = "float32") -> None:
         self.buffer = T.alloc_buffer((count * WIDTH,), dtype, scope="local")
@@ -145,7 +145,7 @@ class Vectors:
 
 
 def kept(value: Expr, dtype: str = "float32") -> Expr:
-    """A vector that stays in a register."""
+    """A vector kept in a register."""
     register = Vectors(1, dtype)
     register[0] = value
     return register[0]
@@ -163,10 +163,10 @@ def pieces(width: int) -> list[tuple[int, int]]:
 
 
 class Kernel:
-    """The frame of one kernel: buffers by name, scalars, task and num_tasks.
+    """The frame of a kernel: buffers by name, scalars, task and num_tasks.
 
-    Buffers do not overlap: a kernel may keep partial results in its output. ranged: it is called by another kernel, for
-    the work of tasks [task, task_end), and takes task_end behind task.
+    Buffers do not overlap, so a kernel may keep partial results in its output. ranged: another kernel calls it for
+    tasks [task, task_end); task_end is an extra argument after task.
     """
 
     def __init__(self, symbol: str, buffers: Sequence[tuple[str, str]], helpers: str, *, ranged: bool = False) -> None:
@@ -180,7 +180,7 @@ class Kernel:
 
     @classmethod
     def of(cls, symbol: str, buffers: Sequence[tuple[str, str]], target: Target) -> Kernel:
-        """One with the vector helpers of a target, and no others."""
+        """A frame with only the vector helpers of a target."""
         return cls(symbol, buffers, vector.helpers(target.mcpu))
 
     def __enter__(self) -> Kernel:
@@ -211,13 +211,13 @@ class Kernel:
 
     @contextmanager
     def share(self, total: Expr) -> Iterator[Expr]:
-        """Loop over this task's contiguous share of `total` units."""
+        """Loops over this task's contiguous share of `total` units."""
         first, last = self.share_bounds(total)
         with T.serial(first, last) as unit:
             yield unit
 
     def share_bounds(self, total: Expr) -> tuple[Expr, Expr]:
-        """This task's contiguous share of `total` units, first and end."""
+        """(first, end) of this task's contiguous share of `total` units."""
         first = T.call_extern("int32", "llmc_share", self.task, total, self.num_tasks)
         last = T.call_extern("int32", "llmc_share", self.task_end, total, self.num_tasks)
         return let(first), let(last)
@@ -227,11 +227,11 @@ class Kernel:
 
 
 def packed_position(row: Expr, row_tile: int, words: int) -> Expr:
-    """Index of word 0 of a row of a packed activation `[tile][words][row_tile]`."""
+    """Index of a row's word 0 in a packed activation `[tile][words][row_tile]`."""
     return T.truncdiv(row, row_tile) * (words * row_tile) + T.truncmod(row, row_tile)
 
 
 def put(buffer: Expr, value: Expr, base: Expr, element: Expr, dtype: str, row_tile: int, count: int) -> None:
-    """Write elements [element, element + count) of a row whose word 0 is at `base`; `element` is a whole word."""
+    """Writes elements [element, element + count) of a row whose word 0 is at `base`; `element` starts a word."""
     word = element if dtype == "f32" else T.truncdiv(element, 2)
     do(stores.put_name(dtype, row_tile, count), value, at(buffer, base + word * row_tile))

@@ -1,4 +1,4 @@
-"""The code of kernels for a CPU of `targets.cpu.target`: nothing beyond its instruction sets."""
+"""Compiles kernels for a CPU of `targets.cpu.target`, limited to its instruction sets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _TRIPLE = "x86_64-unknown-linux-gnu"
 
 
 def llvm_text(kernel: codegen.Kernel, target: Target, form: str = "ll") -> str:
-    """Optimised LLVM IR (`ll`) or assembly (`asm`) of one kernel, for people."""
+    """One kernel as optimised LLVM IR (`ll`) or assembly (`asm`), for reading."""
     return codegen.llvm_text(kernel, _TRIPLE, target.mcpu, target.mattr, form)
 
 
 def compile_object(kernel: codegen.Kernel, target: Target) -> bytes:
-    """An ELF object in `target.instruction_sets` that defines the kernel's symbol and needs no library of TVM."""
+    """An ELF object that defines the kernel's symbol, uses only `target.instruction_sets`, and needs no TVM library."""
     return codegen.compile_object(kernel, _TRIPLE, target.mcpu, target.mattr)

@@ -24,7 +24,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     with kernel as k:
         ids, weight, out = k["ids"], k["weight"], k["out"]
         with k.share(k.scalar(int(p.get("rows", 0)))) as row:
-            token = T.max(T.min(ids[row], vocab - 1), 0)  # a bad id reads some row, never past the table
+            token = T.max(T.min(ids[row], vocab - 1), 0)  # an invalid id reads some row, never past the table
             if packed:
                 words = b.ceil_div(dim, lanes)
                 base = T.truncdiv(token, columns) * (words * columns) + T.truncmod(token, columns)

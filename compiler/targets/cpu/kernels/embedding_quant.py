@@ -1,7 +1,7 @@
 """embedding_quant: rows of the table as float32, from a weight in any format, as linear layers read it.
 
-A reader gives operands of 16 columns, which are rows of the table: of the one that has a token's row a lane is kept. So
-a linear layer and the embedding share one copy of a tied weight, and a format needs nothing beside its reader.
+A reader yields operands of 16 columns, which are 16 rows of the table; one lane is kept, the token's row. So a linear
+layer and the embedding share one copy of a tied weight, and a format needs only its reader.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     kind = reader_of(weight)
     if kind is None:
         raise KernelSpecError(f"embedding_quant: no reader has weights of {format.record()}")
-    # A format that is multiplied as integers alone has no floats.
+    # A format multiplied only as integers has no float operands.
     reader = kind(weight, F32 if F32 in kind.units_of else U8X4)
     of_weight = {name: dtype for name, dtype in weight.buffer_dtypes() if name in ("w", *weight.planes)}
     operands = [("ids", "int32"), *of_weight.items(), ("out", "float32")]
@@ -47,13 +47,14 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         reader.bind(k)
         rows = _Rows(weight, reader, b.Vectors(LINE))
         with k.share(k.scalar(int(p.get("rows", 0)))) as row:
-            token = b.let(T.max(T.min(k["ids"][row], vocab - 1), 0))  # a bad id reads some row, never past the table
+            # an invalid id reads some row, never past the table
+            token = b.let(T.max(T.min(k["ids"][row], vocab - 1), 0))
             rows.write(token, k["out"], b.let(row * dim))
     return kernel.function()
 
 
 class _Rows:
-    """Writes rows of a weight one at a time. held: values of a line of 16 columns."""
+    """Writes single rows of a weight. held: values of a line of 16 columns."""
 
     def __init__(self, p: Problem, reader: Reader, held: b.Vectors) -> None:
         self._p, self._reader, self._held = p, reader, held
@@ -82,7 +83,7 @@ class _Rows:
     def _values(
         self, words: Sequence[b.Expr], of_group: OfGroup | None, zeros: b.Vectors | None, v: b.Expr
     ) -> list[b.Expr]:
-        """The elements of a line as floats, without their scale."""
+        """The elements of a line as floats, before scaling."""
         reader, units = self._reader, self._reader.units
         operands = [reader.operand_of(words[reader.word_of(u)], u, of_group, v) for u in range(units)]
         if reader.operand == F32:
@@ -94,6 +95,6 @@ class _Rows:
 
 
 def _byte(word: b.Expr, place: int) -> b.Expr:
-    """An unsigned byte of each lane, as int32."""
+    """Unsigned byte `place` of each lane, as int32."""
     moved = T.shift_right(word, T.broadcast(T.int32(8 * place), b.WIDTH))
     return T.bitwise_and(moved, T.broadcast(T.int32(_BYTE), b.WIDTH))

@@ -1,9 +1,9 @@
-"""The frame of kernels that do for every expert in use what another kernel does: a function for each row tile.
+"""The frame of kernels that apply another kernel to every expert in use, with one function per row tile.
 
-Functions are kernels of one expert, which are called with the addresses of an expert's rows and of its part of each
-weight. Tasks share the cost of all experts in use, in their order: reading a weight, and multiplying row tiles. So a
-task does a share of one expert, or several experts whole, and one row that chose eight experts has work for as many
-tasks as eight weights have panels.
+Each function is the kernel of one expert, called with the addresses of its rows and of its part of each weight. Tasks
+divide the total cost of all experts in use, in order: reading weights and multiplying row tiles. So a task computes a
+share of one expert, or several whole experts. A single row that chose eight experts can occupy as many tasks as eight
+weights have panels.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from llmc.compiler.targets.cpu.target import Target
 
 INDEX = "index"
 Part = Callable[[int, str], tirx.PrimFunc]
-"""The kernel of one expert whose rows are in tiles of so many, as a function of that name."""
+"""Builds a named function: the kernel of one expert, for rows in tiles of the given size."""
 
 
 @dataclass(frozen=True)
 class Strides:
-    """Bytes by buffer: between rows of activations, and between what two experts have of a weight."""
+    """Strides in bytes, by buffer: between rows of activations, and between experts' parts of a weight."""
 
     of_row: Mapping[str, int]
     of_expert: Mapping[str, int]
 
 
 def one_expert(spec: KernelSpec, op: str, tile: int, **changes: Param) -> KernelSpec:
-    """The kernel `op` of one expert. tile: rows of a tile; the scalar 0 counts valid ones."""
+    """The spec of kernel `op` for one expert. tile: rows per tile; scalar 0 counts valid rows."""
     params: dict[str, Param] = {name: value for name, value in spec.as_dict().items() if name != "experts"}
     return KernelSpec.of(spec.family, op, **{**params, "rows": 0, "row_tile": tile, **changes})
 
@@ -43,7 +43,7 @@ def one_expert(spec: KernelSpec, op: str, tile: int, **changes: Param) -> Kernel
 def for_each_expert(
     spec: KernelSpec, target: Target, buffers: Sequence[tuple[str, str]], part: Part, strides: Strides
 ) -> tvm.IRModule:
-    """The kernel of `spec`. buffers: names and TIR dtypes in operand order, INDEX among them."""
+    """Builds the kernel of `spec`. buffers: (name, TIR dtype) in operand order, INDEX among them."""
     p, symbol = spec.as_dict(), spec.symbol()
     names = {tile: f"{symbol}_{tile}" for tile in row_tiles(int(p["row_tile"]))}
     kernel = b.Kernel(symbol, buffers, vector.helpers(target.mcpu) + calls.helpers())
@@ -53,7 +53,7 @@ def for_each_expert(
         in_use = b.let(index.in_use)
         total = b.let(index[index.cost_at(in_use)])
         with T.serial(in_use) as number:
-            # In units of which a row tile is as many as there are tasks.
+            # In units of 1 / num_tasks of a row tile.
             before, after = (b.let(index[index.cost_at(number + i)] * k.num_tasks) for i in range(2))
             begin = b.let(T.max(k.task * total, before) - before)
             end = b.let(T.min((k.task + 1) * total, after) - before)

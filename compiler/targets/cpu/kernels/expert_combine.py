@@ -1,4 +1,4 @@
-"""expert_combine: the results of a token's experts times their weights, added in the order of the choice."""
+"""expert_combine: the weighted sum of a token's expert results, added in the order of the router's choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, where_held
 from llmc.compiler.targets.cpu.target import Target
 
-_BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
+_BLOCK = 256  # columns per unit of work, so that one row occupies several tasks
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:

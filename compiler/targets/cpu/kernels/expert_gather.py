@@ -1,6 +1,6 @@
-"""expert_gather: the rows of each expert in use, as packed activations in the row tile that suits their number.
+"""expert_gather: copies the rows of each expert in use to packed activations, in the row tile that suits their count.
 
-Bits are moved, nothing is computed. Rows that fill an expert's last row tile are not written.
+Pure data movement. Rows that pad an expert's last row tile are not written.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 def _copy_in_order(
     k: b.Kernel, expert: b.Expr, p: dict[str, Param], source: tuple[b.Expr, int], to: tuple[b.Expr, b.Expr]
 ) -> None:
-    """Column j becomes column columns[j] of the token, as the expert has them. source, to: the place of a row's first
-    word, and how far its next one is."""
+    """Copies a token's row with its columns permuted: column j is column columns[j] of the token.
+
+    source, to: (offset of a row's first word, stride between words).
+    """
     dim, lanes = int(p["dim"]), b.lanes_of(str(p["act_dtype"]))
     columns = b.let(expert * dim)
 
     def element(index: b.Expr) -> b.Expr:
-        """The bits of a column, the low ones of a word."""
+        """The bits of a column, in the low half of a word."""
         column = b.let(k["columns"][columns + index])
         if lanes == 1:
             return k["x"][source[0] + column * source[1]]

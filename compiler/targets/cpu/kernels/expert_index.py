@@ -1,11 +1,10 @@
-"""Which rows each expert in use has: the index that `expert_order` writes and the other kernels of experts read.
+"""The index of rows per expert: written by `expert_order`, read by the other expert kernels.
 
-Experts in use are numbered, by id. The index is int32, in this order:
-- how many are in use;
-- by number: the id, the first row, the count of rows, the row tile, and the cost of all before, of which there is one
-  more;
-- by id: the number;
-- the row of each pair of a token and one of its experts, in the order of tokens.
+Experts in use are numbered in order of id. The index is int32, in this order:
+- the number of experts in use;
+- per number: id, first row, row count, row tile, and the total cost of earlier experts, which has one more;
+- per id: the number;
+- the row of each (token, expert) pair, in token order.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 
 
 class ExpertIndex:
-    """Of a kernel's buffer `index`, for so many experts."""
+    """Accesses a kernel's buffer `index`, for a given number of experts."""
 
     def __init__(self, index: b.Expr, experts: int) -> None:
         self.index, self._experts = index, experts
@@ -30,7 +29,7 @@ class ExpertIndex:
         return self.index[0]
 
     def expert_at(self, number: b.Expr) -> b.Expr:
-        """Where the id of an expert in use is."""
+        """Position of an expert's id, by number."""
         return 1 + number
 
     def first_at(self, number: b.Expr) -> b.Expr:
@@ -43,7 +42,7 @@ class ExpertIndex:
         return 1 + 3 * self._experts + number
 
     def cost_at(self, number: b.Expr) -> b.Expr:
-        """Where the cost of all experts before one in use is; of the number after the last one: of all."""
+        """Position of the total cost of experts before `number`; one past the last gives the cost of all."""
         return 1 + 4 * self._experts + number
 
     def number_at(self, expert: b.Expr) -> b.Expr:
@@ -65,12 +64,12 @@ def where_held(params: Mapping[str, Param], expert: b.Expr) -> AbstractContextMa
 
 
 def row_tiles(largest: int) -> tuple[int, ...]:
-    """The row tiles that experts have in a graph whose largest is this."""
+    """The row tiles used in a graph whose largest row tile is `largest`."""
     return tuple(1 << i for i in range(largest.bit_length()))
 
 
 def tile_of(rows: b.Expr, largest: int) -> b.Expr:
-    """The smallest tile that holds so many rows, or the largest there is."""
+    """The smallest row tile that holds `rows` rows, or the largest there is."""
     tile = T.int32(largest)
     for smaller in reversed(row_tiles(largest)[:-1]):
         tile = T.Select(rows <= smaller, T.int32(smaller), tile)

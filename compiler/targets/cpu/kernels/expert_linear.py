@@ -40,7 +40,7 @@ def build(spec: KernelSpec, target: Target) -> tvm.IRModule:
 
 
 def _strides(p: Problem) -> Strides:
-    """p: of row tiles of one row."""
+    """Strides of the buffers. p: the problem with row tiles of one row."""
     reader, _ = operands(p)
     panels = p.parts * p.panels
     y = b.ceil_div(p.width, b.lanes_of(p.gated)) if p.gated else p.n

@@ -1,6 +1,6 @@
-"""expert_order: gives each expert in use rows of its own, one for every token that chose it, tokens ascending.
+"""expert_order: assigns each expert in use its own rows, one per token that chose it, in token order.
 
-An expert that is elsewhere (`some`) gets none, and its pairs have no row.
+With `some`, an expert that another rank holds gets no rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, tile_of, where_held
 from llmc.compiler.targets.cpu.target import Target
 
-_READING = 4  # row tiles whose products take about as long as reading the weight
+_READING = 4  # row tiles whose multiplication costs about as much as reading the weight
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -21,10 +21,10 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    """One task does it: counting and numbering tens of thousands of pairs takes less than sharing them would."""
+    """Runs in one task: numbering tens of thousands of pairs is cheaper than sharing the work."""
     p = spec.as_dict()
     experts, top_k, largest = int(p["experts"]), int(p["top_k"]), int(p["row_tile"])
-    unit = int(p["row_unit"])  # rows of an expert begin at a multiple
+    unit = int(p["row_unit"])  # an expert's rows begin at a multiple of this
     kernel = b.Kernel.of(spec.symbol(), [(name, "int32") for name in buffers(spec)], target)
     with kernel as k, b.when(k.task == 0):
         index, tokens = ExpertIndex(k["index"], experts), k.scalar(int(p["rows"]))
@@ -34,7 +34,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         def expert_of(token: b.Expr, j: b.Expr) -> b.Expr:
             return b.let(k["chosen"][token * (2 * top_k) + j])
 
-        # Numbers are counts at first.
+        # The numbers hold counts at first.
         with T.serial(experts) as e:
             index.put(T.int32(0), index.number_at(e))
         with T.serial(tokens) as t, T.serial(top_k) as j:

@@ -1,4 +1,4 @@
-"""expert_quantize: the rows of every expert in use as int8, for a linear layer whose weight is summed as integers."""
+"""expert_quantize: quantizes the rows of every expert in use to int8, for a linear layer with integer sums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""fused: a row program (`passes/rowwise.py`) as a kernel: generic ops, a row at a time, 16 lanes along the last axis.
+"""fused: the kernel of a row program (`passes/rowwise.py`): generic ops, one row at a time, 16 lanes on the last axis.
 
-A stage without a reduction is recomputed where it is read; a reduction is kept for the row. One fixed order: a
-reduction adds vectors ascending and then folds the lanes in one tree, so a row's bits depend on that row alone.
+A stage without a reduction is recomputed where it is read; a reduction's result is kept for the row. A reduction adds
+vectors in ascending order, then folds the lanes in one tree, so a row's bits depend on that row alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import elementary, vector
 from llmc.compiler.targets.cpu.target import Target
 
-_BLOCK = 256  # columns of one unit of work, so that one row feeds several tasks
+_BLOCK = 256  # columns per unit of work, so that one row occupies several tasks
 _TIR = {**b.TIR_DTYPE, "bool": "uint8"}
 _VECTOR = {**dict.fromkeys(b.LANES, "float32"), "i32": "int32", "bool": "int32"}
 _IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -31,7 +31,7 @@ _FOLD = {"sum": "sum_lanes", "max": "maximum_lanes", "min": "minimum_lanes"}
 _INTRINSICS = tuple(name for name, _ in elementary.UNARY_INTRINSICS)
 _UNARY = ("exp", "tanh", "erf", "log", "sigmoid", "sqrt", *(f"to_{dtype}" for dtype in HALVES), *_INTRINSICS)
 _BINARY = ("add", "sub", "mul", "div", "max", "min")
-# Where the helpers of llmc ops, which know their arguments, are not torch's functions for every float.
+# Helpers made for llmc ops rely on their argument ranges; these equal torch's functions for every float.
 _HELPERS = {"exp": "exp_any", "max": "maximum", "min": "minimum"}
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "lt": lambda x, y: x < y,
@@ -51,7 +51,7 @@ _INTEGER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def program_of(spec: KernelSpec) -> dict[str, Any]:
-    """The row program among the spec's parameters."""
+    """The row program in the spec's parameters."""
     program: dict[str, Any] = json.loads(str(spec.as_dict()["program"]))
     return program
 
@@ -64,9 +64,10 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Index:
-    """An int32 index of 16 lanes. at: its value at a lane; step: the constant difference of neighbours, or None.
+    """An int32 index of 16 lanes.
 
-    key: equal for equal indices of one emission.
+    at: its value at a lane. step: the constant difference between neighbouring lanes, or None. key: equal for equal
+    indices within one emission.
     """
 
     key: str
@@ -114,7 +115,7 @@ class _Emitter:
 
     @contextmanager
     def piece(self, count: int) -> Iterator[None]:
-        """The emission of one vector of which `count` lanes are valid; equal values are computed once in it."""
+        """Emits one vector with `count` valid lanes; equal subexpressions are computed once."""
         before = self._memo, self._count
         self._memo, self._count = {}, count
         yield
@@ -139,7 +140,7 @@ class _Emitter:
     # --- values ----------------------------------------------------------------------------------------------------
 
     def value(self, e: Any, axes: Sequence[_Index], guarded: bool) -> Any:
-        """16 lanes of an expression. guarded: loads may lie outside their buffer and are clamped into it."""
+        """16 lanes of an expression. guarded: loads may lie outside their buffer, and are clamped into it."""
         op = e[0]
         if op == "const":
             return b.splat(float(e[1]))
@@ -153,7 +154,7 @@ class _Emitter:
             return self._stage(e[1], [self.index(i, axes) for i in e[2]], guarded)
         if op == "select":
             condition = self.value(e[1], axes, guarded)
-            # Either side may read where the condition does not hold.
+            # Either branch may read out of bounds where its condition is false.
             return T.Select(condition, self.value(e[2], axes, True), self.value(e[3], axes, True))
         values = [self.value(argument, axes, guarded) for argument in e[1:]]
         return self._apply(op, values)
@@ -225,7 +226,7 @@ class _Emitter:
         return self._gather(_VECTOR[dtype], index, read)
 
     def _position(self, source: dict[str, Any], offset: Any) -> Any:
-        """Element of the whole buffer for an offset into this row."""
+        """Index in the whole buffer of an offset into this row."""
         if not source["row"]:
             return offset
         width = prod(source["shape"])
@@ -271,7 +272,7 @@ class _Emitter:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def reduce(self, number: int) -> None:
-        """Computes a reduction stage of this row into its array."""
+        """Computes a reduction stage for this row into its array."""
         stage = self.program["stages"][number]
         shape, extents, kind = stage["shape"], stage["extents"], stage["reduce"]
         with ExitStack() as loops:
@@ -300,7 +301,7 @@ class _Emitter:
             b.store(self.kept[number], total.lane(0), offset)
 
     def _over(self, start: Any, width: int, body: Callable[[Any, int], None]) -> None:
-        """`body` for each vector of [start, start + width)."""
+        """Calls `body` for each vector of [start, start + width)."""
         full, tail = width // b.WIDTH, width % b.WIDTH
         if full:
             with T.serial(full) as step:
@@ -309,7 +310,7 @@ class _Emitter:
             body(b.let(start + full * b.WIDTH), tail)
 
     def write(self, number: int, outer: Sequence[Any], first: Any, width: int) -> None:
-        """Writes columns [first, first + width) of one line of an output of this row."""
+        """Writes columns [first, first + width) of one line of this row's output."""
         out, buffer = self.program["outputs"][number], self.kernel[f"out{number}"]
         shape, dtype = out["shape"], out["dtype"]
         fixed = [_scalar_index(axis, f"s{i}") for i, axis in enumerate(outer)]
@@ -338,7 +339,7 @@ class _Emitter:
 
 
 def _tasks(k: b.Kernel, emitter: _Emitter, rows: Any, number: int) -> None:
-    """An output without reductions: lines are cut into blocks, so that one row feeds several tasks."""
+    """Splits lines of an output without reductions into blocks, so that one row occupies several tasks."""
     shape = emitter.program["outputs"][number]["shape"]
     lines, width = prod(shape[:-1]), shape[-1] if shape else 1
     blocks = b.ceil_div(width, _BLOCK)

@@ -1,6 +1,6 @@
-"""head_linear: a linear layer for each head, whose matrices lie in panels as those of other linear layers do.
+"""head_linear: a linear layer per head. Each head's matrix is in panels, like those of other linear layers.
 
-An element is one chain of float32 multiply-adds over K ascending, for any number of rows.
+Each element is one chain of float32 multiply-adds over ascending K, for any number of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     if columns % heads or inner > stride or inner % lanes or (gives and of_head % b.lanes_of(gives)):
         raise KernelSpecError(f"head_linear: heads, n, k or stride do not fit: {p}")
     panels, words, vectors = b.ceil_div(of_head, panel), inner // lanes, panel // b.WIDTH
-    # Of the last panel of a head only so many columns are real.
+    # The last panel of a head has only this many real columns.
     counts = [min(b.WIDTH, of_head - (panels - 1) * panel - v * b.WIDTH) for v in range(vectors)]
     puts = tuple((gives, tile, count) for count in {b.WIDTH, *counts} if count > 0) if gives else ()
     types = [("x", "float32"), ("weight", b.word_dtype(dtype)), ("out", b.word_dtype(gives or "f32"))]
@@ -51,7 +51,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     else:
                         b.store_vector(k["out"], acc[v], base + column + v * b.WIDTH, count)
 
-            # Rows behind the last valid one fill its tile: buffers have them.
+            # Rows past the last valid one fill its tile; buffers have room for them.
             with T.serial(tiles) as at:
                 row0 = b.let(at * tile)
                 source = b.let(row0 * (heads * stride) + head * stride)

@@ -1,4 +1,4 @@
-"""Where keys and values lie in the pools of layout `tiles` (FORMAT.md), in words of 4 bytes, and who writes them."""
+"""Layout `tiles` of the key and value pools (FORMAT.md), in 4-byte words, and its writer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import kv_numbers, kv_stores
 from llmc.kv_dtypes import KV_DTYPES
 
-SMALLEST = 1e-30  # numbers of a smaller magnitude are as good as zero; the largest number of a dtype over it is finite
+SMALLEST = 1e-30  # smaller magnitudes count as zero; the largest number of a dtype divided by this is finite
 
 
 class KvPools:
-    """Blocks of both pools. lanes: elements of a word; key_words, value_words: of one head's part of a block, in which
-    scales, one of each token, come behind the numbers."""
+    """The blocks of both pools.
+
+    lanes: elements per word.
+    key_words, value_words: size of one head's part of a block, with its scales, one per token, after the numbers.
+    """
 
     def __init__(self, dtype: str, kv_heads: int, head_dim: int, block: int) -> None:
         if dtype not in KV_DTYPES:
@@ -41,17 +44,17 @@ class KvPools:
         return "float32" if self.dtype == "f32" else "int32"
 
     def keys(self, kv_block: b.Expr, head: b.Expr) -> b.Expr:
-        """Where the keys of a head begin in a block: word `i // lanes` of a key is `i // lanes · block` words on."""
+        """Offset of a head's keys in a block. Word `i // lanes` of a key is at `i // lanes · block` words."""
         return (kv_block * self._kv_heads + head) * self.key_words
 
     def values(self, kv_block: b.Expr, head: b.Expr) -> b.Expr:
-        """Where the values of a head begin in a block: those of `lanes` tokens lie together."""
+        """Offset of a head's values in a block, where values of `lanes` tokens are interleaved."""
         return (kv_block * self._kv_heads + head) * self.value_words
 
 
 class Head:
-    """One head of a token on its way to a pool: put all of its elements, then finish. Numbers that have a scale are
-    kept until all are known."""
+    """Writes one head of a token to a pool: put all elements, then finish. Numbers with a scale are buffered until
+    then."""
 
     def __init__(
         self, pool: b.Expr, pools: KvPools, store: Callable[[b.Expr, int, int], None], scale_at: b.Expr, pieces: int
@@ -63,7 +66,7 @@ class Head:
             self._widest[0] = b.splat(0.0)
 
     def put(self, value: b.Expr, start: int, count: int) -> None:
-        """Elements [start, start + count); other lanes are 0."""
+        """Takes elements [start, start + count); other lanes must be 0."""
         if self._pools.largest is None:
             self._store(value, start, count)
             return
@@ -73,7 +76,7 @@ class Head:
         self._pieces.append((start, count))
 
     def finish(self, scale: b.Expr | None) -> None:
-        """scale: one float32 that the checkpoint states, None: the largest magnitude over the largest number."""
+        """scale: a float32 stated by the checkpoint; None: largest magnitude divided by the largest number."""
         largest = self._pools.largest
         if largest is None:
             return
@@ -90,26 +93,26 @@ class Head:
                 b.call("mul", value, factors[1]) if scale is None else b.call("div", value, factors[0]), start, count
             )
         if scale is not None:
-            # What is infinite or not a number is told by the scale alone.
+            # Infinity and NaN are conveyed by the scale alone.
             factors[0] = b.call("spoilt", factors[0], b.call("widest_lane", self._widest[0]))
         b.do("store_f32", factors[0], b.at(self._pool, self._scale_at), 1)
 
 
 class Writer:
-    """Stores the heads of tokens. keys, values: (start, count) of the vectors that they are written in."""
+    """Stores the heads of tokens. keys, values: (start, count) of the vectors in which they are written."""
 
     def __init__(self, pools: KvPools, keys: list[tuple[int, int]], values: list[tuple[int, int]]) -> None:
         self._pools, self._keys, self._values = pools, keys, values
 
     def helpers(self) -> str:
-        """IR text of the helpers this uses."""
+        """IR text of the helpers that this uses."""
         pools, dtype = self._pools, self._pools.dtype
         scatters = [(pools.block, count, start % pools.lanes) for start, count in self._keys]
         stores = kv_stores.stores(dtype, scatters, [count for _, count in self._values])
         return stores if pools.largest is None else kv_numbers.rounding(dtype) + stores
 
     def key(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
-        """The key of a token of the block; base: see `KvPools.keys`."""
+        """A writer for the key of `token` in the block; base: see `KvPools.keys`."""
         pools = self._pools
 
         def store(value: b.Expr, start: int, count: int) -> None:
@@ -119,7 +122,7 @@ class Writer:
         return Head(pool, pools, store, base + pools.key_scales + token, len(self._keys))
 
     def value(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
-        """The value of a token of the block; base: see `KvPools.values`."""
+        """A writer for the value of `token` in the block; base: see `KvPools.values`."""
         pools = self._pools
 
         def store(value: b.Expr, start: int, count: int) -> None:

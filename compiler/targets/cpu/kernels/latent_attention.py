@@ -1,8 +1,8 @@
-"""latent_attention: queries against the one key of each token, whose leading elements are its value too.
+"""latent_attention: all heads share one key per token, whose leading elements are also its value.
 
-The walk is that of `paged_attention`: heads go in groups, each of which reads the keys for itself. Scores are its
-chains as well. A word of a value holds elements of one token in that layout, so a vector has tokens in its lanes. Each
-lane of a value's element is a chain over keys ascending, and lanes are added by one tree at the end of a partition.
+The walk and the score chains are those of `paged_attention`; heads form groups, each of which reads the keys itself. In
+this layout a word of a value holds elements of one token, so a vector's lanes are tokens. Each lane of a value element
+is one chain over ascending keys; one tree adds the lanes at the end of a partition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmc.compiler.targets.cpu.kernels.ir import lane_sums, vector
 from llmc.compiler.targets.cpu.kernels.kv_pools import KvPools
 from llmc.compiler.targets.cpu.target import Target
 
-_STEP = lane_sums.COUNT  # elements of values that are summed together
+_STEP = lane_sums.COUNT  # value elements that are summed together
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -38,7 +38,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
 
 def _walk_spec(spec: KernelSpec, most: int) -> KernelSpec:
-    """What `Attention` is told: of heads that share a walk it takes its KV heads, of keys their leading part."""
+    """The spec as `Attention` expects it: groups of heads take the place of KV heads, and values are the keys' leading
+    part."""
     p = spec.as_dict()
     heads = int(p["num_heads"])
     group = max(count for count in range(1, most + 1) if heads % count == 0)
@@ -56,7 +57,7 @@ def _walk_spec(spec: KernelSpec, most: int) -> KernelSpec:
 
 
 class LatentAttention(FloatAttention):
-    """`dim` is that of a value and of a latent query, `key_dim` that of a key."""
+    """`dim` is the width of a value and of a latent query, `key_dim` that of a key."""
 
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         p = spec.as_dict()
@@ -69,7 +70,7 @@ class LatentAttention(FloatAttention):
         self.words = self.key_dim // self.lanes
         self.query_words = b.ceil_div(self.key_dim, b.WIDTH) * b.WIDTH // b.lanes_of(self.query)
         self.key_blocks = self.partition // b.WIDTH
-        # Rows whose sums are in registers at once.
+        # Rows whose sums fit the registers together.
         most = 6 if target.lanes == 16 else 1
         self.at_once = {m: max(n for n in range(1, most + 1) if m % n == 0) for m in (self.most, self.single)}
 
@@ -82,13 +83,13 @@ class LatentAttention(FloatAttention):
         self.sums = T.alloc_buffer((self.most * self.vectors * b.WIDTH,), "float32", scope="local")
 
     def base_of(self, entry: b.Expr, kv_head: b.Expr, words: int) -> b.Expr:
-        """All heads have the same keys."""
+        """All heads share the keys."""
         return b.let(self.k["block_tables"][entry] * words)
 
     def tiles(
         self, token: b.Expr, count: b.Expr, kv_head: b.Expr, segment0: b.Expr, segment1: b.Expr, m: int, *, fetch: bool
     ) -> None:
-        """Nothing is fetched ahead: a lone token's heads have enough to compute with each key."""
+        """Prefetches nothing: even one token's heads compute enough per key."""
         super().tiles(token, count, kv_head, segment0, segment1, m, fetch=False)
 
     def prepare_query(self, row: b.Expr, source: b.Expr) -> None:
@@ -98,7 +99,7 @@ class LatentAttention(FloatAttention):
         for name, at, start, count in places:
             value = b.call("mul", b.load_vector(self.k[name], at, count), b.splat(self.scale))
             to = row * self.query_words + start // b.lanes_of(self.query)
-            # The rotated part begins where the other one ends, in the middle of a vector or not.
+            # The rotated part begins where the latent part ends, possibly within a vector.
             b.store_vector(self.queries, value, to, count, self.query)
 
     def weights_of(self, i: b.Expr, top: b.Expr, vector0: b.Expr, vector1: b.Expr) -> b.Expr:
@@ -122,10 +123,10 @@ class LatentAttention(FloatAttention):
         *,
         fetch: bool,
     ) -> None:
-        """A row's chains take no value of a key that the row does not see: 0 · NaN would be NaN."""
+        """Values of unseen keys are skipped, not multiplied by 0: 0 · NaN would be NaN."""
         _, high, key0 = span
         last = b.let(T.truncdiv(high - key0, b.WIDTH) + 1)
-        # Vectors of keys that all rows see: later rows are of the same token or of a later one.
+        # Vectors of keys that all rows see: later rows belong to the same token or a later one.
         whole = b.let(T.truncdiv(T.max(T.min(self.last[row0], high) - key0 + 1, 0), b.WIDTH))
         with T.serial(last) as v:
             base, within = self.key_place(b.let(key0 + v * b.WIDTH))
@@ -138,7 +139,7 @@ class LatentAttention(FloatAttention):
                 self.sum_up(row0, key0, b.let(part * rows), T.int32(self.dim - rest), rows, rest, whole, last)
         with T.serial(m) as i, T.serial(self.vectors) as column:
             value = b.load_vector(self.sums, (i * self.vectors + column) * b.WIDTH)
-            value = b.call("add", value, b.splat(0.0))  # no negative zero
+            value = b.call("add", value, b.splat(0.0))  # avoids −0
             self.part.fold_values((row0 + i) * self.vectors + column, value, keep[i], gain[i])
 
     def sum_up(
@@ -152,8 +153,10 @@ class LatentAttention(FloatAttention):
         whole: b.Expr,
         last: b.Expr,
     ) -> None:
-        """Σ weight · value of `count` elements from `element` on, for so many rows of the tile from `row` on. whole,
-        last: the vectors of keys that all rows see, and that some do."""
+        """Σ weight · value of `count` elements from `element` on, for `rows` rows of the tile from `row` on.
+
+        whole, last: end of the key vectors that all rows see, and of those that some see.
+        """
         acc = b.Vectors(rows * _STEP)
         for i in range(rows * _STEP):
             acc[i] = b.splat(0.0)

@@ -1,5 +1,5 @@
-"""latent_kv_write: half-split rotation of queries, and of a token's key, whose latent part is normed, on its way to the
-paged pool."""
+"""latent_kv_write: rotates queries and keys (half-split), norms the latent part of keys, and writes keys to the
+pool."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         angle = b.let(k["positions"][token] * rotary)
 
         def rotate(of: str, source: b.Expr, put: Callable[[b.Expr, int, int], None]) -> None:
-            """Of the buffer `of` the elements from `source` on."""
+            """Rotates the elements of buffer `of` from `source` on."""
             for start, count in pairs:
                 pair = b.Vectors(4)
                 for i, (buffer, at) in enumerate(((k[of], source), (k["cos_sin"], angle))):

@@ -1,4 +1,4 @@
-"""rms_norm: x * 1/sqrt(mean(x²) + eps) * weight, a row at a time, written as a packed activation, float or int8."""
+"""rms_norm: x * 1/sqrt(mean(x²) + eps) * weight, row by row, written as a packed activation, float or int8."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         x, weight, out = k["x"], k["weight"], k["out"]
         rows = k.scalar(int(p["rows"]))
         tiles = b.let(T.truncdiv(rows + (row_tile - 1), row_tile))
-        # Rows of a tile share the lines that are written: two cores would take them from each other.
+        # Rows of a tile share output cache lines, which two cores would take from each other.
         with (
             k.share(tiles) as tile,
             T.serial(b.let(tile * row_tile), b.let(T.min((tile + 1) * row_tile, rows))) as row,

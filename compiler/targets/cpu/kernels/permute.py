@@ -1,4 +1,4 @@
-"""permute_columns: a packed activation in another order of its columns. Bits are moved, nothing is computed."""
+"""permute_columns: permutes the columns of a packed activation. Pure data movement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.target import Target
 
-_WORDS = 256  # of a row tile that are one piece of work: whole cache lines
+_WORDS = 256  # words of a row tile per unit of work: whole cache lines
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             first = b.let(T.truncmod(unit, pieces) * _WORDS)
 
             def at(word: b.Expr) -> b.Expr:
-                """A word of every row of the tile; of rows behind the last one, whatever lies there."""
+                """A word of every row of the tile; undefined for rows past the last."""
                 return base + word * tile if tile == 1 else T.ramp(base + word * tile, 1, tile)
 
             def rows(value: b.Expr) -> b.Expr:

@@ -1,8 +1,9 @@
-"""quantize_rows: float activations to packed int8 ones, one scale a row; and the same for the end of a kernel.
+"""quantize_rows: rounds float activations to packed int8 with one scale per row. Other kernels reuse it for their
+output.
 
 A row's scale is its largest magnitude / 127; numbers are value · (127 / largest), rounded to nearest even. A row tile
-has words of 4 numbers, scales, and sums in the groups of the weight that reads them (FORMAT.md). The scale carries what
-is infinite or not a number.
+holds words of 4 numbers, scales, and sums by the groups of the weight that reads them (FORMAT.md). Infinity and NaN are
+conveyed by the scale alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import int8, vector
 from llmc.compiler.targets.cpu.target import Target
 
-_LINE = 8  # K is padded to a multiple
-_TILE = b.WIDTH // 2  # rows of the tiles that are walked as they lie
-SMALLEST = 1e-36  # a row of smaller numbers is as good as zero; 127 over it is finite
+_LINE = 8  # K is padded to a multiple of this
+_TILE = b.WIDTH // 2  # rows of tiles processed in their packed order
+SMALLEST = 1e-36  # smaller magnitudes count as zero; 127 divided by this is finite
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 class RowQuantizer:
     """Quantizes rows of `dim` floats, one at a time: keep every vector of the row, then write.
 
-    The spec's group_size and sum_factor are of the weight that reads the rows (see WeightFormat).
+    The spec's group_size and sum_factor come from the weight that reads the rows (see WeightFormat).
     """
 
     def __init__(self, dim: int, spec: KernelSpec) -> None:
@@ -42,7 +43,7 @@ class RowQuantizer:
         self.full, self.tail = dim // b.WIDTH, dim % b.WIDTH
 
     def helpers(self) -> str:
-        """IR text of the helpers this uses."""
+        """IR text of the helpers that this uses."""
         return int8.rounding_helpers(((self.row_tile, 4), (self.row_tile, self._words_of(self.full))))
 
     def _words_of(self, vector: int) -> int:
@@ -56,9 +57,9 @@ class RowQuantizer:
         self._largest[0] = T.broadcast(T.int32(0), b.WIDTH)
 
     def keep(self, value: b.Expr, index: b.Expr) -> None:
-        """Takes elements [index, index + 16) of the row; lanes past its end are 0."""
+        """Takes elements [index, index + 16) of the row; lanes past its end must be 0."""
         b.store(self._values, value, T.ramp(index, 1, b.WIDTH))
-        # Magnitudes compare like their bits, and not-a-number is the largest.
+        # Magnitudes compare like their bits, and NaN is the largest.
         bits = T.reinterpret("int32x16", self._values[T.ramp(index, 1, b.WIDTH)])
         magnitude = T.bitwise_and(bits, T.broadcast(T.int32(0x7FFFFFFF), b.WIDTH))
         self._largest[0] = T.max(self._largest[0], magnitude)
@@ -101,7 +102,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
 
 def part(spec: KernelSpec, target: Target, symbol: str) -> tirx.PrimFunc:
-    """The kernel as a function of that name, which another kernel calls for a range of tasks (`builder.Kernel`)."""
+    """The kernel as a named function, which another kernel calls for a range of tasks (`builder.Kernel`)."""
     return _kernel(spec, target, symbol)
 
 
@@ -112,8 +113,10 @@ def _kernel(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
 
 
 def _row_tiles(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
-    """Row tiles as they lie: rows in the lanes of a vector, two words of each, and in the same way as `RowQuantizer`
-    one row. Rows behind the last one are whatever lies there."""
+    """Quantizes row tiles in packed order: rows in the lanes of a vector, two words of each at a time.
+
+    The arithmetic is that of `RowQuantizer`. Rows past the last one are undefined.
+    """
     p = spec.as_dict()
     dim, act = int(p["dim"]), str(p["act_dtype"])
     quantizer = RowQuantizer(dim, spec)
@@ -131,7 +134,7 @@ def _row_tiles(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
             x0, out0 = b.let(tile * (words * _TILE)), b.let(tile * tile_words)
 
             def elements(step: b.Expr) -> tuple[b.Expr, b.Expr]:
-                """Four of every row as bits of float32: (even ones, odd ones)."""
+                """Four elements of every row as float32 bits: (even ones, odd ones)."""
                 read = b.Vectors(2, "int32")
                 if lanes == 2:
                     read[0] = x[T.ramp(x0 + step * b.WIDTH, 1, b.WIDTH)]
@@ -143,7 +146,7 @@ def _row_tiles(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
                 even, odd = (T.call_extern("int32x16", f"llmc_join_{n}", read[0], read[1]) for n in ("even", "odd"))
                 return even, odd
 
-            # Magnitudes compare like their bits, and not-a-number is the largest.
+            # Magnitudes compare like their bits, and NaN is the largest.
             largest = b.Vectors(1, "int32")
             largest[0] = T.broadcast(T.int32(0), b.WIDTH)
             with T.serial(steps) as step:
@@ -188,7 +191,7 @@ def _single_rows(spec: KernelSpec, target: Target, part: str) -> tirx.PrimFunc:
             piece = T.alloc_buffer((b.WIDTH,), "float32", scope="local")
 
             def read(index: b.Expr, count: int) -> None:
-                """`count` elements from `index` on, gathered from words row_tile apart."""
+                """Reads `count` elements from `index` on, from words row_tile apart."""
                 for i in range(b.WIDTH):
                     if i >= count:
                         b.store(piece, T.float32(0), i)

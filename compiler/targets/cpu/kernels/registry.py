@@ -19,7 +19,7 @@ def _template(op: str) -> ModuleType:
 
 
 def build_kernel(spec: KernelSpec, target: Target, schedule: Schedule | None = None) -> tirx.PrimFunc:
-    """The TIR of a kernel; its global symbol is spec.symbol(). schedule: of a kernel that has one, None: the default.
+    """Builds the TIR of a kernel; its global symbol is spec.symbol(). schedule: None for the default.
 
     Raises KernelSpecError.
     """
@@ -33,12 +33,12 @@ def build_kernel(spec: KernelSpec, target: Target, schedule: Schedule | None = N
 
 
 def kernel_buffers(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the buffers in operand order; the output comes last, or is named so by the template."""
+    """Names of the buffers in operand order. The output is the last one, unless the template names it."""
     names: tuple[str, ...] = _template(spec.op).buffers(spec)
     return names
 
 
 def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:
-    """How a kernel walks its operands unless it was measured otherwise; None where there is nothing to choose."""
+    """The schedule of a kernel unless tuning found another; None if there is no choice."""
     rule = getattr(_template(spec.op), "default_schedule", None)
     return None if rule is None else rule(spec, target)

@@ -1,4 +1,5 @@
-"""rope_kv_write: half-split rotation of q and k, which may be normed by head, K and V written to the paged pool."""
+"""rope_kv_write: rotates q and k (half-split), after an optional per-head norm, and writes K and V to the paged
+pool."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def inverse_root(vectors: Sequence[b.Expr], count: int, eps: float) -> b.Vectors:
-    """One over the root of the mean square of `count` elements."""
+    """1 / sqrt(mean square + eps) over `count` elements."""
     total = b.Vectors(1)
     total[0] = b.splat(0.0)
     for v in vectors:
@@ -74,7 +75,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 turned, made = b.Vectors(len(keys)) if norm_rotated else None, list[tuple[int, int]]()
 
                 def take(value: b.Expr, start: int, count: int) -> None:
-                    """A part of the rotated head."""
+                    """Receives a part of the rotated head."""
                     if turned is None:
                         put(value, start, count)
                     else:
@@ -108,10 +109,10 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     put(normed, start, count)
 
             def write() -> None:
-                """Keys and values, to the cache."""
+                """Writes keys and values to the cache."""
                 slot = k["slot_mapping"][token]
                 kv_block, offset = b.let(T.truncdiv(slot, block)), b.let(T.truncmod(slot, block))
-                # Scales of keys, then of values, a head after the other.
+                # Scales of keys, then of values, head by head.
                 scale = k["kv_scales"][head - heads] if stated else None
                 with b.when(T.And(head >= heads, head < heads + kv_heads)):
                     key = writer.key(k["k_pool"], b.let(pools.keys(kv_block, head - heads)), offset)

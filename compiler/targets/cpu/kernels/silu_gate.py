@@ -1,4 +1,4 @@
-"""silu_gate: silu(gate) · up of rows that are a gate and an up side by side, as a packed activation."""
+"""silu_gate: silu(gate) · up, for rows that hold gate and up side by side, as a packed activation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.target import Target
 
-_BLOCK = 256  # columns of one unit of work, so that one row tile feeds several tasks
+_BLOCK = 256  # columns per unit of work, so that one row tile occupies several tasks
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which file holds which kernel template, and the digest of what decides a kernel's code. Imports no tvm."""
+"""The file of each kernel template, and the digest of the sources that a kernel's code depends on. Imports no tvm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "expert_combine": "expert_combine",
     "fused": "fused",
 }
-"""Module of this package by exact op name."""
+"""The module of this package for each exact op name."""
 
 
 def template_file(op: str) -> str:
@@ -55,8 +55,8 @@ def template_file(op: str) -> str:
 
 @cache
 def source_files(op: str, folder: Path = _FOLDER) -> tuple[str, ...]:
-    """The files below `folder`, this package, that decide a kernel's code: its template and all that is imported from
-    there on, and what the code is for."""
+    """Files below `folder` that a kernel's code depends on: its template, everything it imports in turn, and the
+    target."""
     found: set[str] = set()
     brought = _brought(op)
     waiting = ["builder.py", "codegen.py"] if brought else [_module_file(template_file(op)), "codegen.py"]
@@ -69,7 +69,7 @@ def source_files(op: str, folder: Path = _FOLDER) -> tuple[str, ...]:
 
 
 def _brought(op: str) -> tuple[Path, ...]:
-    """Files of an op that another package brings."""
+    """Files of an op provided by another package."""
     return () if op in TEMPLATE_FILES else brought_sources(op, KIND)
 
 
@@ -78,7 +78,7 @@ def _module_file(module: str) -> str:
 
 
 def _imported(folder: Path, name: str) -> list[str]:
-    """Files of `folder` that the file `name` imports from, with those of the packages that they are in."""
+    """Files of `folder` that the file `name` imports from, with the `__init__` files of their packages."""
     files = []
     for node in ast.walk(ast.parse((folder / name).read_bytes())):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{_PACKAGE}."):
@@ -92,7 +92,8 @@ def _imported(folder: Path, name: str) -> list[str]:
 
 @cache
 def source_digest(op: str, folder: Path = _FOLDER, of_format: tuple[Path, ...] = ()) -> str:
-    """sha256 of the op and of the sources that decide its kernels' code. of_format: of the weight that they read."""
+    """sha256 of the op and of all sources its kernels depend on. of_format: sources of the weight format that they
+    read."""
     digest = hashlib.sha256(op.encode())
     files = [folder / name for name in source_files(op, folder)]
     for file in (Path(kernel_spec.__file__), *files, *CODE_SOURCES, *_brought(op), *of_format):

@@ -1,15 +1,15 @@
-"""How finely the work of a kernel is worth cutting. Imports no tvm."""
+"""How finely a kernel's work may be divided. Imports no tvm."""
 
 from __future__ import annotations
 
 from llmc.compiler.kernel_spec import KernelSpec
 
-_PANELS = 4  # of a weight: fewer are read as fewer streams, which is slower
-_BY_TOKENS = 64  # work that grows with the tokens of a step, unevenly
+_PANELS = 4  # panels of a weight per task: reading fewer streams at once is slower
+_BY_TOKENS = 64  # work grows with the tokens of a step, unevenly
 
 
 def max_tasks(spec: KernelSpec, panel_columns: int) -> int:
-    """Most tasks that are still efficient; 0: no more than one a thread."""
+    """The largest number of tasks that is still efficient; 0 for one task per thread."""
     params = spec.as_dict()
     if "experts" in params:
         return _BY_TOKENS if spec.family == "linear" else 0
@@ -19,7 +19,7 @@ def max_tasks(spec: KernelSpec, panel_columns: int) -> int:
 
 
 def weight_parts(spec: KernelSpec) -> int:
-    """Into how many equal parts the weight is stored that a kernel's tasks stream; 0: it streams none."""
+    """The number of equal parts of the weight that the kernel's tasks stream; 0 if they stream none."""
     if spec.family != "linear" or "experts" in spec.as_dict():
         return 0
     return 2 if spec.as_dict().get("gated") else 1

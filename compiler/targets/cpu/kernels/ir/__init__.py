@@ -1,1 +1,1 @@
-"""Every helper that is written in LLVM IR text. Kernels call them as `llmc_…` and have their text inlined."""
+"""All helpers written in LLVM IR text. Kernels call them as `llmc_…` and inline their text."""

@@ -1,4 +1,4 @@
-"""Scores with a bias by the place of their key (ALiBi)."""
+"""Score bias by key position (ALiBi)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ _KEYS = broadcast("%bs", "i32", "%base") + block([f"%k = add {I32} %bs, {constan
 
 
 def helpers() -> str:
-    """biased: v + slope · (key − position) of the keys base, base + 1, …; biased_rounded: v + gain · (slope · key), key
-    and product rounded to bf16, as the slope is beforehand."""
+    """biased: v + slope · (key − position), for keys base, base + 1, ….
+
+    biased_rounded: v + gain · (slope · key), with key and product rounded to bf16; the slope is rounded beforehand.
+    """
     distance = broadcast("%ps", "i32", "%position") + block(
         [
             f"%d = sub {I32} %k, %ps",

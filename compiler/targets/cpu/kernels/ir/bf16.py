@@ -8,8 +8,9 @@ _PAIRS = "<32 x i16>"
 
 
 def dot() -> str:
-    """dot_bf16: c + a · b, of two bf16 in each lane; narrow_bf16 stores floats as such. Where vectors have AVX-512's
-    instructions for both.
+    """dot_bf16: c + a · b over two bf16 per lane. narrow_bf16: rounds floats to bf16 and stores them.
+
+    Requires vectors with AVX-512's instructions for both.
     """
     pairs, intrinsic = "<32 x bfloat>", "@llvm.x86.avx512bf16.dpbf16ps.512"
     multiply = [
@@ -31,8 +32,11 @@ def dot() -> str:
 
 
 def pairs_of_rows(row_tile: int) -> str:
-    """pairs_of_rows_R: words of two bf16 of `row_tile` rows, two words of a row become their low and their high halves;
-    folded_1 … folded_8: floats of a lane and of the one whose number differs in that bit, added."""
+    """pairs_of_rows_R: words of two bf16 from `row_tile` rows; two words of a row become their low and their high
+    halves.
+
+    folded_1 … folded_8: each lane plus the lane whose number differs in that bit.
+    """
     order = []
     for lane in range(16):
         word, row = divmod(lane, row_tile)
@@ -57,8 +61,11 @@ def pairs_of_rows(row_tile: int) -> str:
 
 
 def looked_up_pairs() -> str:
-    """looked_up_0, _4, _5, _8, _10, _12: of each 16-bit half of a lane, the bf16 in a table of 32 whose number begins
-    at that bit. Four bits that begin at 12 are 0 … 15; others have a fifth one above them."""
+    """looked_up_0, _4, _5, _8, _10, _12: the bf16 table entry whose index starts at that bit of each 16-bit half of a
+    lane.
+
+    At bit 12 an index has four bits, 0 … 15; elsewhere it has a fifth bit above them.
+    """
     table = "@llvm.x86.avx512.permvar.hi.512"
     text = f"declare {_PAIRS} {table}({_PAIRS}, {_PAIRS})\n"
     for bit in (0, 4, 5, 8, 10, 12):
@@ -75,7 +82,7 @@ def looked_up_pairs() -> str:
 
 
 def pair_of_floats() -> str:
-    """bf16_pair: floats that are bf16 as pairs, a the low half."""
+    """bf16_pair: packs floats that are exact in bf16 into pairs, `a` in the low half."""
     lines = [
         f"%x = bitcast {F32} %a to {I32}",
         f"%y = bitcast {F32} %b to {I32}",

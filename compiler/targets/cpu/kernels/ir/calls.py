@@ -1,4 +1,4 @@
-"""What a kernel needs that calls functions of its own for parts of its buffers."""
+"""Helpers of kernels that call their own functions on parts of buffers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from llmc.compiler.targets.cpu.kernels.ir.text import define
 
 
 def helpers() -> str:
-    """behind: the address so many times so many bytes further. put_scalar: writes a scalar for a function that is
-    called; TVM would tell LLVM that no other buffer's loads see it."""
+    """behind: an address plus index · stride bytes. put_scalar: stores a scalar for a called function.
+
+    With TVM's own store, LLVM would assume that loads of other buffers do not see it.
+    """
     behind = (
         "  %i = sext i32 %times to i64\n  %o = mul i64 %i, %bytes\n"
         "  %r = getelementptr i8, ptr %p, i64 %o\n  ret ptr %r\n"

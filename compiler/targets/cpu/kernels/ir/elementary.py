@@ -1,6 +1,6 @@
-"""Elementary functions of generic kernels, beside the helpers of `vector`: 16 float32 lanes each.
+"""Elementary functions for generic kernels, in addition to those of `vector`: 16 float32 lanes each.
 
-Only fma, products behind a fence, sums and quotients: the code generator has no contraction left to choose.
+They use only fma, fenced products, sums and quotients, so the code generator cannot contract anything.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from llmc.compiler.targets.cpu.kernels.ir.vector import fold
 _DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
 _DECLARATIONS += "".join(f"declare {F32} @llvm.{name}.v16f32({F32}, {F32})\n" for name in ("maximum", "minimum"))
 
-# Odd numerators and even denominators, highest power first: tanh on [-8, 8] and erf on [-4, 4] to a few units in the
-# last place.
+# Coefficients of odd numerators and even denominators, highest power first. They give tanh on [-8, 8] and erf on [-4,
+# 4] to a few units in the last place.
 _TANH = (
     (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
      6.37261928875436e-04, 4.89352455891786e-03),
@@ -35,7 +35,7 @@ _LOG = (
 
 
 def _f(value: float) -> str:
-    """A constant vector of the float32 nearest to `value`."""
+    """A constant vector of `value` rounded to float32."""
     (single,) = struct.unpack("<f", struct.pack("<f", value))
     (bits,) = struct.unpack("<Q", struct.pack("<d", single))
     return float_bits(f"0x{bits:016X}")
@@ -46,7 +46,7 @@ def _define(name: str, lines: Sequence[str], args: str = f"{F32} %v") -> str:
 
 
 def _mul(result: str, a: str, b: str) -> list[str]:
-    """A product that no later sum is contracted with."""
+    """A product that is never contracted with a later sum."""
     fence = f"{result} = call {F32} @llvm.arithmetic.fence.v16f32({F32} {result}.p)"
     return [f"{result}.p = fmul {F32} {a}, {b}", fence]
 
@@ -61,7 +61,7 @@ def _horner(prefix: str, x: str, coefficients: Sequence[float]) -> tuple[list[st
 
 
 def _rational(name: str, limit: float, identity_below: float, forms: tuple[Sequence[float], Sequence[float]]) -> str:
-    """x P(x²) / Q(x²) for x clamped to ±limit; x itself where |x| < identity_below. A NaN stays one."""
+    """x P(x²) / Q(x²) for x clamped to ±limit; x itself where |x| < identity_below. NaN stays NaN."""
     numerator, p = _horner("p", "%x2", forms[0])
     denominator, q = _horner("q", "%x2", forms[1])
     lines = [
@@ -81,7 +81,7 @@ def _rational(name: str, limit: float, identity_below: float, forms: tuple[Seque
 
 
 def _log() -> str:
-    """log(x): −inf at 0, NaN below, inf at inf; subnormal numbers count as 0."""
+    """log(x): −inf at 0, NaN below 0, inf at inf; subnormal numbers count as 0."""
     poly, value = _horner("p", "%m", _LOG)
     lines = [
         f"%bits = bitcast {F32} %v to {I32}",
@@ -123,10 +123,10 @@ def _intrinsic(name: str, intrinsic: str) -> str:
 
 
 def _exp_any() -> str:
-    """exp(x) for any x: inf where it is too large, NaN for NaN; 0 below -87.33."""
+    """exp(x) for any x: inf on overflow, NaN for NaN, 0 below −87.33."""
     lines = [
         f"%big = fcmp ogt {F32} %v, {_f(88.0)}",
-        # Past what llmc_exp takes, the square of the root.
+        # Beyond the range of llmc_exp: square exp(x / 2).
         *_mul("%half", "%v", _f(0.5)),
         f"%x = select {I1} %big, {F32} %half, {F32} %v",
         f"%e = call {F32} @llmc_exp({F32} %x)",
@@ -151,7 +151,7 @@ def _sigmoid() -> str:
 
 
 def _extreme(name: str) -> str:
-    """maximum or minimum: NaN where either is, as in torch."""
+    """maximum or minimum: NaN if either operand is, as in torch."""
     lines = [f"%r = call {F32} @llvm.{name}.v16f32({F32} %a, {F32} %b)", f"ret {F32} %r"]
     return _define(name, lines, f"{F32} %a, {F32} %b")
 
@@ -161,12 +161,12 @@ def _extreme_lanes(name: str) -> str:
 
 
 def tanh() -> str:
-    """The IR text of that function alone, where `helpers` is not."""
+    """The IR text of tanh alone, for kernels without `helpers`."""
     return f"declare {F32} @llvm.fabs.v16f32({F32})\n" + _rational(*_TANH_FORM)
 
 
 def helpers() -> str:
-    """The IR text, to be joined to that of `vector.helpers`."""
+    """The IR text, to be appended to `vector.helpers`."""
     return "".join(
         (
             _DECLARATIONS,

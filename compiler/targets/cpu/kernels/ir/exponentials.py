@@ -1,4 +1,4 @@
-"""exp and exp2 as polynomials, 16 float32 lanes each: fma, and products behind a fence."""
+"""exp and exp2 as polynomials, 16 float32 lanes each, from fma and fenced products."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I32, block, 
 
 
 def _polynomial(*coefficients: str) -> list[str]:
-    """Horner's rule in %r, highest power first: %q1, %q2, …, the last one the value."""
+    """Horner's rule in %r, highest power first: results %q1, %q2, …; the last is the value."""
     first, *rest = map(float_bits, coefficients)
     lines, factors = [], ("%r", first)
     for number, coefficient in enumerate(rest, 1):
@@ -16,7 +16,7 @@ def _polynomial(*coefficients: str) -> list[str]:
 
 
 def _scale(value: str) -> list[str]:
-    """%y = value · 2^%i, in the field of the exponent."""
+    """%y = value · 2^%i, by adding to the exponent field."""
     return [
         f"%e = shl {I32} %i, {splat(23)}",
         f"%b = bitcast {F32} {value} to {I32}",

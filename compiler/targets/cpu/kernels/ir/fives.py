@@ -1,4 +1,4 @@
-"""Numbers of 5 bits, three in a half of a word and the fourth across two words."""
+"""5-bit numbers: three in each half of a word, the fourth spread across two words."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from llmc.compiler.targets.cpu.target import Target
 
 _LOW, _TOP = 0x000F000F, 0x00100010
 _CHOOSE = 0xCA
-"""Of three operands: where the first has ones, what the second has, elsewhere the third."""
+"""Truth table of a ternary logic op: where the first operand has ones take the second, elsewhere the third."""
 
 
 def _last(target: Target) -> str:
-    """fives_3: of both halves of each lane the number whose top bit is the highest of w's half, and whose other bits
-    are in `others`, from a bit of its half on. Where tables are in registers, which take no more than 5 bits of a
-    lane, bits above are whatever they are."""
+    """fives_3: for both halves of each lane, the number whose top bit is the highest bit of w's half.
+
+    Its other bits are in `others`, from a given bit of the half. With in-register tables, which use 5 bits of a lane,
+    higher bits are undefined.
+    """
     lines = [
         f"%i = insertelement {I32} undef, i32 %bit, i32 0",
         f"%c = shufflevector {I32} %i, {I32} undef, {I32} zeroinitializer",
@@ -36,13 +38,13 @@ def _last(target: Target) -> str:
 
 
 def _number(target: Target) -> str:
-    """five: table[the low 5 bits of each lane], a table of 32 numbers one apart, in two parts."""
+    """five: table[low 5 bits of each lane], for a 32-number table with constant step, given as two parts."""
     args = f"{I32} %w, {F32} %low, {F32} %high"
     if target.lanes == 16:
         intrinsic = f"{F32} @llvm.x86.avx512.vpermi2var.ps.512"
         lines = [f"%r = call {intrinsic}({F32} %low, {I32} %w, {F32} %high)", f"ret {F32} %r"]
         return f"declare {intrinsic}({F32}, {I32}, {F32})\n" + define(F32, "five", args, block(lines))
-    # Its first number is all that it tells.
+    # Its first number determines the table.
     lines = [
         f"%n = and {I32} %w, {splat(31)}",
         f"%f = sitofp {I32} %n to {F32}",

@@ -1,4 +1,4 @@
-"""bf16 as fixed-point numbers of 16 bits, and products of such numbers. Sums of them are exact integers."""
+"""bf16 as 16-bit fixed-point numbers, and products of those. Sums are exact integers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant,
 
 _H, _HALF, _I8 = "<32 x i16>", "<16 x i16>", "<8 x i32>"
 _LEAST = 15 << 23
-"""Exponent of a group whose numbers are smaller, in place of a float32: what it is multiplied by is finite."""
+"""Smallest exponent field used for a group, so that its scaling factor stays finite."""
 _INFINITE = 0x7F800000
 _HALVES = tuple(constant(range(first, first + 8)) for first in (0, 8))
 _WHOLE = constant(range(16))
 
 
 def dot() -> str:
-    """acc + Σ of 2 products of signed 16-bit numbers, in each lane."""
+    """acc + Σ of 2 products of signed 16-bit numbers, per lane."""
     pairs = "@llvm.x86.avx2.pmadd.wd"
     lines = [f"%{name}h = bitcast {I32} %{name} to {_H}" for name in "wx"]
     for part in (0, 1):
@@ -30,7 +30,7 @@ def dot() -> str:
 
 
 def pairs(name: str, bits: int) -> str:
-    """`name`_0, `name`_1 …: the first, second … unsigned number of so many bits of each 16-bit half of a lane."""
+    """`name`_0, `name`_1, …: the first, second, … unsigned `bits`-bit number of each 16-bit half of a lane."""
     text = ""
     for i in range(16 // bits):
         lines = [
@@ -45,7 +45,7 @@ def pairs(name: str, bits: int) -> str:
 
 
 def table(values: list[int]) -> str:
-    """byte_table: of each byte of a lane, less than 16, the byte in a table."""
+    """byte_table: looks up each byte of a lane, all below 16, in a table."""
     shuffle = "@llvm.x86.avx2.pshuf.b"
     of = "<32 x i8>"
     entries = constant(values * 2, "i8")
@@ -63,14 +63,17 @@ def table(values: list[int]) -> str:
 
 
 def _exponent() -> list[str]:
-    """%e: the exponent of a group's largest magnitude, in place."""
+    """%e: the exponent field of a group's largest magnitude, in position."""
     larger = f"call {I32} @llvm.smax.v16i32({I32} %x, {I32} {splat(_LEAST)})"
     return [f"%x = and {I32} %m, {splat(_INFINITE)}", f"%e = {larger}"]
 
 
 def _scales() -> str:
-    """fixed_times, fixed_scale: of groups with largest magnitudes m, bits of float32. 2^(14 − e) makes numbers below
-    2^15 of those below 2^(e + 1); its inverse is not a number where m is none or infinite."""
+    """fixed_times, fixed_scale: factors of groups with largest magnitudes m, given as float32 bits.
+
+    fixed_times = 2^(14 − e) maps numbers below 2^(e + 1) to below 2^15; fixed_scale is its inverse, NaN if m is NaN or
+    infinite.
+    """
     times = [*_exponent(), f"%b = sub {I32} {splat((268 << 23) - (1 << 32))}, %e", f"%r = bitcast {I32} %b to {F32}"]
     scale = [
         *_exponent(),
@@ -86,7 +89,7 @@ def _scales() -> str:
 
 
 def _magnitude() -> str:
-    """fixed_largest: the larger of m and the magnitudes of both bf16 of w."""
+    """fixed_largest: the maximum of m and the magnitudes of both bf16 of w."""
     larger = f"call {I32} @llvm.smax.v16i32"
     lines = [
         f"%l = shl {I32} %w, {splat(16)}",
@@ -100,8 +103,10 @@ def _magnitude() -> str:
 
 
 def _numbers(row_tile: int) -> str:
-    """fixed_numbers_R, of tiles of R rows: words of bf16 pairs, times what makes them fixed-point, rounded to nearest
-    even; the low halves of two words are a word then, their high halves the next one."""
+    """fixed_numbers_R, for tiles of R rows: scales words of bf16 pairs and rounds to nearest even.
+
+    The low halves of two words form one word of the result, their high halves the next.
+    """
     rounded = "@llvm.x86.avx.cvt.ps2dq.256"
     lines = [f"%low.b = shl {I32} %w, {splat(16)}", f"%high.b = and {I32} %w, {splat(-65536)}"]
     for half in ("low", "high"):
@@ -127,7 +132,7 @@ def _numbers(row_tile: int) -> str:
 
 
 def _folds() -> str:
-    """largest_1, sum_1 … largest_8, sum_8: of a lane and the one whose number differs in that bit."""
+    """largest_1, sum_1 … largest_8, sum_8: combines each lane with the lane whose number differs in that bit."""
     text = ""
     for bit in (1, 2, 4, 8):
         order = constant(lane ^ bit for lane in range(16))
@@ -141,5 +146,5 @@ def _folds() -> str:
 
 
 def rows(row_tile: int) -> str:
-    """What makes rows of bf16 fixed-point."""
+    """The helpers that convert rows of bf16 to fixed point."""
     return _scales() + _magnitude() + _numbers(row_tile) + _folds()

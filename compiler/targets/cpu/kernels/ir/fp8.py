@@ -1,17 +1,17 @@
-"""Floats of 8 bits (E4M3) as float32, by way of half precision, which all CPUs here convert."""
+"""8-bit floats (E4M3) as float32, by way of half precision, which all supported CPUs convert."""
 
 from __future__ import annotations
 
 from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
 
 _SIGN_AND_REST = 0xBF80 - (1 << 16)
-"""Where a half's sign is, and the seven bits below that of exponent and mantissa which E4M3 has."""
+"""Masks a half's sign, and the seven bits below it that hold E4M3's exponent and mantissa."""
 
 
 def _element(place: int) -> str:
-    """The float in byte `place` of each lane, times 2⁻⁸: a half of the same bits, whose exponent has another bias.
+    """The float in byte `place` of each lane, times 2⁻⁸: the same bits as a half, whose exponent bias differs.
 
-    Subnormal ones too, for the conversion has no mode that takes them for 0. NaN becomes 480 · 2⁻⁸.
+    Subnormals work too: the conversion has no flush-to-zero mode. NaN becomes 480 · 2⁻⁸.
     """
     halves = "<32 x i16>"
     order = constant(range(place // 2, 32, 2))

@@ -1,4 +1,4 @@
-"""Gates that are no silu."""
+"""Gates other than silu."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, block, define, fl
 
 
 def _number(value: float) -> str:
-    """A constant vector of the nearest float32."""
+    """A constant vector of `value` rounded to float32."""
     (nearest,) = struct.unpack("f", struct.pack("f", value))
     return float_bits("0x" + struct.pack(">d", nearest).hex().upper())
 
 
 def limited(limit: float, gain: float) -> str:
-    """limited_gate: g · sigmoid(gain · g) · (u + 1), of g at most the limit and u within it; a NaN stays one."""
+    """limited_gate: g · sigmoid(gain · g) · (u + 1), with g clamped above by the limit and u to ±limit; NaN stays
+    NaN."""
     above, below, one = _number(limit), _number(-limit), splat("1.0", "float")
     body = block(
         [

@@ -1,8 +1,8 @@
-"""Floats of 16 bits, bfloat16 and IEEE's float16: float32 in registers, rounded to nearest even where they are stored.
+"""16-bit floats, bfloat16 and IEEE float16: float32 in registers, rounded to nearest even when stored.
 
-A word has two, the element of the lower index in its low half. bfloat16 is the upper half of a float32, so moving bits
-widens it. float16 is converted by the instructions of F16C, which every level has. A magnitude that rounds beyond 65504
-becomes infinite, and subnormal numbers stay exact. A NaN stays a (quiet) NaN in both.
+A word holds two, the element of lower index in its low half. bfloat16 is the upper half of a float32, so a shift widens
+it. float16 is converted by F16C instructions, which every level has. A magnitude that rounds beyond 65504 becomes
+infinite, and subnormal numbers stay exact. A NaN stays a quiet NaN in both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _of(dtype: str) -> str:
 
 
 def _calls(result: str, name: str, args: str, bits: list[str], dtype: str) -> str:
-    """Floats of the halves that `bits` makes."""
+    """Converts the halves that `bits` computes to floats."""
     lines = [*bits, f"%r = call {F32} @llmc_widen_{dtype}({I16} %h)", f"ret {F32} %r"]
     return define(result, name, args, block(lines))
 
@@ -84,12 +84,12 @@ def _bf16_in_all(half: str) -> str:
 
 
 def _f16_in_all(half: str) -> str:
-    """The bits in every lane before they are converted: of 16 equal words LLVM takes each half apart."""
+    """Broadcasts the bits before converting them: given 16 equal words, LLVM would convert each half separately."""
     moved = block([f"%s = lshr i32 %w, {16 if half == 'high' else 0}", "%b = trunc i32 %s to i16"])
     return moved + broadcast("%h", "i16", "%b") + block([*_WIDEN[F16.name], f"ret {F32} %r"])
 
 
-# %v, 16 floats, to the bits %h.
+# Converts %v, 16 floats, to the bits %h.
 _ROUND = {
     BF16.name: [
         f"%b = bitcast {F32} %v to {I32}",
@@ -105,7 +105,7 @@ _ROUND = {
     ],
     F16.name: [f"%n = fptrunc {F32} %v to <16 x half>", f"%h = bitcast <16 x half> %n to {I16}"],
 }
-# The bits %h to floats %r.
+# Converts the bits %h to the floats %r.
 _WIDEN = {
     BF16.name: [
         f"%z = zext {I16} %h to {I32}",

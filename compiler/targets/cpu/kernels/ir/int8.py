@@ -1,4 +1,4 @@
-"""Quantized numbers: products of bytes, numbers as floats, floats as numbers. Integer sums are exact."""
+"""Quantized numbers: products of bytes, and conversion between numbers and floats. Integer sums are exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _B = "<64 x i8>"
 
 
 def dot(target: Target) -> str:
-    """acc + Σ of 4 products of unsigned bytes of w and signed bytes of x, in each lane."""
+    """acc + Σ of 4 products of unsigned bytes of w and signed bytes of x, per lane."""
     args = f"{I32} %acc, {I32} %w, {I32} %x"
     if target.int8_dot:
         intrinsic = f"{I32} @llvm.x86.avx512.vpdpbusd.512"
@@ -21,7 +21,7 @@ def dot(target: Target) -> str:
             f"ret {I32} %r",
         ]
         return f"declare {intrinsic}({I32}, {_B}, {_B})\n" + define(I32, "dot_u8s8", args, block(lines))
-    # Bytes of even and of odd places as 16-bit numbers: products of two at a time cannot overflow 32 bits.
+    # Even and odd bytes as 16-bit numbers: sums of two products cannot overflow 32 bits.
     h = "<32 x i16>"
     eight = splat(8, "i16", 32)
     lines = [
@@ -54,7 +54,7 @@ def dot(target: Target) -> str:
 
 
 def _byte(place: int) -> str:
-    """(byte `place` of each lane − 128) · 2²⁴ as float32, exactly: the byte goes to the top of its lane."""
+    """(byte `place` of each lane − 128) · 2²⁴ as float32, exactly: the byte moves to the top of its lane."""
     order = []
     for lane in range(16):
         order += [64, 64, 64, lane * 4 + place]
@@ -76,10 +76,10 @@ def bytes_to_floats() -> str:
 
 
 def nibble(target: Target) -> str:
-    """table[the low 4 bits of each lane], a table of 16 numbers one apart."""
+    """table[low 4 bits of each lane], for a 16-number table with constant step."""
     if target.lanes == 16:
         return lookup(target, "nibble")
-    # Its first number is all that it tells.
+    # Its first number determines the table.
     first = splat(0)
     lines = [
         f"%n = and {I32} %w, {splat(15)}",
@@ -92,7 +92,7 @@ def nibble(target: Target) -> str:
 
 
 def _rounded() -> str:
-    """v · inverse rounded to nearest even, at most 127 in magnitude; −127 where that is not a number."""
+    """v · inverse rounded to nearest even and clamped to ±127; −127 for NaN."""
     limit = {sign: f"splat (float {sign}127.0)" for sign in ("", "-")}
     lines = [
         f"%t = fmul {F32} %v, %inverse",
@@ -115,7 +115,7 @@ def _reductions() -> str:
 
 
 def put_name(row_tile: int, words: int) -> str:
-    """Helper that stores the first `words` words of four numbers each, `row_tile` words apart."""
+    """Name of the helper that stores the first `words` words of four numbers, `row_tile` words apart."""
     return f"put_i8_{row_tile}_{words}"
 
 
@@ -132,12 +132,13 @@ def _put(row_tile: int, words: int) -> str:
 
 
 def _tiles() -> str:
-    """Of 8 rows in the lanes, twice: what a row tile of as many rows needs, two words of each row at once.
+    """Helpers for row tiles whose 8 rows are in the lanes, twice: two words of each row at once.
 
-    rows_max, rows_sum: of both halves, in both. store_rows: the first half.
-    join_even, join_odd: of two vectors of floats, which are four elements of every row. They are the halves that a
-    vector of bf16 has as low and as high ones.
-    put_rows: such two vectors' bytes, as words of four.
+    rows_max, rows_sum: combine both halves; the result is in both.
+    store_rows: stores the first half.
+    join_even, join_odd: of two vectors of floats, which hold four elements of each row. They are the low and high
+    halves of a vector of bf16.
+    put_rows: the bytes of two such vectors, as words of four.
     """
     half, swapped = "<8 x i32>", constant([*range(8, 16), *range(8)])
     first, second = constant(range(8)), constant(range(8, 16))
@@ -171,8 +172,10 @@ def _tiles() -> str:
 
 
 def steps() -> str:
-    """step_times, step_plus: of 16 columns whose bytes step + 16 zero are at p; stepped: numbers · times + plus, by
-    bytes, none of which is too large."""
+    """step_times, step_plus: from the bytes step + 16 · zero of 16 columns at p.
+
+    stepped: numbers · times + plus, bytewise; no byte overflows.
+    """
     words, halves = "<64 x i8>", "<32 x i16>"
     low = splat(15, "i16", 32)
     read = [
@@ -212,10 +215,10 @@ def steps() -> str:
 
 
 def rounding_helpers(puts: tuple[tuple[int, int], ...]) -> str:
-    """rounded, lanes_max, lanes_sum and stores. puts: (row_tile, words)."""
+    """rounded, lanes_max, lanes_sum and stores. puts: (row_tile, words) of each store."""
     return _rounded() + _reductions() + "".join(_put(*p) for p in sorted(set(puts)))
 
 
 def tile_rounding_helpers() -> str:
-    """rounded and what `_tiles` tells."""
+    """rounded, and the helpers of `_tiles`."""
     return _rounded() + _tiles()

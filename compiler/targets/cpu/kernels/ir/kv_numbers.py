@@ -1,4 +1,4 @@
-"""Numbers of one byte in the KV cache: rounding to them, and products of them with numbers of 16 bits."""
+"""One-byte numbers in the KV cache: rounding, and products with 16-bit numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _B = "<16 x i8>"
 
 
 def _float(value: float) -> str:
-    """A constant vector of one float32, as LLVM spells it: the bits of the equal double."""
+    """A constant vector of one float32, spelt for LLVM as the bits of the equal double."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", value))
     return splat(f"0x{bits:016X}", "float")
 
 
 def _round_int8() -> str:
-    """The nearest whole number, ties to even, at most 127 in magnitude, and 128 more; 1 for what is not a number."""
+    """Rounds to nearest, ties to even, clamps to ±127, and adds 128; NaN becomes 1."""
     lines = [
         f"%l = call {F32} @llvm.maxnum.v16f32({F32} %v, {F32} {_float(-127.0)})",
         f"%u = call {F32} @llvm.minnum.v16f32({F32} %l, {F32} {_float(127.0)})",
@@ -32,10 +32,10 @@ def _round_int8() -> str:
 
 
 def _round_fp8(name: str, mantissa: int, bias: int) -> str:
-    """The nearest float of 8 bits, ties to even; what is too large, or not a number, becomes the largest."""
+    """The nearest 8-bit float, ties to even; overflow and NaN become the largest."""
     shift, largest = 23 - mantissa, float(KV_DTYPES[name].largest or 0)
     normal, unit = 2.0 ** (1 - bias), 2.0 ** (1 - bias - mantissa)
-    # Below `normal` all floats are multiples of `unit`, which a sum with this keeps and nothing finer.
+    # Below `normal` all floats are multiples of `unit`; adding this constant rounds to such multiples.
     rounder = unit * 2.0**23
     (rounder_bits,) = struct.unpack("<i", struct.pack("<f", rounder))
     lines = [
@@ -65,10 +65,10 @@ def _round_fp8(name: str, mantissa: int, bias: int) -> str:
 
 
 def rounding(dtype: str) -> str:
-    """round_`dtype`, and what finds a scale:
-    - widest: of two vectors the larger magnitudes, of which that of what is not a number is the largest;
-    - widest_lane: that of a vector in every lane;
-    - spoilt: a scale, not a number where `widest` is not finite.
+    """round_`dtype`, and helpers that find a scale:
+    - widest: the larger magnitudes of two vectors; NaN counts as the largest;
+    - widest_lane: the widest magnitude of a vector, in every lane;
+    - spoilt: a scale, made NaN where `widest` is not finite.
     """
     if dtype == "int8":
         own = _round_int8()
@@ -111,7 +111,7 @@ def widest() -> str:
 
 
 def e5m2_elements() -> str:
-    """fp8_e5m2_0 … fp8_e5m2_3: the float in a byte of each lane, which is the upper half of one in half precision."""
+    """fp8_e5m2_0 … fp8_e5m2_3: the float in a byte of each lane, which is the upper half of an IEEE half."""
     text, halves = "", "<32 x i16>"
     for place in range(4):
         order = constant(range(place // 2, 32, 2))
@@ -133,7 +133,7 @@ def e5m2_elements() -> str:
 
 
 def _dot(target: Target) -> str:
-    """dot_s16: acc + the products of two numbers of 16 bits in each lane."""
+    """dot_s16: acc + the products of two 16-bit numbers, per lane."""
     args, halves = f"{I32} %acc, {I32} %a, {I32} %b", "<32 x i16>"
     lines = [f"%{name}h = bitcast {I32} %{name} to {halves}" for name in "ab"]
     if target.lanes == 16:

@@ -1,7 +1,7 @@
-"""Stores to the KV cache, of words of one element or more: of a key, whose words lie apart, and of a value, whose
-elements are in one place of neighbouring words.
+"""Stores to the KV cache. The words of a key are strided; the elements of a value are at one position of consecutive
+words.
 
-Elements are rounded by llmc_round_`dtype`.
+A word holds one or more elements, rounded by llmc_round_`dtype`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmc.kv_dtypes import KV_DTYPES
 
 
 def _elements(dtype: str) -> tuple[list[str], str]:
-    """Lines that make %h of %v: the bits of 16 elements. And the type of one."""
+    """IR lines that compute %h, the bits of 16 elements, from %v; and the type of one element."""
     kind = f"i{8 * KV_DTYPES[dtype].item_bytes}"
     if dtype == "f32":
         return [f"%h = bitcast {F32} %v to <16 x i32>"], kind
@@ -21,13 +21,15 @@ def _elements(dtype: str) -> tuple[list[str], str]:
 
 
 def scatter_name(dtype: str, stride: int, count: int, first: int = 0) -> str:
-    """Helper that stores `count` elements of one row, words `stride` words apart. first: place of the first element in
-    its word."""
+    """Name of the helper that stores `count` elements of a row, words `stride` words apart.
+
+    first: position of the first element in its word.
+    """
     return f"scatter_{dtype}_{stride}_{count}_{first}"
 
 
 def _scatter(dtype: str, stride: int, count: int, first: int) -> str:
-    """Whole words where all elements of one are at hand."""
+    """Stores whole words where all elements of a word are present."""
     lines, kind = _elements(dtype)
     size, lanes = KV_DTYPES[dtype].item_bytes, KV_DTYPES[dtype].per_word
     lines.append(f"%w = bitcast <16 x {kind}> %h to <{16 // lanes} x i32>")
@@ -44,12 +46,13 @@ def _scatter(dtype: str, stride: int, count: int, first: int) -> str:
 
 
 def spread_name(dtype: str, count: int) -> str:
-    """Helper that stores `count` elements in one place of as many neighbouring words: (values, first word, place)."""
+    """Name of the helper that stores `count` elements at one position of consecutive words: (values, first word,
+    position)."""
     return f"spread_{dtype}_{count}"
 
 
 def _spread(dtype: str, count: int) -> str:
-    """Leaves the other places alone, which another thread may be writing."""
+    """Leaves the other positions untouched: another thread may be writing them."""
     lines, kind = _elements(dtype)
     lanes, size = KV_DTYPES[dtype].per_word, KV_DTYPES[dtype].item_bytes
     total = 16 * lanes
@@ -66,6 +69,6 @@ def _spread(dtype: str, count: int) -> str:
 
 
 def stores(dtype: str, scatters: Iterable[tuple[int, int, int]], spreads: Iterable[int]) -> str:
-    """The IR text of what `scatter_name` and `spread_name` name with these arguments after the dtype."""
+    """The IR text of the helpers named by `scatter_name` and `spread_name` with these arguments after the dtype."""
     parts = [*(_scatter(dtype, *s) for s in sorted(set(scatters))), *(_spread(dtype, s) for s in sorted(set(spreads)))]
     return "".join(parts)

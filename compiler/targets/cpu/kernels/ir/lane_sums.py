@@ -6,12 +6,14 @@ from llmc.compiler.targets.cpu.kernels.ir.text import F32, block, constant, defi
 
 COUNT = 4
 NAME = "lane_sums"
-"""Helper that stores the sums of 4 vectors as neighbouring floats, or of those as many as its last argument says."""
+"""Name of the helper that stores the sums of up to 4 vectors as consecutive floats; its last argument is the count."""
 
 
 def helpers() -> str:
-    """One tree for each vector: lane i with lane i + 8, then with i + 4, 2 and 1. The steps of all four share vectors:
-    after the first one of two, after the second of all."""
+    """One tree per vector: lane i with lane i + 8, then i + 4, 2 and 1.
+
+    The four trees share vectors: two after the first step, all four after the second.
+    """
     lines = []
     for pair in range(2):
         a, c = f"%v{2 * pair}", f"%v{2 * pair + 1}"

@@ -1,4 +1,4 @@
-"""Numbers of 4 bits looked up in a table of 16 floats in registers."""
+"""Looks up 4-bit numbers in a table of 16 floats held in registers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _F8, _I8 = "<8 x float>", "<8 x i32>"
 
 
 def lookup(target: Target, name: str = "lookup") -> str:
-    """table[the low 4 bits of each lane]."""
+    """table[low 4 bits of each lane]."""
     args = f"{I32} %w, {F32} %table"
     if target.lanes == 16:
         intrinsic = f"{F32} @llvm.x86.avx512.permvar.sf.512"
         lines = [f"%r = call {intrinsic}({F32} %table, {I32} %w)", f"ret {F32} %r"]
         return f"declare {intrinsic}({F32}, {I32})\n" + define(F32, name, args, block(lines))
-    # Half a table by three bits of a number, whatever else it has; the fourth chooses between the halves.
+    # Three bits select within each half of the table, higher bits ignored; the fourth bit selects the half.
     intrinsic = f"{_F8} @llvm.x86.avx2.permps"
     low, high = constant(range(8)), constant(range(8, 16))
     lines = []

@@ -1,4 +1,4 @@
-"""Stores of elements of packed activations, which lie apart in memory."""
+"""Strided stores of packed activations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, I16, I32, block, 
 
 
 def put_name(dtype: str, row_tile: int, count: int) -> str:
-    """Helper that stores `count` consecutive elements of one row of a packed activation."""
+    """Name of the helper that stores `count` consecutive elements of one row of a packed activation."""
     return f"put_{dtype}_{row_tile}_{count}"
 
 
 def put(dtype: str, row_tile: int, count: int) -> str:
-    """Lanes past `count` are ignored; of 16 bits an odd last element gets a zero partner."""
+    """Ignores lanes past `count`; an odd last 16-bit element gets a zero partner."""
     name = put_name(dtype, row_tile, count)
     words = count if dtype == "f32" else (count + 1) // 2
     lanes = 16 if dtype == "f32" else 8
@@ -34,18 +34,18 @@ def put(dtype: str, row_tile: int, count: int) -> str:
 
 
 TILE = (8, 16)
-"""Rows, and elements of each, that `put_tile` stores."""
+"""(rows, elements of each) that `put_tile` stores."""
 
 
 def tile_name(dtype: str) -> str:
-    """Helper that stores 16 elements of each of 8 rows as a row tile of a packed activation of 16-bit floats."""
+    """Name of the helper that stores 16 elements of each of 8 rows as a row tile of 16-bit floats."""
     return f"put_tile_{dtype}"
 
 
 def put_tile(dtype: str) -> str:
-    """Of rows %v0 … %v7: 8 words of 8 rows.
+    """Stores rows %v0 … %v7 as 8 words of 8 rows.
 
-    Two rows a vector, then words of four rows, then of eight.
+    First two rows a vector, then words of four rows, then of eight.
     """
     lines = []
     for row in range(8):

@@ -1,4 +1,4 @@
-"""What all helpers are spelt with: vector types of 16 lanes, constants, definitions, fma."""
+"""The vocabulary of all helpers: vector types of 16 lanes, constants, definitions, fma."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ I32 = "<16 x i32>"
 I16 = "<16 x i16>"
 I1 = "<16 x i1>"
 FMA = f"call {F32} @llvm.fma.v16f32({F32} {{}}, {F32} {{}}, {F32} {{}})"
-"""A format of its three operands."""
+"""A format string for an fma of three operands."""
 
 
 def constant(values: Iterable[object], kind: str = "i32") -> str:
-    """A constant vector; of i32, the order of a shuffle."""
+    """A constant vector; of i32, usable as a shuffle mask."""
     return "<" + ", ".join(f"{kind} {value}" for value in values) + ">"
 
 
 def splat(value: object, kind: str = "i32", lanes: int = 16) -> str:
-    """A constant vector of one value."""
+    """A constant vector with one value in all lanes."""
     return constant([value] * lanes, kind)
 
 
 def float_bits(double: str) -> str:
-    """A constant vector of a float32; LLVM spells it as the bits of the equal double."""
+    """A constant vector of a float32, given as LLVM wants it: the bits of the equal double."""
     return splat(double, "float")
 
 
@@ -33,7 +33,7 @@ def block(lines: Iterable[str]) -> str:
 
 
 def broadcast(result: str, kind: str, scalar: str) -> str:
-    """`result` has a scalar in every lane."""
+    """IR that sets every lane of `result` to a scalar."""
     vector = f"<16 x {kind}>"
     return block(
         [
@@ -44,5 +44,5 @@ def broadcast(result: str, kind: str, scalar: str) -> str:
 
 
 def define(result: str, name: str, args: str, body: str) -> str:
-    """The function llmc_`name`, which kernels inline."""
+    """Defines the function llmc_`name`, which kernels inline."""
     return f"define linkonce_odr hidden {result} @llmc_{name}({args}) #0 {{\n{body}}}\n"

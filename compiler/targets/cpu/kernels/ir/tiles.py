@@ -1,7 +1,7 @@
-"""AMX's tile registers: eight of 16 lines of 64 bytes, all of that shape.
+"""AMX's tile registers: eight, all configured as 16 lines of 64 bytes.
 
-The instructions name registers by constants, so there is a helper for each use of one. A kernel configures the
-registers before it uses them and releases them before it returns: threads of the runtime know nothing of tiles.
+Instructions name registers by constants, so each register has helpers of its own. A kernel configures the registers
+before use and releases them before it returns; the runtime's threads know nothing of tiles.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from collections.abc import Iterable
 from llmc.compiler.targets.cpu.kernels.ir.text import I32, block, constant, define
 
 LINES = 16
-"""Lines of a tile register: rows of activations and of sums, words of K of weights."""
+"""Lines of a tile register: rows of activations and sums, or words of K of weights."""
 LINE_BYTES = 64
 WORDS = LINE_BYTES // 4
-"""Words of 4 bytes of a line."""
+"""4-byte words in a line."""
 _REGISTERS = 8
 _DOTS = {"s8u8": "tdpbsud", "bf16": "tdpbf16ps"}
 
 Dot = tuple[int, int, int]
-"""Registers of sums, of rows and of columns."""
+"""Register numbers of sums, rows and columns."""
 
 
 def _shape() -> list[int]:
-    """The bytes of a configuration: palette 1, then bytes a line (16 bits) and lines (8 bits) of each register."""
+    """The bytes of a tile configuration: palette 1, then bytes per line (16 bits) and lines (8 bits) of each
+    register."""
     of_register = [LINE_BYTES, 0]
     return [1] + [0] * 15 + of_register * _REGISTERS + [0] * 16 + [LINES] * _REGISTERS + [0] * 8
 
 
 def _copy_few_rows(row_tile: int, words: int) -> str:
-    """`_copy_rows` of 1 or 2 rows."""
+    """`_copy_rows` for 1 or 2 rows."""
     count = row_tile * words
     read = f"<{count} x i32>"
     body = [f"%v = load {read}, ptr %from, align 4"]
@@ -42,8 +43,10 @@ def _copy_few_rows(row_tile: int, words: int) -> str:
 
 
 def _copy_rows(row_tile: int, words: int) -> str:
-    """Copies `words` words of K of a row tile, [word][row], to lines of a tile register, [row][word]; the other words
-    of these lines become 0."""
+    """Copies `words` words of K of a row tile, [word][row], to lines of a tile register, [row][word].
+
+    The remaining words of these lines become 0.
+    """
     if row_tile < 4:
         return _copy_few_rows(row_tile, words)
     four = "<4 x i32>"
@@ -82,10 +85,10 @@ def _copy_rows(row_tile: int, words: int) -> str:
 
 
 def instructions(kind: str, dots: Iterable[Dot]) -> str:
-    """tile_configure, tile_release; of each register N tile_zero_N, tile_load_N and tile_store_N (address, bytes from
-    line to line); of `dots` tile_dot_KIND_C_A_B: C += A · B.
+    """Helpers: tile_configure and tile_release; per register N, tile_zero_N, tile_load_N and tile_store_N.
 
-    kind: s8u8, products of signed by unsigned bytes, four a lane; bf16, of bfloat16, two a lane.
+    Loads and stores take (address, bytes between lines). For each of `dots`, tile_dot_KIND_C_A_B computes C += A · B.
+    kind: s8u8 multiplies signed by unsigned bytes, four a lane; bf16 multiplies bfloat16, two a lane.
     """
     shape = constant(_shape(), "i8")
     parts = [
@@ -114,5 +117,5 @@ def instructions(kind: str, dots: Iterable[Dot]) -> str:
 
 
 def rows_helpers(row_tile: int, words: Iterable[int]) -> str:
-    """tile_rows_N of each number N of words, 1 to WORDS: (first word of a row tile, its first line)."""
+    """tile_rows_N for each word count N, 1 to WORDS: (first word of a row tile, its first line)."""
     return "".join(_copy_rows(row_tile, count) for count in sorted(set(words)))

@@ -1,7 +1,7 @@
-"""Helpers that all kernels have: every operation whose rounding matters is spelt out here or beside.
+"""Helpers of all kernels. Every operation whose rounding matters is spelt out here or in a sibling module.
 
-All vectors are 16 float32 wide; LLVM splits them on AVX2. Products that feed a sum are either a fused fma or pass
-through an arithmetic fence, so the code generator never chooses between fused and unfused.
+All vectors are 16 float32 wide; LLVM splits them on AVX2. A product that feeds a sum is either part of an fma or passes
+an arithmetic fence, so the code generator never decides on fusion.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _binary(name: str, op: str, fence: bool) -> str:
 
 
 def fold(name: str, step: str) -> str:
-    """Reduce 16 lanes by halves, lane i with lane i + 8, 4, 2, 1: one fixed tree. The result is in every lane."""
+    """Reduces 16 lanes in one fixed tree: lane i with lane i + 8, 4, 2, 1. The result is in every lane."""
     body, value = "", "%v"
     for half in (8, 4, 2, 1):
         order = constant((lane + half) % 16 for lane in range(16))
@@ -76,7 +76,8 @@ def _simple() -> str:
     neg = f"  %n = fneg {F32} %a\n  %r = {FMA.format('%n', '%b', '%c')}\n  ret {F32} %r\n"
     root = f"  %r = call {F32} @llvm.sqrt.v16f32({F32} %a)\n  ret {F32} %r\n"
     larger = f"  %r = call {F32} @llvm.maxnum.v16f32({F32} %a, {F32} %b)\n  ret {F32} %r\n"
-    wins = f"  %c = fcmp ogt {F32} %a, %b\n  %r = select {I1} %c, {F32} %a, {F32} %b\n  ret {F32} %r\n"  # b for a NaN
+    # b if either is NaN
+    wins = f"  %c = fcmp ogt {F32} %a, %b\n  %r = select {I1} %c, {F32} %a, {F32} %b\n  ret {F32} %r\n"
     select = (
         broadcast("%bs", "i32", "%base")
         + broadcast("%los", "i32", "%lo")
@@ -125,7 +126,7 @@ def helpers(
     bf16_dot: bool = False,
     puts: tuple[tuple[str, int, int], ...] = (),
 ) -> str:
-    """The IR text of all helpers, and of those that `stores.put_name` names by these arguments."""
+    """The IR text of all helpers, plus those named by `stores.put_name` for each of `puts`."""
     parts = [
         _DECLARATIONS,
         _load("load_f32", "float"),
