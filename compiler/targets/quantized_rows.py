@@ -1,4 +1,4 @@
-"""Rows of a parameter in the format that they are to be stored in."""
+"""Rows of a parameter in the weight format to be stored."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.base import Quantized, WeightFormat
 
 _AHEAD = 1024
-"""Rows that are read at a time of a checkpoint that stores numbers: some keep them by columns."""
+"""Rows read at a time from a checkpoint with stored numbers: some layouts are column-major."""
 
 
 def quantized_rows(parameter: Parameter, format: WeightFormat) -> Callable[[int, Quantized], None]:
-    """What writes rows [first, first + len(out.numbers)) of a matrix, in ascending order. They are as the checkpoint
-    stores them, if it does so in `format` and in the order of the matrix. Otherwise they are rounded to the nearest
-    numbers.
+    """Returns a function that writes rows [first, first + len(out.numbers)) of a matrix, called in ascending order.
 
-    It holds memory for some rows; not shared between threads. Raises QuantizeError.
+    The rows are the checkpoint's own if it stores them in `format` and in the matrix's column order. Otherwise they are
+    rounded to nearest.
+
+    The function buffers some rows and is not thread-safe. Raises QuantizeError.
     """
     stored = parameter.stored
     if stored is not None and stored.format == format and stored.columns is None:
@@ -38,7 +39,7 @@ def quantized_rows(parameter: Parameter, format: WeightFormat) -> Callable[[int,
 
 
 class _StoredRows:
-    """Reads many rows at a time, and gives few."""
+    """Reads many rows at a time, and returns a few at a time."""
 
     def __init__(self, stored: Stored, shape: tuple[int, ...]) -> None:
         self._stored, (self._rows, k) = stored, shape

@@ -1,4 +1,4 @@
-"""The kinds of targets: each is a module with `names`, `named` and `from_record`, in a line here."""
+"""The kinds of targets. Each is a module with `names`, `named` and `from_record`, and a line here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {
     "opencl": "llmc.compiler.targets.gpu.opencl",
     "cuda": "llmc.compiler.targets.gpu.cuda",
 }
-"""Module by kind."""
+"""The module of each kind."""
 
 
 def _module(kind: str) -> ModuleType:
@@ -31,7 +31,7 @@ def native_target() -> Target:
 
 
 def resolve_target(name: str) -> Target:
-    """The target called `name`; `native` is this machine's. Raises TargetError naming the known ones."""
+    """The target called `name`; `native` means this machine's. Raises TargetError naming the known targets."""
     if name == NATIVE:
         return native_target()
     known: list[str] = []
@@ -49,7 +49,7 @@ def resolve_target(name: str) -> Target:
 
 
 def target_of(record: Mapping[str, Any]) -> Target:
-    """The target that a manifest records. Raises TargetError."""
+    """The target recorded in a manifest. Raises TargetError."""
     kind = str(record.get("kind", DEFAULT_KIND))
     if kind not in KINDS:
         raise TargetError(f"this llmc has no targets of kind {kind!r}; it has {', '.join(KINDS)}")

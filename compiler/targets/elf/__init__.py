@@ -1,8 +1,8 @@
-"""What targets share whose code is a shared library for the host to load: objects of kernels, and linking them."""
+"""Shared by targets whose code is a shared library on the host: compiles kernels to objects and links them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 CODE_SOURCES = (Path(__file__).parent / "codegen.py",)
-"""What decides how TIR becomes code, for keys of the cache."""
+"""Sources that decide how TIR becomes code, for cache keys."""

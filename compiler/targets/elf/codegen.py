@@ -1,7 +1,7 @@
-"""From TIR to machine code: plain C symbols without TVM's calling convention or its runtime.
+"""From TIR to machine code: plain C symbols, without TVM's calling convention or runtime.
 
-An architecture and a CPU are named as LLVM does: triple; cpu: the one whose timings it schedules for, with the
-instruction sets that it has; features: sets added to those ("+avx2") or taken from them ("-avx512fp16").
+Architecture and CPU have LLVM's names. triple: the architecture. cpu: fixes the timings to schedule for and the
+instruction sets. features: sets added ("+avx2") or removed ("-avx512fp16").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIPELINE = "llmc_plain_c"
 
 
 class KernelBuildError(RuntimeError):
-    """A kernel that could not be compiled."""
+    """A kernel could not be compiled."""
 
 
 def _plain_c_pipeline() -> tuple[Any, Any, Any]:
@@ -51,11 +51,11 @@ compilation_pipeline.PIPELINE_MAP[PIPELINE] = _plain_c_pipeline
 
 
 Kernel: TypeAlias = tirx.PrimFunc | tvm.IRModule
-"""One function, or several of which others are called by one."""
+"""One function, or several of which one calls the others."""
 
 
 def _built(kernel: Kernel, triple: str, cpu: str, features: Sequence[str]) -> list[Any]:
-    """The modules that TVM makes of a kernel; one of them is LLVM's."""
+    """The modules that TVM builds from a kernel; one of them is LLVM's."""
     machine = {"kind": "llvm", "mcpu": cpu, "mattr": list(features), "mtriple": triple}
     module = kernel
     if not isinstance(kernel, tvm.IRModule):
@@ -65,7 +65,7 @@ def _built(kernel: Kernel, triple: str, cpu: str, features: Sequence[str]) -> li
 
 
 def llvm_text(kernel: Kernel, triple: str, cpu: str, features: Sequence[str] = (), form: str = "ll") -> str:
-    """Optimised LLVM IR (`ll`) or assembly (`asm`) of one kernel, for people."""
+    """One kernel as optimised LLVM IR (`ll`) or assembly (`asm`), for reading."""
     for module in _built(kernel, triple, cpu, features):
         try:
             return str(module.inspect_source(form))
@@ -75,7 +75,7 @@ def llvm_text(kernel: Kernel, triple: str, cpu: str, features: Sequence[str] = (
 
 
 def compile_object(kernel: Kernel, triple: str, cpu: str, features: Sequence[str] = ()) -> bytes:
-    """An ELF object that defines the kernel's symbol and needs no library of TVM."""
+    """An ELF object that defines the kernel's symbol and needs no TVM library."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
         for module in _built(kernel, triple, cpu, features):

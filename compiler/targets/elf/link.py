@@ -1,4 +1,4 @@
-"""Object files of kernels → one shared library, by a C compiler driver: the system's, or a cross compiler's."""
+"""Links kernel objects into one shared library with a C compiler driver: the system's or a cross compiler's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from llmc.compiler.targets.base import LinkError
 from llmc.compiler.targets.elf.symbols import undefined_symbols
 
-# What a kernel may leave to the C library.
+# Symbols that a kernel may take from the C library.
 _ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
 
 
 def link_shared(objects: Sequence[bytes], path: Path, machine: str | None = None) -> None:
-    """Link kernels into one shared library for `machine`, as uname has it, or this one. Same objects, same bytes.
+    """Links kernels into one shared library for `machine` (uname's name; None: this machine). Deterministic.
 
     Raises LinkError.
     """
@@ -39,14 +39,14 @@ def link_shared(objects: Sequence[bytes], path: Path, machine: str | None = None
         bad = undefined_symbols(linked) - _ALLOWED_UNDEFINED
         if bad:
             raise LinkError(f"kernels need symbols outside the C library: {', '.join(sorted(bad))}")
-        # Replaced, not rewritten: a process that has the old file mapped keeps it.
+        # Replace the file, never rewrite it: a process that has mapped the old one keeps it.
         new = path.with_name(f".{path.name}.{os.getpid()}")
         new.write_bytes(linked)
         new.replace(path)
 
 
 def _driver(machine: str) -> str:
-    """The compiler driver for a machine: this one's, or that of Debian's cross compiler."""
+    """The compiler driver for a machine: this one's, or Debian's cross compiler."""
     prefix = "" if machine == platform.machine() else f"{machine}-linux-gnu-"
     name = f"{prefix}gcc" if prefix else "cc"
     driver = shutil.which(name)

@@ -1,4 +1,4 @@
-"""What a shared library has and wants of others: its table of dynamic symbols (System V ABI, ELF-64, little endian)."""
+"""Imports and exports of a shared library, from its dynamic symbols (System V ABI, ELF-64, little endian)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _GLOBAL = 1
 
 
 def undefined_symbols(library: bytes) -> set[str]:
-    """The names that something else must define; not weak ones, which may be missing."""
+    """Names that another library must define. Weak symbols are left out: they may be missing."""
     return {name for name, binding, section in _symbols(library) if section == _UNDEFINED and binding == _GLOBAL}
 
 
 def defined_symbols(library: bytes) -> set[str]:
-    """The names that it defines for others."""
+    """Names that the library defines for others."""
     return {name for name, _, section in _symbols(library) if section != _UNDEFINED}
 
 
 def _symbols(library: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, binding and section of each."""
+    """Name, binding and section of each symbol."""
     (sections_at,) = struct.unpack_from("<Q", library, 40)
     entry_size, count = struct.unpack_from("<HH", library, 58)
     sections = [_SECTION.unpack_from(library, sections_at + i * entry_size) for i in range(count)]

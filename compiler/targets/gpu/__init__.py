@@ -1,1 +1,1 @@
-"""Targets that are GPUs: one source of kernels, and for each kind how its language is written and built."""
+"""GPU targets: kernels with one common source, and per kind of GPU the language and the build."""

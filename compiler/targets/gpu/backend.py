@@ -1,6 +1,6 @@
-"""What targets of GPUs share: one source of kernels, on rows as they lie. A kind adds its language and its devices.
+"""The base of GPU targets: one kernel source, on row-major rows. Each kind adds its language and its devices.
 
-Imports neither torch nor tvm: kernels do, when they are compiled.
+Imports neither torch nor tvm; kernels import them when compiled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
 _KINDS_OF_TEMPLATES = ("gpu", "reference")
-"""Of templates that ops bring, the one for GPUs goes before the plain one."""
+"""Template kinds that ops may bring, in order of preference: one for GPUs, else the reference one."""
 
 
 class GpuTarget(RowsTarget):
     """A GPU of some kind. Immutable; equal targets have equal records."""
 
     tensor_cores: ClassVar[bool] = False
-    """Whether linear layers are multiplied by them, where they can."""
+    """Whether linear layers use tensor cores where they can."""
 
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name}

@@ -1,4 +1,4 @@
-"""From TIR with thread bindings to the text of a language of GPUs, by TVM."""
+"""From TIR with thread bindings to source text in a GPU language, by TVM."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from tvm import s_tir, tirx
 
 from llmc.compiler.targets.gpu.exact import exact
 
-_DEVICE_KERNEL = 2  # TVM's calling convention of a kernel that is launched
+_DEVICE_KERNEL = 2  # TVM's calling convention for launched kernels
 
 
 @dataclass(frozen=True)
 class Language:
-    """How TVM writes a kernel. target: TVM's; head: what stands before a kernel's name, with the items of a group."""
+    """A GPU language. target: TVM's target. head: the text before a kernel's name, with a placeholder for items per
+    group."""
 
     target: Mapping[str, Any]
     head: str
 
 
 def kernel_text(function: tirx.PrimFunc, language: Language, items: int) -> str:
-    """The kernel alone, without a prelude: arguments in the order of the function's parameters. items: of a group."""
+    """The kernel text without a prelude; arguments in the order of the function's parameters. items: per group."""
     target = tvm.target.Target(dict(language.target))
     symbol = str(function.attrs["global_symbol"])
     function = function.with_attr({"target": target, "calling_conv": _DEVICE_KERNEL, "tirx.is_global_func": True})
@@ -43,6 +44,6 @@ def kernel_text(function: tirx.PrimFunc, language: Language, items: int) -> str:
     module = tvm.IRModule({var: exact(of) for var, of in module.functions.items()})
     built = tvm.get_global_func(f"target.build.{language.target['kind']}")(module, target)
     text = str(built.inspect_source())
-    # Pragmas and declarations stand before the kernel; those that matter are in the prelude.
+    # Drop the pragmas and declarations before the kernel; the prelude has those that matter.
     name = text.rindex(f" {symbol}(")
     return f"{language.head.format(items=items)}{text[name:].rstrip()}\n"

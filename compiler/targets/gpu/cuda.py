@@ -1,4 +1,4 @@
-"""CUDA: the same kernels in CUDA C++, which nvcc builds: machine code of some architectures, and PTX for later ones."""
+"""CUDA: the GPU kernels in CUDA C++. nvcc builds machine code for some architectures, and PTX for later ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ARCHITECTURES = (
     "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_103a", "sm_120",
     "sm_120a",
 )  # fmt: skip
-"""Those that kernels are written for. With an `a` code is for that one GPU alone."""
+"""Supported architectures. A suffix `a` means code for that one GPU only."""
 _HEAD = 'extern "C" __global__ void __launch_bounds__({items}, 1)'
 _COMPILE = "tvm_callback_cuda_compile"
 
 
 def capability_of(architecture: str) -> tuple[int, bool]:
-    """10 × major + minor of an architecture as sm_90a, and whether its code is for it alone."""
+    """(10 × major + minor of an architecture such as sm_90a, whether its code runs on that one only)."""
     match = re.fullmatch(r"sm_(\d+)(a?)", architecture)
     assert match is not None
     return int(match[1]), bool(match[2])
@@ -49,7 +49,7 @@ def cuda_text(spec: KernelSpec) -> str:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """TVM compiles what it writes at once, unless this says that it has."""
+    """Stops TVM from compiling the text that it writes, by pretending that this was done."""
     import tvm_ffi
 
     ours = tvm_ffi.get_global_func(_COMPILE, allow_missing=True)
@@ -67,7 +67,7 @@ def _uncompiled() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CudaTarget(GpuTarget):
-    """GPUs of NVIDIA of these architectures, and later ones by PTX."""
+    """NVIDIA GPUs of these architectures, and later ones by PTX."""
 
     architectures: tuple[str, ...]
 
@@ -99,7 +99,7 @@ class CudaTarget(GpuTarget):
         least = min(capability_of(name)[0] for name in self.architectures)
         ptx = build_ptx("\n".join((cuda_prelude.FULL, cuda_text(spec))), f"compute_{least}")
         images = [Image(0, CUBIN, *capability_of(name), build_cubin(ptx, name)[0]) for name in self.architectures]
-        # A driver reads text up to its end.
+        # A driver reads PTX up to a terminating 0.
         return pack([*images, Image(0, PTX, least, False, ptx.rstrip(b"\0") + b"\0")], 1)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
@@ -110,12 +110,12 @@ class CudaTarget(GpuTarget):
 
 
 def names() -> tuple[str, ...]:
-    """Targets of one architecture, as users write them."""
+    """Single-architecture targets, as users write them."""
     return tuple(f"{KIND}:{name}" for name in ARCHITECTURES)
 
 
 def named(name: str) -> CudaTarget:
-    """The target called `name`: one of `names()`, or several of them as in cuda:sm_80,sm_90. Raises TargetError."""
+    """The target called `name`: one of `names()`, or several joined, as in cuda:sm_80,sm_90. Raises TargetError."""
     chosen = name.removeprefix(f"{KIND}:").split(",")
     for one in chosen:
         if one not in ARCHITECTURES:
@@ -127,5 +127,5 @@ def named(name: str) -> CudaTarget:
 
 
 def from_record(record: Mapping[str, Any]) -> CudaTarget:
-    """The target whose `record()` it is."""
+    """The target with this `record`."""
     return named(str(record["name"]))

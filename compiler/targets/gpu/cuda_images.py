@@ -1,4 +1,4 @@
-"""Code files of devices of kind cuda (FORMAT.md): images of kernels, for some architectures each."""
+"""Code files for devices of kind cuda (FORMAT.md): kernel images, each for some architectures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Image:
-    """Code of one kernel. capability: 10 × major + minor of a compute capability; exact: for this one alone."""
+    """The code of one kernel. capability: 10 × major + minor of a compute capability. exact: runs on that one only."""
 
     kernel: int
     kind: int
@@ -24,7 +24,7 @@ class Image:
 
 
 def pack(images: Iterable[Image], num_kernels: int) -> bytes:
-    """A code file. Same images, same bytes."""
+    """Serializes a code file; deterministic."""
     listed = list(images)
     at = _HEADER.size + len(listed) * _RECORD.size
     records, data = [], bytearray()
@@ -38,7 +38,7 @@ def pack(images: Iterable[Image], num_kernels: int) -> bytes:
 
 
 def unpack(file: bytes) -> list[Image]:
-    """What `pack` was given; for files that it wrote."""
+    """The inverse of `pack`; trusts its input."""
     magic, version, _, count, _, _ = _HEADER.unpack_from(file)
     assert (magic, version) == (_MAGIC, _VERSION)
     images = []
@@ -49,7 +49,7 @@ def unpack(file: bytes) -> list[Image]:
 
 
 def joined(files: Sequence[bytes]) -> bytes:
-    """One file of files that have one kernel each, in their order."""
+    """One code file made of single-kernel files, in order."""
     images = [
         Image(kernel, image.kind, image.capability, image.exact, image.code)
         for kernel, file in enumerate(files)

@@ -1,4 +1,4 @@
-"""What stands before kernels in CUDA C++: functions that their texts call. Imports no tvm."""
+"""Prelude of CUDA C++ kernels: the functions that their text calls. Imports no tvm."""
 
 PRELUDE = """\
 // Kernels of llmc in CUDA C++ (runtime/FORMAT.md).
@@ -16,7 +16,7 @@ __device__ __forceinline__ float as_float(uint x) { return __uint_as_float(x); }
 __device__ __forceinline__ long long as_long(double x) { return __double_as_longlong(x); }
 __device__ __forceinline__ double as_double(long long x) { return __longlong_as_double(x); }
 """
-"""For all kernels; also C++ of any host that has CUDA's functions."""
+"""For all kernels; also compiles as host C++ where CUDA's functions are defined."""
 
 TENSOR_CORES = """\
 // Fragments are as the PTX manual has them for m16n8k16 and m16n8k32: a is 16 rows by K, b 8 columns by K, c 16 by 8.
@@ -60,7 +60,7 @@ __device__ __forceinline__ void llmc_load8(uint* to, const void* from) {
 }
 __device__ __forceinline__ void llmc_load4(uint* to, const void* from) { to[0] = *(const uint*)from; }
 """
-"""What only a GPU has; tests have functions of the same names."""
+"""Parts that need a GPU; tests define host functions of the same names."""
 
 NUMBERS = """\
 // Numbers of a weight as halves, exactly. offset: 2^23 and their zero point.
@@ -87,6 +87,6 @@ __device__ __forceinline__ void llmc_nibbles_i8(uint* to, uint packed) {
     to[i] = (packed & 15) | (packed & 0xF0) << 4 | (packed & 0xF00) << 8 | (packed & 0xF000) << 12;
 }
 """
-"""How numbers of quantized weights become what tensor cores multiply."""
+"""Converts numbers of quantized weights to tensor core operands."""
 
 FULL = PRELUDE + TENSOR_CORES + NUMBERS

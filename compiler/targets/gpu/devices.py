@@ -1,4 +1,4 @@
-"""What this machine has, as far as the compiler asks: whether artifacts run here."""
+"""Devices of this machine, to decide whether an artifact can run here."""
 
 from __future__ import annotations
 

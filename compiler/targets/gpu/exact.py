@@ -1,7 +1,7 @@
-"""Makes explicit what languages of GPUs leave open, before TVM writes their text.
+"""Makes kernels exact: fixes what GPU languages leave open, before TVM writes the text.
 
-TVM writes seven digits of a constant, and `max` of floats as whatever a device has for it. Here constants become their
-bits, and both become calls of functions that each language's prelude defines alike.
+TVM writes constants with seven digits, and float `max` as the device's own. Here constants become bit patterns, and
+both become calls of functions that every language's prelude defines equally.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _CASTS = {
     ("float64", "int64"): "as_long",
     ("int64", "float64"): "as_double",
 }
-"""Functions that reinterpret, by what they take and give."""
+"""Reinterpreting functions, by (argument dtype, result dtype)."""
 
 
 class UnknownNodeError(RuntimeError):
-    """A node of TIR that has no place in a kernel."""
+    """A TIR node that kernels must not contain."""
 
 
 def exact(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with nothing left to its compiler's taste. Raises UnknownNodeError."""
+    """The kernel with every such choice made explicit. Raises UnknownNodeError."""
     return function.with_body(_stmt(function.body))
 
 
@@ -50,7 +50,7 @@ def _call(dtype: str, name: str, *arguments: Any) -> Any:
 
 
 def constant(value: float, dtype: str) -> Any:
-    """A float by its bits."""
+    """A float constant given by its bits."""
     of_float, of_int, integer = _BITS[dtype]
     bits = struct.unpack(of_int, struct.pack(of_float, value))[0]
     return _call(dtype, _CASTS[integer, dtype], prim.IntImm(integer, bits))

@@ -1,4 +1,4 @@
-"""How many groups a kernel is worth launching with. Bits do not depend on it. Imports no tvm."""
+"""The number of groups with which to launch a kernel. Bits do not depend on it. Imports no tvm."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from llmc.compiler.targets.gpu import tensor_cores as tensors
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
-"""Work items of a group."""
+"""Work items per group."""
 LINEAR_ROWS = 4
-"""Rows of a tile of a linear layer."""
+"""Rows per tile of a linear layer."""
 _FIXED, _TOKENS, _SAMPLES = 0, 1, 2
-_NUM_SAMPLES = 2  # the scalar that counts them
+_NUM_SAMPLES = 2  # number of the scalar that counts samples
 _ON_SAMPLES = frozenset({"gather_rows", "pool_rows"})
 
 
 @dataclass(frozen=True)
 class Launch:
-    """`groups` of them for each tile of `tile_rows` rows that the bucket holds. rows: of tokens or samples, or _FIXED,
-    where the number of groups has nothing to do with rows (FORMAT.md)."""
+    """`groups` groups for each tile of `tile_rows` rows in the bucket.
+
+    rows: of tokens, of samples, or _FIXED if the number of groups does not depend on rows (FORMAT.md).
+    """
 
     rows: int
     groups: int
     tile_rows: int = 1
     stage: tuple[int, ...] = ()
-    """Of sampling: its number, and sizes that the device must know."""
+    """For sampling: the stage's number, and sizes that the device must know."""
     items: int = ITEMS
-    """Of a group."""
+    """Work items per group."""
 
     def facts(self) -> tuple[int, ...]:
         return self.items, self.rows, self.groups, self.tile_rows, *self.stage
@@ -42,13 +44,13 @@ Params = dict[str, Param]
 
 
 def _tiles(p: Params) -> int:
-    """Of columns of the result of a linear layer."""
+    """Column tiles of a linear layer's result."""
     columns = int(p["n"]) // (2 if p.get("gated") else 1)
     return -(-columns // ITEMS)
 
 
 def _fused_groups(p: Params) -> int:
-    """A group a row where there is a reduction, else as many as outputs have blocks of elements."""
+    """One group per row if there is a reduction, else one per block of output elements."""
     program: dict[str, Any] = json.loads(str(p["program"]))
     if any(stage["reduce"] for stage in program["stages"]):
         return 1
@@ -56,7 +58,7 @@ def _fused_groups(p: Params) -> int:
     return -(-widest // ITEMS)
 
 
-# Units that single items work on, of a row, by op; 1 for all others.
+# Units per row for single items, by op; 1 for all others.
 _UNITS: dict[str, Callable[[Params], int]] = {
     "rope_kv_write": lambda p: int(p["num_heads"]) + 2 * int(p["num_kv_heads"]),
     "latent_kv_write": lambda p: int(p["num_heads"]) + 1,
@@ -66,7 +68,7 @@ _UNITS: dict[str, Callable[[Params], int]] = {
     "silu_gate": lambda p: int(p["dim"]),
     "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())),
 }
-# Those that whole groups work on.
+# Units per row for whole groups, by op.
 _GROUPS: dict[str, Callable[[Params], int]] = {
     "rms_norm": lambda p: 1,
     "quantize_rows": lambda p: 1,
@@ -78,12 +80,12 @@ _GROUPS: dict[str, Callable[[Params], int]] = {
     "expert_linear_quant": lambda p: _tiles(p) * int(p["top_k"]),
 }
 _LINEARS = frozenset({"linear", "linear_quant"})
-# Ops whose items share columns, and walk all rows.
+# Ops whose items share columns and loop over all rows.
 _BY_COLUMNS = frozenset({"head_linear", "packed_head_linear"})
 
 
 def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
-    """Of a kernel. tensor_cores: whether the target has them. Raises KeyError for parameters that are missing."""
+    """The launch of a kernel. tensor_cores: whether the target has them. Raises KeyError on missing parameters."""
     p = spec.as_dict()
     on_samples = spec.op in _ON_SAMPLES or p.get("rows") == _NUM_SAMPLES
     rows = _SAMPLES if on_samples else _TOKENS

@@ -1,4 +1,4 @@
-"""NVIDIA's compiler, which only compiling for its GPUs needs: on PATH, in its usual place, or as PyPI installs it."""
+"""NVIDIA's compiler, needed only to compile for its GPUs: from PATH, its usual place, or PyPI."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from llmc.compiler.targets.base import LinkError
 
 _USUAL = Path("/usr/local/cuda/bin/nvcc")
 _EXACT = ("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false")
-"""As OpenCL is built: no contraction, division and roots as IEEE 754 has them, subnormal numbers kept. PTX says how
-each operation rounds, and neither its assembler nor a driver changes that."""
+"""Flags to build as OpenCL does: no contraction, IEEE 754 division and roots, subnormals kept.
+
+PTX states each operation's rounding, which neither its assembler nor a driver changes.
+"""
 
 
 @cache
 def find_nvcc() -> str | None:
-    """Its path; None where it is not installed."""
+    """Path of nvcc; None if it is not installed."""
     found = shutil.which("nvcc")
     if found is not None:
         return found
@@ -31,7 +33,7 @@ def find_nvcc() -> str | None:
 
 
 def need_nvcc() -> str:
-    """Its path. Raises CompileError."""
+    """Path of nvcc. Raises CompileError if it is not installed."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise CompileError(
@@ -43,7 +45,7 @@ def need_nvcc() -> str:
 
 @cache
 def nvcc_version() -> str:
-    """The release and build of nvcc, which its code depends on. Raises CompileError."""
+    """Release and build of nvcc, on which its code depends. Raises CompileError."""
     said = _run([need_nvcc(), "--version"])
     match = re.search(r"V(\d+(?:\.\d+)+)", said)
     if match is None:
@@ -52,12 +54,12 @@ def nvcc_version() -> str:
 
 
 def build_ptx(text: str, architecture: str) -> bytes:
-    """PTX of CUDA C++ for a virtual architecture, as compute_80. Raises CompileError and LinkError."""
+    """PTX of CUDA C++ for a virtual architecture such as compute_80. Raises CompileError or LinkError."""
     return _build("cu", text.encode(), ("-ptx", f"-arch={architecture}", *_EXACT))[0]
 
 
 def build_cubin(ptx: bytes, architecture: str) -> tuple[bytes, str]:
-    """Machine code of PTX, and what the assembler says of registers and spills. Raises CompileError and LinkError."""
+    """(machine code of PTX, the assembler's report on registers and spills). Raises CompileError or LinkError."""
     return _build("ptx", ptx, ("-cubin", f"-arch={architecture}", "-Xptxas", "-v"))
 
 
@@ -65,7 +67,7 @@ def _build(ending: str, source: bytes, options: Sequence[str]) -> tuple[bytes, s
     with tempfile.TemporaryDirectory(prefix="llmc-nvcc-") as folder:
         given, made = Path(folder) / f"kernel.{ending}", Path(folder) / "kernel.out"
         given.write_bytes(source)
-        # Warnings are about names that TVM makes.
+        # Warnings only concern names that TVM generates.
         said = _run([need_nvcc(), *options, "-w", "-o", str(made), str(given)])
         return made.read_bytes(), said
 

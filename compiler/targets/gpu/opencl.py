@@ -1,4 +1,4 @@
-"""OpenCL: kernels are text in OpenCL C, which a device's driver builds."""
+"""OpenCL: kernels are OpenCL C text, which a device's driver builds."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ int llmc_num_groups(void) { return (int)get_num_groups(0); }
 float llmc_max(float a, float b) { return a > b ? a : b; }
 float llmc_min(float a, float b) { return a < b ? a : b; }
 """
-"""What all kernels of a program share: functions that their texts call."""
+"""Functions that all kernels call, prefixed to each program."""
 NEXT_PROGRAM = "\n//// program\n"
-"""Between programs of one file. Kernels that draw tokens are one: a driver builds it once for all models of a
-vocabulary."""
+"""Separates the programs of a file. Sampling kernels form one program, which a driver builds once per vocabulary."""
 _SAMPLING = b" void sample_"
 
 
@@ -72,7 +71,7 @@ class OpenClTarget(GpuTarget):
 
 
 def names() -> tuple[str, ...]:
-    """Targets of this kind, as users write them."""
+    """Names of all targets of this kind, as users write them."""
     return (KIND,)
 
 
@@ -82,5 +81,5 @@ def named(name: str) -> OpenClTarget:
 
 
 def from_record(record: Mapping[str, Any]) -> OpenClTarget:
-    """The target whose `record()` it is."""
+    """The target with this `record`."""
     return named(str(record["name"]))

@@ -1,4 +1,5 @@
-"""Sampling on a device: its stages, and the sizes that kernels and devices agree on (FORMAT.md). Imports no tvm."""
+"""Sampling on a device: its stages, and the sizes that kernels and devices must agree on (FORMAT.md). Imports no
+tvm."""
 
 from __future__ import annotations
 
@@ -8,28 +9,28 @@ OPERANDS = {
     "sample_mask": 5, "sample_edit": 3, "sample_scan": 5, "sample_sum": 5, "sample_best": 3, "sample_draw": 7,
     "sample_top": 9, "sample_rank": 5,
 }  # fmt: skip
-"""Stages in order, and how many operands each has."""
+"""The stages in order, with their operand counts."""
 STAGES = tuple(OPERANDS)
-"""A stage's number, in its kernel's launch facts, is its place here and one."""
+"""A stage's number in its kernel's launch facts is its index here plus 1."""
 PIECE = 4096
-"""Elements of a row that a group works on."""
+"""Elements of a row per group."""
 SPAN = 512
-"""Elements that are added up in eight chains, as sampling/logit_rows.h has it."""
+"""Elements summed in eight chains, as in sampling/logit_rows.h."""
 SORTED = 2048
-"""Logits that a group sorts at most."""
+"""Most logits that a group sorts."""
 CANDIDATES = 1024
-"""Of them, those that are looked at."""
+"""Most sorted logits that are examined."""
 _LEAST_BLOCKS = 4 * CANDIDATES
 _MOST_BLOCK = 64
 
 
 def sampling_specs(vocab: int) -> list[KernelSpec]:
-    """The kernels that draw tokens of such a vocabulary."""
+    """The sampling kernels for a vocabulary of `vocab` tokens."""
     return [KernelSpec.of("other", op, vocab=vocab, **{BUFFERS: count}) for op, count in OPERANDS.items()]
 
 
 def block_of(vocab: int) -> int:
-    """Elements of a block whose largest one is kept: many blocks, so that few of them hold a candidate."""
+    """Elements per block, of which the maximum is kept; small, so that few blocks hold candidates."""
     block = _MOST_BLOCK
     while block > 1 and vocab // block < _LEAST_BLOCKS:
         block //= 2

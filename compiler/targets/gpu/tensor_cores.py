@@ -1,6 +1,6 @@
-"""Which linear layers the tensor cores of a GPU multiply, and in which tiles. Imports no tvm.
+"""Linear layers that run on tensor cores, and their tiles. Imports no tvm.
 
-All kernels of a layer are one, so that a layer's sums have one order for every number of rows.
+A layer uses one kernel for every number of rows, so that its sums have one order.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.registry import format_of_kernel
 
 ITEMS = 256
-"""Work items of a group: eight warps."""
+"""Work items per group: eight warps."""
 WARP = 32
 WEIGHT_ROWS, X_ROWS = 128, 64
-"""A tile of a group: rows of the weight, which are columns of the result, and rows of x."""
+"""A group's tile: weight rows (columns of the result) and rows of x."""
 FEW_ROWS = 8
-"""Up to so many rows of x a warp reads what it multiplies by itself: nothing is read twice, so nothing is shared."""
+"""Up to this many rows of x, each warp reads its own operands: nothing is read twice, so nothing is shared."""
 STEP_BYTES = 64
-"""Of a row of x, multiplied between two waits; four lanes have 16 bytes each."""
+"""Bytes of a row of x multiplied between two waits; four lanes read 16 bytes each."""
 _MOST_EXACT = 1 << 16
-"""Products of bytes that a sum of 32 bits holds."""
+"""Products of bytes that fit a 32-bit sum."""
 
 
 @dataclass(frozen=True)
 class TensorLayer:
-    """What is multiplied. dtype: of x, bf16, f16 or i8; bits: that a number of the weight takes; asymmetric: whether
-    groups have zero points; length: elements that one scale is for, 0: there is none."""
+    """The operands of a layer.
+
+    dtype: of x: bf16, f16 or i8. bits: width of a weight number. asymmetric: whether groups have zero points. length:
+    elements per scale; 0 without scales.
+    """
 
     width: int
     dtype: str
@@ -39,7 +42,7 @@ class TensorLayer:
 
     @property
     def step(self) -> int:
-        """Elements of K of a step."""
+        """Elements of K per step."""
         return STEP_BYTES if self.dtype == "i8" else STEP_BYTES // 2
 
     @property
@@ -48,7 +51,7 @@ class TensorLayer:
 
 
 def tensor_layer(spec: KernelSpec) -> TensorLayer | None:
-    """None: a layer that plain multiply-adds compute."""
+    """The layer on tensor cores; None if it needs plain multiply-adds."""
     p = spec.as_dict()
     if spec.op not in ("linear", "linear_quant"):
         return None
@@ -69,5 +72,5 @@ def tensor_layer(spec: KernelSpec) -> TensorLayer | None:
 
 
 def launch_groups(weight_rows: int) -> int:
-    """For each tile of rows of x: more than there are tiles of a weight, so that few rows have many groups, too."""
+    """Groups per tile of x rows: more than there are weight tiles, so that few rows also occupy many groups."""
     return -(-weight_rows // WARP)

@@ -1,1 +1,1 @@
-"""The reference target: every kernel written the obvious way, on rows as they lie; what other targets are judged by."""
+"""The reference target: every kernel in its plainest form, on row-major data; other targets are checked against it."""

@@ -1,6 +1,6 @@
-"""The reference target: what `targets.base.Target` asks for, in the plainest way that the runtime can replay.
+"""The reference target: the plainest implementation of `targets.base.Target` that the runtime can replay.
 
-Imports neither torch nor tvm: kernels do, when they are compiled.
+Imports neither torch nor tvm; kernels import them when compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
 KIND = "reference"
-# LLVM's triple and the CPU whose instructions every one of its architecture has, by machine.
+# Per machine: LLVM's triple, and a CPU whose instructions every CPU of that architecture has.
 _MACHINES = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86-64"),
     "aarch64": ("aarch64-unknown-linux-gnu", "generic"),
@@ -31,7 +31,7 @@ _NAMES = {"reference": "x86_64", "reference-aarch64": "aarch64"}
 
 @dataclass(frozen=True)
 class ReferenceTarget(RowsTarget):
-    """machine: an architecture, as uname has it."""
+    """machine: an architecture, by uname's name."""
 
     machine: str
     kind: ClassVar[str] = KIND
@@ -88,7 +88,7 @@ class ReferenceTarget(RowsTarget):
 
 
 def names() -> tuple[str, ...]:
-    """Targets of this kind, as users write them."""
+    """Names of all targets of this kind, as users write them."""
     return tuple(_NAMES)
 
 
@@ -98,5 +98,5 @@ def named(name: str) -> ReferenceTarget:
 
 
 def from_record(record: Mapping[str, Any]) -> ReferenceTarget:
-    """The target whose `record()` it is."""
+    """The target with this `record`."""
     return named(str(record["name"]))

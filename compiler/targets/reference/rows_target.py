@@ -1,4 +1,4 @@
-"""Targets in whose artifacts all lies as layout `rows` has it (FORMAT.md), and whose kernels have one schedule."""
+"""Targets whose artifacts use layout `rows` throughout (FORMAT.md), and whose kernels have one schedule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORDS_BESIDE_NUMBERS = 1  # of an int8 row: its scale
 
 
 class RowsTarget(base.Target):
-    """What such targets share: all but their identity and their code."""
+    """Shared by such targets: everything but their identity and code."""
 
     layout: ClassVar[str] = ROWS
 
@@ -78,12 +78,14 @@ class RowsTarget(base.Target):
         return [_HERE / "weights.py", _KERNELS / "padding.py"]
 
     def digest_of(self, code: Sequence[Path], brought: Sequence[Path], spec: KernelSpec) -> str:
-        """Of all that decides the code of a kernel. code: how it is made of TIR, and kernels of its own that the kind
-        has; brought: the file of the op's own template."""
+        """Digest of the sources that a kernel's code depends on.
+
+        code: sources that turn TIR into code, and the kind's own kernels. brought: file of the op's own template.
+        """
         return _digest((*code, *brought, *format_sources(spec.as_dict().get("format"))))
 
     def check_no_variant(self, variant: str | None) -> None:
-        """Raises KernelSpecError for a schedule other than the one that there is."""
+        """Raises KernelSpecError for any schedule but the only one."""
         if variant is not None:
             raise KernelSpecError(f"kernels of {self.name} have one schedule; {variant!r} is another")
 
@@ -108,7 +110,7 @@ class RowsTarget(base.Target):
 
 @cache
 def _digest(beside: tuple[Path, ...]) -> str:
-    """Of the plain kernels, which are few and share their parts, and of files beside them."""
+    """Digest of the plain kernels, which are few and share parts, and of `beside`."""
     digest = hashlib.sha256()
     for file in (Path(kernel_spec.__file__), *sorted(_KERNELS.glob("*.py")), *beside):
         data = file.read_bytes()

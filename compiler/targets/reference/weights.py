@@ -1,4 +1,4 @@
-"""Weights of the reference target: rows as they are, padded to whole words; numbers of 4 bits two a byte, or one."""
+"""Weights of the reference target: rows padded to whole words; 4-bit numbers two a byte, others one."""
 
 from __future__ import annotations
 

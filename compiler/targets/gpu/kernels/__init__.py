@@ -1,1 +1,1 @@
-"""Kernels of GPUs: groups of work items share the work; what has no kernel of its own here is the plain one."""
+"""GPU kernels in which groups of work items cooperate; ops without one here use the reference kernel."""

@@ -1,7 +1,7 @@
-"""What LoRA adapters add to a linear layer, and the gate that stands apart from one with adapters.
+"""LoRA adapters of a linear layer, and the separate gate of a gated layer with adapters.
 
-`adapter_shrink`: a group makes one number; each item takes every 64th column, and sums meet in one tree.
-`adapter_expand`: an item makes one number, a chain over the rank ascending.
+`adapter_shrink`: a group computes one number; each item takes every 64th column, and one tree adds the sums.
+`adapter_expand`: an item computes one number, as a chain over ascending ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmc.compiler.targets.reference.kernels.rows import write_activation
 
 
 def _chosen(number: Expr, starts: list[int], values: list[Expr]) -> Expr:
-    """The value of the last of `starts` that `number` has reached."""
+    """The entry of `values` for the last of `starts` not above `number`."""
     found = values[0]
     for start, value in zip(starts[1:], values[1:], strict=True):
         found = T.Select(number >= start, value, found)
@@ -29,13 +29,13 @@ def _chosen(number: Expr, starts: list[int], values: list[Expr]) -> Expr:
 
 
 class _Place:
-    """A row of a tile and the slot of its adapter. number: of the row, counted through all tiles, `count` of each."""
+    """A row of a tile, and its adapter's slot. number: of the row, counted over all tiles at `count` rows each."""
 
     def __init__(self, k: Frame, pool: Pool, number: Expr) -> None:
         at = let(T.truncdiv(number, pool.tile_rows) * (2 + pool.tile_rows) + 1)
         of_tile = let(T.truncmod(number, pool.tile_rows))
         self.slot = Slot(k, pool, let(k.raw("tiles", at)))
-        # A tile that is not full has its last row again.
+        # A tile that is not full repeats its last row.
         self.row = let(k.raw("tiles", at + 2 + of_tile))
         self.used = let(T.Cast("int32", of_tile < k.raw("tiles", at + 1)))
 
@@ -56,7 +56,7 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
             first = let(_chosen(number, starts, [place.slot.a(part) for part in range(parts)]) + r * pool.columns)
             wanted = let(T.Cast("int32", T.And(place.used == 1, r < rank)))
             total = Cell(T.float32(0.0))
-            # No branch around the tree, which every item has to come to: who is not wanted has no columns.
+            # No branch around the tree, because every item must reach it: an unused item has no columns.
             turns = let(T.truncdiv(pool.columns - item + (ITEMS - 1), ITEMS) * wanted)
             with T.serial(turns) as turn:
                 i = let(turn * ITEMS + item)

@@ -1,7 +1,7 @@
 """paged_attention: a group computes a head of a token, over partitions of 64 keys counted from position 0.
 
-A partition's scores are one item's each; its weights are summed, and its values added, over keys ascending; partitions
-are folded in order. So bits depend on the token's position alone, not on the graph that computes it.
+Each item computes one score of a partition. Weights and weighted values are summed over ascending keys, and partitions
+are folded in order. So the bits depend only on the token's position, not on the graph.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ OfKey = Callable[[Expr], Expr]
 
 
 class OnlineSoftmax:
-    """Σ weight · value over partitions of keys that come in order; `begin` for each sum. width: of values, of which an
-    item has every 64th."""
+    """Σ weight · value over partitions of keys in order; call `begin` before each sum. width: of values, of which each
+    item holds every 64th."""
 
     def __init__(self, k: Frame, width: int) -> None:
         self._k, self._width = k, width
@@ -48,14 +48,15 @@ class OnlineSoftmax:
             cell.set(T.float32(0.0))
 
     def _rescale(self, most: Expr) -> None:
-        """To weights that are relative to another score."""
+        """Rescales sums to weights relative to another maximum score."""
         change = exp(self._most.get() - most)
         self._most.set(most)
         for cell in (self._sum, *self._totals):
             cell.set(cell.get() * change)
 
     def add(self, first: Expr, last: Expr, score: OfKey, scale: OfKey, numbers: Callable[[Expr], OfKey]) -> None:
-        """Keys `first` … `last`. score, scale: of a key, and of its values; numbers: elements of a key's values."""
+        """Adds keys `first` … `last`. score: of a key. scale: of its values. numbers: the elements of a key's
+        values."""
         item = calling(self._k).item
         with T.serial(let(T.truncdiv(first, ITEMS)), let(T.truncdiv(last, ITEMS) + 1)) as partition:
             start = let(partition * ITEMS)
@@ -85,12 +86,12 @@ class OnlineSoftmax:
                         total.set(fma(factor, of_key(element), total.get()))
 
     def join(self, score: Expr) -> None:
-        """A score without values."""
+        """Merges a score that has no values."""
         self._rescale(let(T.max(self._most.get(), score), "float32"))
         self._sum.set(self._sum.get() + exp(score - self._most.get()))
 
     def results(self, write: Callable[[Expr, Expr], None]) -> None:
-        """write: takes an element's index and value."""
+        """Writes the results: write(element index, value)."""
         item = calling(self._k).item
         for turn, total in enumerate(self._totals):
             element = let(turn * ITEMS + item)

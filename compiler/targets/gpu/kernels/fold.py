@@ -1,4 +1,4 @@
-"""What the items of a group make together of one number each: in one tree, so that bits depend on nothing else."""
+"""Folds one number per item of a group into one, by a fixed tree, so that bits depend on nothing else."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def add(a: Expr, b: Expr) -> Expr:
 
 
 def largest(a: Expr, b: Expr) -> Expr:
-    """Of floats; what is not a number stays so."""
+    """The larger float; NaN if either is NaN."""
     return T.Select(T.Or(a > b, is_nan(a)), a, b)
 
 
 class Fold:
-    """A place where numbers of all items become one; may be used again and again."""
+    """Shared memory in which the items' numbers are folded; reusable."""
 
     def __init__(self, combine: Combine, dtype: str = "float32") -> None:
         self._combine, self._dtype = combine, dtype
         self._memory = Shared(ITEMS, dtype)
 
     def __call__(self, item: Expr, value: Expr) -> Expr:
-        """The same for every item. Every item of the group comes here."""
+        """The folded number, equal in every item. Every item of the group must call it."""
         memory = self._memory
         sync()
         memory[item] = value

@@ -1,8 +1,8 @@
-"""What tensor cores multiply: rows of an operand, how a step of them is copied, and a lane's words of a fragment.
+"""Tensor core operands: their rows, how a step of rows is copied, and each lane's words of a fragment.
 
-Four lanes share a row. A lane has neighbours along K: 16 bytes of x, and as many numbers of the weight. It takes the
-first half of them as its part of one product and the rest as that of the next one. Both operands are permuted so along
-K, and no sum sees it; but each lane reads a row in one piece.
+Four lanes share a row. A lane holds contiguous elements along K: 16 bytes of x, and as many numbers of the weight. The
+first half is its part of one product, the second half its part of the next. Both operands are thus permuted alike along
+K, which leaves sums unchanged, and each lane reads contiguous memory.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
 LANES = 4
-"""That share a row of a fragment."""
-_WORDS = 4  # of a lane, for two products
+"""Lanes that share a row of a fragment."""
+_WORDS = 4  # words per lane, for two products
 _ELEMENT_BYTES = {"uint16": 2, "int32": 4, "uint8": 1}
-_OFFSET = float(1 << 23)  # floats from here on are the whole numbers
+_OFFSET = float(1 << 23)  # floats from here on are integers
 
 
 def call(name: str, *arguments: Expr) -> None:
-    """A function of the prelude."""
+    """Calls a function of the prelude."""
     T.evaluate(T.call_extern("int32", name, *arguments))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """Rows of a buffer. stride: of a row, step_bytes: of a step of one; aligned: whether rows begin at multiples of 16
-    bytes. Sizes in bytes."""
+    """Rows of a buffer. Sizes in bytes.
+
+    stride: between rows. step_bytes: one step of a row. aligned: whether rows begin at multiples of 16 bytes.
+    """
 
     buffer: str
     dtype: str
@@ -55,24 +57,24 @@ class Operand:
         return self.step_bytes // LANES
 
     def address(self, k: Frame, row: Expr, step: Expr, at: Expr) -> Expr:
-        """at: bytes from the beginning of a step of a row."""
+        """The address `at` bytes into a step of a row."""
         item = _ELEMENT_BYTES[TIR_DTYPE[self.dtype]]
         return k.address(self.buffer, let(row * (self.stride // item) + (step * self.step_bytes + at) // item))
 
     def load(self, to: Array, k: Frame, row: Expr, step: Expr, lane: Expr) -> None:
-        """A lane's part of a row from global memory."""
+        """Loads a lane's part of a row from global memory."""
         piece = self.lane_bytes if self.aligned else 4
         for done in range(0, self.lane_bytes, piece):
             call(f"llmc_load{piece}", to.address(done // 4), self.address(k, row, step, lane * self.lane_bytes + done))
 
     def read(self, to: Array, shared: Shared, row: Expr, lane: Expr) -> None:
-        """A lane's part of a row from shared memory, where rows lie one behind the other. row: with where they begin,
-        in words."""
+        """Loads a lane's part of a row from shared memory, where rows are contiguous. row: offset of the row, in
+        words."""
         call(f"llmc_load{self.lane_bytes}", to.address(0), shared.address(let(row + lane * (self.lane_bytes // 4))))
 
 
 def x_operand(layer: TensorLayer, groups: int) -> Operand:
-    """groups: of sums of an int8 row."""
+    """x as an operand. groups: number of sums in an int8 row."""
     if layer.dtype == "i8":
         return Operand("x", "i8", 4 * Int8Rows(layer.width, groups).words)
     return Operand("x", layer.dtype, 2 * row_width(layer.width, layer.dtype))
@@ -85,11 +87,11 @@ class Weight(ABC):
 
     @abstractmethod
     def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
-        """Of a lane, from its part of a row as it is stored."""
+        """A lane's words of a fragment, from its part of a stored row."""
 
 
 class Halves(Weight):
-    """Floats of 16 bits are multiplied as they are."""
+    """16-bit floats, multiplied as stored."""
 
     def __init__(self, layer: TensorLayer) -> None:
         self.operand = Operand("weight", layer.dtype, 2 * row_width(layer.width, layer.dtype))
@@ -99,7 +101,7 @@ class Halves(Weight):
 
 
 class Bytes(Weight):
-    """Unsigned numbers for products of whole numbers; zero points are left to the sums of x."""
+    """Unsigned numbers for integer products; zero points are corrected by the sums of x."""
 
     def __init__(self, layer: TensorLayer) -> None:
         stride = number_bytes(layer.width, layer.bits)
@@ -116,7 +118,7 @@ class Bytes(Weight):
 
 
 class NumbersAsHalves(Weight):
-    """Numbers less their zero points, which halves hold exactly; scales are left to sums."""
+    """Numbers minus zero points, exact as halves; scales are applied to sums."""
 
     def __init__(self, layer: TensorLayer, matrix: IntegerMatrix) -> None:
         stride = number_bytes(layer.width, layer.bits)

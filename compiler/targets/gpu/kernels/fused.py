@@ -1,5 +1,7 @@
-"""fused: a row program (`compiler/graph/passes/rowwise.py`). Without a reduction items share elements; with one, a
-group works on a row, and what it reduces meets in one tree."""
+"""fused: the kernel of a row program (`compiler/graph/passes/rowwise.py`).
+
+Without a reduction, items share the elements. With one, a group works on a row, and one tree folds each reduction.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from llmc.compiler.targets.reference.kernels.fused import Row, combination, prog
 
 
 def _axes(index: Expr, shape: Sequence[int]) -> list[Expr]:
-    """The place of the element that is `index` in row-major order."""
+    """The axis indices of element `index` in row-major order."""
     axes: list[Expr] = []
     for extent in reversed(shape):
         axes.insert(0, let(T.truncmod(index, extent)))
@@ -33,7 +35,7 @@ def fused(spec: KernelSpec) -> tirx.PrimFunc:
     with Frame(spec.symbol(), buffers) as k:
         rows = k.scalar(int(spec.as_dict()["rows"]))
         if reductions:
-            # Shared memory belongs to the whole kernel.
+            # Shared memory is allocated per kernel, not per reduction.
             places = [_Reduction(k, number, program["stages"][number]) for number in reductions]
             with calling(k).share_groups(rows) as row:
                 emitted = Row(k, program, row)
@@ -52,7 +54,7 @@ def fused(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 class _Reduction:
-    """Each place of a result is computed by the whole group."""
+    """A reduction: the whole group computes each element of its result."""
 
     def __init__(self, k: Frame, number: int, stage: Mapping[str, Any]) -> None:
         self._k, self._number, self._shape, self._extents = k, number, stage["shape"], stage["extents"]

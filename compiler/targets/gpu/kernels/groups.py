@@ -1,6 +1,6 @@
-"""How kernels of GPUs are called (FORMAT.md, devices of kind opencl): any number of groups share the work.
+"""Calling convention of GPU kernels (FORMAT.md, devices of kind opencl): any number of groups share the work.
 
-Bits do not depend on the number of groups: it decides who computes a unit, not how.
+Bits do not depend on the number of groups: it decides which group computes a unit, not how.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, Frame, let
 
 MOST_GROUPS = 1 << 16
-_UNIT_BYTES = 64  # what the beginnings of operands are multiples of
+_UNIT_BYTES = 64  # alignment of operands
 _ITEM_BYTES = {"float32": 4, "uint16": 2, "int32": 4, "uint8": 1, "float64": 8}
 
 
 class Groups(Calling):
-    """A call is one work item. group, item: its numbers, the second in its group of so many items."""
+    """One call is one work item. group, item: its group's number, and its number within the group."""
 
     def __init__(self, items: int = ITEMS) -> None:
         self.items = items
@@ -48,14 +48,14 @@ class Groups(Calling):
 
     @contextmanager
     def share(self, total: Expr) -> Iterator[Expr]:
-        """One unit an item at a time."""
+        """Loops over units of work, one per item at a time."""
         first, step = let(self.group * self.items + self.item), let(self.num_groups * self.items)
         with T.serial(let(T.truncdiv(total - first + (step - 1), step))) as turn:
             yield let(first + turn * step)
 
     @contextmanager
     def share_groups(self, total: Expr) -> Iterator[Expr]:
-        """One unit a group at a time: its items work on it together."""
+        """Loops over units of work, one per group at a time; the group's items cooperate."""
         step = self.num_groups
         with T.serial(let(T.truncdiv(total - self.group + (step - 1), step))) as turn:
             yield let(self.group + turn * step)
@@ -65,20 +65,20 @@ class Groups(Calling):
 
 
 class Shared(Array):
-    """Memory that the items of a group share."""
+    """Memory shared by the items of a group."""
 
     def __init__(self, size: int, dtype: str = "float32") -> None:
         self._memory = T.alloc_buffer((size,), dtype, scope="shared")
 
 
 def calling(k: Frame) -> Groups:
-    """How the kernel is called."""
+    """The calling convention in effect."""
     assert isinstance(k.calling, Groups)
     return k.calling
 
 
 def sync() -> None:
-    """Every item of the group has come here, and sees what others wrote to shared memory."""
+    """Barrier: all items of the group arrive, and see each other's writes to shared memory."""
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
@@ -86,8 +86,8 @@ def sync() -> None:
 def turns(k: Frame, count: int) -> Iterator[Expr]:
     """Loop over 0 … count − 1 whose body has a `sync`.
 
-    The count is no constant to compilers: where one unrolls such a loop, PoCL 3.1 puts guarded code behind it in the
-    wrong place between two barriers.
+    The count is hidden from compilers: if such a loop is unrolled, PoCL 3.1 misplaces guarded code between two
+    barriers.
     """
     with T.serial(let(T.min(calling(k).num_groups, 1) * count)) as turn:
         yield turn
@@ -95,7 +95,7 @@ def turns(k: Frame, count: int) -> Iterator[Expr]:
 
 @contextmanager
 def spread(k: Frame, count: int) -> Iterator[Expr]:
-    """Loop over 0 … count − 1, an item of the group taking every 64th."""
+    """Loops over 0 … count − 1, each item taking every 64th."""
     item = calling(k).item
     whole, rest = divmod(count, ITEMS)
     with T.serial(whole + bool(rest)) as turn:

@@ -1,6 +1,6 @@
-"""linear and linear_quant: a group computes a tile of rows by 64 columns, what it multiplies staged in shared memory.
+"""linear and linear_quant: a group computes a tile of rows by 64 columns, with operands staged in shared memory.
 
-Each sum is one chain over K ascending, whatever the tile and the rows beside it: by fma of floats, exact of integers.
+Each sum is one chain over ascending K, independent of tile and other rows: fma for floats, exact for integers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
-_STEP = 32  # elements of K that are staged at a time
-_PITCH = ITEMS + 1  # of the staged weight: items that stage neighbours of K write to different banks
+_STEP = 32  # elements of K staged at a time
+_PITCH = ITEMS + 1  # row pitch of the staged weight: items that stage neighbours along K hit different banks
 
 Element = Callable[[Frame, Expr, Expr], Expr]
-"""An element of a row: of x or the weight, as it is multiplied."""
+"""An element of a row of x or of the weight, as it is multiplied."""
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
@@ -34,7 +34,7 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 class _Floats:
-    """Sums of floats."""
+    """Float sums."""
 
     dtype = "float32"
 
@@ -49,7 +49,7 @@ class _Floats:
 
 
 class _Integers:
-    """Exact sums, folded into a float where a scale ends."""
+    """Exact integer sums, converted and scaled where a scale ends."""
 
     dtype = "int32"
 
@@ -69,8 +69,11 @@ class _Integers:
 
 
 class _Problem:
-    """What is multiplied. sums: the kind; x, weight: elements; length: elements of K that one scale is for, where they
-    are integers, else 0; scale: of a weight's row and a group; of_row: of a row of x."""
+    """The operands of a linear layer.
+
+    sums: kind of sums. x, weight: their elements. length: elements of K per scale for integer sums, else 0.
+    scale: of a weight row and a group. of_row: of a row of x.
+    """
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -99,7 +102,7 @@ class _Problem:
 
 
 class _Tile:
-    """The sums of one item: a column (of each part) by rows."""
+    """The sums of one item: one column (of each part) by several rows."""
 
     def __init__(self, k: Frame, problem: _Problem, parts: int, columns: int, num_rows: int) -> None:
         self._k, self._problem, self._parts, self._columns, self._num_rows = k, problem, parts, columns, num_rows
@@ -108,7 +111,7 @@ class _Tile:
         self._sums: list[list[Any]] = [[problem.kind() for _ in range(num_rows)] for _ in range(parts)]
 
     def compute(self, row: Expr, rows: Expr, column: Expr, base: Expr) -> None:
-        """row, column: the tile's first; rows: of x; base: of the weight's rows, the first that is meant."""
+        """row, column: first of the tile. rows: number of rows of x. base: first weight row, for an expert."""
         problem, width = self._problem, self._problem.width
         self._row, self._rows, self._column, self._base = row, rows, column, base
         self._alone = let(T.Cast("int32", rows - row == 1))
@@ -125,7 +128,7 @@ class _Tile:
             self._fold(T.int32(problem.matrix.scales - 1))
 
     def _step(self, first: Expr) -> None:
-        """Elements from `first` on: stages them, zeros behind the last one, and multiplies."""
+        """Stages and multiplies elements from `first` on, with zeros past the last one."""
         k, problem, count = self._k, self._problem, self._problem.step
 
         def part_of(value: Element, row: Expr, at: Expr) -> Expr:
@@ -137,7 +140,7 @@ class _Tile:
         sync()
         with spread(k, self._num_rows * count) as i:
             of, element = let(T.truncdiv(i, count)), let(T.truncmod(i, count))
-            row = let(T.min(self._row + of, self._rows - 1))  # rows behind the last are computed, and not written
+            row = let(T.min(self._row + of, self._rows - 1))  # rows past the last one are computed, but not written
             self._xs[of * count + element] = part_of(problem.x, row, let(first + element))
         for part, staged in enumerate(self._weights):
             with spread(k, ITEMS * count) as i:
@@ -173,7 +176,7 @@ class _Tile:
                 one.fold(scale)
 
     def value(self, part: int, of: int, row: Expr) -> Expr:
-        """The sum of row `of` of the tile, which is row `row` of x."""
+        """The sum of tile row `of`, which is row `row` of x."""
         total = self._sums[part][of].sum.get()
         if self._problem.length:
             total = total * self._problem.rows.scale(self._k, "x", row)
@@ -184,7 +187,7 @@ def linear(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     n, gated, of_experts = int(p["n"]), str(p["gated"]), "experts" in p
     columns, parts = (n // 2, 2) if gated else (n, 1)
-    # An expert's rows lie anywhere among those of x.
+    # An expert's rows are scattered among those of x.
     num_rows = 1 if of_experts else LINEAR_ROWS
     problem = _Problem(spec)
     optional = [name for name in ("bias", "residual") if p.get(name)]

@@ -1,4 +1,4 @@
-"""The kernels of GPUs by exact op name."""
+"""The GPU kernels by exact op name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "sample_top": sample_top,
     "sample_rank": sample_rank,
 }
-"""Those that have more than one item work on a unit; all others are the plain ones, a unit an item."""
+"""Kernels in which several items work on a unit; all other ops use the reference kernel, one unit per item."""
 
 
 def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False) -> Any:

@@ -1,4 +1,5 @@
-"""rms_norm and quantize_rows: a group works on a row; each item takes every 64th element, and sums meet in one tree."""
+"""rms_norm and quantize_rows: a group works on a row; each item takes every 64th element, and one tree adds the
+sums."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def quantize_rows(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 class _Int8Row:
-    """Quantizes rows of `width` numbers to the buffer `out`. params: group_size and sum_factor of the weight."""
+    """Quantizes rows of `width` numbers to the buffer `out`. params: group_size and sum_factor of the weight that reads
+    them."""
 
     def __init__(self, k: Frame, width: int, params: Mapping[str, Param]) -> None:
         self._k, self._width, self._factor = k, width, int(params["sum_factor"])

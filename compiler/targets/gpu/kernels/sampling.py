@@ -1,8 +1,8 @@
-"""Sampling: rows of logits to tokens, in the order of operations of `runtime/native/sampling`, so with its bits.
+"""Sampling: logits to tokens, with the same operations in the same order as `runtime/native/sampling`: equal bits.
 
-A job reads a row, or the row's modified copy. Jobs lie in the order: the best token, a draw from all, a draw from the
-top (`sampling_top.py`), logprobs. What a group cannot do, it leaves to the host. Floats that the host computes in
-float64 are computed so here, in the same chains.
+A job reads a row, or the row's modified copy. Jobs are sorted by kind: best token, draw from all, draw from the top
+(`sampling_top.py`), logprobs. A group leaves to the host what it cannot do. Where the host uses float64, so do these
+kernels, in the same chains.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from llmc.compiler.targets.reference.kernels.frame import Cell, Frame, let, when
 
 
 def sample_mask(spec: KernelSpec) -> tirx.PrimFunc:
-    """Copies rows that are about to change, without what their masks forbid."""
+    """Copies rows to be edited, and removes tokens that their masks forbid."""
     vocab = int(spec.as_dict()["vocab"])
     buffers = {"jobs": "i32", "masks": "i32", "logits": "f32", "copies": "f32", "partials": "i32"}
     with Frame(spec.symbol(), buffers) as k:
@@ -81,7 +81,7 @@ def sample_mask(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def sample_edit(spec: KernelSpec) -> tirx.PrimFunc:
-    """Bias, stops that come too early and penalties: an item makes all changes of one logit, in their order."""
+    """Applies bias, early-stop bans and penalties; one item makes all changes to a logit, in order."""
     vocab = int(spec.as_dict()["vocab"])
     with (
         Frame(spec.symbol(), {"edits": "i32", "changes": "i32", "copies": "f32"}) as k,
@@ -108,7 +108,7 @@ def sample_edit(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def sample_scan(spec: KernelSpec) -> tirx.PrimFunc:
-    """Of each piece the largest logit, and whether all are finite; of each block the largest."""
+    """Per piece: the largest logit, and whether all are finite. Per block: the largest logit."""
     vocab = int(spec.as_dict()["vocab"])
     buffers = {"jobs": "i32", "logits": "f32", "copies": "f32", "partials": "i32", "maxima": "i32"}
     with Frame(spec.symbol(), buffers) as k:
@@ -143,7 +143,7 @@ def sample_scan(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def sample_sum(spec: KernelSpec) -> tirx.PrimFunc:
-    """Sums of exponentials of spans, as SumRow has them."""
+    """Sums of exponentials per span, as in SumRow."""
     vocab = int(spec.as_dict()["vocab"])
     buffers = {"jobs": "i32", "logits": "f32", "copies": "f32", "partials": "i32", "sums": "f64"}
     with Frame(spec.symbol(), buffers) as k:
@@ -174,7 +174,7 @@ def sample_sum(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def sample_best(spec: KernelSpec) -> tirx.PrimFunc:
-    """The tokens of greedy jobs."""
+    """Picks the tokens of greedy jobs."""
     vocab = int(spec.as_dict()["vocab"])
     with Frame(spec.symbol(), {"jobs": "i32", "partials": "i32", "results": "i32"}) as k:
         of, best, item = Job(k, vocab), Best(k), calling(k).item
@@ -188,7 +188,7 @@ def sample_best(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def sample_draw(spec: KernelSpec) -> tirx.PrimFunc:
-    """Tokens drawn from whole rows."""
+    """Draws tokens from whole rows."""
     vocab = int(spec.as_dict()["vocab"])
     buffers = {"jobs": "i32", "numbers": "f64", "logits": "f32", "copies": "f32", "partials": "i32", "sums": "f64",
                "results": "i32"}  # fmt: skip
@@ -231,7 +231,7 @@ def sample_draw(spec: KernelSpec) -> tirx.PrimFunc:
                     with when(T.And(weight > T.float32(0.0), inside.get() > start[1])):
                         token.set(base + i.get())
                     i.set(i.get() + 1)
-                # Rounding may have put the target past this span: the host goes on.
+                # Rounding may have moved the target past this span: the host continues.
                 fine = T.And(T.And(bad == 0, is_finite(largest)), token.get() >= 0)
                 k.put_raw("results", T.Select(fine, T.int32(0), T.int32(HOST)), let(job * RESULT + STATUS))
                 k.put_raw("results", token.get(), let(job * RESULT + FOUND))

@@ -1,4 +1,4 @@
-"""Records of jobs that draw tokens, the rows that they read, and how pieces of a row meet (FORMAT.md, sampling)."""
+"""Records of sampling jobs, the rows they read, and the folding of a row's pieces (FORMAT.md, sampling)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.gpu.sampling import PIECE, SPAN, block_of
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, when
 
-JOB, RESULT, PARTIAL = 16, 64, 4  # words of a record
+JOB, RESULT, PARTIAL = 16, 64, 4  # words per record
 ROW, OWN, TOLD, TOKEN, MASK, MASK_WORDS, SCALE, MIN_P, COUNT, FLAGS = range(10)
 TOP_K, TOP_P, MASS, TELLS = 1, 2, 4, 8  # flags
-OF_JOBS, OF_EDITS, OF_DRAWS, OF_TOPS = range(4)  # scalars: numbers, then first jobs
+OF_JOBS, OF_EDITS, OF_DRAWS, OF_TOPS = range(4)  # scalars: counts, then first jobs
 MAX, FIRST, BAD = range(3)  # of a partial record
-STATUS, FOUND, LARGEST, LOGIT, NUM, IDS, LOGITS = 0, 1, 2, 3, 4, 8, 28  # of a result
+STATUS, FOUND, LARGEST, LOGIT, NUM, IDS, LOGITS = 0, 1, 2, 3, 4, 8, 28  # of a result record
 HOST = 1
 CHAINS = 8
 NONE = 0x7FFFFFFF
@@ -37,7 +37,7 @@ def minus_infinity() -> Expr:
 
 
 def in_order(x: Expr) -> Expr:
-    """An integer for a float, in the same order."""
+    """Maps a float to an integer of the same order."""
     bits = let(bits_of(x))
     return let(T.bitwise_xor(bits, T.bitwise_and(T.shift_right(bits, T.int32(31)), T.int32(NONE))))
 
@@ -62,7 +62,7 @@ def exp_negative(x: Expr) -> Expr:
 
 
 class Row:
-    """What a job reads."""
+    """The row that a job reads."""
 
     def __init__(self, k: Frame, vocab: int, job: Expr) -> None:
         self._k = k
@@ -80,14 +80,14 @@ class Row:
 
 
 class Meeting:
-    """What the items of a group make together of numbers of each: in a loop, for drivers take long over barriers."""
+    """Folds numbers of a group's items; a loop, because drivers compile barriers slowly."""
 
     def __init__(self, k: Frame) -> None:
         self._k = k
 
     @contextmanager
     def _halves(self, item: Expr) -> Iterator[Expr]:
-        """The place that this item takes into its own, again and again."""
+        """The position that this item folds into its own, step after step."""
         with T.serial(let(T.min(calling(self._k).num_groups, 1) * (ITEMS.bit_length() - 1))) as level:
             half = let(T.shift_right(T.int32(ITEMS // 2), level))
             sync()
@@ -102,7 +102,7 @@ class Sum(Meeting):
         self._memory = Shared(ITEMS, "int32")
 
     def __call__(self, item: Expr, value: Expr) -> Expr:
-        """The same for every item. Every item of the group comes here."""
+        """The folded number, equal in every item. Every item of the group must call it."""
         memory = self._memory
         sync()
         memory[item] = value
@@ -112,7 +112,7 @@ class Sum(Meeting):
 
 
 class Best(Meeting):
-    """Of numbers and their places: the largest, and of equal ones the first; and a sum."""
+    """Folds (number, position) pairs to the largest number, first position on ties; also folds a sum."""
 
     def __init__(self, k: Frame) -> None:
         super().__init__(k)
@@ -132,7 +132,7 @@ class Best(Meeting):
 
 
 class Job:
-    """Sizes of the vocabulary, and a row's maximum."""
+    """Sizes that depend on the vocabulary, and a row's maximum."""
 
     def __init__(self, k: Frame, vocab: int) -> None:
         self._k, self.vocab = k, vocab
@@ -144,13 +144,13 @@ class Job:
         return let(self._k.raw("jobs", job * JOB + index))
 
     def best(self, job: Expr, best: Best) -> tuple[Expr, Expr, Expr]:
-        """The largest logit, the first place of it, and how many pieces have something that is no finite number."""
+        """(largest logit, its first position, number of pieces with a value that is not finite)."""
         k, item = self._k, calling(self._k).item
         value, place, bad = Cell(minus_infinity()), Cell(T.int32(NONE), "int32"), Cell(T.int32(0), "int32")
         with spread(k, self.pieces) as piece:
             at = let((job * self.pieces + piece) * PARTIAL)
             found, first = float_word(k, "partials", at + MAX), let(k.raw("partials", at + FIRST))
-            # An item's pieces ascend.
+            # An item visits pieces in ascending order.
             with when(found > value.get()):
                 value.set(found)
                 place.set(first)
@@ -160,13 +160,13 @@ class Job:
 
 @contextmanager
 def pieces_of(k: Frame, job: Job, first: Expr) -> Iterator[tuple[Expr, Expr]]:
-    """Each piece of each row from job `first` on, a group at a time: the job, and the number of the piece."""
+    """Loops over (job, piece) for rows from job `first` on, one per group at a time."""
     with calling(k).share_groups(let((k.scalar(OF_JOBS) - first) * job.pieces)) as unit:
         yield let(T.truncdiv(unit, job.pieces) + first), let(T.truncmod(unit, job.pieces))
 
 
 class Sums:
-    """The sums of a job's spans, near at hand, and all of them together."""
+    """The span sums of a job in shared memory, and their total."""
 
     def __init__(self, k: Frame, of: Job) -> None:
         self._k, self._of, self._near = k, of, Shared(of.spans, "float64")
@@ -175,14 +175,14 @@ class Sums:
         return self._near[span]
 
     def load(self, job: Expr) -> None:
-        """Every item comes here."""
+        """Every item of the group must call it."""
         sync()
         with spread(self._k, self._of.spans) as span:
             self._near[span] = self._k.raw("sums", job * self._of.spans + span)
         sync()
 
     def total(self) -> Expr:
-        """Added in their order."""
+        """The sums added in order."""
         total = Cell(T.float64(0.0), "float64")
         with T.serial(self._of.spans) as span:
             total.set(total.get() + self._near[span])

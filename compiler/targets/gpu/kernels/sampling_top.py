@@ -1,4 +1,4 @@
-"""Sampling from the likeliest tokens of a row, sorted, and logprobs: what only a few candidates have a part in."""
+"""Sampling from the sorted likeliest tokens of a row, and logprobs: work on few candidates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let
 
 
 class _Sorted:
-    """A job's largest logits with their tokens, best first: of equal ones, the token with the smaller id."""
+    """The largest logits of a job with their tokens, best first; on ties the smaller id first."""
 
     def __init__(self, k: Frame, of: Job) -> None:
         self._k, self._of, self._item = k, of, calling(k).item
@@ -60,8 +60,10 @@ class _Sorted:
         self.values, self.tokens = Shared(SORTED), Shared(SORTED, "int32")
 
     def find(self, job: Expr, row: Row, count: Expr) -> Expr:
-        """How many there are, with those that no row has more than `count` of before them; more than SORTED: too many,
-        and nothing is there. Every item comes here."""
+        """Sorts the candidates: logits with fewer than `count` larger ones in the row. Returns their number.
+
+        If it exceeds SORTED, nothing is sorted. Every item of the group must call it.
+        """
         least = self._least(job, count)
         total = self._gather(job, row, count, least)
         found = let(T.Select(total > SORTED, T.int32(0), total))
@@ -76,7 +78,7 @@ class _Sorted:
         return total
 
     def _least(self, job: Expr, count: Expr) -> Expr:
-        """Largest blocks' maximum that `count` blocks reach, a bit after the other."""
+        """The largest value that at least `count` block maxima reach, found bit by bit."""
         k, least = self._k, Cell(T.int32(-(1 << 31)), "int32")
         with T.serial(let(T.min(calling(k).num_groups, 1) * 32)) as turn:
             bit = let(31 - turn)
@@ -91,7 +93,7 @@ class _Sorted:
         return let(least.get())
 
     def _each(self, job: Expr, row: Row, wanted: Expr, least: Expr, use: Callable[[Expr, Expr], None]) -> None:
-        """Calls `use` for each candidate of this item's blocks."""
+        """Calls `use` for each candidate in this item's blocks."""
         k, of = self._k, self._of
         with T.serial(let(T.truncdiv(of.blocks - self._item + (ITEMS - 1), ITEMS) * wanted)) as turn:
             block = let(turn * ITEMS + self._item)
@@ -125,7 +127,7 @@ class _Sorted:
         return let(total.get())
 
     def _sort(self, size: Expr) -> None:
-        """Bitonic, of a power of two."""
+        """Bitonic sort of a power-of-two size."""
         values, tokens = self.values, self.tokens
         with T.serial(let(T.min(calling(self._k).num_groups, 1) * (SORTED.bit_length() - 1))) as level:
             whole = let(T.shift_left(T.int32(2), level))
@@ -148,7 +150,7 @@ class _Sorted:
 
 
 def sample_top(spec: KernelSpec) -> tirx.PrimFunc:
-    """Tokens drawn from the top of a row, and what is told of rows: their sum and their likeliest tokens."""
+    """Draws tokens from the top of a row, and reports logprobs: a row's sum and its likeliest tokens."""
     vocab = int(spec.as_dict()["vocab"])
     buffers = {"jobs": "i32", "numbers": "f64", "logits": "f32", "copies": "f32", "partials": "i32", "maxima": "i32",
                "sums": "f64", "results": "i32", "totals": "f64"}  # fmt: skip
@@ -202,7 +204,7 @@ def _drawn(
     found: Expr,
     vocab: int,
 ) -> Expr:
-    """The token that one item draws from sorted weights, -1 where they may be too few. As Sampler::Draw."""
+    """The token drawn by one item from sorted weights; −1 if they may be too few. As Sampler::Draw."""
 
     def flag(which: int) -> Expr:
         return T.bitwise_and(flags, T.int32(which)) != 0
@@ -246,7 +248,7 @@ def _drawn(
 
 
 def sample_rank(spec: KernelSpec) -> tirx.PrimFunc:
-    """Of each piece how many tokens stand before the one that is told of, and that one's logit."""
+    """Per piece: how many tokens rank before the reported one, and that token's logit."""
     vocab = int(spec.as_dict()["vocab"])
     buffers = {"jobs": "i32", "logits": "f32", "copies": "f32", "results": "i32", "counts": "i32"}
     with Frame(spec.symbol(), buffers) as k:
@@ -256,7 +258,7 @@ def sample_rank(spec: KernelSpec) -> tirx.PrimFunc:
             flags, token, first = of.word(job, FLAGS), Cell(given, "int32"), let(piece * PIECE)
             with when(told >= 0):
                 token.set(k.raw("results", told * RESULT + FOUND))
-            # One that the host is going to draw is not known yet.
+            # A token that the host will draw is not known yet.
             known = let(T.Cast("int32", T.And(token.get() >= 0, token.get() < vocab)))
             token = let(token.get() * known)
             value, before = row[token], Cell(T.int32(0), "int32")

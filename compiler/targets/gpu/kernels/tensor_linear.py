@@ -1,8 +1,8 @@
-"""linear and linear_quant by tensor cores: mma.sync of 16 rows of the weight, and 8 of x, along K ascending.
+"""linear and linear_quant on tensor cores: mma.sync of 16 weight rows by 8 rows of x, over ascending K.
 
-A sum is one chain of products of 16 or 32 elements, whichever tile it is in. The weight is always the first operand. Up
-to 8 rows of x, a warp reads both from global memory. Of more rows a group keeps steps of a tile in shared memory, of
-which two are on their way. Scales of groups fold a chain into a float where they end.
+A sum is one chain of products of 16 or 32 elements, in any tile. The weight is always the first operand. For up to 8
+rows of x, a warp reads both operands from global memory. For more, a group stages a tile's steps in shared memory, with
+two steps in flight. A chain is scaled into a float where a scale group ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
 _STAGES = 3
-_M, _N = 16, 8  # rows of the weight, and of x, of a product
-_HALF = 8  # a lane's numbers are of two rows of the weight, so far from each other
+_M, _N = 16, 8  # rows of the weight, and of x, per product
+_HALF = 8  # distance between the two weight rows of a lane's results
 _WARPS = ITEMS // WARP
-_AHEAD = 4  # steps that a warp reads before it multiplies
+_AHEAD = 4  # steps that a warp reads ahead of its products
 
 
 class _Layer:
-    """The layer, and where this item is."""
+    """The layer, and this item's position in it."""
 
     def __init__(self, k: Frame, spec: KernelSpec, layer: TensorLayer, matrix: IntegerMatrix | None) -> None:
         p = spec.as_dict()
@@ -49,8 +49,10 @@ class _Layer:
 
 
 class _Sums:
-    """A warp's: `fragments` of 16 rows of the weight by `tiles` of 8 rows of x. rows: by fragment and half, of this
-    lane's numbers the row of the weight."""
+    """A warp's sums: `fragments` of 16 weight rows by `tiles` of 8 rows of x.
+
+    rows: by fragment and half, the weight row of this lane's results.
+    """
 
     def __init__(self, of: _Layer, fragments: int, tiles: int) -> None:
         self._of, self.fragments, self.tiles = of, fragments, tiles
@@ -60,7 +62,7 @@ class _Sums:
         self._total = Array(size) if layer.length else self._chain
 
     def begin(self, rows: list[list[Expr]], row: Expr) -> None:
-        """row: of x, the first of this warp's."""
+        """row: the warp's first row of x."""
         self._rows, self._row = rows, row
         for i in range(self.fragments * self.tiles * 4):
             self._chain[i] = T.Cast(self._kind, T.int32(0))
@@ -68,11 +70,11 @@ class _Sums:
                 self._total[i] = T.float32(0.0)
 
     def x_row(self, tile: int, odd: int = 0) -> Expr:
-        """Of x, that a number of this lane is for."""
+        """The row of x of a result of this lane."""
         return let(self._row + tile * _N + self._of.lane * 2 + odd)
 
     def multiply(self, step: Expr, stored: list[list[Array]], x: Callable[[int], Array]) -> None:
-        """stored: a lane's part of each row of the weight; x: of the row of x of a tile."""
+        """Multiplies a step. stored: a lane's part of each weight row. x: of the x row of a tile."""
         of = self._of
         words = [
             [of.weight.words(of.k, row, step, part) for row, part in zip(rows, parts, strict=True)]
@@ -125,7 +127,7 @@ class _Sums:
                         self._chain[i] = T.Cast(self._kind, T.int32(0))
 
     def _sum_of(self, group: Expr, row: Expr) -> Expr:
-        """What a row of int8 has for its group: the sum of its numbers times minus the zero point, or times −1."""
+        """The stored sum of an int8 row for its group: the sum of its numbers times −zero point, or times −1."""
         of = self._of
         if of.int8 is None:
             return T.int32(0)
@@ -133,7 +135,7 @@ class _Sums:
         return let(of.k.raw("x", within * of.int8.words + (of.int8.number_words + 1) + group))
 
     def value(self, fragment: int, tile: int, half: int, odd: int, row: Expr) -> Expr:
-        """With the bias."""
+        """A finished result, with the bias."""
         of, total = self._of, self._total[(fragment * self.tiles + tile) * 4 + 2 * half + odd]
         if of.int8 is not None:
             total = total * of.int8.scale(of.k, "x", row)
@@ -143,7 +145,7 @@ class _Sums:
 
 
 def _write(of: _Layer, sums: _Sums, columns: list[list[Expr]]) -> None:
-    """columns: of the result, by fragment and half; with a gate those of the first fragment."""
+    """Writes the sums. columns: of the result, by fragment and half; with a gate, those of the first fragment."""
     k, n, width = of.k, of.n, of.columns
     stride = row_width(width, of.gated) if of.gated else n
     for tile in range(sums.tiles):
@@ -166,7 +168,7 @@ def _write(of: _Layer, sums: _Sums, columns: list[list[Expr]]) -> None:
 
 
 def _places(of: _Layer, fragments: int, first: Expr) -> tuple[list[list[Expr]], list[list[Expr]]]:
-    """Columns of the result, and rows of the weight, of this lane's numbers. first: column of the warp's first one."""
+    """(result columns, weight rows) of this lane's results. first: the warp's first column."""
     columns: list[list[Expr]] = []
     rows: list[list[Expr]] = []
     for fragment in range(fragments):
@@ -177,17 +179,17 @@ def _places(of: _Layer, fragments: int, first: Expr) -> tuple[list[list[Expr]], 
 
 
 def _the_only(x: Array) -> Callable[[int], Array]:
-    """The row of x of a lane, where there is one tile of rows."""
+    """The x row of a lane, if there is one tile of rows."""
     return lambda _: x
 
 
 def _few(of: _Layer) -> None:
-    """A unit is a warp's: 16 columns of all rows."""
+    """Few rows of x: one unit is a warp's 16 columns of all rows."""
     k, steps = of.k, of.layer.steps
     sums = _Sums(of, of.parts, 1)
     units = -(-of.columns // _M)
     groups = calling(k).num_groups
-    first = let(of.warp * groups + calling(k).group)  # groups before warps: few units are on many processors
+    first = let(of.warp * groups + calling(k).group)  # groups vary fastest: few units still spread over many processors
     step_units = let(groups * _WARPS)
     whole, rest = divmod(steps, _AHEAD)
     with T.serial(let(T.truncdiv(units - first + (step_units - 1), step_units))) as turn:
@@ -219,7 +221,7 @@ def _loaded(operand: Operand, of: _Layer, row: Expr, step: Expr) -> Array:
 
 
 class _Staged:
-    """Rows of an operand that a group keeps in shared memory, of _STAGES steps. row_of: of its buffer, by the place."""
+    """Rows of an operand staged in shared memory, for _STAGES steps. row_of: buffer row, by staged position."""
 
     def __init__(self, of: _Layer, operand: Operand, count: int) -> None:
         self._of, self.operand, self._count = of, operand, count
@@ -227,7 +229,7 @@ class _Staged:
         self.memory = Shared(_STAGES * count * self.row_words, "uint32")
 
     def rows(self, row_of: Callable[[Expr], Expr]) -> None:
-        """What is copied from now on."""
+        """Sets the rows to be copied from now on."""
         self._turns = []
         item, copied = calling(self._of.k).item, self.operand.copied
         pieces = self.operand.step_bytes // copied
@@ -250,8 +252,8 @@ class _Staged:
 
 
 def _many(of: _Layer) -> None:
-    """A unit is a group's: a tile of 128 rows of the weight by 64 of x, which warps cut in
-    pieces of 32 by 32."""
+    """Many rows of x: one unit is a group's tile of 128 weight rows by 64 rows of x; each warp takes a 32 by 32
+    piece."""
     k, steps, fragments = of.k, of.layer.steps, 2
     weight, x = _Staged(of, of.weight.operand, WEIGHT_ROWS), _Staged(of, of.x, X_ROWS)
     across = WEIGHT_ROWS // (fragments * _M)  # warps side by side
@@ -266,7 +268,7 @@ def _many(of: _Layer) -> None:
         row, column = let(T.truncmod(unit, row_tiles) * X_ROWS), let(T.truncdiv(unit, row_tiles) * wide)
 
         def weight_row(place: Expr) -> Expr:
-            """Warps have neighbours; with a gate, 16 of either part."""
+            """Warps take neighbouring rows; with a gate, 16 of each part."""
             if of.parts == 1:
                 return let(T.min(column + place, of.columns - 1))
             part, within = let(T.truncmod(T.truncdiv(place, _M), 2)), let(T.truncmod(place, _M))
@@ -306,7 +308,7 @@ def _many(of: _Layer) -> None:
 
 
 def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
-    """layer: as `tensor_layer` has it."""
+    """layer: from `tensor_layer`."""
     p = spec.as_dict()
     matrix = None
     inputs = {"x": layer.dtype, "weight": layer.dtype}

@@ -1,1 +1,1 @@
-"""One plain kernel an op: scalars, float32, row-major tensors, every sum in ascending order."""
+"""One plain kernel per op: scalar code, float32, row-major tensors, every sum in ascending order."""

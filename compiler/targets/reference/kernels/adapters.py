@@ -1,4 +1,4 @@
-"""What LoRA adapters add to a linear layer, a row of a tile after the other."""
+"""LoRA adapters of a linear layer, row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let
 
 
 class Pool:
-    """Its sizes and places, in numbers of `dtype`."""
+    """Sizes and offsets of a pool, in units of `dtype`."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -30,14 +30,14 @@ class Pool:
 
 
 class Slot:
-    """The slot of a tile."""
+    """The slot of a tile's adapter."""
 
     def __init__(self, k: Frame, pool: Pool, number: Expr) -> None:
         self._k, self._pool = k, pool
         self._first = let(number * pool.slot)
 
     def _word(self, index: int) -> Expr:
-        """An int32 of the header; a pool of 16-bit floats is declared as their bits."""
+        """An int32 of the header; in a pool of 16-bit floats it is read as two halves."""
         if self._pool.item_bytes == 4:
             return T.reinterpret("int32", self._k.raw("pool", self._first + index))
         low, high = (T.Cast("int32", self._k.raw("pool", self._first + 2 * index + half)) for half in range(2))
@@ -50,17 +50,17 @@ class Slot:
         return let(T.reinterpret("float32", self._word(2 * part + 1)), "float32")
 
     def a(self, part: int) -> Expr:
-        """Where A [rank, columns] of a part begins."""
+        """Offset of A [rank, columns] of a part."""
         return let(self._first + self._pool.a[part])
 
     def b(self, part: int) -> Expr:
-        """Where B [rows, rank] of a part begins."""
+        """Offset of B [rows, rank] of a part."""
         return let(self._first + self._pool.b[part])
 
 
 @contextmanager
 def _rows(k: Frame, pool: Pool) -> Iterator[tuple[Expr, Slot]]:
-    """Each row of this task's tiles, with its slot."""
+    """Loops over the rows of this task's tiles, each with its slot."""
     with k.share(let(k.raw("tiles", T.int32(0)))) as tile:
         at = let(tile * (2 + pool.tile_rows) + 1)
         of = Slot(k, pool, let(k.raw("tiles", at)))

@@ -1,4 +1,4 @@
-"""rope_kv_write and paged_attention on a cache of rows: block, KV head, place in the block, element."""
+"""rope_kv_write and paged_attention, on a row-major cache: block, KV head, position in the block, element."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
         turned = Array(head_dim)
 
         def find_factor(factor: Cell, element: Callable[[Expr], Expr]) -> None:
-            """One over the root of the mean square."""
+            """1 / sqrt(mean square)."""
             squares = Cell(T.float32(0.0))
             with T.serial(head_dim) as i:
                 squares.set(squares.get() + element(i) * element(i))
@@ -55,7 +55,7 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
             factor.set(T.float32(1.0) / T.sqrt(mean + T.float32(float(p["norm_eps"]))))
 
         def turn(norm: str) -> None:
-            """Fills `turned` with the head, normalised and rotated, in the order of the spec."""
+            """Fills `turned` with the head, normed and rotated, as the spec says in which order."""
             factor, first = Cell(T.float32(1.0)), qk_norm and not norm_rotated
             if first:
                 find_factor(factor, lambda i: k.raw("qkv", source + i))
@@ -77,7 +77,7 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                     turned[i] = turned[i] * factor.get() * (k.raw(norm, i) if qk_norm else T.float32(1.0))
 
         def stated() -> Expr | None:
-            """The scale of the checkpoint: those of keys, then of values, a head after the other."""
+            """The checkpoint's scale, if stated: those of keys, then of values, head by head."""
             return let(k.raw("kv_scales", head - heads), "float32") if scales else None
 
         with when(head < heads):
@@ -102,7 +102,7 @@ def _in_bf16(value: Expr) -> Expr:
 
 
 class Attention:
-    """What one head of one token attends to, and how much: shared by kernels that walk keys in orders of their own.
+    """The keys that one head of one token attends to, and their scores; shared by kernels with their own key order.
 
     `begin` comes first, with the unit: token · heads + head.
     """
@@ -131,7 +131,7 @@ class Attention:
         return {**inputs, **pools, **own, "out": self.act}
 
     def begin(self, k: Frame, unit: Expr, stride: Expr) -> None:
-        """stride: of the block tables. From then on keys `first` … `last` are those that are seen."""
+        """Starts a unit. stride: of the block tables. Afterwards keys `first` … `last` are those seen."""
         p, window, chunk = self._p, int(self._p["window"]), int(self._p.get("chunk", 0))
         self.k, self.unit = k, unit
         self.token, self.head = let(T.truncdiv(unit, self.heads)), let(T.truncmod(unit, self.heads))
@@ -147,12 +147,12 @@ class Attention:
         self.first, self.last = first, last
 
     def place_of(self, position: Expr) -> tuple[Expr, Expr, Expr]:
-        """Block, head and place in the block."""
+        """(block, head, position in the block) of a token position."""
         kv_block = let(self.k.raw("block_tables", self._table + T.truncdiv(position, self._block)))
         return kv_block, self._kv_head, let(T.truncmod(position, self._block))
 
     def score(self, position: Expr, dot: Callable[[Expr], Expr]) -> Expr:
-        """dot: of the query and the numbers of a key, by the index of its first."""
+        """The score of a key. dot: product of the query and the key's numbers, by the index of its first number."""
         p, cap, place = self._p, float(self._p.get("score_cap", 0.0)), self.place_of(position)
         factor = self.keys.scale(self.k, *place) * T.float32(float(p["scale"]))
         value = let(dot(self.keys.row(*place)) * factor, "float32")
@@ -168,7 +168,7 @@ class Attention:
         return product * T.float32(float(self._p["scale"]))
 
     def write(self, element: Expr, value: Expr) -> None:
-        """Element of the head."""
+        """Writes element `element` of the head."""
         at = let(self.head * self.head_dim + element)
         write_activation(self.k, self.token, self.heads * self.head_dim, self.act, at, value)
 

@@ -13,10 +13,10 @@ from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 def embedding(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, vocab, dtype = int(p["dim"]), int(p["vocab"]), str(p["weight_dtype"])
-    # A weight shared with the output projection has rows of whole words.
+    # A weight shared with the output projection has rows padded to whole words.
     stride = row_width(dim, dtype) if p["packed"] else dim
     with Frame(spec.symbol(), {"ids": "i32", "weight": dtype, "out": "f32"}) as k, k.share(k.scalar(NUM_TOKENS)) as row:
-        token = let(T.max(T.min(k.raw("ids", row), vocab - 1), 0))  # a bad id reads some row, never past the table
+        token = let(T.max(T.min(k.raw("ids", row), vocab - 1), 0))  # an invalid id reads some row, never past the table
         with T.serial(dim) as i:
             k.store("out", k.load("weight", token * stride + i), row * dim + i)
     return k.function()

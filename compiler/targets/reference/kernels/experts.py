@@ -1,7 +1,7 @@
-"""The kernels of experts: a row for each pair of a token and one of its experts, in the order of tokens.
+"""Expert kernels: one row per (token, expert) pair, in token order.
 
-The index is the number of pairs, then the expert of each. Where only some experts are here, a pair whose expert is
-elsewhere has a row, too, of the last expert's weights; it is not added.
+The index holds the number of pairs, then each pair's expert. With `some`, a pair whose expert another rank holds has a row
+of the last expert's weights, which is not added.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def expert_gather(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def _gather_in_order(spec: KernelSpec, dim: int, act: str, top_k: int) -> tirx.PrimFunc:
-    """Column j of a row is column columns[j] of the token, as the row's expert has them."""
+    """Copies rows with columns permuted: column j is column columns[j] of the token, per expert."""
     stride = row_width(dim, act)
     inputs = {"x": act, "columns": "i32", "chosen": "i32", "index": "i32"}
     with (
@@ -65,7 +65,7 @@ def _gather_in_order(spec: KernelSpec, dim: int, act: str, top_k: int) -> tirx.P
 
 
 def check_index(spec: KernelSpec) -> None:
-    """Raises KernelSpecError for a weight of more elements than a kernel counts."""
+    """Raises KernelSpecError for a weight with more elements than kernel indices can count."""
     p = spec.as_dict()
     if int(p["experts"]) * int(p["n"]) * int(p["k"]) >= _MOST_INDEX:
         raise KernelSpecError(
@@ -75,7 +75,7 @@ def check_index(spec: KernelSpec) -> None:
 
 
 def expert_linear(spec: KernelSpec) -> tirx.PrimFunc:
-    """The linear kernel, whose row `pair` reads the weight's rows of its expert. Raises KernelSpecError."""
+    """The linear kernel; row `pair` uses the weight of its expert. Raises KernelSpecError."""
     check_index(spec)
     return LINEARS[spec.op](spec)
 

@@ -1,4 +1,4 @@
-"""The frame of a plain kernel: typed buffers, scalars, the task's share of the work, and cells for variables."""
+"""The frame of a plain kernel: typed buffers, scalars, the task's share of the work, and variables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.dtypes import BF16, F16, FLOATS, HALVES
 
 Expr = Any
-_UNBOUNDED = 1 << 30  # shapes of whole buffers are not known to a kernel; nothing is derived from this
+_UNBOUNDED = 1 << 30  # buffer sizes are unknown to a kernel, and nothing is derived from this
 NUM_TOKENS, BLOCK_TABLE_STRIDE = 0, 3
 TIR_DTYPE = {
     "f32": "float32", **dict.fromkeys(HALVES, "uint16"), "i8": "int32", "i32": "int32", "u8": "uint8", "bool": "uint8",
     "f64": "float64",
 }  # fmt: skip
-"""How a buffer of each dtype is declared: 16-bit floats as their bits, int8 activations as the words of their rows."""
+"""TIR dtype of a buffer of each dtype: 16-bit floats as their bits, int8 activations as words."""
 
 
 class Cell:
-    """One variable."""
+    """A variable."""
 
     def __init__(self, value: Expr, dtype: str = "float32") -> None:
         self._memory = T.alloc_buffer((1,), dtype, scope="local")
@@ -39,7 +39,7 @@ class Cell:
 
 
 def let(value: Expr, dtype: str = "int32") -> Expr:
-    """A value computed once, and opaque to TVM's simplifier, which rewrites long index sums unsoundly."""
+    """A value computed once, opaque to TVM's simplifier, which rewrites long index sums incorrectly."""
     return Cell(value, dtype).get()
 
 
@@ -56,7 +56,7 @@ class Array:
         T.buffer_store(self._memory, value, [index])
 
     def address(self, index: Expr) -> Expr:
-        """Where an element lies, for functions of a target's own."""
+        """The address of an element, for functions that a target defines."""
         return T.address_of(self._memory[index])
 
 
@@ -67,7 +67,7 @@ def when(condition: Expr) -> Iterator[None]:
 
 
 def is_nan(value: Expr) -> Expr:
-    """By its bits: TVM takes any value to equal itself."""
+    """Tests the bits: TVM assumes that every value equals itself."""
     return T.bitwise_and(T.reinterpret("int32", value), T.int32(0x7FFFFFFF)) > T.int32(0x7F800000)
 
 
@@ -76,7 +76,7 @@ def _f32_of_bf16(bits: Expr) -> Expr:
 
 
 def _bf16_of_f32(value: Expr) -> Expr:
-    """The bits of the nearest bfloat16, ties to even; what is not a number stays so."""
+    """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = let(T.reinterpret("int32", value))
     odd = T.bitwise_and(T.shift_right(bits, T.int32(16)), T.int32(1))
     rounded = T.shift_right(bits + (odd + T.int32(0x7FFF)), T.int32(16))
@@ -86,12 +86,12 @@ def _bf16_of_f32(value: Expr) -> Expr:
 
 
 def _f32_of_f16(bits: Expr) -> Expr:
-    """By integers: not every machine of the target has instructions for float16."""
+    """Uses integers only: not every machine of the target has float16 instructions."""
     half = let(T.Cast("int32", bits))
     magnitude = let(T.bitwise_and(half, T.int32(0x7FFF)))
     shifted = T.shift_left(magnitude, T.int32(13))
     normal = shifted + T.int32((127 - 15) << 23)
-    # Infinity and what is not a number have the largest exponent there, too.
+    # Infinity and NaN have the largest exponent in float32, too.
     special = T.bitwise_or(shifted, T.Select(magnitude > T.int32(0x7C00), T.int32(0x7FC00000), T.int32(0x7F800000)))
     subnormal = T.reinterpret("int32", T.Cast("float32", magnitude) * T.float32(2.0**-24))
     found = T.Select(magnitude >= T.int32(0x7C00), special, T.Select(magnitude < T.int32(0x400), subnormal, normal))
@@ -100,12 +100,12 @@ def _f32_of_f16(bits: Expr) -> Expr:
 
 
 def _f16_of_f32(value: Expr) -> Expr:
-    """The bits of the nearest float16, ties to even; infinite beyond 65504; what is not a number stays so."""
+    """The bits of the nearest float16, ties to even; infinity beyond 65504; NaN stays NaN."""
     bits = let(T.reinterpret("int32", value))
     magnitude = let(T.bitwise_and(bits, T.int32(0x7FFFFFFF)))
     odd = T.bitwise_and(T.shift_right(magnitude, T.int32(13)), T.int32(1))
     normal = T.shift_right(magnitude - T.int32((127 - 15) << 23) + (odd + T.int32(0xFFF)), T.int32(13))
-    # A sum with 0.5 has the bits of a subnormal number at its end, rounded.
+    # Adding 0.5 leaves a rounded subnormal's bits in the lowest bits of the sum.
     subnormal = T.reinterpret("int32", T.reinterpret("float32", magnitude) + T.float32(0.5)) - T.int32(0x3F000000)
     nan = T.bitwise_or(T.bitwise_and(T.shift_right(magnitude, T.int32(13)), T.int32(0x3FF)), T.int32(0x7E00))
     found = T.Select(magnitude < T.int32(0x38800000), subnormal, normal)
@@ -120,47 +120,47 @@ _ROUNDED = {BF16.name: _bf16_of_f32, F16.name: _f16_of_f32}
 
 
 def widened(dtype: str, stored: Expr) -> Expr:
-    """The float32 of a float as it is stored."""
+    """The float32 value of a stored float."""
     return _WIDENED[dtype](stored) if dtype in _WIDENED else stored
 
 
 def rounded(dtype: str, value: Expr) -> Expr:
-    """A float32 as it is stored in `dtype`."""
+    """A float32 in the stored form of `dtype`."""
     return _ROUNDED[dtype](value) if dtype in _ROUNDED else value
 
 
 def row_width(width: int, dtype: str) -> int:
-    """Elements between two rows of an activation of a linear layer: whole words of 4 bytes."""
+    """Elements between rows of a linear layer's activation: whole 4-byte words."""
     per_word = FLOATS[dtype].per_word
     return -(-width // per_word) * per_word
 
 
 class Calling(ABC):
-    """How a kernel is called: its arguments behind the buffers, and what a call does of the work."""
+    """The calling convention of a kernel: arguments after the buffers, and a call's share of the work."""
 
     @abstractmethod
     def declare(self, buffers: Mapping[str, str]) -> None:
-        """Declares the arguments. buffers: how each is declared, by name (`TIR_DTYPE`)."""
+        """Declares the arguments. buffers: TIR dtype by name (`TIR_DTYPE`)."""
 
     @abstractmethod
     def begin(self, enter: Callable[[AbstractContextManager[Any]], Any]) -> None:
-        """Begins the body; what is entered lasts for all of it."""
+        """Begins the body. enter: enters contexts that last for the whole body."""
 
     @abstractmethod
     def scalar(self, index: int) -> Expr:
-        """As int32."""
+        """Scalar argument `index`, as int32."""
 
     @abstractmethod
     def share(self, total: Expr) -> AbstractContextManager[Expr]:
-        """Loop over the units of this call, of `total`."""
+        """Loops over this call's share of `total` units."""
 
     def place(self, buffer: str, index: Expr) -> Expr:
-        """Where an element of a buffer lies, counted from the pointer that is given for it."""
+        """The index of a buffer's element relative to the pointer argument."""
         return index
 
 
 class Tasks(Calling):
-    """A call does one of several tasks, as on devices of kind cpu (FORMAT.md)."""
+    """One call runs one of several tasks, as on devices of kind cpu (FORMAT.md)."""
 
     def declare(self, buffers: Mapping[str, str]) -> None:
         self._given = T.arg("scalars", T.handle("int64"))
@@ -187,7 +187,7 @@ _CALLING: ContextVar[Callable[[], Calling]] = ContextVar("calling", default=Task
 
 @contextmanager
 def called(how: Callable[[], Calling]) -> Iterator[None]:
-    """Kernels that are written in here, whoever writes them, are called so."""
+    """Kernels built within this context use the calling convention that `how` makes."""
     token = _CALLING.set(how)
     try:
         yield
@@ -196,7 +196,7 @@ def called(how: Callable[[], Calling]) -> Iterator[None]:
 
 
 class Frame:
-    """One kernel while it is written. buffers: dtype by name, in operand order."""
+    """A kernel under construction. buffers: dtype by name, in operand order."""
 
     def __init__(self, symbol: str, buffers: Mapping[str, str]) -> None:
         self._symbol, self._dtypes = symbol, dict(buffers)
@@ -228,15 +228,15 @@ class Frame:
         return self.calling.scalar(index)
 
     def share(self, total: Expr) -> AbstractContextManager[Expr]:
-        """Loop over this call's share of `total` units."""
+        """Loops over this call's share of `total` units."""
         return self.calling.share(total)
 
     def raw(self, name: str, index: Expr) -> Expr:
-        """An element as it is stored."""
+        """An element in stored form."""
         return self._buffers[name][self.calling.place(name, index)]
 
     def address(self, name: str, index: Expr) -> Expr:
-        """Where an element lies, for functions of a target's own."""
+        """The address of an element, for functions that a target defines."""
         return T.address_of(self.raw(name, index))
 
     def put_raw(self, name: str, value: Expr, index: Expr) -> None:

@@ -1,4 +1,4 @@
-"""Elementary functions of one float32, computed in float64 and rounded once."""
+"""Elementary functions of a float32, computed in float64 and rounded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.compiler.targets.reference.kernels.frame import Expr, is_nan, let
 
 _EXP_TERMS = 13
 _LOG_TERMS = 12
-_ROUNDER = 6755399441055744.0  # 1.5 · 2⁵²: a sum with it has no bits behind the point
+_ROUNDER = 6755399441055744.0  # 1.5 · 2⁵²: a sum with it has no fraction bits
 
 
 def _wide(value: Expr) -> Expr:
@@ -22,7 +22,7 @@ def _narrow(value: Expr) -> Expr:
 
 
 def _exp64(x: Expr) -> Expr:
-    """exp of a float64; at most ±700 of it counts."""
+    """exp of a float64, clamped to ±700."""
     x = let(T.max(T.min(x, T.float64(700.0)), T.float64(-700.0)), "float64")
     sum_of = let(x * T.float64(1 / math.log(2)) + T.float64(_ROUNDER), "float64")
     whole = let(sum_of - T.float64(_ROUNDER), "float64")
@@ -51,7 +51,7 @@ def sigmoid(x: Expr) -> Expr:
 def tanh(x: Expr) -> Expr:
     x = let(x, "float32")
     power = _exp64(_wide(x) * T.float64(2.0))
-    # Of small numbers the quotient cancels; x - x³ / 3 is exact to float32 there.
+    # For small x the quotient cancels; x − x³ / 3 is exact to float32 there.
     wide = _wide(x)
     small = wide - wide * wide * wide * T.float64(1 / 3)
     large = (power - T.float64(1.0)) / (power + T.float64(1.0))
@@ -59,7 +59,7 @@ def tanh(x: Expr) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm; of 0 −inf, of negative numbers not a number."""
+    """Natural logarithm: −inf at 0, NaN below 0."""
     x = let(x, "float32")
     wide = _wide(x)
     bits = let(T.reinterpret("int64", wide), "int64")
@@ -84,11 +84,11 @@ def log(x: Expr) -> Expr:
 
 
 def erf(x: Expr) -> Expr:
-    """The error function: Abramowitz and Stegun 7.1.28 is too coarse near 0, where its series is used."""
+    """The error function. Abramowitz and Stegun 7.1.28 is too coarse near 0, so its series is used there."""
     x = let(x, "float32")
     wide = let(T.min(T.abs(_wide(x)), T.float64(6.0)), "float64")
     square, series = let(wide * wide, "float64"), T.float64(0.0)
-    # Σ (-1)ⁿ x^(2n+1) / (n! (2n+1)): 36 terms are exact to float32 up to 2.2.
+    # Σ (−1)ⁿ x^(2n+1) / (n! (2n+1)): 36 terms are exact to float32 up to 2.2.
     for term in range(36, -1, -1):
         coefficient = (-1.0) ** term / (math.factorial(term) * (2 * term + 1))
         series = let(series * square + T.float64(coefficient), "float64")
@@ -107,7 +107,7 @@ def sqrt(x: Expr) -> Expr:
 
 
 def nearest(x: Expr) -> Expr:
-    """To the nearest whole number, ties to even."""
+    """Rounds to the nearest integer, ties to even."""
     x = let(x, "float32")
     rounded = let(_wide(x) + T.float64(_ROUNDER), "float64")
     value = _narrow(rounded - T.float64(_ROUNDER))

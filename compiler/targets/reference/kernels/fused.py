@@ -1,4 +1,5 @@
-"""fused: a row program (`compiler/graph/passes/rowwise.py`), an element at a time; a reduction is kept for its row."""
+"""fused: the kernel of a row program (`compiler/graph/passes/rowwise.py`), element by element; reductions are kept per
+row."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _FLOAT: dict[str, Callable[..., Expr]] = {
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
     "div": lambda x, y: x / y,
-    # What is not a number stays so, as torch has it.
+    # NaN stays NaN, as in torch.
     "max": lambda x, y: T.Select(T.Or(x > y, is_nan(x)), x, y),
     "min": lambda x, y: T.Select(T.Or(x < y, is_nan(x)), x, y),
     "exp": functions.exp,
@@ -98,7 +99,7 @@ class Row:
         return _INTEGER[e[0]](self.index(e[1], axes), self.index(e[2], axes))
 
     def value(self, e: Any, axes: Sequence[Expr], guarded: bool) -> Expr:
-        """guarded: loads may lie outside their buffer and are clamped into it."""
+        """The value of an expression. guarded: loads may lie outside their buffer, and are clamped into it."""
         match e[0]:
             case "const":
                 return T.float32(float(e[1]))
@@ -111,7 +112,7 @@ class Row:
             case "stage":
                 return self._stage(e[1], [self.index(i, axes) for i in e[2]], guarded)
             case "select":
-                # Either side may read where the condition does not hold.
+                # Either branch may read out of bounds where its condition is false.
                 return T.Select(*(self.value(part, axes, guarded or i > 0) for i, part in enumerate(e[1:])))
         values = [self.value(argument, axes, guarded) for argument in e[1:]]
         name = e[0].removeprefix("int_")
@@ -145,22 +146,22 @@ class Row:
         return self._kept[number][let(offset)]
 
     def term(self, number: int, spatial: Sequence[Expr], walked: Sequence[Expr]) -> Expr:
-        """What a reduction takes of one place."""
+        """The term that a reduction adds at one position."""
         return let(self.value(self._program["stages"][number]["expr"], [*spatial, *walked], False), "float32")
 
     def combine(self, number: int) -> Callable[[Expr, Expr], Expr]:
         return combination(self._program["stages"][number]["reduce"])
 
     def start(self, number: int) -> Expr:
-        """Of a reduction of nothing."""
+        """The result of an empty reduction."""
         return T.float32(_IDENTITY[self._program["stages"][number]["reduce"]])
 
     def keep(self, number: int, values: Array) -> None:
-        """A reduction's results for this row, from now on."""
+        """Sets a reduction's results for this row."""
         self._kept[number] = values
 
     def reduce(self, number: int) -> None:
-        """Computes a reduction of this row."""
+        """Computes a reduction for this row."""
         stage = self._program["stages"][number]
         self.keep(number, Array(prod(stage["shape"])))
         with ExitStack() as loops:
@@ -193,12 +194,12 @@ class Row:
 
 
 def combination(how: str) -> Callable[[Expr, Expr], Expr]:
-    """What a reduction does with two numbers."""
+    """The binary operation of a reduction."""
     return _FLOAT["add" if how == "sum" else how]
 
 
 def flat(axes: Sequence[Expr], shape: Sequence[int]) -> Expr:
-    """The place of an element, row-major."""
+    """The row-major index of an element."""
     offset: Expr = T.int32(0)
     for axis, extent in zip(axes, shape, strict=True):
         offset = offset * extent + axis

@@ -1,5 +1,5 @@
-"""The pools of keys and values: block, KV head, place in the block, element; behind a head's numbers of one byte the
-scale of each place."""
+"""Key and value pools: block, KV head, position in the block, element. One-byte numbers are followed by a scale per
+position."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llmc.compiler.targets.reference.kernels.functions import nearest
 from llmc.compiler.targets.reference.kernels.padding import VALUES
 from llmc.kv_dtypes import KV_DTYPES, SCALE_BYTES
 
-_SMALLEST = 1e-30  # numbers of a smaller magnitude are as good as zero; the largest number of a dtype over it is finite
+_SMALLEST = 1e-30  # smaller magnitudes count as zero; the largest number of a dtype divided by this is finite
 _FLOATS = {"fp8_e4m3": (3, 7), "fp8_e5m2": (2, 15)}
-"""Bits of mantissa, bias of the exponent."""
+"""(mantissa bits, exponent bias)."""
 
 
 class Pool:
-    """One of the two. width: elements of a place, padding included."""
+    """One of the two pools. width: elements per position, padding included."""
 
     def __init__(self, name: str, dtype: str, kv_heads: int, head_dim: int, block: int, width: int) -> None:
         if dtype not in KV_DTYPES:
@@ -30,21 +30,21 @@ class Pool:
 
     @property
     def buffer_dtype(self) -> str:
-        """Of `Frame`."""
+        """The dtype of the pool in a `Frame`."""
         return self.dtype if self.largest is None else "u8"
 
     def _part_of(self, kv_block: Expr, head: Expr) -> Expr:
         return let((kv_block * self._kv_heads + head) * self._part)
 
     def row(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        """Index of the first element of a place."""
+        """Index of the first element of a position."""
         return let(self._part_of(kv_block, head) + offset * self._width)
 
     def _scale_at(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
         return let(self._part_of(kv_block, head) + self._block * self._width + offset * SCALE_BYTES)
 
     def number(self, k: Frame, index: Expr) -> Expr:
-        """An element, before it is multiplied by its scale."""
+        """An element before scaling."""
         if self.largest is None:
             return k.load(self.name, index)
         byte = let(T.Cast("int32", k.raw(self.name, index)))
@@ -57,7 +57,7 @@ class Pool:
         return T.Select(byte >= 128, -value, value)
 
     def scale(self, k: Frame, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        """What the numbers of a place are multiplied by."""
+        """The scale of a position's numbers."""
         if self.largest is None:
             return T.float32(1.0)
         at, bits = self._scale_at(kv_block, head, offset), T.int32(0)
@@ -68,7 +68,8 @@ class Pool:
     def write(
         self, k: Frame, kv_block: Expr, head: Expr, offset: Expr, value: Callable[[Expr], Expr], stated: Expr | None
     ) -> None:
-        """The elements of a place. stated: its scale, None: the largest magnitude over the largest number."""
+        """Writes the elements of a position. stated: its scale; None: largest magnitude divided by the largest
+        number."""
         row = self.row(kv_block, head, offset)
         if self.largest is None:
             with T.serial(self._head_dim) as i:
@@ -87,7 +88,7 @@ class Pool:
             k.put_raw(self.name, T.Cast("uint8", self._stored(number)), row + i)
         scale = widest.get() / largest
         if stated is not None:
-            # What is infinite or not a number is told by the scale alone.
+            # Infinity and NaN are conveyed by the scale alone.
             infinite = let(T.reinterpret("int32", widest.get())) >= T.int32(0x7F800000)
             scale = T.Select(infinite, widest.get() * T.float32(0.0), stated)
         bits, at = let(T.reinterpret("int32", let(scale, "float32"))), self._scale_at(kv_block, head, offset)
@@ -96,7 +97,7 @@ class Pool:
             k.put_raw(self.name, T.Cast("uint8", taken), at + byte)
 
     def _stored(self, number: Expr) -> Expr:
-        """The byte of a number, rounded to nearest, ties to even, and saturating."""
+        """The byte of a number, rounded to nearest, ties to even, saturating."""
         largest = float(self.largest or 0)
         if self.dtype == "int8":
             whole = nearest(T.max(T.min(number, T.float32(largest)), T.float32(-largest)))
@@ -110,7 +111,7 @@ class Pool:
         odd = T.bitwise_and(T.shift_right(magnitude, T.int32(shift)), T.int32(1))
         half = T.int32((1 << (shift - 1)) - 1)
         rounded = T.shift_right(magnitude + (odd + half), T.int32(shift)) - T.int32((127 - bias) << mantissa)
-        # Below `normal` all floats are multiples of one unit, which a sum with this keeps and nothing finer.
+        # Below `normal` all floats are multiples of one unit; adding this constant rounds to such multiples.
         rounder = T.float32(normal / 2.0**mantissa * 2.0**23)
         low = T.reinterpret("int32", T.reinterpret("float32", magnitude) + rounder) - T.reinterpret("int32", rounder)
         small = T.reinterpret("float32", magnitude) < T.float32(normal)

@@ -1,4 +1,4 @@
-"""The kernels of latent attention: linear layers of heads, and keys of all heads whose leading elements are values."""
+"""Latent attention: linear layers per head, and keys shared by all heads, whose leading elements are the values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmc.compiler.targets.reference.kernels.rows import write_activation
 
 
 def head_linear(spec: KernelSpec) -> tirx.PrimFunc:
-    """By columns first: a weight's row is read once for all rows of x."""
+    """Columns outermost: a weight row is read once for all rows of x."""
     p = spec.as_dict()
     heads, columns, inner, stride = int(p["heads"]), int(p["n"]), int(p["k"]), int(p["stride"])
     dtype, gives, of_head = str(p["weight_dtype"]), str(p["gives"]), columns // heads
@@ -57,7 +57,7 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
         angle = let(k.raw("positions", token) * rotary)
 
         def turned(of: str, source: Expr, i: int | Expr, *, second: bool) -> Expr:
-            """Element i of the first half of what lies at `source`, or of the second one, rotated."""
+            """Element i of the first (or second) half of the vector at `source`, rotated."""
             cos, sin = k.raw("cos_sin", angle + i), k.raw("cos_sin", angle + half + i)
             low, high = k.raw(of, source + i), k.raw(of, source + half + i)
             return high * cos + low * sin if second else low * cos - high * sin

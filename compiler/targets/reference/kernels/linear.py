@@ -1,4 +1,4 @@
-"""linear and linear_quant: sums in ascending order of K; then bias and residual, or the gate."""
+"""linear and linear_quant: sums over ascending K, then bias and residual, or the gate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
 Dot = Callable[[Frame, Expr, Expr], Expr]
-"""The sum of a row of x by a row of the weight."""
+"""The dot product of a row of x and a row of the weight."""
 
 
 def linear(spec: KernelSpec) -> tirx.PrimFunc:
@@ -45,7 +45,7 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
         return total.get()
 
     def dot_of_int8(k: Frame, row: Expr, column: Expr) -> Expr:
-        """Whole numbers are summed exactly as long as one scale holds."""
+        """The dot product with int8 activations: exact integer sums within each scale group."""
         assert isinstance(matrix, IntegerMatrix)
         length = width if matrix.scales == 1 else matrix.group_size
         total = Cell(T.float32(0.0))
@@ -60,7 +60,7 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def gate_of(p: Mapping[str, Param], gate: Expr, up: Expr) -> Expr:
-    """silu(gate) · up, or as `expert_ops.experts` has it with a gate_limit."""
+    """silu(gate) · up, or with gate_limit the gate of `expert_ops.experts`."""
     if not (limit := float(p.get("gate_limit", 0.0))):
         return silu(gate) * up
     most, least = T.float32(limit), T.float32(-limit)
@@ -70,9 +70,9 @@ def gate_of(p: Mapping[str, Param], gate: Expr, up: Expr) -> Expr:
 
 
 def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFunc:
-    """The kernel of a linear layer whose sums `dot` writes. inputs: dtypes of x, the weight and its parts.
+    """The kernel of a linear layer with dot products by `dot`. inputs: dtypes of x, the weight and its parts.
 
-    Of experts, a row says in the index whose part of the weight it is multiplied by (`experts.py`).
+    For experts, the index gives each row's expert, whose part of the weight is used (`experts.py`).
     """
     p = spec.as_dict()
     n, gated, of_experts = int(p["n"]), str(p["gated"]), "experts" in p
@@ -90,7 +90,7 @@ def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFu
                 total = let(total + k.raw("bias", column), "float32")
             return total
 
-        # By columns first: a weight's row is read once for all rows of x.
+        # Columns outermost: a weight row is read once for all rows of x.
         with k.share(columns) as column, T.serial(rows) as row:
             first = let(k.raw("index", 1 + row) * n + column) if of_experts else column
             if gated:
@@ -111,4 +111,4 @@ LINEARS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "expert_linear": linear,
     "expert_linear_quant": linear_quant,
 }
-"""What computes a linear layer of experts, by the op."""
+"""Builders of expert linear layers, by op."""

@@ -1,4 +1,4 @@
-"""Quantized matrices by the kind of their format: a new format brings its own, or has a class in `matrix.py`."""
+"""Quantized matrices by kind of format: a new format brings its own class, or adds one to `matrix.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MATRICES: dict[str, type[Matrix]] = {
 
 
 def matrix_of(p: Mapping[str, Param], width: int) -> Matrix:
-    """The matrix that a kernel of these parameters reads. Raises KernelSpecError."""
+    """The matrix that a kernel with these parameters reads. Raises KernelSpecError."""
     format = format_of_kernel(p)
     brought = format.templates.get(KIND)
     kind = MATRICES.get(format.kind) or (brought(format) if brought else None)

@@ -1,4 +1,4 @@
-"""A quantized matrix as the reference target stores it: rows of numbers, and of what lies beside them."""
+"""A quantized matrix as the reference target stores it: rows of numbers, and the planes beside them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.quantize.formats.tables import TABLES
 
 
 class Matrix(ABC):
-    """[N, K] in unsigned numbers. groups: of a row; group_size: K where the whole row is one."""
+    """[N, K] unsigned numbers. groups: per row. group_size: K if a row is one group."""
 
     def __init__(self, format: Any, width: int) -> None:
         base: WeightFormat = format
@@ -39,7 +39,7 @@ class Matrix(ABC):
         return T.bitwise_and(T.shift_right(byte, T.truncmod(element, 2) * 4), T.int32(15))
 
     def of_group(self, k: Frame, plane: str, row: Expr, element: Expr) -> Expr:
-        """What a plane has for the group of an element."""
+        """The entry of `plane` for an element's group."""
         return k.raw(plane, row * self.groups + self.group(element))
 
     def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
@@ -47,19 +47,19 @@ class Matrix(ABC):
 
     @abstractmethod
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
-        """What the scale multiplies, as float32."""
+        """The number before scaling, as float32."""
 
     def value(self, k: Frame, row: Expr, element: Expr) -> Expr:
-        """What an element stands for."""
+        """The value of an element."""
         return self.float(k, row, element) * self.scale(k, row, self.group(element))
 
 
 class IntegerMatrix(Matrix):
-    """Of a format that is summed as integers."""
+    """A matrix in a format with integer sums."""
 
     @abstractmethod
     def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
-        """What the scale multiplies, as int32."""
+        """The number before scaling, as int32."""
 
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
         return T.Cast("float32", self.whole(k, row, element))
@@ -81,7 +81,7 @@ class Steps(IntegerMatrix):
 
 
 class Floats8(Matrix):
-    """E4M3: a sign, 4 bits of an exponent biased by 7, 3 of the mantissa."""
+    """E4M3: sign, 4 exponent bits with bias 7, 3 mantissa bits."""
 
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
         number = let(self.number(k, row, element))
@@ -108,7 +108,7 @@ class Codes(Matrix):
         if self.format.scale_kind == "f32":
             return scale
         power = let(T.Cast("int32", scale))
-        # 2^-127 has no exponent of its own.
+        # 2^-127 is subnormal in float32.
         bits = T.Select(power == 0, T.int32(1 << 22), T.shift_left(power, T.int32(23)))
         return T.reinterpret("float32", bits)
 
@@ -130,7 +130,7 @@ class Affine(Matrix):
         return value - self._of_block(k, row, self.group(element), "offset", "shift")
 
     def _of_block(self, k: Frame, row: Expr, group: Expr, of_block: str, of_group: str) -> Expr:
-        """What a block has, times what a group of it has."""
+        """The block's entry times the group's entry."""
         blocks = groups_of(self.width, self.format.block)
         found = k.raw(of_block, row * blocks + T.truncdiv(group, self.format.block // self.format.group_size))
         if not self.format.stepped:

@@ -1,4 +1,4 @@
-"""rms_norm, silu_gate, quantize_rows, permute_columns and gather_rows: what is done to one row after the other."""
+"""rms_norm, silu_gate, quantize_rows, permute_columns and gather_rows: kernels that work row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.compiler.targets.reference.kernels.rows_int8 import write_int8_row
 
 
 def write_activation(k: Frame, row: Expr, width: int, dtype: str, i: Expr, value: Expr) -> None:
-    """Element `i` of a row that a linear layer reads; the padding behind the last one is zero."""
+    """Writes element `i` of a row that a linear layer reads, and zeros the padding after the last one."""
     stride = row_width(width, dtype)
     k.store("out", value, row * stride + i)
     if stride > width:
@@ -46,7 +46,7 @@ def quantize_rows(spec: KernelSpec) -> tirx.PrimFunc:
     stride, of_experts = row_width(dim, act), "experts" in p
     index = {"index": "i32"} if of_experts else {}
     with Frame(spec.symbol(), {"x": act, **index, "out": "i8"}) as k:
-        # Of experts the index says how many rows there are.
+        # For experts, the index gives the number of rows.
         rows = let(k.raw("index", T.int32(0))) if of_experts else k.scalar(int(p["rows"]))
         with k.share(rows) as row:
             write_int8_row(k, row, dim, p, lambda i: k.load("x", row * stride + i))

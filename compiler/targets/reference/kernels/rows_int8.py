@@ -1,4 +1,4 @@
-"""Rows of int8 activations: words of four numbers, the row's scale, a sum for each group of the weight."""
+"""Rows of int8 activations: words of four numbers, the row's scale, and a sum per group of the weight."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Fra
 from llmc.compiler.targets.reference.kernels.functions import nearest
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
 
-_SMALLEST = 1e-36  # a row of smaller numbers is as good as zero; 127 over it is finite
+_SMALLEST = 1e-36  # smaller magnitudes count as zero; 127 divided by this is finite
 
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """How rows of `width` numbers lie. groups: those that are summed."""
+    """The layout of rows of `width` numbers. groups: number of sums."""
 
     width: int
     groups: int
@@ -28,11 +28,11 @@ class Int8Rows:
 
     @property
     def words(self) -> int:
-        """Of one row."""
+        """Words per row."""
         return self.number_words + 1 + self.groups
 
     def number(self, k: Frame, name: str, row: Expr, element: Expr) -> Expr:
-        """An int8 as int32."""
+        """An int8 number, as int32."""
         word = k.raw(name, row * self.words + T.truncdiv(element, 4))
         up = (T.int32(3) - T.truncmod(element, 4)) * 8
         return T.shift_right(T.shift_left(word, up), T.int32(24))
@@ -42,18 +42,19 @@ class Int8Rows:
 
 
 def int8_scales(largest: Expr) -> tuple[Expr, Expr]:
-    """The scale of a row by its largest magnitude, and what its numbers are multiplied by."""
+    """(scale, factor for the values) of a row with this largest magnitude."""
     scale = largest / T.float32(127.0)
     return scale, let(T.float32(127.0) / T.max(largest, T.float32(_SMALLEST)), "float32")
 
 
 def int8_number(value: Expr) -> Expr:
-    """The nearest number, as int32. value: over the row's scale."""
+    """The nearest number, as int32. value: already divided by the row's scale."""
     return let(T.Cast("int32", T.max(T.min(nearest(value), T.float32(127.0)), T.float32(-127.0))))
 
 
 def write_int8_row(k: Frame, row: Expr, width: int, params: Mapping[str, Param], value: Callable[[Expr], Expr]) -> None:
-    """Quantizes a row to the buffer `out`. value: of an element; params: group_size and sum_factor of the weight."""
+    """Quantizes a row to the buffer `out`. value: of an element. params: group_size and sum_factor of the weight that
+    reads it."""
     group_size = int(params["group_size"])
     size = width if group_size < 0 else group_size
     rows = Int8Rows(width, -(-width // size))
