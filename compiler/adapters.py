@@ -1,4 +1,4 @@
-"""Which linear layers of a model take LoRA adapters at run time, and what adapters call them. Imports no tvm."""
+"""Linear layers of a model that take LoRA adapters at run time, and their names in adapters. Imports no tvm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAYERS, _WEIGHT = "layers.", ".weight"
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """What an artifact has room for. slots: adapters that are held at once; rank: the largest of one."""
+    """Limits for adapters in an artifact. slots: most adapters held at once. rank: the largest of any adapter."""
 
     slots: int
     rank: int
@@ -31,15 +31,16 @@ class AdapterLimits:
                 raise CompileError(f"{flag} {value} must be between 1 and {most}")
 
     def describe(self) -> str:
-        """For keys of the cache."""
+        """The limits as text, for cache keys."""
         return f"{self.slots} slots of rank {self.rank}"
 
 
 @dataclass(frozen=True)
 class AdapterPart:
-    """Rows of a weight that are a layer of their own in the model that adapters are trained on.
+    """Rows of a weight that form a layer of their own in the model that adapters are trained on.
 
-    module: what that model calls it. order: row i is row order[i] of that layer; None: all in their order.
+    module: that layer's name in that model.
+    order: row i is row order[i] of that layer; None for identity.
     """
 
     module: str
@@ -61,8 +62,7 @@ class AdapterLinear:
 
 
 def adapter_linears(model: ModelConfig) -> dict[str, AdapterLinear]:
-    """By the name of the weight: the matrices of decoder layers. Which of them are plain linear layers, the graph
-    says."""
+    """Weight name → matrix of a decoder layer. The graph decides which of them are plain linear layers."""
     targets = get_family(model.model_type).weight_map(model).targets
     return {linear.weight: linear for linear in _linears(targets)}
 
@@ -78,7 +78,7 @@ def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
 
 
 def _parts(target: Target) -> tuple[AdapterPart, ...] | None:
-    """None where rows of several layers lie among each other."""
+    """The parts of a weight; None if rows of several layers are interleaved."""
     counts = [source.shape[0] for source in target.sources]
     taken = np.arange(sum(counts), dtype=np.int32) if target.rows is None else target.rows
     ends = np.cumsum(counts)
@@ -96,7 +96,7 @@ def _parts(target: Target) -> tuple[AdapterPart, ...] | None:
 
 
 def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str, Any]:
-    """What a manifest says of them; orders of rows that are equal are there once."""
+    """The manifest's record of them; equal row orders are stored once."""
     orders: dict[tuple[int, ...], int] = {}
 
     def part(one: AdapterPart) -> dict[str, Any]:
@@ -108,6 +108,6 @@ def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str,
 
 
 def limits_of(manifest: Mapping[str, Any]) -> AdapterLimits | None:
-    """The limits that a manifest says, None where the artifact takes no adapters."""
+    """The limits in a manifest; None if the artifact takes no adapters."""
     found = manifest.get("lora")
     return None if found is None else AdapterLimits(int(found["slots"]), int(found["rank"]))

@@ -1,4 +1,4 @@
-"""Kernel specs → machine code: from the cache, or compiled, by several processes when there are many."""
+"""Kernel specs → machine code: from the cache, or compiled, in several processes if there are many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIN_KERNELS_A_PROCESS = 8
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """One kernel's object file, and what its cache key was made of."""
+    """One kernel's object file, and the components of its cache key."""
 
     spec: KernelSpec
     code: bytes
@@ -29,7 +29,7 @@ class BuiltKernel:
     cached: bool
 
     def described(self) -> dict[str, object]:
-        """As the manifest lists it."""
+        """The kernel's entry in the manifest."""
         return {"symbol": self.spec.symbol(), "op": self.spec.op, "key": self.key, "components": self.components}
 
 
@@ -41,7 +41,7 @@ def build_kernels(
     on_kernel: Callable[[int, int], None],
     variants: Mapping[KernelSpec, str] | None = None,
 ) -> list[BuiltKernel]:
-    """Builds each spec once, in the given order. variants: of kernels that have not the default one."""
+    """Builds each spec once, in the given order. variants: of kernels with a non-default schedule."""
     of = variants or {}
     return build_variants([(spec, of.get(spec)) for spec in specs], target, cache, num_jobs, on_kernel)
 
@@ -53,7 +53,7 @@ def build_variants(
     num_jobs: int,
     on_kernel: Callable[[int, int], None],
 ) -> list[BuiltKernel]:
-    """Builds distinct variants, in the given order. Compilation is deterministic: a cached one has the same bytes."""
+    """Builds distinct variants, in the given order. Compilation is deterministic: cached code has the same bytes."""
     built: dict[Variant, BuiltKernel] = {}
     missing: dict[Variant, tuple[str, dict[str, str]]] = {}
     for variant in variants:
@@ -65,7 +65,7 @@ def build_variants(
         else:
             built[variant] = BuiltKernel(variant[0], code, key, components, cached=True)
     on_kernel(len(built), len(variants))
-    # Without a name of the interpreter (inside another program) none can be started.
+    # Inside another program, without an interpreter's path, no worker can be started.
     workers = min(num_jobs, len(missing) // _MIN_KERNELS_A_PROCESS) if sys.executable else 1
     compiled: Generator[tuple[Variant, bytes], None, None]
     if workers > 1:

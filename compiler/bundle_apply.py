@@ -1,6 +1,6 @@
-"""A checkpoint and a bundle of its architecture → an artifact: its weights are packed, nothing is compiled.
+"""Makes an artifact from a checkpoint and a bundle of its architecture: weights are packed, nothing is compiled.
 
-Needs neither torch nor TVM nor a linker.
+Needs no torch, no TVM and no linker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmc.models.tasks import pooling_name
 
 @dataclass(frozen=True)
 class ApplyReport:
-    """What was made. costs: cost tables that this machine's folder did not have; seconds by phase."""
+    """The result of applying a bundle. costs: cost tables that were new to this machine. seconds: by phase."""
 
     artifact: Path
     target: str
@@ -55,10 +55,10 @@ def apply_bundle(
     overwrite: bool = False,
     progress: Progress = no_progress,
 ) -> ApplyReport:
-    """Compiles `model`, a checkpoint of the bundle's architecture, into `output`, which is as before on a failure.
+    """Compiles `model`, a checkpoint of the bundle's architecture, into `output`. On failure `output` is unchanged.
 
-    target: of the variant, "native" for the best one that this machine runs. Others: as in CompileConfig. Raises
-    BundleError, CompileError, HubError and ModelError.
+    target: of the variant; "native" means the best that this machine runs. Others: as in CompileConfig. Raises
+    BundleError, CompileError, HubError or ModelError.
     """
     config = CompileConfig(
         model, output, target=target, jobs=jobs, cache_dir=cache_dir, tokenizer=tokenizer, overwrite=overwrite
@@ -79,18 +79,18 @@ def apply_bundle(
 
 
 _ORIGIN = ("source", "merged_lora")
-"""What a manifest says of where weights come from."""
+"""Manifest fields on the origin of the weights."""
 
 
 @dataclass
 class _Application:
-    """The phases of a compilation that take graphs and kernels from a bundle."""
+    """A compilation's phases, with graphs and kernels taken from a bundle."""
 
     bundle: Bundle
     tables: GraphsPatch = field(init=False)
 
     def load(self, state: CompileState, _: OnStep) -> None:
-        """The variant stands for what a compilation resolves, and for its graphs and kernels."""
+        """Takes resolved settings, graphs and kernels from the variant."""
         bundle = self.bundle
         variant = choose_variant(bundle, state.config.target)
         task, pooled = variant.resolved.model.task, variant.resolved.model.pooled
@@ -103,7 +103,7 @@ class _Application:
         _check_architecture(bundle, config.model, model)
         resolved = state.resolved = replace(variant.resolved, model=model)
         pipeline.open_model(state)
-        # Where the bundle's own model came from says nothing of this one.
+        # The origin of the bundle's own model does not apply to this one.
         own = {name: value for name, value in variant.described.manifest.items() if name not in _ORIGIN}
         of_model = {"model": asdict(model), "weights": described.weights(resolved)}
         pipeline.settle(state, {**own, **described.origin(config.source, config.merge_lora), **of_model})
@@ -112,7 +112,7 @@ class _Application:
         state.layout = plan_weights(variant.requests, resolved.target)
 
     def link(self, state: CompileState, _: OnStep) -> None:
-        """Nothing but the facts of the weights changes in what the bundle has."""
+        """Patches the facts of the weights into the bundle's tables; all else is unchanged."""
         resolved = state.resolved
         (state.staging / "graphs.bin").write_bytes(self.tables.with_weights(resolved.model_record(), state.crcs))
         (state.staging / resolved.target.code_name).write_bytes(state.code or b"")
@@ -120,7 +120,7 @@ class _Application:
 
 
 def choose_variant(bundle: Bundle, target: str = "native") -> Variant:
-    """The variant for a target by name, or the best one that this machine runs. Raises BundleError and TargetError."""
+    """The variant for the target called `target`, or the best for this machine. Raises BundleError or TargetError."""
     names = ", ".join(v.resolved.target.name for v in bundle.variants)
     if target != "native":
         for variant in bundle.variants:
@@ -158,7 +158,8 @@ def _short(value: Any) -> str:
 
 
 def _keep_costs(bundle: Bundle, manifest: dict[str, object], folder: Path | None) -> int:
-    """Puts the bundle's cost tables where warm-ups look for them, but over none that is there."""
+    """Saves the bundle's cost tables where warm-ups look for them, without overwriting any. Returns the number
+    saved."""
     kept = 0
     if folder is None:
         return 0

@@ -1,4 +1,4 @@
-"""What compilations from an empty cache took, kept beside the cost tables: what estimates learn from."""
+"""Durations of compilations from an empty cache, stored beside the cost tables, for later estimates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 _FILE = "compile.json"
 _MARK = "llmc_compile_times"
 _KEPT = 32
-# Phases that take so long a graph; all others are there once, but a download says nothing of the machine.
+# Phases whose duration is per graph; the others run once. Downloads are left out: they say nothing of the machine.
 _A_GRAPH, _NOT_COUNTED = ("graphs",), ("download",)
 
 
 def note(report: CompileReport, config: CompileConfig) -> None:
-    """Keeps the times of a compilation that found no kernel in the cache and had a process for each CPU; others tell
-    nothing of a first one. A file that cannot be written costs an estimate, no compilation."""
+    """Records a compilation that found no kernel in the cache and used a process per CPU; others say nothing of a first
+    one.
+
+    A file that cannot be written costs an estimate, never the compilation.
+    """
     if report.kernels_cached or config.jobs:
         return
     seconds = {phase: taken for phase, taken in report.phase_seconds.items() if phase not in _NOT_COUNTED}
@@ -47,7 +50,7 @@ def note(report: CompileReport, config: CompileConfig) -> None:
 
 
 def learned(resources: Resources) -> Resources:
-    """With the medians of the compilations known of machines like this one, where there are any."""
+    """`resources` with medians of known compilations on machines like this one, if there are any."""
     here = machine_facts(0)
     mine = [row for row in _rows(cost_folder() / _FILE) if row["machine"] == here]
     if not mine:
@@ -57,7 +60,7 @@ def learned(resources: Resources) -> Resources:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The sound rows of the file; none where it cannot be read, which the next compilation mends."""
+    """The valid rows of the file; empty if it cannot be read, which the next compilation repairs."""
     try:
         data = read_json(path)
     except CostTableError:

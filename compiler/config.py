@@ -1,4 +1,4 @@
-"""What a compilation is asked to do, and what it reports."""
+"""The request to the compiler, and its report."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DEFAULT_LORA_RANK = 16
 """As vLLM's --max-lora-rank."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, done, total); a phase starts with (0, 0), which says that its extent is not known yet, and ends
-with done = total."""
+"""Called with (phase, done, total). A phase starts with (0, 0), while its extent is unknown, and ends with done =
+total."""
 
 
 class CompileError(Exception):
-    """A compilation that cannot go on; the message is one sentence that says what to do."""
+    """A compilation cannot continue; the message is one sentence with the remedy."""
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
@@ -37,7 +37,7 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A commit of a model on the Hugging Face hub: its bytes are the same wherever it is downloaded."""
+    """A commit of a model on the Hugging Face hub; it identifies the files' bytes."""
 
     repo: str
     revision: str
@@ -47,26 +47,34 @@ class HubSource:
 class CompileConfig:
     """One call of the compiler.
 
-    dtype: "auto", "f32", "bf16" or "f16"; auto follows the checkpoint (f32 → f32, f16 and bf16 → bf16). kv_dtype:
-    "auto", as dtype, or one of KV_DTYPES. kv_scales: a file with scales of the KV cache, None: those of the checkpoint,
-    or none. merge_lora: directories of LoRA adapters that are merged into the weights. lora_slots: most adapters that
-    are loaded at once when it runs, None: none can be; lora_rank: the largest of one. speculate: guesses of a sequence
-    that a decode step can check with all sequences running, 0: what the ladder has room for. tensor_parallel: ranks
-    among which the model is divided, which run each step together; 1: it is not. expert_parallel: each of them holds
-    whole experts. quant: how linear weights are quantized, None: not. buckets: a spec, variables of the environment, or
-    None: the default ladder. max_model_len in tokens, None: the longest context of the ladder, at most the model's;
-    where nothing says otherwise the model's, at most 4096. max_num_seqs None: the largest decode batch, or 16.
-    max_num_batched_tokens: most new tokens of a prefill or mixed bucket, None: any number in a spec, elsewhere
-    max(2048, max_model_len). jobs: compiling processes, 0: one a CPU. tune_for: what the speed of this machine depends
-    on, by name, where schedules of kernels are to be measured on it; None: they are not. tokenizer: "required", "auto"
-    (copied where the model has one, which must be sound) or "none" (the artifact takes token ids alone). overwrite: an
-    artifact of another model or other options at `output` is replaced. source: what of the hub `model` holds, None
-    where it does not come from there. dump: a new directory for what each phase makes, as text; None: nothing.
-    allow_unknown_config: what the model's configuration says that llmc does not know is ignored, with a warning, not
-    refused. task: "generate", "embed", "rank" or "classify"; "auto": what the model's files say it is for. pooling: of
-    embeddings, "mean", "cls" or "last"; "auto": as the model's files say. leave_states: graphs leave the hidden states
-    of rows for a head that guesses. head: the directory of such a head, which is compiled in the place of the model;
-    None: the model is.
+    model: directory, GGUF or ONNX file, or name on the hub.
+    dtype: "auto", "f32", "bf16" or "f16". auto follows the checkpoint: f32 → f32, f16 and bf16 → bf16.
+    kv_dtype: "auto" (same as dtype) or one of KV_DTYPES.
+    kv_scales: a file with scales of the KV cache; None uses those of the checkpoint, if any.
+    merge_lora: directories of LoRA adapters to merge into the weights.
+    lora_slots: most adapters loaded at once at run time; None for no adapters. lora_rank: the largest of any.
+    speculate: draft tokens per sequence that a decode step can verify with all sequences running; 0 for what the ladder
+    has room for.
+    tensor_parallel: number of ranks that share each step; 1 for none.
+    expert_parallel: each rank holds whole experts instead of a part of each.
+    quant: quantization of linear weights; None for none.
+    buckets: a spec, environment variables, or None for the default ladder.
+    max_model_len: in tokens. None: the longest context of the ladder, at most the model's; by default the model's, at
+    most 4096.
+    max_num_seqs: None for the largest decode batch, or 16.
+    max_num_batched_tokens: most new tokens of a prefill or mixed bucket. None: no limit in a spec, otherwise max(2048,
+    max_model_len).
+    jobs: compiling processes; 0 for one per CPU.
+    tune_for: properties that this machine's speed depends on, by name, to measure kernel schedules; None to skip.
+    tokenizer: "required"; "auto" copies the model's if it has one, which must be valid; "none" for token ids only.
+    overwrite: replace an artifact of another model or other options at `output`.
+    source: the hub commit that `model` holds; None if it is not from the hub.
+    dump: a new directory for each phase's result as text; None for none.
+    allow_unknown_config: ignore unknown configuration of the model with a warning instead of refusing it.
+    task: "generate", "embed", "rank", "classify", or "auto" from the model's files.
+    pooling: of embeddings: "mean", "cls", "last", or "auto" from the model's files.
+    leave_states: graphs leave hidden states for a drafting head.
+    head: directory of a drafting head, compiled instead of the model; None for the model.
     """
 
     model: Path
@@ -131,8 +139,8 @@ class CompileConfig:
             raise CompileError(f"jobs {self.jobs} must be 0 (one a CPU) or more")
 
     def open_source(self) -> ModelSource:
-        """The model, with its adapters, as it does the task. Raises ModelError."""
-        # Here, for whoever reads a cache needs no numpy types.
+        """The model with its adapters, set up for the task. Raises ModelError."""
+        # Imported here: readers of a cache need no numpy types.
         from llmc.models.sources.registry import open_head, open_source
 
         model = open_source(
@@ -150,12 +158,12 @@ class CompileConfig:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was built: counts, bytes, seconds by phase.
+    """The result of a compilation: counts, bytes, seconds by phase.
 
-    peak_memory_bytes: largest sum of the resident memory of the compiler and the processes it started. tuned: of
-    kernels with a measured schedule, how many times as fast it was, by symbol. max_model_len, model_len: tokens of a
-    request, at most, and of the longest text that the model was made for. warnings: sentences about what a user may not
-    have meant; notes: about what was done that the model does not say.
+    peak_memory_bytes: largest total resident memory of the compiler and its processes. tuned: kernel symbol → speed-up
+    of its measured schedule. max_model_len: most tokens of a request. model_len: longest context that the model was
+    made for. warnings: sentences on what the user may not have intended. notes: sentences on what was done beyond the
+    model's own settings.
     """
 
     artifact: Path

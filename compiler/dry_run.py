@@ -1,7 +1,7 @@
-"""What a compilation would make of a model, found from its configuration: its weights are not read.
+"""Predicts the result of a compilation from a model's configuration, without reading weights.
 
-The model is traced in its full size on the meta device and bound to one bucket. So whatever stops a compilation before
-its kernels stops this too, by the same sentence.
+The full-size model is traced on the meta device and bound to one bucket. So an error that stops a compilation before
+its kernels stops this too, with the same message.
 """
 
 from __future__ import annotations
@@ -38,15 +38,21 @@ from llmc.models.sources.registry import open_source
 _MULTIPLIED = (
     "linear", "gated_linear", "linear_quant", "gated_linear_quant", "head_linear", "packed_head_linear",
 )  # fmt: skip
-"""Ops whose `weight` every row of theirs is multiplied by."""
+"""Ops that multiply every row by their `weight`."""
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """flops_per_token: of the matrices, for a token whose logits are computed. attention_flops_per_token: of scores and
-    values, after max_model_len tokens. weight_bytes: of weights.safetensors, of which each of `ranks`
-    reads rank_weight_bytes; FLOPs and kv_bytes_per_token are those of a rank. commands, kernels: of the smallest
-    decode bucket. compile_s: estimated, from an empty cache. notes: sentences."""
+    """Predicted properties of an artifact.
+
+    flops_per_token: of the matrices, for a token whose logits are computed.
+    attention_flops_per_token: of scores and values, after max_model_len tokens.
+    weight_bytes: size of weights.safetensors; each of `ranks` ranks reads rank_weight_bytes of it.
+    FLOPs and kv_bytes_per_token are per rank.
+    commands, kernels: of the smallest decode bucket.
+    compile_s: estimated, from an empty cache.
+    notes: sentences.
+    """
 
     model_type: str
     parameters: int
@@ -78,8 +84,7 @@ class DryRun:
 def describable(
     path: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
 ) -> ModelSource:
-    """The model at `path`: a config.json of any name, a folder with one, with or without weights, or a GGUF or ONNX
-    file.
+    """The model at `path`: a config.json of any name, a folder that has one (weights optional), or a GGUF or ONNX file.
 
     Raises ModelError.
     """
@@ -92,8 +97,7 @@ def describable(
 
 
 def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
-    """config.model: see `describable`; config.output is not looked at. Raises what a compilation raises before it
-    compiles kernels."""
+    """config.model: see `describable`; config.output is ignored. Raises what a compilation raises before kernels."""
     source = describable(
         config.model, allow_unknown_config=config.allow_unknown_config, task=config.task, pooling=config.pooling
     )
@@ -135,12 +139,12 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
 
 
 def _parameters(model: ModelConfig) -> int:
-    """Elements of all weights that a checkpoint has."""
+    """The number of elements of all weights in a checkpoint."""
     return sum(math.prod(target.shape) for target in get_family(model.model_type).weight_map(model).targets)
 
 
 def _matrix_flops(sites: Iterable[Site]) -> int:
-    """A multiplication and an addition for each element; of experts, those that a token takes."""
+    """2 FLOPs per matrix element; for experts, only those that a token uses."""
     total = 0
     for site in sites:
         shapes = site.attributes.get("weight_shapes", {})
@@ -154,7 +158,7 @@ def _matrix_flops(sites: Iterable[Site]) -> int:
 
 
 def _attention_flops(sites: Iterable[Site], context: int) -> int:
-    """Of scores and of what values add up to, for one token that sees `context` others."""
+    """FLOPs of scores and of weighted values, for one token with `context` tokens in view."""
     total = 0
     for site in sites:
         a = site.attributes
@@ -162,7 +166,7 @@ def _attention_flops(sites: Iterable[Site], context: int) -> int:
             seen = min(context, a["window"] or context, a.get("chunk", 0) or context)
             total += 4 * a["num_heads"] * a["head_dim"] * seen
         elif site.op == LATENT_ATTENTION.name:
-            # Scores have a part that values have not.
+            # Scores have a part (rotated) that values lack.
             total += 2 * (2 * a["widths"]["q"] + a["widths"]["q_rotated"]) * context
     return total
 

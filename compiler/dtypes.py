@@ -1,4 +1,4 @@
-"""The dtypes of compiled models: the one table of their names, codes and sizes. Imports neither torch nor tvm."""
+"""The dtypes of compiled models: names, codes and sizes in one table. Imports neither torch nor tvm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.graphs_format import DTYPES as NAMES
 
 @dataclass(frozen=True)
 class Dtype:
-    """name: in FORMAT.md and in kernel specs. long_name: of numpy, torch and TVM. code: in graphs.bin."""
+    """name: in FORMAT.md and kernel specs. long_name: in numpy, torch and TVM. code: in graphs.bin."""
 
     name: str
     long_name: str
@@ -19,12 +19,12 @@ class Dtype:
 
     @property
     def per_word(self) -> int:
-        """Elements of one 4-byte word of a packed tensor."""
+        """Elements in a 4-byte word of a packed tensor."""
         return 4 // self.item_bytes
 
     @property
     def safetensors(self) -> str:
-        """The name in the header of a safetensors file."""
+        """The name in a safetensors header."""
         return self.name.upper()
 
 
@@ -42,7 +42,7 @@ I32 = _dtype("i32", "int32")
 DTYPES = {dtype.name: dtype for dtype in (F32, BF16, F16, U8, I32)}
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 FLOATS = {dtype.name: dtype for dtype in (F32, BF16, F16)}
-"""What activations and weights that are not quantized may be."""
+"""Possible dtypes of activations and of unquantized weights."""
 HALVES = tuple(name for name, dtype in FLOATS.items() if dtype.per_word == 2)
-"""Floats of 16 bits: widened to float32 in registers, rounded to the nearest, ties to even, where they are stored."""
+"""16-bit floats: widened to float32 in registers, rounded to nearest even when stored."""
 FLOATS_BY_LONG_NAME = {dtype.long_name: dtype for dtype in FLOATS.values()}

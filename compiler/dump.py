@@ -1,4 +1,4 @@
-"""What each phase of a compilation made, as text for people: `llmc compile --dump DIR`."""
+"""Writes each phase's result as readable text: `llmc compile --dump DIR`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def settings(state: CompileState, folder: Path) -> None:
-    """settings.json: what was asked for, with everything that was chosen."""
+    """settings.json: the request, with every automatic choice resolved."""
     (folder / "settings.json").write_text(json.dumps(state.manifest, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def traced(state: CompileState, folder: Path) -> None:
-    """exported.txt: the program that torch traced; lowered.txt: Relax of llmc's ops, quantized where it was asked;
-    sites.txt: what it calls."""
+    """exported.txt: the program that torch traced. lowered.txt: Relax with llmc's ops, after quantization. sites.txt:
+    their sites."""
     exported = state.tracer.exported
     if exported is not None:
         (folder / "exported.txt").write_text(f"{exported.program}\n", encoding="utf-8")
@@ -32,8 +32,8 @@ def traced(state: CompileState, folder: Path) -> None:
 
 
 def graphs(state: CompileState, folder: Path) -> None:
-    """For each distinct graph, named after the first bucket that has it: BUCKET.bound.txt, with rows bound and memory
-    planned, and BUCKET.commands.txt."""
+    """Per distinct graph, named after its first bucket: BUCKET.bound.txt, with rows bound and memory planned, and
+    BUCKET.commands.txt."""
     from llmc.compiler.graph.passes import bind_bucket
 
     seen: set[int] = set()
@@ -62,13 +62,13 @@ def _operand(operand: Operand) -> str:
 
 
 def choices(state: CompileState, folder: Path) -> None:
-    """choices.json: of each kernel that was measured, the schedule and how many times as fast it was."""
+    """choices.json: the schedule and speed-up of each measured kernel."""
     found = {spec.symbol(): {"variant": c.variant, "gain": c.gain} for spec, c in state.choices.items()}
     (folder / "choices.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def kernels(state: CompileState, folder: Path) -> None:
-    """For each kernel SYMBOL.json, its parameters, and what its target shows of it: SYMBOL.tir.txt, SYMBOL.asm."""
+    """Per kernel: SYMBOL.json with its parameters, and the target's listings, as SYMBOL.tir.txt and SYMBOL.asm."""
     variants = state.variants
     for kernel in state.kernels:
         spec = kernel.spec
@@ -79,7 +79,7 @@ def kernels(state: CompileState, folder: Path) -> None:
 
 
 def weights(state: CompileState, folder: Path) -> None:
-    """layout.txt: every tensor of weights.safetensors, where it lies and how."""
+    """layout.txt: each tensor of weights.safetensors, with offset and layout."""
     lines = [
         f"{w.file_offset:12d} {w.nbytes:12d} {w.dtype:4} {w.layout:10} {'x'.join(map(str, w.shape)):20} {w.name}"
         for w in state.layout.weights

@@ -1,4 +1,4 @@
-"""A model and the EAGLE head that guesses for it: two artifacts, one beside the other."""
+"""A model and its EAGLE drafting head: two artifacts, side by side."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from llmc.compiler.store.described import read_described
 
 
 def head_output(output: Path) -> Path:
-    """Where the head's artifact lies: beside that of the model, as `llama-eagle.llmc` beside `llama.llmc`."""
+    """Path of the head's artifact, beside the model's: `llama-eagle.llmc` beside `llama.llmc`."""
     return output.with_name(f"{output.stem}-eagle{output.suffix}")
 
 
 def compile_with_head(
     config: CompileConfig, head: Path, progress: Progress = no_progress
 ) -> tuple[CompileReport, CompileReport]:
-    """Compiles a model whose graphs leave hidden states, and the head at the directory `head`, or of that name on the
-    hub; the reports of both.
+    """Compiles a model whose graphs leave hidden states, and its head (a directory or hub name). Returns both reports.
 
-    The head gets a default ladder for as many sequences, and the precision of the model. Its text is as long as its own
-    config.json says, where the model's is not shorter. What is wrong with the head is told before the model is
-    compiled. Raises the errors of `compile_model`.
+    The head gets a default ladder for the same number of sequences, and the model's precision. Its context is the
+    shorter of its own config.json's and the model's. Errors in the head are reported before the model is compiled.
+    Raises the errors of `compile_model`.
     """
     found, head = locate(config.model), locate(head).path
     config = replace(config, model=found.path, source=found.source or config.source)

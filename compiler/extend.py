@@ -1,7 +1,7 @@
-"""Adds buckets to an artifact: its weights stay the file they are, its graphs and kernels the bytes they are.
+"""Adds buckets to an artifact; its weights, graphs and kernels keep their bytes.
 
-New graphs, kernels and commands follow the old ones in every table, so an index means what it meant. The artifact is
-replaced in one step; who has it open keeps what they opened.
+New graphs, kernels and commands follow the old ones in every table, so indices keep their meaning. The artifact is
+replaced atomically; processes that have it open keep the old one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from llmc.models.sources.base import FolderFiles
 
 @dataclass(frozen=True)
 class AddReport:
-    """What came of adding buckets. weights: how they got into the artifact: "linked", "cloned" or "copied", "kept" when
-    nothing had to be written; arena_bytes: of the largest graph; seconds by phase.
+    """The result of adding buckets.
+
+    weights: "linked", "cloned" or "copied" into the artifact; "kept" if nothing was written.
+    arena_bytes: of the largest graph.
+    seconds: by phase.
     """
 
     artifact: Path
@@ -60,12 +63,12 @@ def add_buckets(
     dump: Path | None = None,
     progress: Progress = no_progress,
 ) -> AddReport:
-    """Adds the buckets that `artifact` lacks, in place, or into a new artifact `output`.
+    """Adds those of `buckets` that `artifact` lacks, in place or into a new artifact `output`.
 
-    Concurrent calls on one artifact wait for each other. In place, files that are not llmc's stay where they are.
-    overwrite: `output` may be an artifact of another model or other options. dump: as in CompileConfig. Raises
-    CompileError, with the artifact as it was, for a bucket beyond its limits. It is also raised for an artifact that
-    other sources, tools or kernels made: its graphs would not all compute the same bits.
+    Concurrent calls on one artifact wait for each other. In place, foreign files stay. overwrite: `output` may be an
+    artifact of another model or other options. dump: as in CompileConfig. Raises CompileError for a bucket beyond the
+    artifact's limits, and leaves it unchanged. Also raised if other sources, tools or kernels made the artifact: its
+    graphs would then differ in bits.
     """
     in_place = output is None or (output.exists() and output.samefile(artifact))
     output = artifact if output is None or in_place else output
@@ -94,7 +97,7 @@ def add_buckets(
 
 
 def check_bucket(bucket: Bucket, artifact: Described) -> None:
-    """Raises CompileError for a bucket that no request of this artifact could use, and BucketError for a bad one."""
+    """Raises CompileError for a bucket that no request of this artifact could use, BucketError for an invalid one."""
     resolved = artifact.resolved
     rows = resolved.max_decode_rows if bucket.phase == "decode" else resolved.max_num_seqs
     check_total(bucket, resolved.block_size)
@@ -115,7 +118,7 @@ def check_bucket(bucket: Bucket, artifact: Described) -> None:
 
 @dataclass
 class _Addition:
-    """The phases of a compilation that begin with an artifact. new: of the wanted buckets, those that it lacks."""
+    """A compilation's phases, starting from an artifact. new: wanted buckets that it lacks."""
 
     wanted: tuple[Bucket, ...]
     old: Described = field(init=False)
@@ -123,7 +126,7 @@ class _Addition:
     placed: str = "kept"
 
     def load(self, state: CompileState, _: OnStep) -> None:
-        """The artifact stands for what a compilation resolves; it must be one that this compiler would make."""
+        """Takes resolved settings from the artifact, which this compiler must be able to reproduce."""
         artifact = state.config.model
         if not is_artifact(artifact):
             raise CompileError(f"{artifact} is not an artifact; give the directory that llmc compile wrote")
@@ -150,7 +153,7 @@ class _Addition:
         pipeline.settle(state, {**old.manifest, **changed})
 
     def kernels(self, state: CompileState, on_step: OnStep) -> None:
-        """The artifact's kernels as they are numbered and tuned, then the new ones."""
+        """The artifact's kernels, with their numbers and schedules, then the new ones."""
         artifact, old = state.config.model, self.old.kernels
         by_symbol = {spec.symbol(): spec for spec in state.specs}
         known = [str(kernel["symbol"]) for kernel in old]
@@ -167,7 +170,7 @@ class _Addition:
             if index < len(old):
                 same = kernel.key == old[index]["key"]
             else:
-                # A new kernel of an op computes what the old ones compute when the same template makes it.
+                # A new kernel of an op computes the same bits as the old ones if the same template makes it.
                 of_op = templates.get(kernel.spec.op, kernel.components)
                 same = all(of_op.get(name) == kernel.components[name] for name in ("template", "target", "tvm"))
             if not same:
@@ -177,7 +180,7 @@ class _Addition:
                 )
 
     def _variants(self, state: CompileState) -> dict[KernelSpec, str]:
-        """Those schedules that were measured when the artifact's kernels were compiled."""
+        """The measured schedules of the artifact's kernels."""
         tuned = {}
         for spec, kernel in zip(state.specs, self.old.kernels, strict=False):
             text = kernel["components"].get("schedule")
@@ -191,14 +194,14 @@ class _Addition:
         return tuned
 
     def weights(self, state: CompileState, _: OnStep) -> None:
-        """The artifact's, which are not even read."""
+        """Takes over the artifact's weights without reading them."""
         artifact, staging = state.config.model, pipeline.stage(state)
         self.placed = place(artifact / "weights.safetensors", staging / "weights.safetensors")
         if state.in_place:
             copy_others(artifact, staging, {*OWN_FILES, *state.copied})
 
     def link(self, state: CompileState, on_step: OnStep) -> None:
-        """What is about to be written begins with what is there: the old graphs, made anew, are the artifact's."""
+        """Checks that the rebuilt old graphs equal the artifact's, as a prefix of what will be written."""
         artifact, count = state.config.model, len(self.old.kernels)
         code = (artifact / state.resolved.target.code_name).read_bytes()
         try:

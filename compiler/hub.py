@@ -1,7 +1,7 @@
-"""Downloads models of the Hugging Face hub into its cache, which other tools share.
+"""Downloads models from the Hugging Face hub into its cache, which other tools share.
 
 huggingface_hub does the work and reads its environment: HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
-Only what the compiler and the runtime read is fetched: safetensors, never pickles.
+Only files that the compiler and runtime read are fetched: safetensors, never pickles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "mode
 _SMALL_FILES = (_CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, MODULES, *SENTENCE_FILES, _INDEX)
 _MIB = 1 << 20
 OnMib = Callable[[int, int], None]
-"""Called with MiB on disk and MiB known to be wanted, which grow while files are found."""
+"""Called with MiB on disk and MiB known to be needed; both grow as files are found."""
 
 
 def _silent(done: int, total: int) -> None:
@@ -37,28 +37,28 @@ def _silent(done: int, total: int) -> None:
 
 
 class HubError(Exception):
-    """A model of the hub that cannot be had; the message is one sentence."""
+    """A hub model cannot be obtained; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """A model directory. source: the commit of the hub that it holds, None for a directory of the user's own."""
+    """A model directory. source: the hub commit that it holds; None for the user's own directory."""
 
     path: Path
     source: HubSource | None = None
 
 
 def locate(model: str | Path, on_mib: OnMib = _silent) -> Located:
-    """The directory of `model`: itself, or what the hub has of that name, downloaded unless it is cached.
+    """The directory of `model`: itself, or the hub model of that name, downloaded unless cached.
 
-    A connection that breaks goes on where it was; files that are whole are kept when a download fails. Raises HubError.
+    Broken connections resume; complete files are kept if a download fails. Raises HubError.
     """
     wanted = hub_id(model)
     return Located(Path(model)) if wanted is None else download(wanted, on_mib)
 
 
 def download(model: HubId, on_mib: OnMib = _silent) -> Located:
-    """The snapshot of one commit in the hub's cache, whole. Raises HubError."""
+    """The complete snapshot of one commit in the hub's cache. Raises HubError."""
     try:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.utils import logging
@@ -70,7 +70,7 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
             f"{model} is not on this machine, and downloading it needs huggingface_hub, which is not installed: "
             f"{install_compiler()}"
         ) from None
-    # Whatever goes wrong is said once, in one sentence.
+    # Any failure is reported once, in one sentence.
     if "HF_HUB_VERBOSITY" not in os.environ:
         logging.set_verbosity_error()
 
@@ -87,7 +87,7 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
                 )
             )
 
-    # The commit is settled with the small files; the weights come from the same one.
+    # The small files determine the commit; the weights come from the same one.
     folder = fetch(model.revision, _SMALL_FILES)
     commit = folder.name
     if not (folder / _CONFIG).is_file():
@@ -96,7 +96,7 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
     folder = fetch(commit, (*_SMALL_FILES, *weights))
     for name in weights:
         if not (folder / name).is_file():
-            # Some versions of the client take what is cached of a commit for all of it while they are offline.
+            # Offline, some client versions take the cached part of a commit for all of it.
             if constants.HF_HUB_OFFLINE:
                 raise _not_cached(model, None)
             raise HubError(
@@ -107,7 +107,7 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
 
 
 def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
-    """Names of the files that hold the tensors; the index is data from somebody else. Raises HubError."""
+    """Names of the files with tensors; the index is untrusted. Raises HubError."""
     try:
         table = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(table.values()))
@@ -128,7 +128,7 @@ def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
 
 @contextmanager
 def _sentences(model: HubId) -> Iterator[None]:
-    """Turns what the hub's client raises into HubError."""
+    """Turns exceptions of the hub's client into HubError."""
     from huggingface_hub import constants, errors
 
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
@@ -158,7 +158,7 @@ def _sentences(model: HubId) -> Iterator[None]:
         else:
             raise _broke_off(model, error) from error
         raise HubError(f"{model} cannot be kept in {cache}: {why}") from error
-    except Exception as error:  # its HTTP library's own, which differs between versions
+    except Exception as error:  # the client's HTTP library raises its own, which differ by version
         raise _broke_off(model, error) from error
 
 
@@ -198,7 +198,7 @@ def _broke_off(model: HubId, error: Exception) -> HubError:
 
 
 def _bars(base: type, on_mib: OnMib) -> type:
-    """A class in place of the client's progress bars, which calls `on_mib` and draws nothing."""
+    """A replacement for the client's progress bars: calls `on_mib` and draws nothing."""
     most = 0
 
     class Bars(base):  # type: ignore[misc]

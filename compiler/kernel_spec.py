@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 Param = int | float | str | bool
 BUFFERS = "buffers"
-"""Parameter of a kernel that no command calls: how many operands it has."""
+"""Parameter that states the operand count of a kernel that no command calls."""
 
 
 class KernelSpecError(ValueError):
-    """A spec that no template can build."""
+    """No template can build this spec."""
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a template needs to generate one kernel.
+    """All that a template needs to generate one kernel.
 
     family: one of `graphs_format.FAMILIES`; op: the template's name; params: sorted (name, value) pairs.
     """
@@ -34,6 +34,6 @@ class KernelSpec:
         return dict(self.params)
 
     def symbol(self) -> str:
-        """Stable C symbol: the op (the parameter `name` where there is one) and 12 hex digits of the spec's hash."""
+        """Stable C symbol: the op (or the parameter `name`, if present) and 12 hex digits of the spec's hash."""
         text = json.dumps([self.family, self.op, self.params], sort_keys=True)
         return f"{self.as_dict().get('name', self.op)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"

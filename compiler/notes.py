@@ -1,4 +1,4 @@
-"""What became of a checkpoint's numbers, in sentences: what is kept, what is converted, and what that costs."""
+"""Sentences on the conversion of a checkpoint's numbers: which are kept, which are converted, and the error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llmc.quantize.conversion import Conversion, conversion_of, error_of, error_
 
 
 def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """One sentence for all kinds of layers that are kept alike, and one for each kind that is converted.
+    """One sentence per group of layer kinds kept alike, and one per converted kind.
 
-    Numbers that were not quantized are worth one where something is lost. conversions: as the manifest has them; None:
-    nothing was measured.
+    Unquantized numbers are mentioned only if precision is lost. conversions: as in the manifest; None if nothing was
+    measured.
     """
     lost = {name: conversion_of(record) for name, record in (conversions or {}).items()}
     types = types_of(check_checkpoint(resolved.model, checkpoint), checkpoint)
@@ -47,13 +47,13 @@ def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, 
 
 
 def _rounded(resolved: Resolved, name: str) -> str:
-    """What becomes of a weight that is not quantized."""
+    """The conversion of an unquantized weight, in words."""
     scheme = resolved.recipe.schemes.get(name)
     return f"rounded to {resolved.act_dtype if scheme is None else scheme.describe()}"
 
 
 def _becomes(resolved: Resolved, parameter: Parameter) -> tuple[str, str]:
-    """What becomes of a weight that is quantized already, in words, and what else can be had."""
+    """The conversion of an already quantized weight, in words, and the alternatives."""
     recipe, stored = resolved.recipe, parameter.stored
     scheme, ordered = recipe.schemes.get(parameter.name), parameter.name in recipe.act_order
     if scheme is None:
@@ -65,7 +65,7 @@ def _becomes(resolved: Resolved, parameter: Parameter) -> tuple[str, str]:
 
 
 def _left_head(resolved: Resolved, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """An output projection that is stored quantized, and not read."""
+    """A note on an output projection that is stored quantized but not read."""
     if not resolved.model.tie_word_embeddings or HEAD not in checkpoint.names():
         return ()
     kind = checkpoint.dtype(HEAD)

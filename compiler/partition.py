@@ -1,9 +1,9 @@
-"""How a model is divided among ranks that run each step together (tensor parallelism). Imports neither torch nor tvm.
+"""Tensor parallelism: how a model is divided among ranks that run each step together. Imports neither torch nor tvm.
 
-Each rank has as many attention heads, KV heads and elements inside the feed-forward block as any other. These are rows
-of the linears that make them, and columns of those that read them, whose results are parts of sums. Of a mixture a rank
-has a part of each expert, or whole experts (`by_expert`). The output projection is divided by rows of the vocabulary.
-The embedding, the router and all that is as wide as the hidden size is every rank's.
+Each rank has an equal number of attention heads, KV heads and feed-forward elements. These are rows of the linears that
+produce them, and columns of the linears that read them, whose results are partial sums. Of a mixture, each rank has a
+part of every expert, or whole experts (`by_expert`). The output projection is divided by vocabulary rows. The embedding,
+the router and everything as wide as the hidden size is replicated.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from llmc.quantize import Recipe, layer_kind
 
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 SUMMED = ("attention.out", "mlp.down", "mlp.shared.down", "mlp.experts.down")
-"""Kinds of weights whose layers make the sum of what the ranks have."""
+"""Kinds of weights whose layers make a sum over ranks."""
 _OF_EXPERTS = "mlp.experts."
 PLACES = "expert_places"
-"""What each rank has of its own where it holds whole experts: float32 [E], the number of each expert among those that
-the rank holds. An expert that it does not hold has their count as its number."""
+"""A table of each rank that holds whole experts: float32 [E], the index of each expert among those that the rank holds.
+Experts of other ranks have the number of held experts as their index."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """How a weight is divided: along `axis` it has parts of these sizes, and each rank has an equal piece of each."""
+    """How a weight is divided: `axis` consists of parts of these sizes, and each rank gets an equal piece of each
+    part."""
 
     axis: int
     parts: tuple[int, ...]
 
     def ranges(self, rank: int, ranks: int) -> list[tuple[int, int]]:
-        """First index and size of each piece of a rank."""
+        """(first index, size) of each piece of a rank."""
         starts = accumulate(self.parts, initial=0)
         return [
             (start + rank * (size // ranks), size // ranks) for start, size in zip(starts, self.parts, strict=False)
         ]
 
     def shape_of(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        """Of what one rank has."""
+        """The shape of one rank's share."""
         return (*shape[: self.axis], sum(self.parts) // ranks, *shape[self.axis + 1 :])
 
 
 def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: bool = False) -> None:
-    """Raises CompileError with one sentence about what cannot be divided among so many ranks.
+    """Raises CompileError with one sentence on what cannot be divided among `ranks` ranks.
 
     by_expert: see `Partition`.
     """
@@ -115,9 +116,9 @@ def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: 
 
 @dataclass(frozen=True)
 class Partition:
-    """A model among several ranks that `check_divisible` lets be divided.
+    """A model divided among ranks; `check_divisible` refuses what cannot be divided.
 
-    by_expert: a rank holds whole experts, those of its number in the order of the model; else a part of each.
+    by_expert: each rank holds whole experts, the r-th equal part in the model's order; else a part of every expert.
     """
 
     model: ModelConfig
@@ -125,7 +126,7 @@ class Partition:
     by_expert: bool = False
 
     def rank_model(self) -> ModelConfig:
-        """What each rank computes, but for the output projection, which is whole in it."""
+        """The model that each rank computes, except that its output projection is whole."""
         model, ranks = self.model, self.ranks
         alibi = model.alibi
         if alibi is not None:
@@ -148,7 +149,7 @@ class Partition:
         return replace(experts, intermediate_size=experts.intermediate_size // self.ranks, shared_size=shared)
 
     def slice_of(self, name: str) -> Slice | None:
-        """How a weight is divided; None: every rank has all of it."""
+        """How a weight is divided; None if every rank has all of it."""
         model = self.model
         q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         kind, inner = layer_kind(name), model.intermediate_size
@@ -193,7 +194,7 @@ class Partition:
         }
 
     def with_head(self, recipe: Recipe) -> Recipe:
-        """A recipe that has the output projection, also where that is the embedding."""
+        """A recipe that includes the output projection even if it is tied to the embedding."""
         if not self.model.tie_word_embeddings or EMBEDDING not in recipe.schemes:
             return recipe
         methods = dict(recipe.methods)
@@ -202,7 +203,7 @@ class Partition:
         return replace(recipe, schemes={**recipe.schemes, HEAD: recipe.schemes[EMBEDDING]}, methods=methods)
 
     def rank_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """Logical shapes of what one rank has, from those of the whole model."""
+        """Logical shapes of one rank's weights, from those of the whole model."""
         found = dict(shapes)
         if self.model.tie_word_embeddings:
             found[HEAD] = found[EMBEDDING]
@@ -226,7 +227,7 @@ class Partition:
         return Parameter.of(PLACES, "f32", places.astype(np.float32).reshape(-1))
 
     def requests(self, of_rank: Iterable[WeightRequest]) -> list[WeightRequest]:
-        """What is stored: what all ranks share, then what each has, rank by rank."""
+        """The stored weights: those shared by all ranks, then each rank's own, rank by rank."""
         wanted = list(of_rank)
         shared = [request for request in wanted if self.slice_of(request.name) is None]
         own = [request for request in wanted if self.slice_of(request.name) is not None]
@@ -234,7 +235,7 @@ class Partition:
         return [*shared, *each]
 
     def parameters(self, whole: Iterable[Parameter]) -> Iterator[Parameter]:
-        """The values of `requests`, from those of the whole model."""
+        """The values of `requests`, computed from the whole model's."""
         for parameter in whole:
             if parameter.name == EMBEDDING and self.model.tie_word_embeddings:
                 yield from self._pieces(replace(parameter, name=HEAD))
@@ -258,15 +259,15 @@ class Partition:
 
 
 def rank_name(name: str, rank: int) -> str:
-    """What a rank's piece of a weight is called in weights.safetensors."""
+    """The name of a rank's piece of a weight in weights.safetensors."""
     return f"rank{rank}.{name}"
 
 
 def of_one_rank(request: WeightRequest) -> WeightRequest:
-    """The request under the name that the weight has in the model."""
+    """The request under the weight's name in the model."""
     return replace(request, name=name_in_model(request.name))
 
 
 def shared_weights(names: Iterable[str]) -> int:
-    """How many of the stored tensors, by name, all ranks share."""
+    """The number of stored tensors shared by all ranks."""
     return sum(name == name_in_model(name) for name in names)

@@ -1,4 +1,4 @@
-"""A compilation as a list of named phases over one state, run in order; each may show what it made."""
+"""A compilation as a list of named phases over one state, run in order; each can show its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = TypeVar("State")
 
 
 class PhaseClock:
-    """Seconds by phase, and the caller's progress."""
+    """Measures seconds per phase, and forwards the caller's progress."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}
@@ -50,8 +50,8 @@ def _never(state: object) -> bool:
 class Phase(Generic[State]):
     """A step of a compilation.
 
-    name: as progress and reports have it. wanted: whether it has anything to do. verify: refuses what it made where
-    that is not what it says; raises VerifyError. dump: writes it into a directory, for people.
+    name: in progress and reports. wanted: whether it has anything to do. verify: raises VerifyError if the result is not
+    what it claims to be. dump: writes its result to a directory, for reading.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Phase(Generic[State]):
 def chosen(
     phases: Sequence[Phase[State]], names: Collection[str], **variants: Callable[[State, OnStep], None]
 ) -> tuple[Phase[State], ...]:
-    """The phases, of which only those of these names run. variants: what some of them do instead, by name."""
+    """The phases named in `names`. variants: replacements for some of them, by name."""
     unknown = {*names, *variants} - {phase.name for phase in phases}
     assert not unknown, unknown
     return tuple(
@@ -74,7 +74,7 @@ def chosen(
 
 
 def drive(phases: Sequence[Phase[State]], state: State, clock: PhaseClock, dump: Path | None = None) -> None:
-    """Runs the phases that are wanted. dump: an empty or missing directory, for a folder of what each phase made."""
+    """Runs the wanted phases. dump: an empty or missing directory, which gets a folder per phase."""
     for number, phase in enumerate(phases, 1):
         if not phase.wanted(state):
             continue
@@ -89,7 +89,7 @@ def drive(phases: Sequence[Phase[State]], state: State, clock: PhaseClock, dump:
 
 
 def check_dump(folder: Path | None, output: Path) -> None:
-    """Raises CompileError unless a dump may be written there: it replaces nothing, and is no part of the artifact."""
+    """Raises CompileError unless a dump may be written there: it must replace nothing, and lie outside the artifact."""
     if folder is None:
         return
     if folder.resolve().is_relative_to(output.resolve()):

@@ -2,9 +2,9 @@
 
 (download →) load → trace → graphs (bind, plan memory, emit) → (tune) → kernels → weights → link → publish.
 
-`compile_model` runs them all. What adds buckets to an artifact (`extend.py`) and what applies a bundle
-(`bundle_apply.py`) choose from the same list, with variants of those phases that take over what is there already.
-Where the cache has everything, neither torch nor TVM is imported: they take longer than all the rest.
+`compile_model` runs them all. `extend.py` (adds buckets) and `bundle_apply.py` (applies a bundle) select from the same
+list, with variants of phases that reuse existing results.
+If the cache has everything, neither torch nor TVM is imported: that would take longer than all the rest.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def _load(state: CompileState, _: OnStep) -> None:
 
 
 def open_model(state: CompileState) -> None:
-    """The headers of a checkpoint that has all that its config says: before anything is traced or made in the sizes
-    that the config gives."""
+    """Reads a checkpoint's headers and checks that it has all that its config states, before any expensive work."""
     config, resolved = state.config, state.resolved
     state.source = config.open_source()
     state.checkpoint, state.files = state.source.checkpoint(), state.source.model_files()
@@ -79,7 +78,7 @@ def open_model(state: CompileState) -> None:
 
 
 def settle(state: CompileState, asked_for: Mapping[str, object]) -> None:
-    """What the manifest says so far, which must be that of an artifact at the output unless this may be another."""
+    """Fills in the manifest known so far. It must match an artifact at the output, unless that may be replaced."""
     config = state.config
     state.manifest = {**asked_for, "files": state.copied}
     if not config.overwrite:
@@ -111,7 +110,7 @@ def _tune(state: CompileState, on_step: OnStep) -> None:
 
 
 def make_kernels(state: CompileState, on_step: OnStep) -> None:
-    """The code of each of `specs`."""
+    """Compiles each of `specs`, or takes it from the cache."""
     target, num_jobs = state.resolved.target, state.config.num_jobs()
     state.kernels = build_kernels(state.specs, target, state.cache, num_jobs, on_step, state.variants)
 
@@ -150,14 +149,14 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
 
 
 def stage(state: CompileState) -> Path:
-    """A directory for what is written from now on: publishing puts it at the output."""
+    """A directory for everything written from now on; publishing moves it to the output."""
     staged = staged_directory(state.config.output, keeps_others=state.in_place)
     state.staging = state.stack.enter_context(staged)
     return state.staging
 
 
 def link(state: CompileState, _: OnStep) -> None:
-    """The code, unless it is there already, and all that names its kernels."""
+    """Links the code, unless it exists already, and writes the tables that name its kernels."""
     target, layout = state.resolved.target, state.layout
     file = state.staging / target.code_name
     if state.code is None:
@@ -178,7 +177,7 @@ def link(state: CompileState, _: OnStep) -> None:
 
 
 def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucket], code: bytes) -> bytes:
-    """graphs.bin of an artifact of these kernels and buckets."""
+    """graphs.bin of an artifact with these kernels and buckets."""
     resolved, layout = state.resolved, state.layout
     sums = FileSums.of({resolved.target.code_name: code}, layout.header, layout.total_bytes)
     graphs = {bucket: state.graphs[bucket] for bucket in buckets}
@@ -188,7 +187,7 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
 
 
 def _pools(state: CompileState) -> dict[str, object]:
-    """What the manifest says of adapters: which layers have a pool, the graphs say."""
+    """The manifest's record of adapters; the graphs tell which layers have a pool."""
     limits = state.resolved.adapters
     if limits is None:
         return {}
@@ -197,7 +196,7 @@ def _pools(state: CompileState) -> dict[str, object]:
 
 
 def write_files(state: CompileState) -> None:
-    """The model's files, and then the manifest, which lists them."""
+    """Writes the model's files, then the manifest, which lists them."""
     copy_files(state.files, state.staging, state.copied)
     state.manifest |= {"files": listed_files(state.staging, state.copied), "weights_crc32": state.crcs}
     if state.conversions is not None:
@@ -221,13 +220,13 @@ PHASES: tuple[Phase[CompileState], ...] = (
     Phase("link", link, verify=verify.link),
     Phase("publish", _publish),
 )
-"""All of a compilation, in order."""
+"""All phases of a compilation, in order."""
 
 
 def compile_model(config: CompileConfig, progress: Progress = no_progress) -> CompileReport:
-    """Compiles a model into an artifact. On failure `config.output` is as it was before.
+    """Compiles a model into an artifact. On failure `config.output` is unchanged.
 
-    config.model: a directory, a GGUF file, or a name on the hub, which is downloaded.
+    config.model: a directory, a GGUF file, or a hub name, which is downloaded.
     """
     clock = PhaseClock(progress)
     with PeakMemory() as memory, compilation(config) as state:
@@ -262,9 +261,9 @@ def compile_cached(
     dtype: str = "auto",
     cache_dir: Path | None = None,
 ) -> Path:
-    """Compiles a model for this machine with the default buckets, once; returns the cached artifact.
+    """Compiles a model once for this machine, with the default buckets; returns the cached artifact.
 
-    source: the commit of the hub that it is. dtype: as of CompileConfig. cache_dir None: the user's cache.
+    source: the hub commit of the model. dtype: as in CompileConfig. cache_dir: None for the user's cache.
     """
     target = resolve(CompileConfig(model=model, output=model)).target
     output = artifacts_folder(cache_root(cache_dir)) / key_of(

@@ -1,4 +1,4 @@
-"""Decides every "auto" of a CompileConfig."""
+"""Resolves every "auto" of a CompileConfig."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ DEFAULT_MAX_MODEL_LEN = 4096
 
 @dataclass(frozen=True)
 class Resolved:
-    """A CompileConfig with every "auto" decided.
+    """A CompileConfig with every "auto" resolved.
 
-    cut_by: what made max_model_len less than the model's own: "default", "buckets" or "option"; None: nothing did.
-    kv_scales: where those of the KV cache come from, None: they are found as it is written. kv_scale_values: what a
-    file gives, one for keys and values of each layer. ignored_config: sentences about what the model says that llmc
-    does not know. adapters: None where none can be loaded. speculate: guesses of a sequence that the ladder has rows
-    for when all sequences run, 0: it was not made for any. ranks: that run each step together.
+    cut_by: why max_model_len is below the model's own: "default", "buckets" or "option"; None if it is not.
+    kv_scales: source of the KV cache scales; None if they are computed when keys and values are written.
+    kv_scale_values: from a file; one for keys and values of each layer.
+    ignored_config: sentences on configuration of the model that llmc does not know.
+    adapters: None if none can be loaded.
+    speculate: draft tokens per sequence for which the ladder has rows with all sequences running; 0 if it was not made
+    for any.
+    ranks: number of ranks that run each step together.
     """
 
     model: ModelConfig
@@ -72,26 +75,26 @@ class Resolved:
 
     @property
     def partition(self) -> Partition | None:
-        """How the model is divided among ranks; None where there is one."""
+        """The division of the model among ranks; None for a single one."""
         return Partition(self.model, self.ranks, self.by_expert) if self.ranks > 1 else None
 
     @property
     def rank_model(self) -> ModelConfig:
-        """What is traced: the model, or what each rank computes of it."""
+        """The model to trace: the whole one, or one rank's share."""
         return self.model if self.partition is None else self.partition.rank_model()
 
     @property
     def max_decode_rows(self) -> int:
-        """Rows of the largest decode step: of each sequence its last token and its guesses."""
+        """Rows in the largest decode step: each sequence's last token and its draft tokens."""
         return self.max_num_seqs * (1 + self.speculate)
 
     @property
     def model_len(self) -> int:
-        """Tokens of the longest text that the model was made for."""
+        """The longest context, in tokens, that the model was made for."""
         return trained_length(self.model)
 
     def warnings(self) -> tuple[str, ...]:
-        """What a user may not have meant, in sentences."""
+        """Sentences on what the user may not have intended."""
         return (*self.ignored_config, *self._length_warnings())
 
     def _length_warnings(self) -> tuple[str, ...]:
@@ -116,7 +119,7 @@ class Resolved:
         return ()
 
     def graph_params(self) -> GraphParams:
-        """What kernels depend on; the shape of a graph replaces the empty one."""
+        """What kernels depend on; a graph's shape replaces the empty one."""
         return GraphParams(
             target=self.target,
             shape=GraphShape(0, 0, 0, 0, 0),
@@ -128,17 +131,17 @@ class Resolved:
         )
 
     def graph_components(self) -> dict[str, str]:
-        """Key components that all graphs share."""
+        """Cache key components shared by all graphs."""
         return keys.graph_components(
             self.rank_model, self.max_model_len, self.graph_params(), self.recipe, self.adapters, self.ranks
         )
 
     def trace_components(self) -> dict[str, str]:
-        """Key components of the lowered model."""
+        """Cache key components of the lowered model."""
         return keys.trace_components(self.rank_model, self.max_model_len, self.act_dtype)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Logical shapes of all that graphs may read as a weight, by name: of what one rank has."""
+        """Logical shapes, by name, of everything that graphs of one rank may read as a weight."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
         tables = table_shapes(self.model, self.max_model_len)
         layers = range(self.model.num_layers if self.kv_scales else 0)
@@ -147,7 +150,7 @@ class Resolved:
         return whole if self.partition is None else self.partition.rank_shapes(whole)
 
     def requests(self, of_rank: Iterable[WeightRequest]) -> list[WeightRequest]:
-        """All that is stored of what graphs ask for."""
+        """Everything stored for the requests of one rank's graphs."""
         return list(of_rank) if self.partition is None else self.partition.requests(of_rank)
 
     def parameters(self, whole: Iterable[Parameter]) -> Iterator[Parameter]:
@@ -155,7 +158,7 @@ class Resolved:
         return iter(whole) if self.partition is None else self.partition.parameters(whole)
 
     def whole_parameters(self, checkpoint: Checkpoint) -> Iterator[Parameter]:
-        """The values of all weights of the model, rows and columns in the order that the recipe wants."""
+        """The values of all weights, with rows and columns in the order that the recipe requires."""
         found = {p.name: p for p in load_parameters(self.model, checkpoint, self.act_dtype)}
         rows_of = self.recipe.rows_of
         for name, parameter in found.items():
@@ -171,7 +174,7 @@ class Resolved:
             yield Parameter.of(name, "f32", table)
 
     def _stated_kv_scales(self, checkpoint: Checkpoint) -> Array:
-        """float32 [layers, 2, heads], keys before values. Raises CompileError where they are not at hand."""
+        """float32 [layers, 2, heads], keys before values. Raises CompileError if they are unavailable."""
         shape = self.model.num_layers, 2, self.model.num_kv_heads
         if self.kv_scale_values:
             return np.broadcast_to(np.array(self.kv_scale_values, np.float32)[:, None, None], shape)
@@ -184,13 +187,13 @@ class Resolved:
         return stated
 
     def model_record(self) -> ModelRecord:
-        """What graphs.bin says of the model, but for the number of weights that ranks share."""
+        """The model record of graphs.bin, without the number of weights shared by ranks."""
         model, of_rank = self.model, self.rank_model
         keys_bytes, values_bytes = self.target.kv_block_bytes(
             of_rank.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype
         )
         if model.latent is not None:
-            values_bytes = 0  # they are a part of the keys
+            values_bytes = 0  # values are part of the keys
         return ModelRecord(
             num_layers=model.num_kv_layers,
             num_kv_heads=of_rank.num_kv_heads,
@@ -217,8 +220,8 @@ class Resolved:
 
 
 def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolved:
-    """Decides dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError
-    or ModelError. source: of the model, None: that at config.model.
+    """Resolves dtypes, target, lengths and ladder. Raises CompileError, BucketError, QuantizeError, TargetError or
+    ModelError. source: the opened model; None opens config.model.
     """
     source = source or config.open_source()
     model = source.config()
@@ -259,7 +262,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         check_divisible(model, recipe, config.tensor_parallel, by_expert=config.expert_parallel)
         recipe = Partition(model, config.tensor_parallel).with_head(recipe)
     if adapters is not None:
-        # What adapters read and add to is in the order of the model.
+        # Adapters read and add in the model's own order.
         recipe = replace(recipe, rows_of={})
     target = resolve_target(config.target)
     if model.states != "none" and not target.keeps_states:
@@ -295,7 +298,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
 
 
 def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
-    """The model whose graphs leave hidden states. Raises CompileError where they cannot."""
+    """The model with graphs that leave hidden states. Raises CompileError if they cannot."""
     if model.pooled is not None or model.bidirectional:
         raise CompileError("--eagle is for models that write text; leave it out")
     if config.tensor_parallel != 1:
@@ -306,8 +309,8 @@ def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
 def _kv_scales(
     config: CompileConfig, source: ModelSource, model: ModelConfig, kv_dtype: str
 ) -> tuple[Literal["checkpoint", "file"] | None, tuple[float, ...]]:
-    """Where the scales of the KV cache come from, and those of a file. Raises ModelError for scales that are none,
-    QuantizeError for such a file."""
+    """The source of the KV cache scales, and the values of a file. Raises ModelError for invalid scales, QuantizeError
+    for an invalid file."""
     if config.kv_scales is not None:
         if kv_dtype != FILE_KV_DTYPE:
             raise CompileError(
@@ -323,7 +326,7 @@ def _kv_scales(
 
 @dataclass(frozen=True, slots=True)
 class LadderLimits:
-    """What a ladder is compiled for. max_num_batched_tokens: no prefill or mixed bucket has more new tokens."""
+    """The limits of a ladder. max_num_batched_tokens: most new tokens of a prefill or mixed bucket."""
 
     max_num_seqs: int
     max_model_len: int
@@ -332,7 +335,7 @@ class LadderLimits:
 
 
 def _cut_to_step(config: CompileConfig, limits: LadderLimits, longest: int) -> LadderLimits:
-    """For a model whose prompts are read in one step. Raises CompileError where longer ones were asked for."""
+    """Limits for a model that reads its prompt in one step. Raises CompileError if longer prompts were requested."""
     if config.max_model_len is not None:
         raise CompileError(
             f"the largest prefill bucket holds {longest} tokens of a prompt, which this model reads in one step, but "
@@ -344,9 +347,11 @@ def _cut_to_step(config: CompileConfig, limits: LadderLimits, longest: int) -> L
 def resolve_ladder(
     config: CompileConfig, default_len: int, trained_len: int, phases: tuple[str, ...] = REQUIRED_PHASES
 ) -> tuple[LadderLimits, BucketLadder]:
-    """The ladder of a model made for contexts of trained_len tokens, and its limits: those that are not given follow
-    the ladder, and default_len where that does not say. phases: of the ladder. Raises BucketError, and CompileError for
-    a ladder that does not reach max_model_len."""
+    """The ladder of a model trained for contexts of trained_len tokens, and its limits.
+
+    Limits not given follow the ladder, or default_len if the ladder leaves them open. phases: of the ladder. Raises
+    BucketError, and CompileError for a ladder that does not reach max_model_len.
+    """
     max_model_len = config.max_model_len or default_len
     max_num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     tokens = config.max_num_batched_tokens
@@ -369,12 +374,12 @@ def resolve_ladder(
 
 
 def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) -> None:
-    """Raises BucketError for a bucket that no request could fill, CompileError for a limit that none holds."""
+    """Raises BucketError for a bucket that no request could fill, CompileError for a limit that no bucket reaches."""
     max_num_seqs = config.max_num_seqs or min(max(ladder.max_batch, DEFAULT_MAX_NUM_SEQS), MAX_NUM_SEQS)
     max_model_len = config.max_model_len or trained_len
     source = f"{config.buckets.names}: " if isinstance(config.buckets, LadderVariables) else ""
     for bucket in ladder:
-        # Rows of a decode step are sequences, each with its guesses.
+        # Rows of a decode step are sequences, each with its draft tokens.
         most = max_num_seqs * (1 + config.speculate) if bucket.phase == "decode" else max_num_seqs
         check_total(bucket, config.block_size)
         excess = beyond(bucket, most, max_model_len, config.block_size)
@@ -399,7 +404,7 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
 
 
 def _gate_and_up(order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Rows of gate, then of up, in the order of the columns of down: of one, [K], or of each expert, [experts, K]."""
+    """Row order of gate, then of up, that matches the columns of down: for one, [K], or per expert, [experts, K]."""
     orders = np.atleast_2d(order)
     inner, first = orders.shape[1], 2 * orders.shape[1] * np.arange(len(orders))[:, None]
     rows: NDArray[np.int32] = np.concatenate((first + orders, first + inner + orders), 1).ravel().astype(np.int32)
@@ -407,7 +412,7 @@ def _gate_and_up(order: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
-    """The schemes of the matrices whose numbers a checkpoint stores as kernels read them."""
+    """The schemes of matrices whose stored numbers kernels can read as they are."""
     if not source.is_quantized:
         return Recipe({})
     checkpoint, schemes, methods, act_order = source.checkpoint(), {}, {}, set()
@@ -415,20 +420,20 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
     sources = {target.name: target.sources for target in targets}
     for parameter in load_parameters(model, checkpoint, "f32"):
         stored, name = parameter.stored, parameter.name
-        # An embedding is read row by row, in the order of the model.
+        # An embedding is read row by row, in the model's order.
         if stored is not None and (name != EMBEDDING or stored.columns is None):
             schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
             methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
             if stored.columns is not None:
                 act_order.add(name)
-    # Rows in another order cost nothing, where they are read as they are stored anyway.
+    # Reordering rows is free when they are stored as read.
     made = {target.makes for target in targets if target.makes in act_order and target.name in schemes}
     rows_of = {target.name: target.makes for target in targets if target.makes and target.makes in made}
     return Recipe(schemes, methods, frozenset(act_order), rows_of)
 
 
 def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
-    """The schemes of the model's linear layers. An embedding that no linear shares stays as it is."""
+    """The schemes of the model's linear layers. An embedding not tied to a linear stays unquantized."""
     targets = get_family(model.model_type).weight_map(model).targets
     matrices = [target.name for target in targets if target.dtype == "act" and not target.precise]
     if model.tie_word_embeddings and model.pooled is None:

@@ -1,4 +1,4 @@
-"""What a compilation costs the machine: memory of its process tree, and the time since the process began."""
+"""Resources used by a compilation: memory of its process tree, and time since the process began."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tree_bytes(pid: int) -> int:
 
 
 def seconds_since_start() -> float:
-    """Age of this process, to about 10 ms: what it spent on imports before anybody could look at a clock."""
+    """Age of this process, accurate to about 10 ms; includes imports before the first clock reading."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _TICKS_PER_S)

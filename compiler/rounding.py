@@ -1,4 +1,4 @@
-"""What quantization makes of a checkpoint's matrices: their bits and how far they move. Nothing is compiled."""
+"""Measures the quantization of a checkpoint's matrices: their size and error. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmc.quantize.error import WeightError, weight_error
 
 @dataclass(frozen=True)
 class LayerError:
-    """name: of the weight. error: root of the squared change over the squared weight."""
+    """name: of the weight. error: root of (squared change / squared weight)."""
 
     name: str
     scheme: str
@@ -25,7 +25,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Rounding:
-    """weight_bytes: of all matrices, scales included; error: over all that are quantized, see LayerError."""
+    """weight_bytes: of all matrices, scales included. error: over all quantized matrices; see LayerError."""
 
     bits_per_weight: float
     weight_bytes: int
@@ -34,7 +34,7 @@ class Rounding:
 
 
 def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) -> Rounding:
-    """Quantizes every matrix as `config` says, one after another. Raises what `resolve` raises for a bad model."""
+    """Quantizes every matrix as `config` requests, one at a time. Raises what `resolve` raises for a bad model."""
     resolved = resolve(config)
     source = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
     parameters = load_parameters(resolved.model, source.checkpoint(), resolved.act_dtype)

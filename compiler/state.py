@@ -1,4 +1,4 @@
-"""What a compilation knows, phase by phase."""
+"""The state of a compilation, filled phase by phase."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 
 @dataclass
 class CompileState:
-    """What phases leave for those behind them.
+    """Results of phases, for later phases.
 
-    stack: what publishing closes. files: what `copied` names some of.
-    in_place: the output is the artifact that is extended, whose other files stay. there: the manifest of what lies at
-    the output.
-    manifest: as much as is known. conversions: as in the manifest, None: nobody knows.
-    specs: kernels, in the order of the artifact. variants: of kernels that have not the default schedule.
-    code: None until it is linked or carried over.
+    stack: closed by publishing.
+    files: the model's files; `copied` names those to copy.
+    in_place: the output is the artifact being extended, whose other files stay.
+    there: the manifest of what is at the output.
+    manifest: as far as it is known.
+    conversions: as in the manifest; None if unknown.
+    specs: kernels, in the artifact's order.
+    variants: of kernels with a non-default schedule.
+    code: None until linked or carried over.
     """
 
     config: CompileConfig
@@ -68,9 +71,9 @@ class CompileState:
 
 @contextmanager
 def compilation(config: CompileConfig, *, in_place: bool = False) -> Iterator[CompileState]:
-    """The state of a compilation that begins; what it has staged and not published vanishes with it.
+    """Starts a compilation. Staged but unpublished files are removed when it ends.
 
-    Raises CompileError where its output or its dump must not be written, before anything takes minutes.
+    Raises CompileError early if its output or its dump must not be written.
     """
     check_dump(config.dump, config.output)
     there = None if in_place else check_output(config.output)

@@ -1,4 +1,4 @@
-"""The cache entries a compilation would look for, without compiling anything."""
+"""The cache entries that a compilation would look up, found without compiling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.compiler.store.cache import GraphCache, key_of
 
 @dataclass(frozen=True)
 class Wanted:
-    """Something a compilation needs: what people call it, and what its key is made of."""
+    """A result that a compilation needs: its display name, and its key's components."""
 
     name: str
     components: dict[str, str]
@@ -26,9 +26,9 @@ class Wanted:
 
 
 def wanted_entries(config: CompileConfig, cache: GraphCache) -> list[Wanted]:
-    """Graphs, the trace, then the kernels of those graphs that the cache has (the others' are not known before).
+    """Graphs, the trace, then the kernels of cached graphs; those of other graphs are not known yet.
 
-    The trace is looked for only when a graph is missing. Raises what `resolve` raises for a bad model.
+    The trace is included only if a graph is missing. Raises what `resolve` raises for a bad model.
     """
     resolved = resolve(config)
     needed = needed_graphs(list(resolved.ladder), resolved.graph_params(), resolved.graph_components())

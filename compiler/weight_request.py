@@ -1,4 +1,4 @@
-"""What graphs ask of a weight, and the tensors that a target stores it in."""
+"""A graph's request for a weight, and the tensors in which a target stores it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_of
 
 COLUMNS = "columns"
-"""What is stored beside a weight in act-order: NAME.columns."""
+"""Suffix of the column order stored beside an act-order weight: NAME.columns."""
 ROWS = "rows"
-"""The layout of a tensor that lies as it does in a checkpoint, row after row."""
+"""The layout of a row-major tensor, stored as in a checkpoint."""
 
 
 def kv_scales_name(layer: int) -> str:
-    """The scales of a layer's keys, then of its values, a KV head after the other, where the checkpoint states them."""
+    """Name of the scales of a layer's keys, then values, by KV head, as stated by the checkpoint."""
     return f"layers.{layer}.attention.kv_scales"
 
 
 @dataclass(frozen=True)
 class WeightRequest:
-    """A weight the graphs use: logical shape [N, K] (or any rank when not packed) and stored dtype.
+    """A weight that graphs use: logical shape [N, K] (any rank if not packed) and stored dtype.
 
-    packed: in the layout of the target's linear layers. format: of a packed weight that is quantized (dtype u8), with
-    what lies beside its numbers in tensors of their own. parts: of a packed weight, equal ones, each laid out alone.
-    columns: orders of its columns that are stored too, in a tensor i32 [columns K]: one, one an expert, or 0.
+    packed: in the layout of the target's linear layers. format: of a packed, quantized weight (dtype u8), whose planes
+    are separate tensors. parts: number of equal parts of a packed weight, each laid out separately. columns: number of
+    stored column orders, in a tensor i32 [columns K]: 0, 1, or one per expert.
     """
 
     name: str
@@ -43,14 +43,14 @@ class WeightRequest:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> WeightRequest:
-        """The request whose `record()` it is. Raises QuantizeError."""
+        """The inverse of `record`. Raises QuantizeError."""
         format = None if record["format"] is None else format_of(record["format"])
         return cls(**{**record, "shape": tuple(record["shape"]), "format": format})
 
 
 @dataclass(frozen=True)
 class WeightTensor:
-    """A tensor of weights.safetensors; shape: as stored. layout: the target's tag of how it lies (FORMAT.md)."""
+    """A tensor of weights.safetensors. shape: as stored. layout: the target's layout tag (FORMAT.md)."""
 
     name: str
     dtype: str

@@ -1,8 +1,8 @@
-"""Processes that compile kernels, spoken to over pipes by one thread each.
+"""Processes that compile kernels; one thread each talks to them over pipes.
 
-They are programs of their own. torch and TVM have threads, which a forked child would inherit locked. And what
-multiprocessing spawns imports the caller's `__main__`, which runs a script without a guard again. A worker ends when
-its stdin does, so none outlives a compiler that is killed.
+They are separate programs. A forked child could inherit locks held by threads of torch and TVM. A process spawned by
+multiprocessing imports the caller's `__main__`, which would rerun a script without a guard. A worker ends when its
+stdin closes, so none outlives a killed compiler.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from llmc.compiler.workers i
 _LENGTH_BYTES = 8
 
 Variant = tuple[KernelSpec, str | None]
-"""A kernel and its schedule, as its target writes it; None: the default one."""
+"""A kernel and its schedule in the target's text form; None for the default."""
 
 
 def compile_kernels(
     variants: Sequence[Variant], target: Target, num_workers: int
 ) -> Generator[tuple[Variant, bytes], None, None]:
-    """Each variant with its code, as they are done; no worker is left when the iteration ends, however it ends.
+    """Yields each variant with its code as it is done; no worker remains when the iteration ends, however it ends.
 
-    Raises CompileError, naming the kernel, when one cannot be compiled or its process dies.
+    Raises CompileError naming the kernel if it cannot be compiled or its process dies.
     """
     workers: list[_Worker] = []
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ def compile_kernels(
         for job in as_completed(jobs):
             yield jobs[job], job.result()
     finally:
-        # First the workers: the pool's threads wait for them.
+        # Stop the workers first: the pool's threads wait for them.
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
@@ -66,7 +66,7 @@ class _Worker:
     """A compiling process; used by one thread at a time."""
 
     def __init__(self) -> None:
-        # In a process group of its own an interrupt from the terminal reaches the compiler alone, which ends it.
+        # In its own process group, so that an interrupt from the terminal reaches only the compiler, which ends it.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, *sys.path],
             stdin=subprocess.PIPE,
@@ -99,9 +99,9 @@ class _Worker:
 
 
 def serve() -> None:
-    """A worker's life: compiles what it is sent until its stdin ends."""
+    """Main loop of a worker: compiles what it is sent until its stdin closes."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What a library reads or prints must not meet the messages.
+    # Keep output and reads of libraries out of the message stream.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -132,7 +132,7 @@ def _send(pipe: IO[bytes], message: object) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> Any:
-    """The other side's next message. Raises EOFError when it is gone."""
+    """The next message. Raises EOFError if the other side is gone."""
     prefix = pipe.read(_LENGTH_BYTES)
     length = int.from_bytes(prefix, "little")
     data = pipe.read(length)

@@ -1,1 +1,1 @@
-"""Quantizes checkpoints with the help of text, and writes them as checkpoints: what `llmc quantize -o` does."""
+"""Quantizes checkpoints with calibration text and writes the result as a checkpoint: `llmc quantize -o`."""

@@ -1,4 +1,4 @@
-"""Writes the quantized checkpoint: config.json, the weights, and the files that are taken over as they are."""
+"""Writes the quantized checkpoint: config.json, the weights, and the other files, copied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def write_checkpoint(
     files: ModelFiles,
     on_shard: Callable[[int, int], None],
 ) -> int:
-    """config: of the model; settings: its quantization_config. Returns the bytes of all tensors."""
+    """Writes a checkpoint; returns the bytes of all tensors. config: of the model. settings: its
+    quantization_config."""
     told = {**config, "quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in TAKEN_FILES:
@@ -58,7 +59,7 @@ def write_checkpoint(
 
 
 def _shards(tensors: Mapping[str, StoredTensor]) -> list[dict[str, StoredTensor]]:
-    """By name, none larger than SHARD_BYTES unless one tensor is."""
+    """Splits tensors, in order of name, into shards of at most SHARD_BYTES; a larger tensor gets its own."""
     shards: list[dict[str, StoredTensor]] = [{}]
     size = 0
     for name, tensor in sorted(tensors.items()):

@@ -1,4 +1,4 @@
-"""From a model and a request to a quantized checkpoint: a decoder layer at a time, each seen once."""
+"""From a model and a request to a quantized checkpoint: one decoder layer at a time, each loaded once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmc.quantize.export.gguf import Gguf
 
 
 def estimate_of(config: CalibrationConfig) -> tuple[Estimate, tuple[str, ...]]:
-    """What the request takes, and notes; nothing is written. Raises what `quantize_checkpoint` raises for bad input."""
+    """Estimates a request, with notes; writes nothing. Raises what `quantize_checkpoint` raises for bad input."""
     if config.target_kl is not None:
         raise CompileError("--dry-run does not know what --target-kl takes; leave out one of them")
     task = Task(config)
@@ -35,7 +35,7 @@ def estimate_of(config: CalibrationConfig) -> tuple[Estimate, tuple[str, ...]]:
 def quantize_checkpoint(config: CalibrationConfig, progress: Progress = no_progress) -> CalibrationReport:
     """Writes the quantized checkpoint, whole or not at all. Raises CompileError, ModelError and QuantizeError.
 
-    A request that was killed goes on behind its last finished layer, and gives the same bytes.
+    A killed request resumes after its last finished layer, and gives the same bytes.
     """
     start = time.monotonic()
     task = Task(config)
@@ -66,7 +66,7 @@ def quantize_checkpoint(config: CalibrationConfig, progress: Progress = no_progr
 
 
 def _write(task: Task, plan: Plan, work: Work, progress: Progress) -> int:
-    """The bytes of the weights."""
+    """Writes the checkpoint; returns the bytes of the weights."""
     config, files = task.config, task.source.model_files()
     tensors, settings = _all_tensors(task, plan, work), task.layout.settings(plan.formats, plan.left)
 
@@ -82,7 +82,7 @@ def _write(task: Task, plan: Plan, work: Work, progress: Progress) -> int:
 
 
 def _all_tensors(task: Task, plan: Plan, work: Work) -> Mapping[str, StoredTensor]:
-    """Those of the checkpoint, with the quantized ones in their places."""
+    """The checkpoint's tensors, with the quantized ones in place."""
     gone = {f"{prefix}.weight" for prefix in plan.formats}
     found = {name: tensor for name, tensor in task.checkpoint.stored_tensors().items() if name not in gone}
     for index in range(task.model.num_layers):

@@ -1,4 +1,4 @@
-"""What quantizing a model takes, from its shapes and the speed of one small product."""
+"""Estimates the cost of quantizing a model, from its shapes and the measured speed of one small product."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from llmc.quantize.methods.awq import ALPHAS
 from llmc.quantize.methods.grids import SHRINKS
 
 _SIZE, _TIMES = 512, 8
-_GRID_OPERATIONS, _ELEMENTWISE = 16, 16  # of an element and range; times as slow as products
+_GRID_OPERATIONS, _ELEMENTWISE = 16, 16  # operations per element and range; slowness relative to products
 _SCALE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 def _rate() -> float:
-    """Operations a second of one thread in products of float32 matrices."""
+    """Operations per second of one thread in float32 matrix products."""
     one = np.ones((_SIZE, _SIZE), np.float32)
     with workers(1):
         best = np.inf
@@ -36,7 +36,7 @@ def _rate() -> float:
 
 
 def _rounding_operations(config: CalibrationConfig, linear: Linear, count: int) -> float:
-    """count: matrices that it is, each rounded by itself."""
+    """Operations to round a linear. count: number of matrices in it, each rounded separately."""
     return count * _of_one(config, linear, linear.n // count)
 
 
@@ -52,7 +52,7 @@ def _of_one(config: CalibrationConfig, linear: Linear, n: int) -> float:
 
 
 def _seen(linear: Linear, model: ModelConfig, tokens: int) -> int:
-    """Tokens whose inputs are looked at, of all matrices together; of an expert at least as many as its columns."""
+    """Tokens whose inputs are examined, over all matrices; for an expert at least as many as its columns."""
     if not linear.of_experts or model.experts is None:
         return tokens
     return max(tokens * model.experts.top_k, model.experts.count * linear.k)
@@ -66,10 +66,10 @@ def estimate(
     tensors: Mapping[str, StoredTensor],
     windows: tuple[int, ...],
 ) -> Estimate:
-    """windows: how many, and their tokens."""
+    """windows: token counts of the calibration windows."""
     count, length = windows
     tokens = count * length
-    # Where layers differ, the largest one stands for all.
+    # If layers differ, the largest one stands for all.
     largest = max(plan.layers, key=lambda layer: sum(linear.n * linear.k for linear in layer.values()), default={})
     linears = list(largest.values())
     wanted = [linear for linear in linears if linear.format is not None]
@@ -85,8 +85,8 @@ def estimate(
     squares = [4 * linear.k**2 for linear in wanted] if grams else [0]
     inputs = 4 * min(count, 8) * length * sum(linear.k for linear in linears) if tokens else 0
     if grams and any(linear.of_experts for linear in wanted):
-        inputs += stream  # of every token what goes into the experts
-    # A factor of GPTQ has two copies in double precision while it is made.
+        inputs += stream  # the experts' inputs, for every token
+    # GPTQ holds two float64 copies while it computes a factor.
     extra = 4 * max(squares) if config.method == "gptq" else 0
     output = sum(map(byte_count, tensors.values()))
     for layer in plan.layers:

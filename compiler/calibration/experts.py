@@ -1,7 +1,7 @@
-"""Rounds a layer's experts, one after another, by the inputs of the tokens that chose each.
+"""Rounds a layer's experts one at a time, calibrated on the inputs of the tokens that chose each.
 
-Memory is that of one expert's second moments, whatever their number. An expert that few tokens chose is calibrated on
-others as well, which count for less: without them its inputs would span a part of their space alone.
+Memory holds the second moments of one expert at a time. An expert that few tokens chose is also calibrated on other
+tokens, at a lower weight; its own inputs alone would not span their space.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llmc.models.expert_ops import expert_inner
 from llmc.quantize.formats.base import Quantized
 
 _OF_OTHERS = np.float32(0.1)
-"""What a token counts that did not choose the expert, beside 1 of those that did on average."""
+"""Weight of a token that did not choose the expert; those that did average 1."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Of experts: all that were rounded, those that fewer tokens chose than their inputs have elements, and none."""
+    """Counts of experts: rounded in all; chosen by fewer tokens than their inputs have elements; chosen by none."""
 
     experts: int = 0
     sparse: int = 0
@@ -36,7 +36,7 @@ class Tally:
         return Tally(self.experts + other.experts, self.sparse + other.sparse, self.unseen + other.unseen)
 
     def record(self) -> list[int]:
-        """As `of` reads it."""
+        """The counts as a list; `of` reads it."""
         return [self.experts, self.sparse, self.unseen]
 
     @classmethod
@@ -61,14 +61,14 @@ def round_experts(
     layer: RoundedLayer,
     routed: Routed,
 ) -> Tally:
-    """Puts the experts' matrices into the layer. Nothing of them is read but what the float ones make."""
+    """Rounds the experts' matrices into `layer`. Calibration uses only the float layer's activations."""
     found: dict[str, list[Quantized]] = {kind: [] for kind in (GATE_UP, DOWN) if linears[kind].format is not None}
     tally, columns = Tally(), max(linears[GATE_UP].k, linears[DOWN].k)
     for expert in range(config.count):
         one = _Expert(expert, config, layer.values, routed, runner)
         tally += Tally(1, int(one.seen < columns), int(one.seen == 0))
         moments = {DOWN: one.of_down()} if DOWN in found else {}
-        # Before gate and up are rounded, and before what AWQ makes of up.
+        # Computed before gate and up are rounded, and before AWQ scales up.
         if GATE_UP in found:
             moments[GATE_UP] = one.of_gate_up()
         if rounder.scales and len(found) == 2 and one.is_linear_in_up:
@@ -83,7 +83,7 @@ def round_experts(
 
 
 class _Expert:
-    """One expert, with the tokens that it is calibrated on."""
+    """One expert, with its calibration tokens."""
 
     def __init__(self, index: int, config: Experts, values: Values, routed: Routed, runner: LayerRunner) -> None:
         self._index, self._config, self._values = index, config, values
@@ -95,12 +95,12 @@ class _Expert:
 
     @property
     def seen(self) -> int:
-        """Tokens that chose it."""
+        """The number of tokens that chose it."""
         return len(self._tokens)
 
     @property
     def is_linear_in_up(self) -> bool:
-        """Whether its result is in proportion to what up makes."""
+        """Whether its result is proportional to the output of up."""
         return not self._config.gate_limit and not self._config.biases
 
     def _rows(self, kind: str) -> slice:
@@ -108,11 +108,11 @@ class _Expert:
         return slice(self._index * rows, (self._index + 1) * rows)
 
     def weight(self, kind: str) -> Floats:
-        """A view."""
+        """A view of the weight `kind`."""
         return self._values[f"{kind}.weight"][self._rows(kind)]
 
     def _taken(self, least: int) -> tuple[NDArray[np.int64], Floats]:
-        """Tokens, so many at least, and what they count; where more are needed, others at equal distances."""
+        """(tokens, their weights): at least `least` tokens; if need be, others at equal distances are added."""
         mean = self._weights.mean() if self.seen else np.float32(1)
         weights = self._weights / mean if mean else np.ones(self.seen, np.float32)
         if self.seen >= least:
@@ -140,7 +140,7 @@ class _Expert:
         return self._runner.moments_of(inner.numpy(), weights)
 
     def scale(self, rounder: Rounder, down: Linear, moments: Moments) -> None:
-        """Makes columns of down larger, and rows of up smaller by as much."""
+        """Scales columns of down up, and rows of up down by the same factors."""
         assert down.format is not None
         assert moments.gram is not None
         scales = rounder.searched(self.weight(DOWN), down.format, moments, moments.mean)

@@ -1,4 +1,4 @@
-"""Rounds one decoder layer after another; what goes into a layer comes from the rounded ones before it."""
+"""Rounds decoder layers one at a time; a layer's calibration input comes from the rounded layers before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmc.quantize.checkpoints import StoredTensor
 
 
 def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Progress) -> tuple[str, ...]:
-    """Rounds the layers that `work` has not, and keeps them there with what leaves the last one. Returns notes."""
+    """Rounds the layers that `work` lacks, and stores each there with its output. Returns notes."""
     windows, model, first = task.windows, task.model, work.done()
     rounder = Rounder(task.config, model, task.layout, crew)
     if not len(windows):
@@ -52,7 +52,7 @@ def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Pr
 
 
 def _round_matrices(task: Task, plan: Plan, work: Work, rounder: Rounder, progress: Progress) -> None:
-    """By themselves, one in memory at a time: nothing is run, so layers may be of any kind."""
+    """Rounds matrices without running layers, one in memory at a time; works for any kind of layer."""
     count = task.model.num_layers
     nothing = np.empty((0, 1, task.model.hidden_size), np.float32)
     for index in range(work.done(), count):

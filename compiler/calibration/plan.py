@@ -1,4 +1,4 @@
-"""Which linear layers of a model are quantized, what tensors they are made of, and what takes their scales."""
+"""The linear layers to quantize, the tensors that form them, and the producers that absorb their scales."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ BEFORE = {
     "attention.q": "attention.q_norm",
     "mlp.shared.down": "mlp.shared.gate_up",
 }
-"""What alone makes the input of a linear layer, up to what mixes no channels, and is read by no other one."""
+"""The sole producer of a linear layer's input, up to ops that mix no channels; read by no other layer."""
 GATE_UP, DOWN = "mlp.experts.gate_up", "mlp.experts.down"
-"""The matrices of all experts."""
+"""Kinds of the stacked matrices of all experts."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """parts: prefixes of the checkpoint's layers and their rows, one below the other. format: None: left as it is.
-    rows: row i of the model's matrix is row rows[i] of the parts; None: in that order."""
+    """A linear layer to be rounded.
+
+    parts: prefixes and rows of the checkpoint layers that form it, stacked.
+    format: None to leave it unquantized.
+    rows: row i of the model's matrix is row rows[i] of the parts; None for identity.
+    """
 
     kind: str
     k: int
@@ -40,7 +44,7 @@ class Linear:
 
     @property
     def of_experts(self) -> bool:
-        """Whether it is many matrices, each of which sees the tokens that chose its expert."""
+        """Whether it holds one matrix per expert, each seeing only the tokens that chose it."""
         return self.kind in (GATE_UP, DOWN)
 
     @property
@@ -50,9 +54,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Plan:
-    """layers: of each decoder layer the linear layers by kind. sources: of every parameter, the checkpoint's names.
-    unfit: how many of the checkpoint's layers were to be quantized, but the layout does not hold them. precise:
-    prefixes of small matrices in layers, which are never quantized."""
+    """What is quantized, and how.
+
+    layers: per decoder layer, its linear layers by kind.
+    sources: checkpoint names of every parameter.
+    unfit: number of requested layers that the layout cannot hold.
+    precise: prefixes of small matrices in layers, which are never quantized.
+    """
 
     layers: tuple[Mapping[str, Linear], ...]
     sources: Mapping[str, tuple[str, ...]]
@@ -61,12 +69,12 @@ class Plan:
 
     @property
     def formats(self) -> dict[str, WeightFormat]:
-        """Of every quantized layer of the checkpoint, by prefix."""
+        """Formats of the quantized checkpoint layers, by prefix."""
         linears = [linear for layer in self.layers for linear in layer.values()]
         return {prefix: linear.format for linear in linears if linear.format for prefix, _ in linear.parts}
 
     def with_formats(self, formats: Mapping[tuple[int, str], WeightFormat | None]) -> Plan:
-        """The plan with other formats of its quantized layers, by index and kind."""
+        """The plan with other formats for its quantized layers, by (index, kind)."""
         layers = tuple(
             {kind: replace(linear, format=formats.get((index, kind), linear.format)) for kind, linear in layer.items()}
             for index, layer in enumerate(self.layers)
@@ -75,13 +83,13 @@ class Plan:
 
     @property
     def left(self) -> list[str]:
-        """Prefixes of linear layers that stay as they are, the output projection among them."""
+        """Prefixes of the linear layers left unquantized, including the output projection."""
         linears = [linear for layer in self.layers for linear in layer.values()]
         left = (prefix for linear in linears if not linear.format for prefix, _ in linear.parts)
         return [HEAD, *left, *self.precise]
 
     def notes(self, layout: Layout) -> tuple[str, ...]:
-        """What is not as it was asked for."""
+        """Notes on where the result differs from the request."""
         formats = self.formats.values()
         whole = sum(format.group_size == WHOLE_ROW != layout.wanted.format.group_size for format in formats)
         size = layout.wanted.format.group_size
@@ -97,8 +105,8 @@ class Plan:
 
 
 def plan_of(config: CalibrationConfig, model: ModelConfig, weights: WeightMap, layout: Layout) -> Plan:
-    """Raises QuantizeError when `config` skips what the model does not have, CompileError for matrices that a
-    checkpoint has in another shape than a linear layer's."""
+    """Plans a request. Raises QuantizeError if `config` skips a layer that the model lacks, CompileError for a matrix
+    that the checkpoint does not store in a linear layer's shape."""
     head = _EMBEDDING if model.tie_word_embeddings else _HEAD_WEIGHT
     act = [t for t in weights.targets if t.dtype == "act" and (t.name != _EMBEDDING or t.name == head)]
     matrices = [target for target in act if not target.precise]
@@ -126,7 +134,7 @@ def plan_of(config: CalibrationConfig, model: ModelConfig, weights: WeightMap, l
 
 
 def _check_plain(target: Target) -> None:
-    """What is written in the place of a matrix has its name and shape."""
+    """Raises CompileError unless a rounded matrix can replace the stored one under its name and shape."""
     whole = target.rows is None or len(target.rows) == sum(source.shape[0] for source in target.sources)
     changed = target.pairs or target.of_rows is not None or target.plus
     odd = [source.name for source in target.sources if source.stored is not None or not source.name.endswith(".weight")]

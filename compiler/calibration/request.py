@@ -1,4 +1,4 @@
-"""What `llmc quantize -o` is asked to do, and what it tells."""
+"""The request and the report of `llmc quantize -o`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ METHODS = ("rtn", "gptq", "awq", "smoothquant")
 DEFAULT_METHODS = {
     "w4a16": "gptq", "w4a8": "gptq", "w8a16": "rtn", "w8a8": "smoothquant", "fp8": "rtn", "mxfp4": "gptq",
 }  # fmt: skip
-"""The schemes that are written, and what is used of each where nothing is asked for."""
+"""The supported schemes, with the default method of each."""
 Progress = Callable[[str, int, int], None]
 
 
 def methods_of(scheme: str) -> tuple[str, ...]:
-    """The methods that round weights to a scheme. Raises QuantizeError."""
+    """The methods that can round weights to a scheme. Raises QuantizeError."""
     if scheme not in DEFAULT_METHODS:
         return ("rtn",)
     return METHODS if get_scheme(scheme).act_bits == 8 else ("rtn", "gptq", "awq")
@@ -28,9 +28,15 @@ def methods_of(scheme: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """quant: scheme, groups, and which layers are left. method: one of METHODS. text: what inputs are taken from, None
-    for rtn alone. layout: of the files, see `quantize/export/registry.py`. samples, sample_tokens: windows of the text,
-    and their length. damping: of GPTQ, a share of the mean diagonal. jobs: threads, 0: one a CPU. Raises CompileError.
+    """A quantization request. Raises CompileError.
+
+    quant: scheme, groups, and layers to skip.
+    method: one of METHODS.
+    text: source of calibration inputs; None only for rtn.
+    layout: see `quantize/export/registry.py`.
+    samples, sample_tokens: number of windows of the text, and tokens in each.
+    damping: for GPTQ, as a fraction of the mean diagonal.
+    jobs: threads; 0 for one per CPU.
     """
 
     model: Path
@@ -75,7 +81,7 @@ class CalibrationConfig:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a request takes, roughly: seconds on this machine, bytes of memory, of work files and of the output."""
+    """Rough cost of a request: seconds on this machine, and bytes of memory, work files and output."""
 
     seconds: float
     memory_bytes: int
@@ -86,7 +92,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """What a recipe's quantized matrices take, and the divergence in nats that is predicted of it."""
+    """Size of a recipe's quantized matrices, and its predicted divergence in nats."""
 
     nbytes: int
     bits_per_weight: float
@@ -95,9 +101,13 @@ class TradeOff:
 
 @dataclass(frozen=True)
 class RecipeReport:
-    """kl: of the model that was written, measured on `measured_tokens` that nothing was calibrated on. tries: what was
-    predicted and measured of each recipe, the last one being that of the model. layers: the format of each, by prefix.
-    curve: the best there is at every size, smallest first."""
+    """The recipe that was written.
+
+    kl: divergence of the written model, measured on `measured_tokens` held-out tokens.
+    tries: predicted and measured divergence of each recipe tried; the last is the written one.
+    layers: format of each layer, by prefix.
+    curve: the best trade-off at each size, smallest first.
+    """
 
     target_kl: float
     kl: float
@@ -110,7 +120,7 @@ class RecipeReport:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """output_bytes: of the weights. resumed: layers that an earlier call had finished. notes: sentences. recipe: of a
+    """output_bytes: of the weights. resumed: layers finished by an earlier call. notes: sentences. recipe: only for a
     request with a target."""
 
     output: Path

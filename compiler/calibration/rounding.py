@@ -1,4 +1,4 @@
-"""Rounds the linear layers of a decoder layer by one of the methods."""
+"""Rounds the linear layers of a decoder layer with one of the methods."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from llmc.quantize.methods.grid import rounded_scale
 from llmc.quantize.methods.grids import ONE, find_grid, round_to_nearest
 from llmc.quantize.methods.smoothquant import smooth_scales
 
-_ROWS = 512  # that are rounded at a time
+_ROWS = 512  # rows rounded at a time
 Vectors = Mapping[str, str]
-"""What norms and biases are stored in, by their names in the layer: f32, f16 or bf16."""
+"""Stored dtypes of norms and biases, by name in the layer: f32, f16 or bf16."""
 
 
 @dataclass
 class RoundedLayer:
-    """matrices: by kind. changed: norms and biases that took scales. values: what all parameters stand for now."""
+    """matrices: by kind. changed: norms and biases that absorbed scales. values: current values of all parameters."""
 
     values: Values
     matrices: dict[str, Quantized] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def put(self, kind: str, pieces: list[Quantized]) -> None:
-        """The rounded matrix, in pieces of rows, and its values."""
+        """Adds a rounded matrix, given in pieces of rows, and its values."""
         self.matrices[kind] = _joined(pieces)
         write_values(self.matrices[kind], self.values[f"{kind}.weight"])
 
@@ -45,7 +45,7 @@ class Rounder:
 
     @property
     def wants_moments(self) -> bool:
-        """Whether the method looks at inputs at all."""
+        """Whether the method uses inputs at all."""
         return self._config.method != "rtn"
 
     @property
@@ -54,14 +54,16 @@ class Rounder:
 
     @property
     def scales(self) -> bool:
-        """Whether columns are scaled by what their inputs are like."""
+        """Whether columns are scaled according to their inputs."""
         return self._config.method in ("awq", "smoothquant")
 
     def round(
         self, linears: Mapping[str, Linear], values: Values, moments: dict[str, Moments], vectors: Vectors
     ) -> RoundedLayer:
-        """moments: of the quantized kinds, but for rtn, which rounds experts as other matrices; used up. values:
-        overwritten."""
+        """Rounds the quantized kinds of a layer. Overwrites `values`.
+
+        moments: of those kinds, consumed; unused by rtn, which also rounds experts like other matrices.
+        """
         layer = RoundedLayer(values)
         apart = self.wants_moments
         wanted = [one for one in linears.values() if one.format is not None and not (apart and one.of_experts)]
@@ -75,13 +77,13 @@ class Rounder:
         return layer
 
     def quantized(self, weight: Floats, format: WeightFormat, moments: Moments | None) -> Quantized:
-        """A matrix rounded by the method; GPTQ uses its moments up."""
+        """Rounds one matrix; GPTQ consumes its moments."""
         if self._config.method != "gptq":
             return self._rounded(weight, format, moments, None)
         return self._rounded(weight, format, None, self._factor(moments))
 
     def each(self, weight: Floats, formats: Sequence[WeightFormat], moments: Moments | None) -> Iterator[Quantized]:
-        """The same matrix rounded to several formats, by what is found of its inputs once."""
+        """Rounds the same matrix to several formats, analysing its inputs once."""
         factor = self._factor(moments) if self._config.method == "gptq" else None
         for format in formats:
             yield self._rounded(weight, format, moments, factor)
@@ -112,12 +114,12 @@ class Rounder:
     def _scale(
         self, linear: Linear, linears: Mapping[str, Linear], layer: RoundedLayer, moments: Moments, vectors: Vectors
     ) -> None:
-        """Makes columns of the weight larger, and what makes its inputs smaller by as much."""
+        """Scales columns of the weight up, and the producer of its inputs down by the same factors."""
         before = BEFORE.get(linear.kind, "")
         if before in linears and linears[before].format is None:
-            return  # its weight would be rounded to what it is stored in
+            return  # its weight would only be rounded to its stored dtype
         if f"{before}.weight" not in layer.values:
-            return  # something else reads its inputs, too
+            return  # its inputs have another reader
         weight = layer.values[f"{linear.kind}.weight"]
         shares = self._model.num_heads // self._model.num_kv_heads if linear.kind == "attention.out" else 1
         assert linear.format is not None
@@ -132,7 +134,7 @@ class Rounder:
             moments.gram.numpy()[...] /= np.outer(scales, scales)
 
     def searched(self, weight: Floats, format: WeightFormat, moments: Moments, magnitudes: Floats) -> Floats:
-        """What AWQ finds that columns are to be multiplied by. magnitudes: of the inputs."""
+        """AWQ's factors for the columns. magnitudes: of the inputs."""
         assert moments.gram is not None
         largest = moments.largest if self._config.act_bits == 8 else None
         return awq.search_scales(
@@ -146,12 +148,12 @@ class Rounder:
         )
 
     def _shared(self, channels: Floats, shares: int, how: Callable[..., Floats]) -> Floats:
-        """Of input channels that are one channel of what makes them, `shares` heads apart: the same for each."""
+        """Makes scales equal for input channels that are copies of one producer channel, `shares` heads apart."""
         heads = channels.reshape(-1, shares, self._model.head_dim) if shares > 1 else channels.reshape(-1, 1, 1)
         return np.broadcast_to(how(heads, axis=1, keepdims=True), heads.shape).reshape(-1).astype(np.float32)
 
     def _fold(self, before: str, scales: Floats, shares: int, layer: RoundedLayer, vectors: Vectors) -> Floats:
-        """Divides what makes the input by the scales, and gives back by how much it did, in all that it stores."""
+        """Divides the producer's rows by the scales; returns the factors effectively applied after storage rounding."""
         values = layer.values
         own = scales
         if shares > 1:
@@ -163,7 +165,7 @@ class Rounder:
             rows = slice(len(values[vector]) - len(own), None)
             old = values[vector][rows]
             new = rounded_scale(old / own, vectors[vector])
-            # Vectors are rounded to what they are stored in: the scale is what became of them.
+            # Vectors are rounded when stored, so the actual scale is the ratio after rounding.
             kept = (old != 0) & (new != 0)
             own = np.divide(old, new, out=own.copy(), where=kept)
             values[vector][rows] = new
@@ -178,7 +180,7 @@ class Rounder:
 
 
 def write_values(quantized: Quantized, out: Floats) -> None:
-    """What its numbers stand for, some rows at a time."""
+    """Writes the values of the numbers to `out`, in runs of rows."""
     for first in range(0, len(out), _ROWS):
         rows = slice(first, first + _ROWS)
         out[rows] = quantized.rows(rows).value()

@@ -1,4 +1,4 @@
-"""Runs one decoder layer after another over the calibration text, and looks at what goes into its linear layers."""
+"""Runs decoder layers one at a time over the calibration text, and records the inputs of their linear layers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ Floats = NDArray[np.float32]
 Values = dict[str, Floats]
 """Parameters of a decoder layer, by their names in it."""
 _BLOCK = 16
-# Sums are of pieces of these sizes, whatever the number of threads.
+# Sums are formed over pieces of these sizes, for any number of threads.
 _WINDOWS, _GRAM_ROWS, _ROWS = 8, 512, 4096
 _EXPERTS, _ROUTED, _CHOSEN = "mlp.experts", "inputs of experts", "chosen experts"
 
 
 @dataclass
 class Moments:
-    """Of a linear layer's inputs. gram: the mean of x xᵀ, float32 [K, K], where it is wanted; mean, largest: of their
-    magnitudes, [K]."""
+    """Statistics of a linear layer's inputs.
+
+    gram: mean of x xᵀ, float32 [K, K], if requested. mean, largest: of their magnitudes, [K].
+    """
 
     gram: Tensor | None
     mean: Floats
@@ -47,14 +49,14 @@ class Moments:
 
 @dataclass
 class Routed:
-    """What goes into a layer's experts. inputs: float32 [T, D]; chosen: int32 [T, 2 k], as `choose_experts` has it."""
+    """Inputs of a layer's experts. inputs: float32 [T, D]. chosen: int32 [T, 2 k], as from `choose_experts`."""
 
     inputs: Floats
     chosen: NDArray[np.int32]
 
 
 class _OneLayerCache(ReferenceCache):
-    """Keys and values of the layer that is running."""
+    """Keys and values of the layer being run."""
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         super().write(0, slots, keys, values)
@@ -64,7 +66,7 @@ class _OneLayerCache(ReferenceCache):
 
 
 def _is_plain(config: ModelConfig) -> bool:
-    """Whether the model is built as a Llama: what scales may move to, and what goes into the first layer, is known."""
+    """Whether the model has Llama's structure, so that scale producers and first-layer inputs are known."""
     return (
         config.residual == "pre"
         and config.norm == "rms"
@@ -76,7 +78,7 @@ def _is_plain(config: ModelConfig) -> bool:
 
 
 class LayerRunner:
-    """length: tokens of every window."""
+    """length: tokens per window."""
 
     def __init__(self, config: ModelConfig, length: int, workers: Workers) -> None:
         self._config, self._length, self._workers = config, length, workers
@@ -108,7 +110,7 @@ class LayerRunner:
         self._caught = threading.local()
 
     def embed(self, windows: NDArray[np.int32], embedding: Parameter) -> Floats:
-        """float32 [windows, T, D], what goes into the first layer."""
+        """Inputs of the first layer, float32 [windows, T, D]."""
         rows, width = embedding.shape
         out = np.empty((*windows.shape, width), np.float32)
         for first in range(0, rows, _ROWS):
@@ -122,7 +124,7 @@ class LayerRunner:
 
     @contextmanager
     def loaded(self, index: int, values: Mapping[str, Floats]) -> Iterator[DecoderLayer]:
-        """The layer with its parameters, which share the arrays' memory."""
+        """The layer with its parameters, which share memory with `values`."""
         layer = self._layers[index]
         assert isinstance(layer, DecoderLayer)
         layer.load_state_dict({name: as_tensor(value) for name, value in values.items()}, strict=True, assign=True)
@@ -139,7 +141,7 @@ class LayerRunner:
             return layer(torch.from_numpy(x), self._step)
 
     def run(self, layer: DecoderLayer, stream: Floats) -> None:
-        """Puts what comes out of the layer in the place of what goes in."""
+        """Replaces the stream by the layer's output."""
 
         def work(index: int) -> None:
             stream[index] = self._forward(layer, stream[index]).numpy()
@@ -155,8 +157,10 @@ class LayerRunner:
     def moments(
         self, layer: DecoderLayer, stream: Floats, kinds: Sequence[str], grams: bool, *, routed: bool = False
     ) -> tuple[dict[str, Moments], Routed | None]:
-        """Of the inputs of linear layers of these kinds, with those of `grams` or magnitudes alone; routed: what goes
-        into the experts as well, of every token."""
+        """Moments of the inputs of linear layers of these kinds; without `grams`, magnitudes only.
+
+        routed: also return the experts' inputs, for every token.
+        """
 
         def catcher(kind: str) -> Any:
             return lambda module, inputs: self._caught.inputs.__setitem__(kind, inputs[0])
@@ -187,11 +191,11 @@ class LayerRunner:
         return found, Routed(*map(np.concatenate, kept.values())) if routed else None
 
     def moments_of(self, x: Floats, weights: Floats) -> Moments:
-        """Of inputs [T, K] that count as much as their weights [T] say."""
+        """Moments of inputs [T, K] weighted by `weights` [T]."""
         found: dict[str, Moments] = {}
         share = np.sqrt(weights / weights.sum())[:, None]
         self._add(found, "", torch.from_numpy(x * share), grams=True)
-        # A mean of magnitudes, which the weights count for once.
+        # A mean of magnitudes, in which each weight counts once.
         magnitudes = np.abs(x)
         return Moments(found[""].gram, (magnitudes * share**2).sum(0), magnitudes.max(0))
 

@@ -1,4 +1,4 @@
-"""All that is known of a request before anything heavy is done."""
+"""Everything known about a request before expensive work begins."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from llmc.quantize.export.registry import get_layout, layout_class
 from llmc.version import __version__
 
 _MOST_MEASURED = 4096
-"""Tokens that divergences are measured on."""
+"""Most tokens on which divergences are measured."""
 
 
 class Task:
-    """All that is known before anything heavy is done."""
+    """Everything known before expensive work begins."""
 
     def __init__(self, config: CalibrationConfig) -> None:
         self.config = config
@@ -67,7 +67,7 @@ class Task:
         self.parameters: dict[str, Parameter] = {p.name: p for p in load_parameters(self.model, checkpoint, "f32")}
 
     def _check_parts(self) -> None:
-        """Raises CompileError for what is not done to mixtures of experts and to latent attention."""
+        """Raises CompileError for methods unsupported with mixtures of experts or latent attention."""
         config = self.config
         if self.model.streams is not None:
             raise CompileError(
@@ -91,7 +91,7 @@ class Task:
 
     @cached_property
     def windows(self) -> NDArray[np.int32]:
-        """Of the calibration text; none for a method without."""
+        """Token windows of the calibration text; empty for a method that needs none."""
         config = self.config
         if (config.method == "rtn" and config.target_kl is None) or config.text is None:
             return np.empty((0, 1), np.int32)
@@ -105,7 +105,7 @@ class Task:
         return windows
 
     def key(self) -> str:
-        """Of everything that decides the bytes of the output."""
+        """A key of everything that the output bytes depend on."""
         files = [(file.name, *_stamp(file.stat())) for file in self.source.all_files()]
         config = {**asdict(self.config), "model": "", "output": "", "text": "", "jobs": 0}
         tokens = hashlib.sha256(self.windows.tobytes()).hexdigest()
@@ -118,7 +118,7 @@ class Task:
         return {name.removeprefix(prefix): self.parameters[name].value() for name in names}
 
     def vectors(self, index: int) -> dict[str, str]:
-        """What norms and biases of a layer are stored in."""
+        """Stored dtypes of a layer's norms and biases."""
         prefix = f"layers.{index}."
         return {
             name.removeprefix(prefix): self.checkpoint.dtype(sources[-1])
@@ -128,7 +128,7 @@ class Task:
 
     @property
     def held_out(self) -> int:
-        """Windows at the end that divergences are measured on, and nothing is calibrated on; 0 without a target."""
+        """Number of windows at the end reserved for measuring divergence; 0 without a target."""
         if self.config.target_kl is None:
             return 0
         count, length = self.windows.shape
@@ -136,11 +136,11 @@ class Task:
 
     @property
     def calibrated(self) -> int:
-        """Windows at the start that layers' inputs are taken from; the only one is measured on, too."""
+        """Number of windows at the start used for calibration; a single window serves both purposes."""
         return max(len(self.windows) - self.held_out, min(1, len(self.windows)))
 
     def tensors(self, index: int, layer: RoundedLayer) -> dict[str, StoredTensor]:
-        """What a rounded layer puts in the place of the checkpoint's tensors."""
+        """The tensors with which a rounded layer replaces the checkpoint's."""
         found: dict[str, StoredTensor] = {}
         for kind, matrix in layer.matrices.items():
             first, linear = 0, self.plan.layers[index][kind]

@@ -1,4 +1,4 @@
-"""Safetensors files written tensor by tensor, so that only one is in memory, and read back mapped."""
+"""Safetensors files written tensor by tensor, with only one in memory, and read back mapped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def byte_count(tensor: StoredTensor) -> int:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Appears whole or not at all; names in the order given."""
+    """Writes a file whole or not at all, with names in the given order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in tensors.items():
@@ -40,7 +40,7 @@ def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """What `write_tensors` wrote, as views of the mapped file."""
+    """Reads a file of `write_tensors`, as views of the mapping."""
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(data[:8], "little")

@@ -9,13 +9,13 @@ from llmc.compiler.config import CompileError
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelFiles
 
-_CHARS_A_TOKEN = 64  # more of a text than this many for each token wanted is not read
+_CHARS_A_TOKEN = 64  # characters read per token wanted; the rest of a text is ignored
 
 
 def calibration_windows(files: ModelFiles, text: str, samples: int, length: int, longest: int) -> NDArray[np.int32]:
-    """[windows, tokens] of the text, spread over it evenly, each beginning as prompts of the model do.
+    """Windows [windows, tokens] spread evenly over the text; each begins like a prompt of the model.
 
-    longest: tokens that the model can read at once. A text too short for one window is one as long as it is.
+    longest: most tokens that the model can read at once. A text shorter than one window becomes one shorter window.
     Raises CompileError.
     """
     from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""Work on several threads whose results do not depend on how many there are."""
+"""Multithreaded work whose results do not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _NAMES = ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "ope
 
 
 class Workers:
-    """Threads, each of which computes by itself: pieces of fixed size give the same bits whoever takes them."""
+    """Threads that work independently: pieces of fixed size give the same bits on any thread."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
 
     def map(self, work: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
-        """In the order of the items."""
+        """Results in the order of the items."""
         return list(self._pool.map(work, items))
 
 
 @contextmanager
 def workers(jobs: int) -> Iterator[Workers]:
-    """jobs: threads, 0: one a CPU. Meanwhile torch and numpy use no threads of their own."""
+    """jobs: threads; 0 for one per CPU. Within the context torch and numpy use no threads of their own."""
     count = jobs or len(os.sched_getaffinity(0))
     of_torch = torch.get_num_threads()
     blas = _openblas()
@@ -50,7 +50,7 @@ def workers(jobs: int) -> Iterator[Workers]:
 
 
 def _openblas() -> list[tuple[Any, Any]]:
-    """Functions that get and set the threads of numpy's BLAS, where it is OpenBLAS."""
+    """(get, set) functions for the thread count of numpy's BLAS, if it is OpenBLAS."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Finished layers beside the output, so that a request that was killed goes on where it was."""
+"""Finished layers stored beside the output, so that a killed request can resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIX = re.compile(r"\.quantize-[0-9a-f]{16}")
 
 
 class Work:
-    """A folder of one request. Layer i is done once what goes into the next one lies there."""
+    """The work folder of one request. Layer i is done once the input of layer i + 1 is stored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Work:
         return self._folder / f"note-{index:05}.json"
 
     def done(self) -> int:
-        """Layers that are."""
+        """The number of finished layers."""
         index = 0
         while self._layer(index).is_file():
             index += 1
@@ -47,12 +47,12 @@ class Work:
         return index
 
     def stream(self, index: int) -> NDArray[np.float32]:
-        """What goes into layer `index`."""
+        """The input of layer `index`."""
         found: NDArray[np.float32] = np.load(self._stream(index))
         return found
 
     def keep(self, index: int, tensors: Mapping[str, StoredTensor], stream: NDArray[np.float32]) -> None:
-        """Layer `index` is done, and `stream` is what goes into the next one."""
+        """Marks layer `index` as done; `stream` is the next layer's input."""
         write_tensors(self._layer(index), tensors)
         path = self._stream(index + 1)
         partial = path.with_name(f"{path.name}.partial")
@@ -64,7 +64,7 @@ class Work:
         self._stream(index).unlink(missing_ok=True)
 
     def note(self, index: int, numbers: list[int]) -> None:
-        """What is to be told of layer `index`, before it is kept."""
+        """Stores numbers to report about layer `index`, before it is kept."""
         self._note(index).write_text(json.dumps(numbers), encoding="utf-8")
 
     def noted(self, index: int) -> list[int]:
@@ -72,7 +72,7 @@ class Work:
         return found
 
     def part(self, name: str) -> Work:
-        """A folder of its own within this one."""
+        """A work folder nested in this one."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         return Work(folder)
@@ -83,9 +83,9 @@ class Work:
 
 @contextmanager
 def work_folder(output: Path, key: str) -> Iterator[Work]:
-    """The folder of the request `key`, which vanishes when the block succeeds, with those that nobody works in.
+    """The work folder of request `key`. On success it is removed, with abandoned ones.
 
-    Raises CompileError where another process has it, and where the disk does not take it.
+    Raises CompileError if another process holds it, or if it cannot be written.
     """
     folder = output.with_name(f"{output.name}.quantize-{key[:16]}")
     try:
@@ -114,7 +114,7 @@ def work_folder(output: Path, key: str) -> Iterator[Work]:
 
 
 def _drop_abandoned(output: Path) -> None:
-    """Folders of other requests for `output`, which is there now."""
+    """Removes folders of other requests for `output`, which now exists."""
     for left in output.parent.glob(f"{glob.escape(output.name)}.quantize-*"):
         if not _SUFFIX.fullmatch(left.name[len(output.name) :]):
             continue

@@ -1,1 +1,1 @@
-"""The ops of the graph IR: one definition each, which is all that the compiler knows of it."""
+"""The ops of the graph IR. Each has one definition, which contains all that the compiler knows of it."""

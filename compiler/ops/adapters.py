@@ -1,9 +1,8 @@
-"""What LoRA adapters add to a linear layer (Hu et al., arXiv 2106.09685): two commands behind its own.
+"""LoRA adapters of a linear layer (Hu et al., arXiv 2106.09685): two commands after its own.
 
-`adapter_shrink` makes scale · x Aᵀ of the rows of each tile, whose adapter the tile names; `adapter_expand` adds the
-product with Bᵀ to what the layer made. A part of the layer has an A and a B of its own. Both are chains of float32
-multiply-adds, over the columns and over the rank ascending. Rows without an adapter are in no tile: nothing touches
-them.
+Each tile of rows names one adapter. `adapter_shrink` computes scale · x Aᵀ for its rows, and `adapter_expand` adds that
+times Bᵀ to the layer's output. Each part of the layer has its own A and B. Both products are chains of float32
+multiply-adds, over ascending columns and ranks. Rows without an adapter are in no tile and stay untouched.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from llmc.compiler.targets.base import Target
 from llmc.graphs_format import TILE_ROWS
 
 ADAPTERS, ADAPTER_X = "adapters", "adapter_x"
-"""Attribute of a site that has a pool: {"rows": of each part, "rank", "slots"}; and its input, as floats."""
+"""Attributes of a site with a pool: {"rows": of each part, "rank", "slots"}; and the name of its float input."""
 SHRUNK = "shrunk"
 _SHRUNK = BufferSource.of_scratch(SHRUNK)
 _MOST_COUNTED = 1 << 31
-"""Of a pool: kernels count in an int32."""
+"""Size limit of a pool: kernels index it with int32."""
 
 
 def slot_of(site: Site, graph: GraphParams) -> AdapterSlot:
-    """How a slot of the site's pool is laid out. Raises CompileError for pools that kernels cannot count."""
+    """The layout of a slot in the site's pool. Raises CompileError for a pool too large to index."""
     found, (_, columns) = site.attributes[ADAPTERS], site.attributes["weight_shapes"]["weight"]
     rows = tuple(int(count) for count in found["rows"])
     slot = graph.target.adapter_slot(int(columns), rows, int(found["rank"]), graph.act_dtype)
@@ -40,14 +39,14 @@ def slot_of(site: Site, graph: GraphParams) -> AdapterSlot:
 
 
 def shrunk_width(slot: AdapterSlot) -> int:
-    """Floats of a row of what `adapter_shrink` makes."""
+    """Floats in a row of `adapter_shrink` output."""
     return len(slot.rows) * slot.shrunk_width
 
 
 def adapter_spec(op: str, slot: AdapterSlot, **params: Any) -> KernelSpec:
-    """The kernel `adapter_shrink` or `adapter_expand` of a pool. params: act_dtype, and those of the target's rows.
+    """The spec of `adapter_shrink` or `adapter_expand` for a pool. params: act_dtype, and the target's row parameters.
 
-    What a kernel must know of the layout of slots and tiles is in its spec: templates read neither.
+    The spec contains all that a kernel needs to know of the layout of slots and tiles.
     """
     parts = range(len(slot.rows))
     return KernelSpec.of(
@@ -66,14 +65,14 @@ def adapter_spec(op: str, slot: AdapterSlot, **params: Any) -> KernelSpec:
 
 
 def spec_slot(spec: KernelSpec, target: Target) -> AdapterSlot:
-    """The slot that such a kernel reads."""
+    """The slot layout in the spec of such a kernel."""
     p = spec.as_dict()
     rows = tuple(map(int, str(p["parts"]).split()))
     return target.adapter_slot(int(p["k"]), rows, int(p["rank"]), str(p["act_dtype"]))
 
 
 def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> list[KernelCall]:
-    """The kernels of a linear, and those of its adapters where it has a pool."""
+    """The kernels of a linear, followed by those of its adapters if it has a pool."""
     if ADAPTERS not in site.attributes:
         return calls
     slot = slot_of(site, graph)
@@ -88,7 +87,7 @@ def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> li
 
 
 def adapter_scratch(site: Site, graph: GraphParams) -> dict[str, int]:
-    """Scratch memory of a linear's adapters, by part."""
+    """Scratch bytes for a linear's adapters, by part."""
     if ADAPTERS not in site.attributes:
         return {}
     return {SHRUNK: 4 * graph.shape.tokens * shrunk_width(slot_of(site, graph))}

@@ -1,4 +1,4 @@
-"""paged_attention: queries against the keys and values of their sequences in the paged cache."""
+"""paged_attention: attention of queries to their sequences' keys and values in the paged cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         **both,
         **_shape_of_scores(site),
     )
-    # Where a token sees the keys behind it, a kernel must know where they end.
+    # With two-sided attention a kernel must know where the context ends.
     ends = () if causal else ("context_lens",)
     inputs = ("q", "block_tables", "token_seq", "positions", *ends, BufferSource.K_POOL, BufferSource.V_POOL)
     slopes, sinks = (tuple(n for n in (name,) if n in site.tensors) for name in ("slopes", "sinks"))
@@ -45,7 +45,8 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 
 def _shape_of_scores(site: Site) -> dict[str, Param]:
-    """Parameters of what becomes of a score. What a model does not have is left out: its kernels stay what they are."""
+    """Parameters of the score adjustments. Those a model lacks are omitted, so that its kernels' specs stay
+    unchanged."""
     a, params = site.attributes, dict[str, Param]()
     if cap := float(a.get("score_cap", 0.0)):
         params["score_cap"] = cap

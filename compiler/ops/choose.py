@@ -1,6 +1,6 @@
-"""choose_experts: the experts of a token, the best first, and how much of each is taken.
+"""choose_experts: the experts of a token, best first, and their weights.
 
-Numbers are ordered as torch orders them, NaN above all others; of equal ones the first comes first.
+Numbers are ordered as in torch: NaN above all others, and the first of equal ones first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import F32, I32, Argument, GraphParams, KernelCall, OpDef
 
 _TAKEN, _BARRED = -(1 << 31), -(1 << 31) + 1
-"""Keys below that of any number: of what is chosen already, and of an expert whose group is not."""
+"""Keys below that of any number: for an expert already chosen, and for one whose group was not chosen."""
 _ATTRIBUTES = ("top_k", "groups", "top_groups", "best_of_group", "normalised", "least_sum", "scale")
 Element = Callable[[Any], Any]
 
@@ -30,7 +30,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 
 class _Row:
-    """Emits the choice of one row, in whole numbers and single floats, for any target."""
+    """Emits the choice for one row, in scalar ints and floats, for any target."""
 
     def __init__(self, spec: KernelSpec) -> None:
         from tvm.script.ir_builder import tirx as T
@@ -45,7 +45,7 @@ class _Row:
         self._weights = self._array(self._top_k, "float32")
 
     def emit(self, choice: Element, score: Element, store: Callable[[Any, Any], Any]) -> None:
-        """choice, score: of an expert; store: an int32, and its place in the row."""
+        """choice, score: of an expert. store: takes an int32 and its position in the row."""
         T = self.T
         with T.serial(self._experts) as e:
             self._put(self._keys, self._key(choice(e)), e)
@@ -78,7 +78,7 @@ class _Row:
         return cell
 
     def _key(self, value: Any) -> Any:
-        """An int32 that is ordered as the floats are."""
+        """An int32 with the order of the float."""
         T = self.T
         bits = self._cell(T.reinterpret("int32", value))[0]
         magnitude = T.bitwise_and(bits, T.int32(0x7FFFFFFF))
@@ -86,7 +86,7 @@ class _Row:
         return T.Select(magnitude > T.int32(0x7F800000), T.int32(0x7FFFFFFF), ordered)
 
     def _take_best(self, keys: Any, count: int) -> Any:
-        """The place of the largest key, which is then taken."""
+        """Position of the largest key, which is then marked as chosen."""
         T = self.T
         best, found = self._cell(T.int32(_TAKEN)), self._cell(T.int32(0))
         with T.serial(count) as i, T.If(keys[i] > best[0]), T.Then():
@@ -96,7 +96,7 @@ class _Row:
         return found[0]
 
     def _bar_groups(self, choice: Element) -> None:
-        """Leaves the experts of the best groups. A group is as good as its best expert, or its best two together."""
+        """Keeps the experts of the best groups. A group's score is its best expert's, or the sum of its best two."""
         T, of_group = self.T, self._experts // self._groups
         with T.serial(self._groups) as g:
             one = self._cell(T.float32(float("-inf")), "float32")

@@ -1,5 +1,5 @@
-"""all_reduce and all_gather: what ranks make together of what each has made. No kernel is behind them: the runtime
-carries them out, from the record of the collective (FORMAT.md)."""
+"""all_reduce and all_gather: combine the partial results of ranks. They have no kernel: the runtime executes them from
+the record of the collective (FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from llmc.graphs_format import ADDS_BIAS, ADDS_RESIDUAL, COLLECTIVES
 from llmc.graphs_records import CollectiveRecord
 
 RANKS, WIDTH = "ranks", "width"
-"""Attributes of a site: how many ranks there are, and the floats of a row of the result."""
+"""Attributes of a site: the number of ranks, and the floats in a row of the result."""
 _ADDED = {"bias": ADDS_BIAS, "residual": ADDS_RESIDUAL}
 
 
 def is_collective(spec: KernelSpec) -> bool:
-    """Whether no kernel is meant, but what ranks do together."""
+    """Whether a spec stands for a collective rather than a kernel."""
     return spec.op in COLLECTIVES
 
 

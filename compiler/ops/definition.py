@@ -1,4 +1,4 @@
-"""What an op of the graph IR is: its tensors, result and kernels. Imports neither torch nor tvm."""
+"""The definition of an op of the graph IR: its tensors, result and kernels. Imports neither torch nor tvm."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_of
 
 NUM_TOKENS, NUM_SAMPLES = 0, 2
-"""Indices into the kernel scalars: what bounds a kernel's rows."""
+"""Indices of kernel scalars that bound a kernel's rows."""
 
 F32, I32, ANY_FLOAT = (dtypes.F32.long_name,), (dtypes.I32.long_name,), tuple(dtypes.FLOATS_BY_LONG_NAME)
 
 
 class BufferSource:
-    """Buffers that are no tensor of the traced graph."""
+    """Buffers that are not tensors of the traced graph."""
 
     K_POOL = "<k_pool>"
     V_POOL = "<v_pool>"
     KV_SCALES = "<kv_scales>"
-    """The scales that the checkpoint states of a layer's keys and values."""
+    """Scales of a layer's keys and values, stated by the checkpoint."""
     ADAPTER_TILES = "<adapter_tiles>"
     ADAPTER_POOL = "<adapter_pool>"
-    """The matrices of adapters of the weight that the op reads."""
+    """The pool of adapter matrices of the weight that the op reads."""
     STATES = "<states>"
-    """The hidden states that are handed to the graph, and that it leaves."""
+    """Hidden states passed to the graph, and left by it."""
     SCRATCH = "<scratch>"
-    """Memory that only the commands of one op use."""
+    """Memory used only by the commands of one op."""
 
     @staticmethod
     def of_scratch(part: str) -> str:
-        """One of `OpDef.scratch_parts`."""
+        """The buffer name of one of `OpDef.scratch_parts`."""
         return f"{BufferSource.SCRATCH}.{part}"
 
     @staticmethod
     def of_weight(plane: str) -> str:
-        """What is stored beside the numbers of the weight that the op reads."""
+        """The buffer name of a plane of the weight that the op reads."""
         return f"weight.{plane}"
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that an op is called with. packed: an activation in the layout that linear layers read."""
+    """A tensor argument of an op. packed: an activation in the layout that linear layers read."""
 
     rank: int
     dtypes: tuple[str, ...]
@@ -57,25 +57,25 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """An op as it is called in a trace: the shape of each tensor (ints and symbols) and the values of the others."""
+    """An op call in a trace: the shape of each tensor (ints and symbols), and the values of the other arguments."""
 
     shapes: Mapping[str, Sequence[Any]]
     values: Mapping[str, Any]
     act: dtypes.Dtype
-    """Of activations that feed linear layers."""
+    """Dtype of activations that feed linear layers."""
     eager: bool = False
-    """It is torch that computes it, where no row has padding."""
+    """Whether torch computes it; then rows have no padding."""
 
     def packed_width(self, width: Any) -> int:
-        """Elements of a row of a packed activation: whole words."""
+        """Elements in a row of a packed activation: whole words."""
         return int(width) if self.eager else round_up(int(width), self.act.per_word)
 
 
 @dataclass(frozen=True)
 class GraphParams:
-    """What the kernels of an op depend on beside the op.
+    """What an op's kernels depend on besides the op.
 
-    kv_scales: the checkpoint states the scales of the KV cache.
+    kv_scales: whether the checkpoint states scales of the KV cache.
     """
 
     target: Target
@@ -87,11 +87,11 @@ class GraphParams:
     kv_scales: bool = False
 
     def row_params(self, *, on_samples: bool = False) -> dict[str, Param]:
-        """Parameters of a kernel that depend on how rows lie."""
+        """Kernel parameters that depend on the row layout."""
         return dict(self.target.row_params(self.shape.sample_layout if on_samples else self.shape.token_layout))
 
     def rows(self, site: Site) -> dict[str, Param]:
-        """Parameters of a kernel of rows: how they lie, and the scalar that counts the valid ones."""
+        """Parameters of a kernel of rows: the row layout, and the scalar that counts valid rows."""
         on_samples = bool(site.attributes["on_samples"])
         return {"rows": NUM_SAMPLES if on_samples else NUM_TOKENS, **self.row_params(on_samples=on_samples)}
 
@@ -108,16 +108,18 @@ class KernelCall:
 
 
 Result = Callable[[Call], tuple[Sequence[Any], str]]
-"""Shape and dtype (TVM's name) of what an op makes."""
+"""Shape and dtype (TVM's name) of an op's result."""
 Kernels = Callable[[Site, GraphParams], list[KernelCall]]
 Template = Callable[..., Any]
-"""Makes the TIR of a kernel, called with its spec and, by targets whose own templates take more, with that."""
+"""Builds the TIR of a kernel from its spec and, for targets whose own templates take more, the target."""
 
 
 @dataclass(frozen=True)
 class Eager:
-    """What torch computes for an op. schema: torch's, as "(Tensor x, float eps) -> Tensor", by the names of the
-    arguments; function imports torch when it is called."""
+    """torch's implementation of an op.
+
+    schema: in torch's form, as "(Tensor x, float eps) -> Tensor". function: imports torch when called.
+    """
 
     schema: str
     function: Callable[..., Any]
@@ -127,15 +129,19 @@ class Eager:
 class OpDef:
     """One op `llmc::name`.
 
-    arguments: by name; optional ones may be left out of a call. result: of a call. kernels: those that compute a site
-    in a graph, in order. packed_result: it makes a packed activation. quantized: the op that a site becomes whose
-    `weight` is quantized, None: its weight never is. reads_int8: that op takes `x` as int8 where the scheme has int8
-    activations. writes_int8: its kernels can make a packed result as int8. scratch_bytes: of memory that the kernels of
-    one site pass to each other; scratch_parts: of each of several such places, by name. traced: models call it; others
-    are made by passes.
+    arguments: by name; optional ones may be omitted from a call.
+    result: shape and dtype of a call's result.
+    kernels: of a site in a graph, in order.
+    packed_result: whether the result is a packed activation.
+    quantized: the op that replaces it at a site with a quantized `weight`; None if its weight is never quantized.
+    reads_int8: whether that op takes `x` as int8 in a scheme with int8 activations.
+    writes_int8: whether its kernels can write a packed result as int8.
+    scratch_bytes: memory that the kernels of one site pass to each other. scratch_parts: sizes of several such places,
+    by name.
+    traced: whether models call it; otherwise passes insert it.
 
-    An op that is one file brings two things more. eager: what torch computes, None: `models/ops.py` has it. templates:
-    by kind of target, of its kernels, which are called as the op is; a template in a target's folder goes before.
+    A single-file op brings two more things. eager: torch's implementation; None if `models/ops.py` has it. templates:
+    of its kernels, which share the op's name, by kind of target; a template in a target's folder takes precedence.
     """
 
     name: str
@@ -153,7 +159,7 @@ class OpDef:
     templates: Mapping[str, Template] = field(default_factory=dict)
 
     def scratch(self, site: Site, graph: GraphParams) -> tuple[dict[str, tuple[int, int]], int]:
-        """Where each part of a site's scratch memory lies in it, (offset, bytes), and the bytes of all."""
+        """({part: (offset, bytes)}, total bytes) of a site's scratch memory."""
         places, total = {}, self.scratch_bytes(site, graph)
         for name, nbytes in self.scratch_parts(site, graph).items():
             places[BufferSource.of_scratch(name)] = total, nbytes
@@ -166,18 +172,18 @@ class OpDef:
 
 
 def weight_format(site: Site) -> WeightFormat:
-    """How the weight of a quantized site is stored."""
+    """The storage format of a quantized site's weight."""
     return format_of(site.attributes["format"])
 
 
 def weight_buffers(site: Site) -> tuple[str, ...]:
-    """The operands that the weight of a quantized site is, in order."""
+    """The operands that form a quantized site's weight, in order."""
     planes = weight_format(site).planes(site.attributes["weight_shapes"]["weight"][1])
     return "weight", *(BufferSource.of_weight(plane.name) for plane in planes)
 
 
 def int8_sums(site: Site) -> dict[str, int]:
-    """How the int8 activation that a site makes is summed."""
+    """Parameters of the sums in an int8 activation that a site makes."""
     return {name: site.attributes[f"int8_{name}"] for name in ("group_size", "sum_factor")}
 
 
@@ -187,5 +193,5 @@ def makes_int8(site: Site) -> bool:
 
 
 def written_activation(site: Site, graph: GraphParams) -> dict[str, Param]:
-    """The dtype of a packed activation that a kernel writes; of int8, also the groups it is summed in."""
+    """The dtype of a packed activation that a kernel writes; for int8, also its sums."""
     return {"act_dtype": "i8", **int8_sums(site)} if makes_int8(site) else {"act_dtype": graph.act_dtype}

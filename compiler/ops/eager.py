@@ -1,4 +1,4 @@
-"""Ops that bring what torch computes for them, made known to torch as `models/ops.py` does with all others."""
+"""Registers with torch the ops that bring a torch implementation; `models/ops.py` registers the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.compiler.ops.registry import OPS
 
 
 def define_ops() -> None:
-    """Before a model is traced or run: an op is `torch.ops.llmc.NAME` from then on. One that torch knows is left."""
+    """Defines `torch.ops.llmc.NAME` for each op; call it before a model is traced or run. Known ops are skipped."""
     for op in OPS.values():
         if op.eager is not None and not hasattr(torch.ops.llmc, op.name):
             _define(op)
@@ -24,7 +24,7 @@ def _define(op: OpDef) -> None:
     made = torch.library.custom_op(f"llmc::{op.name}", op.eager.function, mutates_args=(), schema=op.eager.schema)
     signature = inspect.signature(op.eager.function)
 
-    # The rule of the shape is that of the graph: it is said once.
+    # The shape rule is the graph's own, so that it is stated once.
     def fake(*args: Any, **kwargs: Any) -> torch.Tensor:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

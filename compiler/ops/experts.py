@@ -1,8 +1,8 @@
-"""experts: what the chosen experts of each token make of it, in sum.
+"""experts: the weighted sum of the outputs of each token's chosen experts.
 
-- `expert_order` gives every expert in use rows of its own, which begin at a multiple of ROW_UNIT.
-- `expert_gather` copies activations there, as the linear layers read them.
-- `expert_quantize` makes the rows int8 before a layer that is summed as integers.
+- `expert_order` assigns each expert in use a run of rows that starts at a multiple of ROW_UNIT.
+- `expert_gather` copies activations there, in the layout of linear layers.
+- `expert_quantize` rounds the rows to int8 before a layer with integer sums.
 - `expert_linear` is a linear layer of each expert in use over its rows, of gate and up first, then of down.
 - `expert_combine` adds the results of a token in the order in which its experts were chosen, so that nothing of it
   depends on other tokens.
@@ -34,8 +34,10 @@ from llmc.quantize.formats.registry import format_of
 
 EXPERT_LINEAR, EXPERT_LINEAR_QUANT = "expert_linear", "expert_linear_quant"
 QUANTIZED = "quantized_experts"
-"""Attribute of a site: {weight: {"format": its record, "int8": whether rows are}} of those that are quantized, and
-"ordered" where rows are in the order of each expert's columns."""
+"""Attribute of a site: {weight: {"format": its record, "int8": whether rows are int8}} of quantized weights.
+
+"ordered": whether rows are in the order of each expert's columns.
+"""
 WEIGHTS = ("gate_up", "down")
 ROW_UNIT = 16
 """Rows of an expert begin at a multiple: then everything of its own that is in memory starts a cache line."""

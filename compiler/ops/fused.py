@@ -1,4 +1,4 @@
-"""Kernels of generic ops: functions of rows, fused (`passes/fuse.py`)."""
+"""Kernels of generic ops: fused functions of rows (`passes/fuse.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, GraphParams
 def fused_spec(name: str, program: str, layouts: tuple[str, ...], graph: GraphParams) -> KernelSpec:
     """The kernel of a row program (`rowwise.py`, JSON).
 
-    name: its ops, for people. layouts: of each tensor, "packed", "weight" or another operand kind.
+    name: its ops, for display. layouts: per tensor, "packed", "weight" or another operand kind.
     """
     value = json.loads(program)
     on_samples = value.pop("rows") == "samples"

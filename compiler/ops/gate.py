@@ -1,6 +1,6 @@
-"""silu_gate: silu(gate) · up of rows that are a gate and an up side by side, as linear layers read it.
+"""silu_gate: silu(gate) · up, for rows that hold gate and up side by side, in the layout of linear layers.
 
-A `gated_linear` does the same with its sums; this is for what is added to before the gate.
+A `gated_linear` applies the gate to its own sums; this op serves layers where something is added before the gate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gather_rows: the rows whose logits are wanted."""
+"""gather_rows: copies the rows whose logits are needed."""
 
 from __future__ import annotations
 

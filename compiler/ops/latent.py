@@ -1,6 +1,6 @@
-"""The ops of latent attention: linear layers of heads, the write of keys to the cache, attention to them.
+"""The ops of latent attention: per-head linear layers, the write of keys to the cache, and attention to them.
 
-The cache has one key of a token for all heads, and no values: these are the leading elements of keys.
+The cache has one key per token for all heads, and no values: they are the leading elements of keys.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ HEAD_LINEAR_KERNELS = ("head_linear", "packed_head_linear")
 
 
 def head_linear_spec(weight_dtype: str, gives: str, **params: Param) -> KernelSpec:
-    """The kernel of y [rows, n], of each head the leading k elements of x [rows, heads, stride] by its rows of a weight
-    [n, k]. gives: the dtype of a packed activation that y is, "": it is float32 rows. params: heads, k, n, stride, rows
-    (the scalar that counts valid ones) and those of the target's rows."""
+    """The kernel of y [rows, n]: per head, the leading k elements of x [rows, heads, stride] times its rows of a weight
+    [n, k].
+
+    gives: dtype of y as a packed activation; "" for float32 rows.
+    params: heads, k, n, stride, rows (the scalar that counts valid ones) and the target's row parameters.
+    """
     op = HEAD_LINEAR_KERNELS[bool(gives)]
     return KernelSpec.of("linear", op, weight_dtype=weight_dtype, gives=gives, **params)
 
@@ -57,7 +60,7 @@ def _latent_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 
 def _of_cache(key_dim: int, graph: GraphParams) -> dict[str, Param]:
-    """What says how the cache lies."""
+    """Parameters of the cache's layout."""
     return {"num_kv_heads": 1, "head_dim": key_dim, "kv_dtype": graph.kv_dtype, "block_size": graph.block_size}
 
 

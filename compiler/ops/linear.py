@@ -1,4 +1,4 @@
-"""linear and gated_linear, plain and quantized, and quantize_rows, which makes the int8 activations that they read.
+"""linear and gated_linear, plain and quantized, and quantize_rows, which makes their int8 activations.
 
 A linear over tokens may have a pool of adapters (`adapters.py`).
 """
@@ -30,17 +30,17 @@ from llmc.quantize import WeightFormat
 
 
 def linear_spec(dtype: str, **params: Param) -> KernelSpec:
-    """The kernel of y [rows, n] = x [rows, k] by a weight [n, k] of the same dtype. params: k, n, rows (the scalar that
-    counts valid ones), those of the target's rows, and optionally bias, residual and gated.
+    """The kernel of y [rows, n] = x [rows, k] · wᵀ, for a weight w [n, k] of the same dtype. params: k, n, rows (the
+    scalar that counts valid ones), the target's row parameters, and optionally bias, residual and gated.
 
-    gated: the weight's rows are gate's, then up's, and y [rows, n / 2] is silu(gate) · up in this dtype; "": not so.
+    gated: dtype of y [rows, n / 2] = silu(gate) · up, where the weight's rows are gate's, then up's; "" for no gate.
     """
     given: dict[str, Param] = {"bias": False, "residual": False, "rows": 0, "gated": "", **params}
     return KernelSpec.of("linear", "linear", act_dtype=dtype, weight_dtype=dtype, **given)
 
 
 def linear_quant_spec(act_dtype: str, format: WeightFormat, **params: Param) -> KernelSpec:
-    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
+    """As `linear_spec`, for a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
     given: dict[str, Param] = {"bias": False, "residual": False, "rows": 0, "gated": "", **params}
     return KernelSpec.of("linear", "linear_quant", act_dtype=act_dtype, **format.kernel_params(), **given)
 
@@ -50,7 +50,8 @@ def _is_gated(site: Site) -> bool:
 
 
 def _is_quantized_later(site: Site) -> bool:
-    """Whether a gated linear's rows become int8: only whole rows can, and its tasks have columns of them."""
+    """Whether another kernel rounds a gated linear's rows to int8: that needs whole rows, and its tasks compute
+    columns."""
     return _is_gated(site) and makes_int8(site)
 
 
@@ -59,7 +60,7 @@ def _gated_width(site: Site) -> int:
 
 
 def _params(site: Site, graph: GraphParams) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What every linear kernel needs to know, and the operands that this one has beside x, weight and out."""
+    """Parameters of every linear kernel, and this one's operands besides x, weight and out."""
     n, k = site.attributes["weight_shapes"]["weight"]
     optional = tuple(name for name in ("bias", "residual") if name in site.tensors)
     given = {name: name in optional for name in ("bias", "residual")}
@@ -68,7 +69,7 @@ def _params(site: Site, graph: GraphParams) -> tuple[dict[str, Any], tuple[str, 
 
 
 def _with_int8(site: Site, graph: GraphParams, spec: KernelSpec, inputs: tuple[str, ...]) -> list[KernelCall]:
-    """The linear kernel, and the one that makes its rows int8 where they are to be."""
+    """The linear kernel, followed by the one that rounds its rows to int8, if needed."""
     if not _is_quantized_later(site):
         return [KernelCall(spec, (*inputs, "out"))]
     later = _quantize_spec(site, graph, _gated_width(site))

@@ -1,4 +1,4 @@
-"""rms_norm: rows over their root mean square."""
+"""rms_norm: rows divided by their root mean square."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""permute_columns: a packed activation in the order in which the columns of a weight are stored."""
+"""permute_columns: reorders the columns of a packed activation to a weight's stored column order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llmc.compiler.weight_request import COLUMNS
 
 
 def permute_spec(dim: int, act_dtype: str, **rows: Param) -> KernelSpec:
-    """The kernel of out [rows, dim] whose column j is column columns[j] of x. rows: how they lie, and the scalar that
-    counts them."""
+    """The kernel of out [rows, dim]: its column j is column columns[j] of x. rows: row layout, and the scalar that
+    counts rows."""
     return KernelSpec.of("other", "permute_columns", dim=dim, act_dtype=act_dtype, **rows)
 
 
@@ -19,7 +19,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     return [KernelCall(spec, ("x", BufferSource.of_weight(COLUMNS), "out"))]
 
 
-# The weight says whose columns they are; its numbers are not read.
+# The weight names whose columns they are; its numbers are not read.
 PERMUTE_COLUMNS = OpDef(
     "permute_columns",
     {"x": Argument(2, ANY_FLOAT, packed=True), "weight": Argument(2, ANY_FLOAT)},

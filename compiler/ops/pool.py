@@ -1,6 +1,6 @@
-"""pool_rows: of the rows of a sequence the first, or their mean.
+"""pool_rows: the first row of each sequence, or the mean of its rows.
 
-Rows are added up in their order, each column by itself, so what a sequence gives does not depend on others.
+Rows are added in order, each column separately, so a sequence's result does not depend on others.
 """
 
 from __future__ import annotations

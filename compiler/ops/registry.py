@@ -1,4 +1,4 @@
-"""The ops by exact name: an op is added with its definition, which may bring its kernels, and a line here."""
+"""The ops by exact name. To add an op, add its definition, which may bring its kernels, and a line here."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ OPS: dict[str, OpDef] = {
 
 
 def get_op(name: str) -> OpDef:
-    """Raises CompileError for an op that the compiler does not know."""
+    """The op called `name`. Raises CompileError for an unknown one."""
     if name not in OPS:
         raise CompileError(f"op llmc::{name} has no kernel template; known: {', '.join(sorted(OPS))}")
     return OPS[name]
 
 
 def brought_template(op: str, kind: str) -> Template | None:
-    """The kernel template that an op brings for targets of a kind."""
+    """The kernel template that an op brings for targets of a kind; None if it brings none."""
     return OPS[op].templates.get(kind) if op in OPS else None
 
 
 def brought_sources(op: str, kind: str) -> tuple[Path, ...]:
-    """The file that decides the code of such a kernel, beside what the target's templates share."""
+    """The file of such a template, on which its code depends besides the target's shared templates."""
     template = brought_template(op, kind)
     return () if template is None else (Path(inspect.getfile(template)),)

@@ -25,7 +25,7 @@ def _rope_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
         **({"norm_rotated": True} if a.get("norm_rotated", False) else {}),
     )
     norms = ("q_norm", "k_norm") if qk_norm else ()
-    if not a["num_kv_heads"]:  # a layer that reads keys and values of another one
+    if not a["num_kv_heads"]:  # a layer that reads the keys and values of another layer
         return [KernelCall(spec, ("qkv", *norms, "cos_sin", "positions", "out"))]
     scales = (BufferSource.KV_SCALES,) if graph.kv_scales else ()
     pools = (BufferSource.K_POOL, BufferSource.V_POOL)

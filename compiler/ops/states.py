@@ -1,6 +1,6 @@
-"""Hidden states that graphs hand to one another: rows of float32 in a buffer beside a graph's inputs.
+"""Hidden states that graphs pass to one another: float32 rows in a buffer beside a graph's inputs.
 
-`gather_rows_leaving` leaves those of all tokens there, `beside_states` takes them along.
+`gather_rows_leaving` stores those of all tokens there; `beside_states` reads them.
 """
 
 from __future__ import annotations

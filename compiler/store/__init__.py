@@ -1,1 +1,1 @@
-"""What is kept: the graph cache and its keys, artifacts, weights and bundles."""
+"""Stored results: the graph cache and its keys, artifacts, weights and bundles."""

@@ -1,4 +1,4 @@
-"""What goes into an artifact directory beside weights and code: the tables of graphs.bin, copied files."""
+"""Contents of an artifact directory besides weights and code: the tables of graphs.bin, and copied files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from llmc.graphs_records import AdapterRecord, KernelRecord, ModelRecord, Operan
 from llmc.models.sources.base import ModelFiles
 
 _TOKENIZER = "tokenizer.json"
-# What some tokenizers are saved as by themselves.
+# Files that some tokenizers consist of.
 _NOT_CONVERTED = ("vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 
 
 def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
-    """Bytes of one block of one layer's pool as the kernel `spec` addresses it; pool: "k_pool" or "v_pool"."""
+    """Bytes of one block of one layer's pool, as the kernel `spec` addresses it. pool: "k_pool" or "v_pool"."""
     params = spec.as_dict()
     keys, values = target.kv_block_bytes(
         int(params["num_kv_heads"]), int(params["head_dim"]), int(params["block_size"]), str(params["kv_dtype"])
@@ -47,7 +47,7 @@ def _input_bytes(graph: GraphRecord) -> dict[str, int]:
 
 
 def _adapter_slots(graphs: Iterable[CommandList], target: Target) -> dict[str, AdapterSlot]:
-    """The slots of pools of adapters by the weight that they are of, in the order of `pooled_weights`."""
+    """Slot layouts of adapter pools by weight name, in the order of `pooled_weights`."""
     found: dict[str, AdapterSlot] = {}
     for graph in graphs:
         for command in graph.commands:
@@ -58,7 +58,7 @@ def _adapter_slots(graphs: Iterable[CommandList], target: Target) -> dict[str, A
 
 
 class _Commands:
-    """The records of a command list, which differ between its graphs in the bytes of inputs alone."""
+    """The records of a command list; between its graphs only the sizes of inputs differ."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Commands:
         ]
 
     def records(self, input_bytes: Mapping[str, int]) -> tuple[CommandRecord, ...]:
-        """The commands in a graph whose inputs have these sizes."""
+        """The commands in a graph with inputs of these sizes."""
         kind = _OPERAND_KINDS["input"]
         inputs = [OperandRecord(kind, i, 0, input_bytes[name]) for i, name in enumerate(GRAPH_INPUTS)]
         commands = list(self._commands)
@@ -114,9 +114,9 @@ def graphs_bin(
     target: Target,
     files: FileSums,
 ) -> bytes:
-    """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight of `layout`, by name."""
+    """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight in `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
-    # A kernel that no command calls says itself what it takes.
+    # A kernel that no command calls states its own operand count.
     num_buffers = {s: int(s.as_dict()[BUFFERS]) for s in kernels if BUFFERS in s.as_dict()}
     lists = [commands for _, commands in graphs.values()]
     collectives = collectives_of(lists)
@@ -143,7 +143,7 @@ def graphs_bin(
             (),
             max_blocks=blocks,
         )
-        # Buckets of equal shape have one list.
+        # Buckets of equal shape share one list.
         if id(of) not in builders:
             builders[id(of)] = _Commands(of, kernel_index, layout, list(slots), target)
         return replace(record, commands=builders[id(of)].records(_input_bytes(record)))
@@ -167,10 +167,9 @@ def graphs_bin(
 
 
 def copied_files(files: ModelFiles, tokenizer: str) -> list[str]:
-    """Names of the tokenizer and generation files that an artifact of a model gets; tokenizer: as in CompileConfig.
+    """Names of the tokenizer and generation files to copy into an artifact. tokenizer: as in CompileConfig.
 
-    Raises CompileError when one that must be there is missing or cannot be read, and ModelError for one that is no
-    regular file of the model.
+    Raises CompileError if a required one is missing or unreadable, ModelError if one is not a regular file.
     """
     if tokenizer != "none" and not files.has(_TOKENIZER):
         for name in filter(files.has, _NOT_CONVERTED):

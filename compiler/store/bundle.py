@@ -1,8 +1,8 @@
-"""Bundles: all of an artifact but its weights, in one file, for one or several targets.
+"""Bundles: an artifact without its weights, in one file, for one or several targets.
 
 A zip file: bundle.json; variants/N/graphs.bin and variants/N/kernels.so for each target; costs/*.json. bundle.json
-holds the fingerprint and the architecture that it is made of. For each variant it has the manifest, how its weights are
-laid out, and the SHA-256 of its files. A bundle holds machine code: use only what you trust as much as a program.
+holds the architecture and its fingerprint. For each variant it has the manifest, the layout of weights, and the SHA-256
+of its files. A bundle contains machine code: trust it like a program.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _MARK = "llmc_bundle"
 _INDEX = "bundle.json"
 _MAX_INDEX_BYTES = 1 << 24
 _CODE = "kernels.so"
-"""What a bundle calls the code of any target, whatever an artifact calls it."""
+"""Name of the code file of any target in a bundle."""
 _MOST_BYTES = {"graphs.bin": schema.MAX_TABLES_BYTES, _CODE: schema.MAX_CODE_BYTES}
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles are equal bytes
-# What graphs depend on that is neither the target nor the tools.
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day: equal bundles have equal bytes
+# Components of graphs that are neither the target nor the tools.
 _FINGERPRINT = ("architecture", "max_model_len", "act_dtype", "kv_dtype", "kv_scales", "block_size", "quantization")
 
 
 class BundleError(CompileError):
-    """A bundle that cannot be made, read or applied; one sentence with the offending value."""
+    """A bundle cannot be made, read or applied; one sentence with the offending value."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The graphs and kernels for one target. requests: its weights, in the order of the file."""
+    """The graphs and kernels for one target. requests: its weights, in file order."""
 
     index: int
     described: Described
@@ -80,7 +80,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read; files are read on demand and compared with their hashes."""
+    """An opened bundle. Files are read on demand and checked against their hashes."""
 
     path: Path
     fingerprint: str
@@ -90,7 +90,7 @@ class Bundle:
     costs: tuple[CostTable, ...]
 
     def read(self, variant: Variant, name: str) -> bytes:
-        """graphs.bin or kernels.so, the code, of a variant. Raises BundleError for a damaged one."""
+        """graphs.bin or kernels.so (the code) of a variant. Raises BundleError if it is damaged."""
         member = f"variants/{variant.index}/{name}"
         try:
             with opened(self.path) as archive:
@@ -105,14 +105,14 @@ class Bundle:
 
 
 def architecture_of(components: Mapping[str, str]) -> dict[str, str]:
-    """What a fingerprint is made of, from the components of an artifact's graphs."""
+    """The components of a fingerprint, from those of an artifact's graphs."""
     return {name: components[name] for name in _FINGERPRINT if name in components}
 
 
 def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | None = None) -> Bundle:
-    """Writes a bundle of artifacts of one architecture, each for another target, with the costs measured for them.
+    """Bundles artifacts of one architecture, each for a different target, with their measured costs.
 
-    Raises BundleError, with `path` as it was.
+    Raises BundleError and leaves `path` unchanged.
     """
     if path.is_dir():
         raise BundleError(f"{path} is a directory: name a file to write")
@@ -160,7 +160,7 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Reads what a bundle says of itself. Raises BundleError for what is none, or one of another version."""
+    """Reads a bundle's index. Raises BundleError for a file that is no bundle or has another version."""
     try:
         with opened(path) as archive:
             index = _index(archive)
@@ -175,7 +175,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _index(archive: Archive) -> dict[str, Any]:
-    """bundle.json, and that the archive holds what it names and nothing else."""
+    """The contents of bundle.json; checks that the archive holds exactly the files it names."""
     index = parse_json(archive.read(_INDEX, _MAX_INDEX_BYTES))
     version = index.get(_MARK) if isinstance(index, dict) else None
     if not isinstance(index, dict) or version != VERSION or isinstance(version, bool):
@@ -219,7 +219,7 @@ def _check_same(first: Path, expected: Mapping[str, str], artifact: Path, found:
 
 
 def _requests(artifact: Path, one: Described, graphs: bytes) -> list[WeightRequest]:
-    """The weights that were packed, found from their tables: a packed matrix is stored in another shape."""
+    """The packed weights, recovered from their tables: a packed matrix is stored in another shape."""
     resolved, parts = one.resolved, _weight_parts(one, artifact, "compile the model again")
     shapes = resolved.weight_shapes()
     schemes, permuted = resolved.recipe.schemes, resolved.recipe.permuted
@@ -244,13 +244,13 @@ def _requests(artifact: Path, one: Described, graphs: bytes) -> list[WeightReque
 
 
 def _orders(name: str, resolved: Resolved) -> int:
-    """How many orders of columns a weight in act-order has: each expert one of its own."""
+    """The number of column orders of an act-order weight: one, or one per expert."""
     experts = resolved.model.experts
     return experts.count if experts is not None and ".experts." in name else 1
 
 
 def _weight_parts(one: Described, where: Path | str, remedy: str) -> Mapping[str, int]:
-    """What `described.weight_parts` wrote into a manifest. Raises BundleError for one of an older llmc."""
+    """Reads `described.weight_parts` from a manifest. Raises BundleError for a manifest of an older llmc."""
     parts = one.manifest.get("weight_parts")
     if parts is None:
         raise BundleError(f"{where} was made by an older llmc, which did not say how it packs gated layers: {remedy}")
@@ -259,14 +259,14 @@ def _weight_parts(one: Described, where: Path | str, remedy: str) -> Mapping[str
 
 
 def check_layout(requests: Sequence[WeightRequest], resolved: Resolved, patch: GraphsPatch, origin: Path) -> None:
-    """Raises BundleError when this llmc lays weights out otherwise than graphs.bin has them."""
+    """Raises BundleError if this llmc would lay weights out differently from graphs.bin."""
     layout = plan_weights(requests, resolved.target)
     if (layout.total_bytes, zlib.crc32(layout.header)) != patch.weights_sums:
         raise BundleError(f"{origin} was made by an llmc that lays weights out otherwise: compile the model again")
 
 
 def tables_of(bundle: Bundle, variant: Variant) -> GraphsPatch:
-    """graphs.bin of a variant, which is of its manifest's model and weights. Raises BundleError."""
+    """graphs.bin of a variant, checked against its manifest's model and weights. Raises BundleError."""
     try:
         patch = GraphsPatch(bundle.read(variant, "graphs.bin"))
         same = patch.model == pack_model(variant.resolved.model_record())
@@ -304,7 +304,7 @@ def _variant(index: int, entry: Mapping[str, Any], architecture: Mapping[str, st
 
 
 def _cost_table(archive: Archive, name: str) -> CostTable | None:
-    """None for one that another version of llmc measured: a warm-up measures again."""
+    """The cost table; None if another llmc version measured it, in which case a warm-up measures again."""
     with suppress(CostTableError):
         return CostTable.from_data(parse_json(archive.read(name, MAX_TABLE_BYTES)), name)
     return None

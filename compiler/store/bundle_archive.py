@@ -1,4 +1,4 @@
-"""Zip files that others made: nothing is extracted, and nothing is unpacked beyond what was declared and is allowed."""
+"""Untrusted zip files: nothing is extracted, and nothing is decompressed beyond its declared and permitted size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmc.regular_file import open_regular
 MAX_MEMBERS = 4096
 MAX_FILE_BYTES = 1 << 32
 _CHUNK_BYTES = 1 << 20
-# All that the library raises for bytes that are no zip file, or of a kind that it does not read.
+# Everything that the library raises for invalid or unsupported zip files.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, IndexError, ValueError, OverflowError,
            NotImplementedError, RuntimeError, struct.error)  # fmt: skip
 
 
 class ArchiveError(ValueError):
-    """A file that is no zip file, or none that a bundle may be; the message is a part of a sentence."""
+    """A file that is not a valid zip file for a bundle; the message is part of a sentence."""
 
 
 class Archive:
@@ -37,12 +37,12 @@ class Archive:
         for info in file.infolist():
             if stat.S_ISLNK(info.external_attr >> 16) or info.is_dir():
                 raise ArchiveError(f"its member {info.filename[:80]!a} is no file")
-            # Other methods may ask for as much memory as they like.
+            # Other compression methods may use unbounded memory.
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ArchiveError(f"its member {info.filename[:80]!a} is packed by method {info.compress_type}")
 
     def read(self, name: str, most: int, declared: int | None = None) -> bytes:
-        """A member of at most `most` bytes, and of exactly `declared` where that is known. Raises ArchiveError."""
+        """A member of at most `most` bytes, and of exactly `declared` if given. Raises ArchiveError."""
         if name not in self.names:
             raise ArchiveError(f"it has no member {name}")
         size = self._file.getinfo(name).file_size
@@ -52,7 +52,7 @@ class Archive:
             raise ArchiveError(f"{name} has {size} bytes, not the {declared} of the index")
         parts, left = [], size + 1
         with reading(), self._file.open(name) as member:
-            # What the archive says of a member's size is not trusted either.
+            # The archive's own statement of a member's size is not trusted either.
             while left and (chunk := member.read(min(left, _CHUNK_BYTES))):
                 parts.append(chunk)
                 left -= len(chunk)
@@ -63,7 +63,7 @@ class Archive:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """What is damaged in a zip file raises ArchiveError."""
+    """Turns errors from a damaged zip file into ArchiveError."""
     try:
         yield
     except ArchiveError:
@@ -75,7 +75,7 @@ def reading() -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Archive]:
-    """A zip file to read. Raises ArchiveError for what is none, OSError for what cannot be read."""
+    """Opens a zip file. Raises ArchiveError for an invalid one, OSError if it cannot be read."""
     with open_regular(path) as file:
         size = file.seek(0, 2)
         if size > MAX_FILE_BYTES:

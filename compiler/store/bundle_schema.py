@@ -1,4 +1,4 @@
-"""The schema of bundle.json; its manifests are checked by that of manifests."""
+"""The schema of bundle.json; the manifests in it are checked by the manifest schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TableName = Annotated[str, Field(pattern=r"^costs/[0-9a-f]{16}-[0-9a-f]{16}\.js
 
 
 class Request(Closed):
-    """A weight: logical shape, how it is stored."""
+    """A weight: its logical shape and storage."""
 
     name: Text
     shape: Annotated[list[_Dim], Field(min_length=1, max_length=4)]
@@ -53,7 +53,7 @@ class Variant(Closed):
 
 
 class Architecture(Open):
-    """What is shown of the model; all of it is compared with a checkpoint's."""
+    """The displayed part of a model's architecture; all of it is compared with a checkpoint's."""
 
     model_type: Text
     num_layers: Count

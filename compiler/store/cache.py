@@ -38,7 +38,7 @@ _TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, IndexError, Over
 
 
 class CacheError(RuntimeError):
-    """The cache cannot do what was asked: an unwritable directory, a full disk, a bad key or a bad archive."""
+    """The cache cannot serve a call: unwritable directory, full disk, bad key or bad archive."""
 
 
 class _Damaged(Exception):
@@ -47,7 +47,7 @@ class _Damaged(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of an entry without its payload. file_bytes: on disk; last_used: seconds since the epoch."""
+    """An entry's header. file_bytes: on disk. last_used: seconds since the epoch."""
 
     key: str
     components: dict[str, str]
@@ -59,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """One component whose value is `old` in the cached entry and `new` now; None where one side lacks it."""
+    """A component whose value is `old` in the cached entry and `new` now; None where one side lacks it."""
 
     name: str
     old: str | None
@@ -68,7 +68,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The cached entry that shares most components with the ones asked for; no differences: an exact hit."""
+    """The cached entry that shares most components with the requested ones; without differences, an exact hit."""
 
     entry: Entry
     differences: tuple[Difference, ...]
@@ -76,7 +76,7 @@ class Nearest:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Entries read, the keys of the damaged ones, which were dropped, and of those that cannot be read or dropped."""
+    """Entries read, keys of damaged ones, which were dropped, and of those that could not be read or dropped."""
 
     checked: int
     damaged: tuple[str, ...]
@@ -85,7 +85,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Keys that an archive added, and the ones that were there already."""
+    """Keys that an archive added, and keys already present."""
 
     added: tuple[str, ...]
     present: tuple[str, ...]
@@ -187,7 +187,7 @@ class GraphCache:
         return self._base / key[:2] / f"{key}.entry"
 
     def _files(self) -> Iterator[tuple[str, Path]]:
-        """(key, path) of every file that is named and placed as an entry, in the order of keys."""
+        """(key, path) of every file named and placed like an entry, in order of keys."""
         for shard in self._listing(self._base):
             for path in self._listing(shard):
                 match = _NAME.fullmatch(path.name)
@@ -202,7 +202,7 @@ class GraphCache:
             return []
 
     def get(self, key: str) -> bytes | None:
-        """The payload of `key`, or None. A damaged entry is dropped and is a miss. Marks the entry as used."""
+        """The payload of `key`, marked as used; None on a miss. A damaged entry is dropped and counts as a miss."""
         path = self._path(key)
         try:
             raw = read_regular(path, _MAX_ENTRY_BYTES)
@@ -219,13 +219,13 @@ class GraphCache:
         return payload
 
     def has(self, key: str) -> bool:
-        """Whether there is an entry of `key`, whole or damaged; it is not marked as used."""
+        """Whether an entry of `key` exists, valid or not; does not mark it as used."""
         return self._path(key).is_file()
 
     def put(self, key: str, payload: bytes, components: Mapping[str, str], meta: Mapping[str, Any]) -> None:
-        """Store `payload` under `key`, which must be `key_of(components)`; meta is plain JSON data for people.
+        """Stores `payload` under `key`, which must be `key_of(components)`. meta: plain JSON data for display.
 
-        Raises CacheError where the entry cannot be written (full disk, permissions); then nothing is left behind.
+        Raises CacheError if the entry cannot be written (full disk, permissions), and leaves nothing behind.
         """
         if key_of(components) != key:
             raise CacheError(f"cache key {key} is not the hash of its components {dict(components)}")
@@ -255,15 +255,15 @@ class GraphCache:
         return Entry(key, components, meta, size, info.st_size, info.st_mtime)
 
     def entries(self) -> list[Entry]:
-        """All readable entries in the order of keys; payloads are not verified, junk is skipped."""
+        """All readable entries, in order of keys. Payloads are not verified; junk is skipped."""
         return [e for key, path in self._files() if (e := self._read_entry(key, path)) is not None]
 
     def entry(self, key: str) -> Entry | None:
-        """The entry `key` without its payload, or None. Does not count as a use."""
+        """The header of entry `key`, or None. Does not count as a use."""
         return self._read_entry(key, self._path(key))
 
     def resolve(self, prefix: str) -> str:
-        """The one key that starts with `prefix`. Raises CacheError if there is none or several."""
+        """The only key that starts with `prefix`. Raises CacheError if there is none or more than one."""
         if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
             raise CacheError(f"{prefix!r} is not a cache key or the start of one (hex digits)")
         found = [key for key, _ in self._files() if key.startswith(prefix)]
@@ -274,7 +274,7 @@ class GraphCache:
         return found[0]
 
     def verify(self) -> VerifyReport:
-        """Read every entry in full and drop the damaged ones."""
+        """Reads every entry in full and drops the damaged ones."""
         checked = 0
         damaged: list[str] = []
         unreadable: list[str] = []
@@ -284,13 +284,13 @@ class GraphCache:
             except FileNotFoundError:
                 continue  # collected by another process meanwhile
             except (OSError, _Damaged):
-                # A file on a bad sector can go as well: it is rebuilt.
+                # A file on a bad sector may be dropped too: it will be rebuilt.
                 (damaged if _unlink(path) else unreadable).append(key)
             checked += 1
         return VerifyReport(checked, tuple(damaged), tuple(unreadable))
 
     def removable(self) -> list[tuple[float, str, int, Callable[[], bool]]]:
-        """(last use, key, bytes, how it is removed) of all entries."""
+        """(last use, key, bytes, function that removes it) of all entries."""
         found: list[tuple[float, str, int, Callable[[], bool]]] = []
         for key, path in self._files():
             with contextlib.suppress(OSError):
@@ -299,19 +299,19 @@ class GraphCache:
         return found
 
     def drop_stale_temporaries(self) -> None:
-        """Removes what interrupted writers left."""
+        """Removes leftovers of interrupted writers."""
         now = time.time()
         for shard in self._listing(self._base):
             for path in self._listing(shard):
                 try:
-                    # A young one may belong to a writer that is at work.
+                    # A recent one may belong to an active writer.
                     if path.name.startswith(".tmp-") and now - path.stat().st_mtime > _STALE_TEMPORARY_S:
                         path.unlink()
                 except OSError:
                     continue
 
     def export(self, keys: Iterable[str] | None, path: Path) -> int:
-        """Write the entries `keys` (None: all) to the tar archive `path`; returns how many. Raises CacheError."""
+        """Writes the entries `keys` (None: all) to the tar archive `path`; returns their number. Raises CacheError."""
         chosen = sorted(set(keys)) if keys is not None else [key for key, _ in self._files()]
         buffer = BytesIO()
         count = 0
@@ -335,10 +335,10 @@ class GraphCache:
         return count
 
     def import_(self, path: Path) -> ImportReport:
-        """Add the entries of an archive made by `export`. Raises CacheError, and adds none, if any member is bad."""
+        """Adds the entries of an archive from `export`. Raises CacheError, and adds none, if any member is invalid."""
         found: dict[str, bytes] = {}
         try:
-            # Uncompressed only, and no sparse member: what is read cannot be larger than the archive.
+            # Only uncompressed, non-sparse members: what is read cannot exceed the archive's size.
             with open_regular(Path(path)) as archive, tarfile.open(fileobj=archive, mode="r:") as tar:
                 limit = os.fstat(archive.fileno()).st_size
                 for member in tar:
@@ -360,10 +360,9 @@ class GraphCache:
         return ImportReport(tuple(added), tuple(present))
 
     def copy_from(self, other: GraphCache, keys: Iterable[str] | None = None) -> ImportReport:
-        """Add the entries `keys` (None: all) of another cache, which may be shared with other processes and machines.
+        """Adds the entries `keys` (None: all) of another cache, which other processes and machines may share.
 
-        Each entry appears whole, by a rename; one that is damaged over there is left out. Raises CacheError, with every
-        entry so far in place.
+        Each entry appears atomically; damaged ones are skipped. Raises CacheError; entries added before stay.
         """
         added: list[str] = []
         present: list[str] = []
@@ -380,7 +379,7 @@ class GraphCache:
         return ImportReport(tuple(added), tuple(present))
 
     def _promote(self, key: str, raw: bytes) -> bool:
-        """Stores an entry that is not there, or there with damage; False when it is there."""
+        """Stores an entry that is missing or damaged here; False if a valid one is present."""
         path = self._path(key)
         with contextlib.suppress(OSError, _Damaged):
             _decode(read_regular(path, _MAX_ENTRY_BYTES), key)
@@ -390,9 +389,9 @@ class GraphCache:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Held by one process at a time where the file system has locks: many that add the same write it once.
+        """Excludes other processes if the file system has locks, so that concurrent writers store an entry once.
 
-        Without it nothing goes wrong, and it ends with the process that holds it.
+        Correctness does not depend on it. The lock ends with its process.
         """
         try:
             self._base.mkdir(parents=True, exist_ok=True)
@@ -407,9 +406,10 @@ class GraphCache:
             os.close(lock)
 
     def why(self, components: Mapping[str, str], entries: Sequence[Entry] | None = None) -> Nearest | None:
-        """The entry that differs from `components` in the fewest names, and how; None if the cache is empty.
+        """The entry that differs from `components` in the fewest names, with the differences; None if the cache is
+        empty.
 
-        entries: the ones to search (default: all), so that many questions read the directory once.
+        entries: those to search; None reads all. Passing them lets many queries read the directory once.
         """
         best: Nearest | None = None
         best_rank: tuple[int, bool, float, str] | None = None
@@ -420,7 +420,7 @@ class GraphCache:
                 for n in names
                 if entry.components.get(n) != components.get(n)
             )
-            # Of equally near ones, the same kind of thing, then the most recently used.
+            # Among equally near entries prefer the same kind, then the most recently used.
             other_kind = entry.components.get("kind") != components.get("kind")
             rank = (len(differences), other_kind, -entry.last_used, entry.key)
             if best_rank is None or rank < best_rank:

@@ -1,6 +1,6 @@
-"""Artifacts of model directories that `llmc run` and `llmc serve` compiled on the way: `ROOT/artifacts/KEY`.
+"""Artifacts that `llmc run` and `llmc serve` compiled implicitly from model directories: `ROOT/artifacts/KEY`.
 
-The time of change of a directory is its last use. Whoever has an artifact open keeps it when it is collected.
+A directory's modification time is its last use. A process that has an artifact open keeps it after collection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GOING = ".going-"
 
 @dataclass(frozen=True)
 class CachedArtifact:
-    """file_bytes: of all its files; last_used: seconds since the epoch."""
+    """file_bytes: of all its files. last_used: seconds since the epoch."""
 
     key: str
     path: Path
@@ -30,19 +30,19 @@ class CachedArtifact:
 
 
 def artifacts_folder(root: Path) -> Path:
-    """Where the cache `root` keeps whole artifacts."""
+    """The folder of whole artifacts in the cache `root`."""
     return root / "artifacts"
 
 
 def mark_used(artifact: Path) -> None:
-    """Notes that a cached artifact is used now."""
+    """Marks a cached artifact as used now."""
     # A read-only cache still serves.
     with contextlib.suppress(OSError):
         os.utime(artifact)
 
 
 def cached_artifacts(root: Path) -> list[CachedArtifact]:
-    """Those of the cache `root`, in the order of keys; one that vanishes meanwhile is left out."""
+    """The cached artifacts, in order of keys; one that vanishes meanwhile is skipped."""
     found = []
     for path in _listing(artifacts_folder(root)):
         if not _KEY.fullmatch(path.name):
@@ -54,7 +54,7 @@ def cached_artifacts(root: Path) -> list[CachedArtifact]:
 
 
 def remove_artifact(artifact: CachedArtifact) -> bool:
-    """Removes it in one step; False when it cannot be."""
+    """Removes it atomically; False if it cannot be removed."""
     going = artifact.path.with_name(f"{_GOING}{secrets.token_hex(8)}")
     try:
         artifact.path.rename(going)
@@ -65,7 +65,7 @@ def remove_artifact(artifact: CachedArtifact) -> bool:
 
 
 def drop_leftovers(root: Path) -> None:
-    """Removes what killed compilations and collections left."""
+    """Removes leftovers of killed compilations and collections."""
 
     folder = artifacts_folder(root)
     for path in _listing(folder):

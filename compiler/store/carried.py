@@ -1,4 +1,4 @@
-"""What an artifact takes over from one that is there: its packed weights, and the files that are not llmc's."""
+"""What a new artifact takes over from an existing one: packed weights, and files that are not llmc's."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FICLONE = 0x40049409  # Linux: ioctl_ficlone(2)
 def reuse_weights(
     previous: Path, crcs: Mapping[str, int] | None, layout: WeightLayout, packed: Path
 ) -> dict[str, int] | None:
-    """Links the weights of the artifact about to be replaced when they are those with the checksums `crcs`, by name.
+    """Links the weights of the artifact about to be replaced, if they have the checksums `crcs` (by name).
 
-    Returns the checksums, or None when there is nothing to reuse. Not when the file was changed or rotted since:
-    compiling again is what mends a damaged artifact.
+    Returns the checksums, or None if nothing can be reused. The file itself is checked, so that compiling again repairs
+    a damaged artifact.
     """
     weights = previous / "weights.safetensors"
     try:
@@ -40,9 +40,9 @@ def reuse_weights(
 
 
 def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
-    """CRC-32 of every weight in a packed file, read once by all CPUs.
+    """CRC-32 of every weight in a packed file, read once, on all CPUs.
 
-    Raises OSError if it cannot be read, ValueError if its header or padding is not the layout's.
+    Raises OSError if it cannot be read, ValueError if header or padding differ from the layout's.
     """
     starts = [w.file_offset for w in layout.weights]
     ends = [w.file_offset + w.nbytes for w in layout.weights]
@@ -64,8 +64,8 @@ def file_crcs(path: Path, layout: WeightLayout) -> dict[str, int]:
 
 
 def place(source: Path, target: Path) -> str:
-    """Puts a large file into another directory without copying it where the file system can; says how: "cloned",
-    "linked" or "copied"."""
+    """Puts a large file into another directory, without copying if the file system allows. Returns "cloned", "linked"
+    or "copied"."""
     try:
         with source.open("rb") as read, target.open("xb") as write:
             fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
@@ -81,7 +81,7 @@ def place(source: Path, target: Path) -> str:
 
 
 def copy_others(artifact: Path, staging: Path, but: Collection[str]) -> None:
-    """Whatever lies in an artifact under other names than `but`."""
+    """Copies everything in an artifact except the names in `but`."""
     for one in artifact.iterdir():
         if one.name in but:
             continue

@@ -1,4 +1,4 @@
-"""What goes from the cache, entries and artifacts alike: the least recently used."""
+"""Garbage collection of the cache, entries and artifacts alike: least recently used first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.compiler.store.cached_artifacts import cached_artifacts, drop_leftover
 
 @dataclass(frozen=True)
 class GcReport:
-    """Keys removed (or, in a dry run, that would be), bytes freed, entries and bytes left; artifacts count, too."""
+    """Keys removed (in a dry run: to be removed), bytes freed, entries and bytes left; artifacts are included."""
 
     removed: tuple[str, ...]
     freed_bytes: int
@@ -23,9 +23,9 @@ class GcReport:
 def collect(
     cache: GraphCache, max_size: int | None = None, older_than: float | None = None, dry_run: bool = False
 ) -> GcReport:
-    """Removes what was not used for `older_than` seconds, then the least recently used until `max_size` bytes remain.
+    """Removes entries unused for `older_than` seconds, then the least recently used until `max_size` bytes remain.
 
-    Leftovers of interrupted writers go too. With `dry_run` only the report is made.
+    Also removes leftovers of interrupted writers. With `dry_run` it only reports.
     """
     if not dry_run:
         cache.drop_stale_temporaries()

@@ -1,4 +1,4 @@
-"""How far stored weights are from what a checkpoint has: measured on its tensors, some rows at a time."""
+"""Errors of stored weights relative to a checkpoint, measured on its tensors in runs of rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from llmc.quantize.formats.base import Quantized, WeightFormat
 
 _BLOCK = 1 << 16  # elements whose temporaries stay in cache
 _MOST_ROUNDED = 1 << 22
-"""Elements of a matrix that are rounded once more to be measured, in blocks of rows evenly apart."""
+"""Most elements of a matrix that are rounded again to measure it, in evenly spaced blocks of rows."""
 
 
 def types_of(weights: WeightMap, checkpoint: Checkpoint) -> dict[str, str]:
-    """What a checkpoint stores the parts of each weight in, by the weight's name."""
+    """Stored types of each weight's parts in a checkpoint, by weight name."""
     found = {t.name: {checkpoint.dtype(source.name) for source in t.sources} for t in weights.targets}
     return {name: ", ".join(sorted(types)) for name, types in found.items()}
 
@@ -37,10 +37,10 @@ def conversions(
     num_threads: int = 1,
     reads: Reads | None = None,
 ) -> dict[str, Conversion]:
-    """Of every weight that is not stored exactly, by name. types: of the checkpoint's tensors, by weight. reads: is
-    told of elements that were measured.
+    """Errors of every weight that is not stored exactly, by name. types: of the checkpoint's tensors, by weight. reads:
+    told of measured elements.
 
-    Rounding to a format is measured on rows evenly apart, anything else on all of them.
+    Rounding to a format is measured on evenly spaced rows, other conversions on all rows.
     """
     values = {parameter.name: parameter for parameter in parameters}
     wanted = [
@@ -59,7 +59,7 @@ def conversions(
 
 
 def _is_kept(request: WeightRequest, parameter: Parameter, types: str) -> bool:
-    """Whether a weight is stored with every bit, whatever its values are."""
+    """Whether a weight is stored losslessly, whatever its values."""
     if request.format is None:
         return request.dtype in (F32.name, types)
     stored = parameter.stored
@@ -73,7 +73,7 @@ def _measured(request: WeightRequest, parameter: Parameter, types: str, reads: R
         reads.add(value.size)
         with np.errstate(invalid="ignore", over="ignore"):
             difference = stored - value
-        # What overflowed or is no number tells nothing of the others.
+        # Overflow and NaN are excluded: they say nothing of the other values.
         difference[~np.isfinite(difference)] = 0
         finite = np.where(np.isfinite(value), value, 0)
         squares += float(np.square(difference, dtype=np.float64).sum())
@@ -81,7 +81,7 @@ def _measured(request: WeightRequest, parameter: Parameter, types: str, reads: R
         most = max(most, float(np.abs(difference).max(initial=0)))
         largest = max(largest, float(np.abs(finite).max(initial=0)))
     error = math.sqrt(squares / of_values) if of_values else 0.0
-    # Few digits, for that many a reader wants.
+    # Few digits suffice for readers.
     return Conversion(types, _brief(error), _brief(most / largest if largest else 0.0), _brief(math.sqrt(of_values)))
 
 
@@ -90,7 +90,7 @@ def _brief(value: float) -> float:
 
 
 def _pairs(request: WeightRequest, parameter: Parameter) -> Iterator[tuple[Array, Array]]:
-    """Rows as the checkpoint has them and as they are stored, both float32."""
+    """(checkpoint rows, stored rows), both float32."""
     n, k = parameter.shape[0], math.prod(parameter.shape[1:])
     rows = max(1, min(n, _BLOCK // max(1, k)))
     blocks = -(-n // rows)
@@ -112,7 +112,7 @@ def _rounded(value: Array, format: WeightFormat) -> Array:
     try:
         format.quantize_rows(value.copy(), out)
     except QuantizeError:
-        # Who packs it says what is wrong.
+        # Packing reports the error.
         return value
     found: Array = out.value().astype(np.float32)
     return found

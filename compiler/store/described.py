@@ -1,6 +1,6 @@
-"""What a manifest says of an artifact, for people and tools: written from the compiler's own objects, and read back.
+"""The manifest's description of an artifact, for people and tools: written from the compiler's objects, and read back.
 
-The runtime reads none of it. Nothing of when, where and how fast: the same inputs make the same bytes.
+The runtime does not read it. It contains no time, place or speed: equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NEEDED = (
 
 
 def settings(resolved: Resolved) -> dict[str, object]:
-    """What was asked for, and what made it."""
+    """The request, and the tools that fulfilled it."""
     components = resolved.graph_components()
     return {
         "format_version": version_with(resolved.ladder, resolved),
@@ -72,7 +72,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
 
 
 def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
-    """The first version of FORMAT.md that has what an artifact of these buckets needs."""
+    """The lowest version of FORMAT.md that supports an artifact with these buckets."""
     if resolved.model.states != "none" or any(bucket.total for bucket in buckets):
         return VERSION
     if resolved.ranks > 1:
@@ -81,8 +81,8 @@ def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
 
 
 def origin(source: HubSource | None, adapters: Sequence[Path] = ()) -> dict[str, object]:
-    """Which commit of the hub a model is, and the LoRA adapters that are merged into it; nothing for a directory, whose
-    place says nothing elsewhere."""
+    """The hub commit of a model, and the LoRA adapters merged into it. Nothing for a local directory, whose path is
+    meaningless elsewhere."""
     merged = [{"name": path.name, "sha256": _sha256(path / LORA_WEIGHTS)} for path in adapters]
     return {
         **({} if source is None else {"source": asdict(source)}),
@@ -102,8 +102,7 @@ def weights(resolved: Resolved) -> dict[str, object]:
 
 
 def _weight(target: weight_map.Target, recipe: Recipe) -> dict[str, object]:
-    """Where a weight comes from, its logical shape and, where it is quantized, how, and where it is in another order,
-    in which."""
+    """A weight's sources, logical shape and, if it is quantized or reordered, how."""
     entry: dict[str, object] = {"sources": [source.name for source in target.sources], "shape": list(target.shape)}
     scheme = recipe.schemes.get(target.name)
     if scheme is not None:
@@ -116,13 +115,14 @@ def _weight(target: weight_map.Target, recipe: Recipe) -> dict[str, object]:
 
 
 def weight_parts(requests: Iterable[WeightRequest]) -> dict[str, int]:
-    """Of each weight that is packed in several parts, how many: its stored shape does not always tell."""
+    """Number of parts of each weight packed in several; its stored shape does not always tell."""
     return {request.name: request.parts for request in requests if request.parts > 1}
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a manifest says. buckets: in the order of graphs.bin; kernels: the manifest's entries, in that order too."""
+    """The content of a manifest. buckets: in the order of graphs.bin. kernels: the manifest's entries, in the same
+    order."""
 
     manifest: dict[str, Any]
     resolved: Resolved
@@ -131,7 +131,7 @@ class Described:
 
 
 def ladder_of(buckets: tuple[Bucket, ...], model: ModelConfig) -> BucketLadder:
-    """The ladder of some buckets of a model. Raises BucketError."""
+    """The ladder of some of a model's buckets. Raises BucketError."""
     phases = REQUIRED_PHASES if model.pooled is None else PROMPT_PHASES
     return BucketLadder(**{phase: tuple(b for b in buckets if b.phase == phase) for phase in PHASES}, phases=phases)
 
@@ -142,7 +142,7 @@ def most_tokens(buckets: Iterable[Bucket]) -> int:
 
 
 def read_described(artifact: Path) -> Described:
-    """Raises CompileError when `artifact` is none, or none whose manifest this version of llmc understands."""
+    """Reads a manifest. Raises CompileError if `artifact` is none, or if this llmc cannot read its manifest."""
     try:
         return described(read_manifest(artifact), str(artifact / "manifest.json"))
     except ManifestError as error:
@@ -150,7 +150,7 @@ def read_described(artifact: Path) -> Described:
 
 
 def described(manifest: dict[str, Any], where: str) -> Described:
-    """What a manifest says that `checked_manifest` let pass. Raises CompileError that begins with `where`."""
+    """The content of a manifest that passed `checked_manifest`. Raises CompileError that begins with `where`."""
     missing = [name for name in _NEEDED if manifest.get(name) is None]
     try:
         if missing:

@@ -1,4 +1,4 @@
-"""Reads back what graphs.bin says of weights, and puts other weights' facts into it; graphs and kernels stay."""
+"""Reads the facts of weights in graphs.bin, and replaces them by other weights'; graphs and kernels stay."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmc.graphs_records import ModelRecord
 _HEADER, _SECTION, _MODEL_RECORD, _WEIGHT = map(layout, ("header", "section", "model", "weight"))
 _STRINGS, _MODEL, _WEIGHTS = SECTIONS["strings"], SECTIONS["model"], SECTIONS["weight"]
 _RECORD_BYTES = {_STRINGS: 1, _MODEL: _MODEL_RECORD.size, _WEIGHTS: _WEIGHT.size}
-_CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 6, 7  # places among the header's values
+_CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 6, 7  # indices of header values
 _NAME_OFFSET, _NAME_LENGTH, _DTYPE, _RANK, _SHAPE, _WEIGHT_CRC32 = 0, 1, 2, 3, slice(6, 10), 10
 
 
 class GraphsPatchError(ValueError):
-    """Bytes that are no graphs.bin of this version."""
+    """Bytes that are not a graphs.bin of this version."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StoredWeight:
 
 
 class GraphsPatch:
-    """A graphs.bin in memory. Raises GraphsPatchError for a damaged one, or one of another version."""
+    """A graphs.bin in memory. Raises GraphsPatchError if it is damaged or has another version."""
 
     def __init__(self, data: bytes) -> None:
         self._data = bytearray(data)
@@ -64,11 +64,11 @@ class GraphsPatch:
 
     @property
     def weights_sums(self) -> tuple[int, int]:
-        """Bytes of weights.safetensors, and the CRC-32 of its header."""
+        """Size of weights.safetensors, and the CRC-32 of its header."""
         return self._header[_WEIGHTS_BYTES], self._header[_WEIGHTS_CRC32]
 
     def with_weights(self, model: ModelRecord, crcs: Mapping[str, int]) -> bytes:
-        """The same graphs for other values of the weights: what the engine must know of the model, CRC-32 by name."""
+        """The same graphs with other weights: the model record, and the CRC-32 of each weight by name."""
         start = self._sections[_MODEL][0]
         self._data[start : start + _MODEL_RECORD.size] = pack_model(model)
         for index, weight in enumerate(self.weights):

@@ -1,4 +1,4 @@
-"""Writer of graphs.bin, the tables the runtime reads (runtime/FORMAT.md)."""
+"""Writes graphs.bin, the tables that the runtime reads (runtime/FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ _ADAPTER, _COLLECTIVE = map(layout, ("adapter", "collective"))
 
 
 class GraphsWriteError(ValueError):
-    """A record that graphs.bin cannot hold."""
+    """A record that graphs.bin cannot represent."""
 
 
 class CommandRecord(NamedTuple):
-    """One kernel call. barrier: all threads meet after it; layer: -1 for none; kernel: COLLECTIVE more than the
-    index of a collective in the place of a kernel's."""
+    """One kernel call.
+
+    barrier: all threads wait for each other after it.
+    layer: −1 for none.
+    kernel: index of a kernel, or COLLECTIVE + index of a collective.
+    """
 
     kernel: int
     operands: tuple[OperandRecord, ...]
@@ -66,8 +70,8 @@ class GraphRecord(GraphSizes):
 
 @dataclass(frozen=True)
 class FileSums:
-    """What graphs.bin says of the files beside it: of code, and of weights.safetensors its size and the CRC-32 of its
-    header."""
+    """Sizes and checksums of other files in graphs.bin: the code files, and weights.safetensors with its header's
+    CRC-32."""
 
     code: tuple[CodeRecord, ...]
     weights_bytes: int
@@ -75,7 +79,7 @@ class FileSums:
 
     @classmethod
     def of(cls, code: Mapping[str, bytes], weights_header: bytes, weights_bytes: int) -> FileSums:
-        """code: files by name; weights_header: with its length prefix; weights_bytes: of the whole file."""
+        """code: files by name. weights_header: with its length prefix. weights_bytes: of the whole file."""
         files = tuple(CodeRecord(name, len(content), zlib.crc32(content)) for name, content in code.items())
         return cls(files, weights_bytes, zlib.crc32(weights_header))
 
@@ -89,7 +93,7 @@ class _Strings:
         if text not in self._seen:
             raw = text.encode()
             self._seen[text] = (len(self.data), len(raw))
-            # The runtime passes symbols to dlsym straight from the mapping.
+            # The runtime passes symbols to dlsym directly from the mapping.
             self.data += raw + b"\0"
         return self._seen[text]
 
@@ -203,7 +207,7 @@ def write_graphs(
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
-    weights: in the order of the file. Raises GraphsWriteError for a value out of the range of its field.
+    weights: in file order. Raises GraphsWriteError for a value outside its field's range.
     """
     strings, operands, commands = _Strings(), _Runs(), _Runs()
     kernel_data = b"".join(_kernel(k, len(files.code), strings) for k in kernels)

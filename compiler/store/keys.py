@@ -1,6 +1,6 @@
-"""What every key of the graph cache is made of, by name: the one place that says what invalidates what.
+"""The components of every graph cache key, by name: the single place that defines what invalidates what.
 
-A component is a string; `llmc cache why` shows the ones that differ. Imports neither torch nor tvm.
+A component is a string; `llmc cache why` shows those that differ. Imports neither torch nor tvm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmc.version import __version__
 
 _COMPILER = Path(__file__).parent.parent
 _FORMAT = (Path(graphs_format.__file__), Path(kv_dtypes.__file__), Path(adapter_slot.__file__))
-"""Order of inputs, codes and bytes of dtypes, and where adapters lie."""
+"""Define the order of inputs, codes and sizes of dtypes, and the layout of adapters."""
 _MODELS = Path(str(llmc.models.__file__)).parent
 _PACKAGES = (_COMPILER, _MODELS, *(Path(str(package.__file__)).parent for package in (llmc.buckets, llmc.quantize)))
 _TRACE_SOURCES = (
@@ -62,21 +62,20 @@ _QUANTIZED_WEIGHT_SOURCES = (
     "../quantize/formats",
     "../quantize/checkpoints",
 )
-# Fields of a config that no graph depends on.
+# Configuration fields that no graph depends on.
 UNQUANTIZED = Recipe({})
 _NOT_ARCHITECTURE = ("eos_token_ids", "bos_token_id", "dtype", "task")
 
 
 @cache
 def tool_version(distribution: str) -> str:
-    """The installed version, without importing it."""
+    """The installed version, found without importing the package."""
     return importlib.metadata.version(distribution)
 
 
 @cache
 def sources_digest(names: Sequence[str] = _GRAPH_SOURCES, of_target: Sequence[Path] = ()) -> str:
-    """Digest of files and folders of the compiler, of a target's and of models; the place they are installed at is not
-    in it."""
+    """Digest of files and folders of the compiler, a target and models; independent of the installation path."""
     paths = [*(_COMPILER / name for name in names), *of_target]
     files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
     return _digest([*files, *sorted(_MODELS.rglob("*.py"))])
@@ -84,7 +83,7 @@ def sources_digest(names: Sequence[str] = _GRAPH_SOURCES, of_target: Sequence[Pa
 
 @cache
 def compiler_digest(packages: Sequence[Path] = _PACKAGES) -> str:
-    """Digest of every source that has a part in a compilation."""
+    """Digest of every source that takes part in a compilation."""
     return _digest(file for package in packages for file in sorted(package.rglob("*.py")))
 
 
@@ -96,7 +95,7 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def architecture(model: ModelConfig) -> str:
-    """What graphs depend on of a model, as JSON: fine-tunes of one model have one architecture."""
+    """The part of a model's configuration that graphs depend on, as JSON; equal for all fine-tunes of a model."""
     facts = {name: value for name, value in asdict(model).items() if name not in _NOT_ARCHITECTURE}
     return json.dumps(facts, sort_keys=True, default=str)
 
@@ -112,7 +111,7 @@ def _model_components(model: ModelConfig, max_model_len: int, act_dtype: str) ->
 
 
 def trace_components(model: ModelConfig, max_model_len: int, act_dtype: str) -> dict[str, str]:
-    """What a lowered model depends on; no bucket is in it."""
+    """The components of a lowered model; independent of buckets."""
     return {
         "kind": "trace",
         **_model_components(model, max_model_len, act_dtype),
@@ -128,7 +127,7 @@ def graph_components(
     adapters: AdapterLimits | None = None,
     ranks: int = 1,
 ) -> dict[str, str]:
-    """What all command lists of an artifact depend on. model: as one of several ranks has it."""
+    """The components of all command lists of an artifact. model: as one rank has it."""
     quantization = {"quantization": recipe.describe()} if recipe.schemes else {}
     return {
         **quantization,
@@ -145,13 +144,13 @@ def graph_components(
 
 
 def shape_components(common: Mapping[str, str], shape: Mapping[str, int]) -> dict[str, str]:
-    """What one command list depends on: `graph_components` and the rows it is bound to."""
+    """The components of one command list: `graph_components`, and the rows it is bound to."""
     return {**common, **{f"shape.{name}": str(value) for name, value in shape.items()}}
 
 
 def kernel_components(spec: KernelSpec, target: Target, variant: str | None = None) -> dict[str, str]:
-    """What a kernel's code depends on: the template's sources stand for the IR they generate, and for its schedule
-    unless it is another variant."""
+    """The components of a kernel's code. The template's sources stand for its IR and its default schedule; another
+    variant is added."""
     return {
         **({} if variant is None else {"schedule": variant}),
         "kind": "kernel",
@@ -176,13 +175,17 @@ def weights_components(
     gates_apart: bool = True,
     by_expert: bool = False,
 ) -> dict[str, str]:
-    """What packed weights are made of; a checkpoint's files count by place, size and time of change.
+    """The components of packed weights; a checkpoint's files count by path, size and modification time.
 
-    header: of the packed file, which is its layout. quantized: some weight of it is. order: see `Recipe.order`.
-    kv_scales: of a file beside the model. gates_apart: gate and up of a gated layer are packed one by one. by_expert:
-    ranks hold whole experts. The sources have all of models/, so the readers of every format too.
+    header: of the packed file, which defines its layout.
+    quantized: whether any weight is.
+    order: see `Recipe.order`.
+    kv_scales: from a file beside the model.
+    gates_apart: gate and up of a gated layer are packed separately.
+    by_expert: each rank holds whole experts.
+    The sources include all of models/, and thus the readers of every format.
     """
-    # Copies may keep names, sizes and times; no two files have one inode, and none sets when that changed.
+    # Copies may keep names, sizes and times. Inodes are unique, and no tool sets the change time.
     stats = [(file, file.stat()) for file in weight_files]
     files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
     return {
@@ -205,9 +208,9 @@ def weights_components(
 def artifact_components(
     model_files: Iterable[Path], target: Target, source: HubSource | None = None, dtype: str = "auto"
 ) -> dict[str, str]:
-    """What an artifact of default settings but for `dtype` depends on; every file of the model counts.
+    """The components of an artifact with default settings except `dtype`; every file of the model counts.
 
-    source: the commit of the hub that it is, which says all of its files.
+    source: the model's hub commit, which determines all its files.
     """
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in model_files]
     return {
@@ -225,8 +228,8 @@ def artifact_components(
 def tuning_components(
     spec: KernelSpec, target: Target, machine: Mapping[str, str], rows: int, search: Iterable[Path]
 ) -> dict[str, str]:
-    """What a measured choice of a schedule depends on: the kernel, the machine and how it was measured (the sources of
-    the `search`)."""
+    """The components of a measured schedule: the kernel, the machine, and how it was measured (the sources
+    `search`)."""
     return {
         **kernel_components(spec, target),
         "kind": "tuning",

@@ -1,4 +1,4 @@
-"""What may be written over at an output: nothing of other people, and no other artifact unless that is asked for."""
+"""Rules for overwriting an output: never foreign files; another artifact only on request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmc.manifest import MAX_BYTES, MAX_COPIED_BYTES
 from llmc.regular_file import parse_json, read_regular
 
 if TYPE_CHECKING:
-    # Whoever reads a cache needs no numpy types of the compiler.
+    # Readers of a cache need no numpy types of the compiler.
     from llmc.models.sources.base import ModelFiles
 
-# Beside the files that the manifest lists.
+# Files besides those that the manifest lists.
 CODE_FILES = frozenset({"kernels.cl", "kernels.cuda", "kernels.so"})
-"""Of which an artifact has the one of its target."""
+"""Code file names; an artifact has the one of its target."""
 OWN_FILES = CODE_FILES | {"graphs.bin", "manifest.json", "weights.safetensors"}
 COPIED_FILES = (
     "tokenizer.json",
@@ -27,7 +27,7 @@ COPIED_FILES = (
     "chat_template.jinja",
     "special_tokens_map.json",
 )
-# Of the manifest, what the model and the options decide; the rest is the compiler's.
+# Manifest fields determined by the model and the options; the compiler determines the rest.
 _ASKED_FOR = (
     "model", "target", "act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size", "buckets", "weights",
     "tuned",
@@ -35,22 +35,22 @@ _ASKED_FOR = (
 
 
 def is_artifact(path: Path) -> bool:
-    """Whether `path` looks like an artifact; nothing in it is read."""
+    """Whether `path` looks like an artifact; reads none of its files."""
     return (path / "graphs.bin").is_file() and (path / "manifest.json").is_file()
 
 
 def check_output(output: Path) -> dict[str, Any] | None:
-    """The manifest of the artifact at `output`, None where nothing is.
+    """The manifest of the artifact at `output`; None if nothing is there.
 
-    Raises CompileError when something else is there, or anything that the artifact's manifest does not list: it would
-    be gone with the artifact.
+    Raises CompileError if something else is there, or a file that the artifact's manifest does not list, because
+    replacing the artifact would delete it.
     """
     if not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir())):
         return None
     if not is_artifact(output):
         raise CompileError(f"{output} exists and is not an llmc artifact; choose another -o or remove it")
     manifest = _manifest(output)
-    # Whatever a manifest says, nothing else is ever written there.
+    # Whatever a manifest lists, llmc never writes other names.
     listed = OWN_FILES.union(manifest["files"]).intersection({*OWN_FILES, *COPIED_FILES})
     with os.scandir(output) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
@@ -76,14 +76,14 @@ def _manifest(artifact: Path) -> dict[str, Any]:
 def refuse_another(
     output: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any], files: ModelFiles | None = None
 ) -> None:
-    """Raises CompileError when `old`, the manifest at `output`, is of another model or other options than `new`.
+    """Raises CompileError if `old`, the manifest at `output`, has another model or other options than `new`.
 
-    new: a manifest, or as much of it as is known. files: where tokenizer and generation files are copied from,
-    by the names under "files" of `new`; None: they are not looked at.
+    new: a manifest, as far as it is known. files: source of the tokenizer and generation files listed under "files" in
+    `new`; None to ignore them.
     """
     if old is None:
         return
-    # As it will be read back.
+    # In the form in which it will be read back.
     now = json.loads(json.dumps(new, default=str))
     known = [name for name in (*_ASKED_FOR, "weights_crc32") if name in now and name in old]
     differ = [name for name in known if _differs(old[name], now[name])]
@@ -100,7 +100,7 @@ def refuse_another(
 
 
 def _differs(old: object, new: object) -> bool:
-    """Of two versions of the compiler one may know fields that the other does not."""
+    """Compares fields that both compiler versions know."""
     if isinstance(old, dict) and isinstance(new, dict):
         return any(old[name] != new[name] for name in old.keys() & new.keys()) or not old.keys() & new.keys()
     return old != new

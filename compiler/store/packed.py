@@ -1,7 +1,7 @@
-"""Which checkpoints were packed into which weights, beside the cache: `ROOT/packed/KEY.json`.
+"""Records of packed checkpoints, beside the cache: `ROOT/packed/KEY.json`.
 
-A key holds where a checkpoint lies and when it changed, which an artifact must not: the same weights are the same bytes
-on every machine and every day. Without a record weights are packed again, to the same bytes.
+A key contains a checkpoint's path and modification time. An artifact must not: equal weights are equal bytes on every
+machine. Without a record, weights are packed again, to the same bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class Packed:
-    """What is known of packed weights: CRC-32 of each tensor's bytes, and what was lost of a checkpoint, by name."""
+    """Facts of packed weights: CRC-32 of each tensor's bytes, and conversion errors, by name."""
 
     crcs: dict[str, int]
     conversions: dict[str, Conversion]
 
 
 def recorded_weights(root: Path, key: str) -> Packed | None:
-    """What was packed under `key`; None when nothing is known of."""
+    """The record for `key`; None if there is none."""
     try:
         found = parse_json(read_regular(_path(root, key), 1 << 24))
         crcs, conversions = found["crcs"], found["conversions"]
@@ -40,7 +40,7 @@ def recorded_weights(root: Path, key: str) -> Packed | None:
 
 
 def record_weights(root: Path, key: str, packed: Packed) -> None:
-    """Notes what was packed; of all such notes the latest are kept. One that cannot be written costs a packing."""
+    """Records packed weights, and keeps only the latest records. A failed write merely costs a packing."""
     path = _path(root, key)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:

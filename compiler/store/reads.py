@@ -1,4 +1,4 @@
-"""What threads read of a checkpoint, whose memory is given back a few MiB at a time."""
+"""Counts what threads read of a checkpoint, and returns its memory a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 MOST_HELD = 16 << 20
-"""Elements: 32 MiB of bf16."""
+"""In elements: 32 MiB of bf16."""
 
 
 def _nothing() -> None:
@@ -14,14 +14,14 @@ def _nothing() -> None:
 
 
 class Reads:
-    """Calls `release` each time that `most` elements were read."""
+    """Calls `release` whenever `most` more elements have been read."""
 
     def __init__(self, release: Callable[[], None] = _nothing, most: int = MOST_HELD) -> None:
         self._release, self._most = release, most
         self._lock, self._held = threading.Lock(), 0
 
     def add(self, elements: int) -> None:
-        """So many were read, by any thread, and are not needed as they lie in the checkpoint."""
+        """Reports `elements` read by any thread and no longer needed in the checkpoint's mapping."""
         with self._lock:
             self._held += elements
             if self._held < self._most:

@@ -1,4 +1,4 @@
-"""A directory that appears whole or not at all: everything into one beside it, then one rename."""
+"""A directory that appears whole or not at all: written beside its place, then renamed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from llmc.compiler.config import CompileError
 from llmc.compiler.store.output import COPIED_FILES, OWN_FILES, check_output, is_artifact
 
-# In a staging directory until it is whole: others may call theirs alike.
+# Marks a staging directory until it is complete: other programs may use the same naming.
 _MARK = ".llmc-staging"
 _STAGING_SUFFIX = re.compile(r"\.tmp-[0-9a-f]{8}")
 # Linux: renameat2(2).
@@ -25,13 +25,13 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Path]:
-    """A new directory that becomes `output` when the block succeeds, and vanishes when it does not.
+    """A new directory that becomes `output` if the block succeeds, and is removed otherwise.
 
-    Directories that killed compilations of `output` left behind vanish too. keeps_others: the block takes over what
-    else lies in the artifact at `output`, so it may be there. Raises CompileError when `output` holds what
-    is no artifact's, and when the disk does not take what is written.
+    Directories left by killed compilations of `output` are removed too. keeps_others: the block carries over other
+    files in the artifact at `output`, so they are allowed. Raises CompileError if `output` has foreign files, or if the
+    disk cannot be written.
     """
-    # A link to an artifact stays a link.
+    # A symbolic link to an artifact stays a link.
     output = Path(os.path.realpath(output)) if output.is_symlink() else output.absolute()
     check = is_artifact if keeps_others else check_output
     try:
@@ -50,7 +50,7 @@ def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Pa
                 if file.is_file() and not file.is_symlink():
                     _sync(file)
             _sync(Path(folder))
-        # Somebody may have put something there meanwhile.
+        # Something may have appeared there meanwhile.
         check(output)
         _replace(staging, output)
         _sync(output.parent)
@@ -63,7 +63,7 @@ def staged_directory(output: Path, *, keeps_others: bool = False) -> Iterator[Pa
 
 @contextmanager
 def locked(artifact: Path) -> Iterator[None]:
-    """Holds the lock of an artifact's directory; who waited for one that was replaced meanwhile takes the new one."""
+    """Holds the lock of an artifact's directory; after waiting for one that was replaced, takes the new one's."""
     while True:
         try:
             lock = os.open(artifact, os.O_RDONLY | os.O_DIRECTORY)
@@ -84,22 +84,22 @@ def _unwritable(output: Path, error: OSError) -> CompileError:
 
 
 def _locked_staging(output: Path) -> tuple[Path, int]:
-    """A new staging directory of `output`, and a descriptor that holds its lock for as long as this process lives."""
+    """A new staging directory of `output`, and a descriptor that holds its lock while this process lives."""
     while True:
         staging = output.with_name(f"{output.name}.tmp-{secrets.token_hex(4)}")
         staging.mkdir()
         lock = os.open(staging, os.O_RDONLY)
-        # Where the file system has no locks nobody removes what looks dead either.
+        # On a file system without locks, nothing that looks dead is removed either.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        # Before it was locked it looked dead, and another compilation may have removed it.
+        # Before it was locked it looked dead; another compilation may have removed it.
         if staging.is_dir():
             return staging, lock
         os.close(lock)
 
 
 def drop_dead_staging(output: Path) -> None:
-    """Removes staging directories of `output` whose compilation is gone: nobody holds their lock."""
+    """Removes staging directories of `output` whose lock nobody holds."""
     for left in output.parent.glob(f"{glob.escape(output.name)}.tmp-*"):
         if not _STAGING_SUFFIX.fullmatch(left.name[len(output.name) :]):
             continue
@@ -119,7 +119,7 @@ def drop_dead_staging(output: Path) -> None:
 
 
 def _is_staging(folder: Path) -> bool:
-    """Whether a compilation made the directory: it has the mark, or nothing that is not an artifact's."""
+    """Whether a compilation made the directory: it has the mark, or contains only an artifact's files."""
     try:
         names = set(os.listdir(folder))
     except OSError:
@@ -136,11 +136,11 @@ def _sync(path: Path) -> None:
 
 
 def _replace(staging: Path, output: Path) -> None:
-    """Puts `staging` at `output`; what was there is then at `staging`, or gone."""
+    """Puts `staging` at `output`; the former content is then at `staging`, or gone."""
     if not os.path.lexists(output):
         staging.rename(output)
         return
-    # In one step where the file system can: whoever is killed here leaves the old artifact or the new one.
+    # In one step if the file system can: a kill leaves either the old artifact or the new one.
     if _exchange(staging, output):
         return
     old = output.with_name(f"{output.name}.old-{secrets.token_hex(4)}")
@@ -154,7 +154,7 @@ def _replace(staging: Path, output: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two directory entries atomically; False where the system cannot, and then nothing changed."""
+    """Swaps two directory entries atomically; False, without any change, if the system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False

@@ -1,4 +1,4 @@
-"""Packs parameters into weights.safetensors: a few MiB of each in memory at a time, several parameters at once."""
+"""Packs parameters into weights.safetensors: several parameters at once, a few MiB of each in memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ from llmc.quantize import QuantizeError
 
 _PIECE_BYTES = 2 << 20
 _EARLY_WRITE_BYTES = 64 << 10
-# Linux: sync_file_range(2); None elsewhere, where the sync at the end does all of it.
+# sync_file_range(2) on Linux; elsewhere None, and the final sync does all the work.
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """One tensor of weights.safetensors. shape: as stored; file_offset, nbytes in bytes; layout:
-    see `WeightTensor`.
+    """One tensor of weights.safetensors. shape: as stored. file_offset, nbytes: in bytes. layout: see `WeightTensor`.
 
-    request: of the weight that it is, or, with its scales, a part of.
+    request: of the weight that the tensor stores, or is a part of.
     """
 
     name: str
@@ -50,7 +49,7 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Where every weight lies. header: the safetensors header with its length prefix."""
+    """The position of every weight. header: the safetensors header with its length prefix."""
 
     weights: tuple[PackedWeight, ...]
     header: bytes
@@ -61,7 +60,7 @@ class WeightLayout:
 
 
 def plan_weights(requests: Iterable[WeightRequest], target: Target) -> WeightLayout:
-    """Lays the weights out one after another; fillers keep every tensor 64-byte aligned."""
+    """Lays weights out consecutively; fillers keep every tensor 64-byte aligned."""
     entries: dict[str, dict[str, object]] = {}
     placed: list[PackedWeight] = []
     offset = 0
@@ -91,7 +90,7 @@ def plan_weights(requests: Iterable[WeightRequest], target: Target) -> WeightLay
 
 
 def _tensors(request: WeightRequest, target: Target) -> list[WeightTensor]:
-    """Every tensor that a weight is stored in."""
+    """All tensors that store a weight."""
     if request.packed:
         orders = (request.columns * request.shape[1],)
         columns = [WeightTensor(f"{request.name}.{COLUMNS}", I32.name, orders)] if request.columns else []
@@ -108,12 +107,12 @@ def write_weights(
     num_threads: int = 1,
     reads: Reads | None = None,
 ) -> dict[str, int]:
-    """Writes every weight of `layout` from `parameters` (any order) and returns the CRC-32 of each one's bytes.
+    """Writes every weight of `layout` from `parameters` (any order); returns the CRC-32 of each tensor's bytes.
 
-    reads: is told of elements that were packed.
+    reads: told of packed elements.
 
-    The caller syncs the file: most of it is on its way to the disk when this returns. Raises CompileError when a
-    parameter is missing or does not fit, OSError when the disk does not take it.
+    The caller must sync the file; most of it is already being written back. Raises CompileError if a parameter is
+    missing or does not fit, OSError if writing fails.
     """
     values = {p.name: p for p in parameters}
     parts: dict[str, list[PackedWeight]] = {}
@@ -139,14 +138,14 @@ def write_weights(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    # In the order of the file, whichever thread was first.
+    # In file order, whichever thread finished first.
     return {weight.name: checksums[weight.name] for weight in layout.weights}
 
 
 def _write_weight(
     fd: int, tensors: list[PackedWeight], parameter: Parameter, target: Target, reads: Reads
 ) -> dict[str, int]:
-    """Converts, packs and writes one weight some MiB at a time; returns the CRC-32 of each of its tensors' bytes."""
+    """Converts, packs and writes one weight a few MiB at a time; returns the CRC-32 of each of its tensors' bytes."""
     checksums, offsets = dict.fromkeys((t.name for t in tensors), 0), {t.name: t.file_offset for t in tensors}
     elements = math.prod(parameter.shape)
     for pieces in _pieces(tensors[0].request, parameter, target):
@@ -163,7 +162,7 @@ def _write_weight(
 
 
 def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Iterator[tuple[memoryview, ...]]:
-    """The bytes of a weight's tensors in order; pieces are valid until the next ones are asked for."""
+    """The bytes of a weight's tensors in order; a piece is valid until the next is requested."""
     if request.packed:
         rest = [_columns(parameter, request.columns)] if request.columns else []
         try:
@@ -184,7 +183,7 @@ def _pieces(request: WeightRequest, parameter: Parameter, target: Target) -> Ite
 
 
 def _columns(parameter: Parameter, orders: int) -> memoryview:
-    """The bytes of NAME.columns: which column of the model's weight each one is."""
+    """The bytes of NAME.columns: for each column, its number in the model's weight."""
     plain = np.arange(parameter.shape[1], dtype=np.int32)
     columns = plain if parameter.columns is None else parameter.columns
     if columns.ndim == 1 and orders > 1:
@@ -193,7 +192,7 @@ def _columns(parameter: Parameter, orders: int) -> memoryview:
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Writes all of `data` at `offset` and lets the disk begin with it: a sync at the end alone takes far longer."""
+    """Writes all of `data` at `offset` and starts write-back: a single sync at the end takes far longer."""
     rest = memoryview(data).cast("B")
     at = offset
     while rest:

@@ -1,1 +1,1 @@
-"""Writes a quantized model as one GGUF file, by the writer of llama.cpp's `gguf` package."""
+"""Writes a quantized model as one GGUF file, with the writer in llama.cpp's `gguf` package."""

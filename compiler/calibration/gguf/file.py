@@ -1,4 +1,4 @@
-"""Writes the file: metadata, then tensors one by one, so that only one is in memory."""
+"""Writes the file: metadata, then tensors one by one, with only one in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUFFIX = ".weight"
 
 
 def check_writable(model: ModelConfig) -> None:
-    """Raises CompileError where the package is missing or the model does not fit the format."""
+    """Raises CompileError if the package is missing or the format cannot represent the model."""
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -44,8 +44,10 @@ def write_gguf(
     types: Mapping[str, str],
     on_tensor: Callable[[int, int], None],
 ) -> int:
-    """names: of the model's tensors, as transformers calls them. types: of the quantized ones, by prefix. Returns the
-    bytes of all tensors. The file appears whole or not at all."""
+    """Writes a GGUF file, whole or not at all; returns the bytes of all tensors.
+
+    names: transformers' names of the model's tensors. types: GGUF types of quantized layers, by prefix.
+    """
     from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType
 
     architecture = architecture_of(model)
@@ -84,7 +86,7 @@ def write_gguf(
 
 
 class _Entry:
-    """A tensor of the file. type: of its blocks; None: numbers as they are, vectors in F32."""
+    """A tensor of the file. type: of its blocks; None for plain numbers, with vectors in F32."""
 
     def __init__(
         self, source: str, stored: StoredTensor, type: str | None, architecture: Architecture, model: ModelConfig

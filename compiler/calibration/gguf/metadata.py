@@ -1,4 +1,4 @@
-"""The configuration of a model as a GGUF file's metadata, under the keys that llama.cpp's converter gives it."""
+"""A model's configuration as GGUF metadata, with the keys of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.architectures import ARCHITECTURES
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""By model_type; llama.cpp's `llama` has Mistral's models, too."""
+"""GGUF architecture by model_type; llama.cpp's `llama` includes Mistral's models."""
 _ROPE_SCALINGS = ("linear", "yarn", "llama3")
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
-    """Raises CompileError for a model that a GGUF file of ours does not say all of."""
+    """The model's architecture in GGUF. Raises CompileError if this writer cannot express the whole model."""
     name = _ARCHITECTURES.get(model.model_type)
     if name is None:
         raise CompileError(
@@ -42,7 +42,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
 
 
 def add_config(writer: Any, model: ModelConfig) -> None:
-    """writer: a GGUFWriter of the model's architecture."""
+    """Adds the configuration to a GGUFWriter of the model's architecture."""
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_block_count(model.num_layers)
@@ -65,7 +65,7 @@ def _add_scaling(writer: Any, scaling: RopeScaling) -> None:
     from gguf import RopeScalingType
 
     if scaling.rope_type == "llama3":
-        return  # a tensor
+        return  # a tensor, not metadata
     writer.add_rope_scaling_type(RopeScalingType(scaling.rope_type))
     writer.add_rope_scaling_factor(scaling.factor)
     if scaling.rope_type != "yarn":
@@ -81,7 +81,7 @@ def _add_scaling(writer: Any, scaling: RopeScaling) -> None:
 
 
 def rope_factors(model: ModelConfig) -> NDArray[np.float32] | None:
-    """Divisors of the rotary frequencies, for the scaling of Llama 3; None without it."""
+    """Divisors of the rotary frequencies for Llama 3 scaling; None without it."""
     scaling = model.rope.scaling
     theta, dim = model.rope.theta, model.rope.dim
     if theta is None or scaling is None or scaling.rope_type != "llama3":

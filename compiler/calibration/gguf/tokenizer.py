@@ -1,4 +1,4 @@
-"""A model's tokenizer as a GGUF file's metadata: what llama.cpp's converter writes of tokenizer.json."""
+"""A model's tokenizer as GGUF metadata, as llama.cpp's converter derives it from tokenizer.json."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CUTS = (
     "٣٤٥ 👩‍👩‍👧 def f(x):\n    return x  # ok\r\n\tpass\r\nCamelCaseWords HTTPServer !!!???... --- $$ <=> ~|^ "
     "\u00a0wide\u3000 ﬁ ™ ½ 中文字符，测试。 x_y `code` /* a */ tail  "
 )
-"""What tokenizers cut differently: llama.cpp's converter, too, tells them by what they do to one text."""
+"""A text that pre-tokenizers split differently; like llama.cpp's converter, llmc identifies them by the result."""
 
 
 def add_tokenizer(writer: Any, files: ModelFiles, model: ModelConfig) -> None:
-    """Nothing where the model has no tokenizer.json. Raises CompileError for one that GGUF files do not hold."""
+    """Adds the tokenizer, if the model has a tokenizer.json. Raises CompileError if GGUF cannot express it."""
     from tokenizers import Tokenizer
 
     text = _read(files, "tokenizer.json")
@@ -86,7 +86,7 @@ def _is_byte_level(document: Mapping[str, Any]) -> bool:
 
 
 def _tokens(document: Mapping[str, Any], count: int) -> list[tuple[str, int]]:
-    """Texts and kinds by id; ids that nothing has are filled up to the rows of the embedding."""
+    """(text, kind) by id; unused ids are filled up to the rows of the embedding."""
     found = {token: (text, NORMAL) for text, token in document["model"]["vocab"].items()}
     for token in document["added_tokens"]:
         found[token["id"]] = (token["content"], CONTROL if token["special"] else USER_DEFINED)
@@ -104,7 +104,7 @@ def _piece_kind(document: Mapping[str, Any], text: str, kind: int) -> int:
 
 
 def _scores(tokens: list[str], merges: list[tuple[str, ...]]) -> list[float]:
-    """What is merged first has the best score; what no merge makes, none that counts."""
+    """Scores by merge rank: the earliest merge scores best; a token that no merge makes scores lowest."""
     place: dict[str, int] = {}
     for merge in merges:
         place.setdefault("".join(merge), len(place))
@@ -112,7 +112,7 @@ def _scores(tokens: list[str], merges: list[tuple[str, ...]]) -> list[float]:
 
 
 def _pre(tokenizer: Any, document: Mapping[str, Any], files: ModelFiles) -> str:
-    """The name of what cuts texts as this tokenizer does."""
+    """GGUF's name for the pre-tokenizer that splits text as this tokenizer does."""
     expected = _cut(tokenizer.normalizer, tokenizer.pre_tokenizer)
     ignores = bool(document["model"].get("ignore_merges"))
     for name, known in PRE_TOKENIZERS.items():
@@ -137,7 +137,7 @@ def _cut(normalizer: Any, pre_tokenizer: Any) -> list[str]:
 
 
 def _add_special(writer: Any, tokenizer: Any, settings: Mapping[str, Any], model: ModelConfig) -> None:
-    """Tokens by what they are for. Of several that end texts those behind the first end turns, too."""
+    """Adds special tokens by role. Of several end tokens, those after the first also end turns."""
 
     def named(name: str) -> int | None:
         value = settings.get(name)

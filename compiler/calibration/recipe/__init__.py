@@ -1,1 +1,1 @@
-"""Which layer gets which format, so that a model is small and its predictions change by no more than is asked for."""
+"""Chooses a format per layer: the smallest model whose predictions change by no more than requested."""

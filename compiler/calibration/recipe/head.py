@@ -1,4 +1,4 @@
-"""From what leaves the last layer to how far the next token's distribution is from that of the float model."""
+"""From the last layer's output to the divergence of next-token distributions from the float model's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llmc.models.config import ModelConfig
 from llmc.models.eager import as_tensor
 from llmc.models.loader import Parameter
 
-_ROWS = 4096  # of the output projection at a time
-_TOKENS = 128  # whose distributions are in memory at once, on each thread
+_ROWS = 4096  # rows of the output projection per step
+_TOKENS = 128  # tokens whose distributions each thread holds at once
 
 
 class Head:
-    """The last norm and the output projection, which is read piece by piece and stays in the checkpoint."""
+    """The last norm and the output projection, which stays in the checkpoint and is read piece by piece."""
 
     def __init__(self, model: ModelConfig, parameters: Mapping[str, Parameter], workers: Workers) -> None:
         self._norm = RmsNorm(model.hidden_size, model.norm_eps, "f32")
@@ -29,7 +29,7 @@ class Head:
         self._multiplier, self._workers = model.logit_multiplier, workers
 
     def divergence(self, reference: Floats, stream: Floats) -> float:
-        """The mean of KL(reference ‖ stream) in nats, of the tokens of two streams [windows, T, D]."""
+        """Mean KL(reference ‖ stream) in nats over the tokens of two streams [windows, T, D]."""
         width = stream.shape[-1]
         ours, theirs = stream.reshape(-1, width), reference.reshape(-1, width)
 
@@ -42,7 +42,7 @@ class Head:
         return max(0.0, total / len(ours))
 
     def _log_probabilities(self, rows: Floats) -> Tensor:
-        """float64 [T, V]."""
+        """Log probabilities float64 [T, V]."""
         with torch.no_grad():
             x = self._norm(torch.from_numpy(np.ascontiguousarray(rows)))
             count, width = self._weight.shape

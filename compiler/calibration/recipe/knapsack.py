@@ -1,4 +1,4 @@
-"""The best choice of one option for each layer: no other one is smaller at the same cost, or costs less at its size."""
+"""Exact Pareto-optimal choices of one option per layer: none is smaller at its cost or cheaper at its size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Option:
-    """nbytes: what a layer takes. cost: what it adds to the divergence, not negative."""
+    """nbytes: size of the layer. cost: its contribution to the divergence, not negative."""
 
     nbytes: int
     cost: float
@@ -20,22 +20,23 @@ class Option:
 
 @dataclass(frozen=True)
 class _Stage:
-    """After a layer: the choices that are worth something so far, smallest first. before: the one of the layer before
-    that each goes on from; option: what it takes of this layer."""
+    """Pareto-optimal partial choices up to a layer, smallest first. before: index of the extended choice in the
+    previous stage. option: this layer's."""
 
     before: NDArray[np.int32]
     option: NDArray[np.int8]
 
 
 class Frontier:
-    """Every choice that is the smallest of those that cost no more, smallest first. nbytes, cost: of each.
+    """The Pareto front: each choice is the smallest among those of no higher cost. Smallest first. nbytes, cost: of
+    each.
 
-    It is exact: of two partial choices that are followed neither is at least as small and as cheap as the other. There
-    are at most as many as sums of bytes, which few different shapes of layers make few.
+    It is exact: only dominated partial choices are dropped. The front has at most one entry per sum of bytes; layers
+    have few different shapes, so there are few sums.
     """
 
     def __init__(self, layers: Sequence[Sequence[Option]], most: float = math.inf) -> None:
-        """most: choices that cost more are not followed."""
+        """most: choices of higher cost are dropped."""
         nbytes, cost = np.zeros(1, np.int64), np.zeros(1)
         self._stages: list[_Stage] = []
         for options in layers:
@@ -54,12 +55,12 @@ class Frontier:
         return len(self.cost)
 
     def find(self, limit: float) -> int | None:
-        """The smallest choice that costs no more than `limit`; None where there is none."""
+        """Index of the smallest choice of cost at most `limit`; None if there is none."""
         fits = np.flatnonzero(self.cost <= limit)
         return int(fits[0]) if len(fits) else None
 
     def choice(self, place: int) -> list[int]:
-        """The option of every layer."""
+        """The option index of every layer in choice number `place`."""
         found = []
         for stage in reversed(self._stages):
             found.append(int(stage.option[place]))

@@ -1,4 +1,4 @@
-"""The smallest recipe whose model keeps to a divergence: chosen by what layers cost alone, then measured as a whole."""
+"""Finds the smallest recipe within a divergence target: predicted from per-layer costs, then measured as a whole."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from llmc.quantize.formats.base import WeightFormat
 
 _MOST_TRIES = 8
 _STRICTER = 0.9
-"""How much less than before is predicted of the next recipe, at most."""
+"""Largest factor from one predicted divergence to the next, stricter one."""
 _WORTH = 32.0
-"""Recipes that cost more than so many targets are not looked at."""
-_POINTS = 64  # of the curve that is told
+"""Recipes predicted above this multiple of the target are not considered."""
+_POINTS = 64  # points of the reported curve
 
 
 @dataclass(frozen=True)
 class Found:
-    """plan: with the recipe's formats. rounded: the layers of the model. resumed: layers that were measured before."""
+    """The chosen recipe. plan: with its formats. rounded: the model's layers. resumed: layers measured by an earlier
+    call."""
 
     plan: Plan
     rounded: Work
@@ -37,7 +38,7 @@ class Found:
 
 
 def find_recipe(task: Task, work: Work, crew: Workers, progress: Progress) -> Found:
-    """Raises CompileError where nothing but the float model keeps to the target."""
+    """Finds a recipe. Raises CompileError if only the float model meets the target."""
     target = task.config.target_kl
     assert target is not None
     measured = work.part("measured")

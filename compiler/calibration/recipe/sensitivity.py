@@ -1,4 +1,4 @@
-"""What each linear layer alone costs in each format: the divergence of the float model with that layer rounded."""
+"""Sensitivity of each linear layer to each format: the float model's divergence with only that layer rounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COSTS = "costs"
 
 @dataclass(frozen=True)
 class Choice:
-    """The formats that a linear layer may have, the last one None: left as it is. nbytes, costs: of each."""
+    """Candidate formats of a linear layer; the last is None, unquantized. nbytes, costs: of each."""
 
     index: int
     linear: Linear
@@ -36,7 +36,7 @@ class Choice:
 
 
 def formats_of(task: Task, linear: Linear) -> tuple[WeightFormat, ...]:
-    """Groups of 4 bits that its rows are whole multiples of, the largest first, then 8 bits."""
+    """4-bit formats with group sizes that divide its rows, the largest first, then 8-bit."""
     quant = task.config.quant
     sizes = [size for size in GROUP_SIZES if size != WHOLE_ROW] if quant.group_size is None else [quant.group_size]
     fours = [Integers(4, size, bool(quant.asymmetric)) for size in sorted(sizes, reverse=True)]
@@ -44,9 +44,9 @@ def formats_of(task: Task, linear: Linear) -> tuple[WeightFormat, ...]:
 
 
 def measure(task: Task, work: Work, crew: Workers, progress: Progress) -> tuple[Floats, list[Choice]]:
-    """What leaves the last layer of the float model for the windows that are held out, and what was measured.
+    """Returns the float model's last-layer output for the held-out windows, and the measured choices.
 
-    Layers that `work` has are not measured again. Memory is that of the streams of one layer's formats.
+    Layers that `work` has are not measured again. Memory holds one stream per format of one layer.
     """
     model, windows, runner = task.model, task.windows, LayerRunner(task.model, task.windows.shape[1], crew)
     head = Head(model, task.parameters, crew)
@@ -77,7 +77,7 @@ def _of_layer(
     rounder: Rounder,
     head: Head,
 ) -> dict[str, list[float]]:
-    """By kind, of each of its formats."""
+    """Divergences by kind, one per format."""
     linears = {kind: linear for kind, linear in task.plan.layers[index].items() if linear.format is not None}
     values = task.layer_values(index)
     moments: dict[str, Moments] = {}
