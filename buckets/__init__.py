@@ -1,4 +1,4 @@
-"""Buckets, ladders, selection and planning; pure Python and numpy, imports nothing else of llmc.
+"""Buckets, ladders, selection and planning. Pure Python and numpy; imports nothing else of llmc.
 
 The names here need no numpy; `llmc.buckets.trace` and `llmc.buckets.planner` do.
 """

@@ -1,4 +1,4 @@
-"""The bucket: the static shape that one graph is compiled for, and the choice among buckets."""
+"""The bucket: the static shape that a graph is compiled for, and the choice among buckets."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from llmc.shown import shown
 
 REQUIRED_PHASES = ("prefill", "decode")
 PROMPT_PHASES = ("prefill",)
-"""Of a model that gives a vector for a prompt, and no tokens."""
+"""Phases of a model that returns a vector per prompt and generates no tokens."""
 MAX_DIM = 1 << 24
 MAX_BUCKETS = 4096
 
 TOTAL = "total"
-"""Behind the length of a bucket: contexts of all sequences together."""
+"""Suffix of a bucket's length: it bounds the total of all contexts."""
 _TEXT = re.compile(rf"([a-z]+):([0-9]{{1,9}})x([0-9]{{1,9}})({TOTAL})?", re.ASCII)
 
 
 class BucketError(ValueError):
-    """A bucket, ladder or spec that cannot be used; the message is one sentence with the offending value."""
+    """A bucket, ladder or spec is unusable; the message is one sentence with the offending value."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Bucket:
     """Shape of one graph: `batch` sequences of at most `seq` tokens each.
 
-    seq counts new tokens of a sequence in `prefill`, tokens of context in `decode`, and all tokens of the step in
-    `mixed`. total: of a decode bucket, seq bounds the contexts of all sequences together, each in whole KV blocks.
-    Raises BucketError for an unknown phase, a dimension outside 1 … 2**24, and a total of another phase or of fewer
-    tokens than sequences.
+    seq counts a sequence's new tokens in `prefill`, its context in `decode`, and all tokens of the step in `mixed`.
+    total: in a decode bucket, seq bounds the sum of all contexts, each rounded up to whole KV blocks. Raises
+    BucketError for an unknown phase, a dimension outside 1 … 2**24, and a total of another phase or of fewer tokens
+    than sequences.
     """
 
     phase: str
@@ -74,12 +74,12 @@ class Bucket:
 
     @property
     def length(self) -> str:
-        """seq as specs and labels have it: "512", or "2048total"."""
+        """seq as in specs and labels: "512", or "2048total"."""
         return f"{self.seq}{TOTAL if self.total else ''}"
 
     @property
     def each(self) -> float:
-        """Tokens of a sequence: seq, or a total shared equally."""
+        """Tokens per sequence: seq, or an equal share of the total."""
         return self.seq / self.batch if self.total else self.seq
 
     @property
@@ -90,9 +90,9 @@ class Bucket:
         return self.batch if self.phase == "decode" else self.seq
 
     def fits(self, num_seqs: int, length: int, total: int | None = None) -> bool:
-        """True when `num_seqs` sequences, the longest of `length` tokens (as `seq` counts them), run in this graph.
+        """Whether `num_seqs` sequences, the longest of `length` tokens (counted as for `seq`), fit this graph.
 
-        total: tokens of all their contexts, in whole KV blocks; None: all are as long as the longest.
+        total: tokens of all contexts, each in whole KV blocks; None if all are as long as the longest.
         """
         if self.total:
             length = num_seqs * length if total is None else total
@@ -103,35 +103,37 @@ Lengths = TypeVar("Lengths", int, npt.NDArray[np.int64])
 
 
 def whole_blocks(length: Lengths, block_size: int) -> Lengths:
-    """Tokens of context rounded up to whole KV blocks, as a decode graph reads them."""
+    """Context lengths rounded up to whole KV blocks, as a decode graph reads them."""
     return -(-length // block_size) * block_size
 
 
 def area(bucket: Bucket, block_size: int = 1) -> int:
-    """batch × seq, the tokens in `mixed`: what padding is counted in. Contexts of decode are whole KV blocks."""
+    """The unit of padding: batch × seq, or tokens in `mixed`. Decode contexts are whole KV blocks."""
     if bucket.phase == "mixed" or bucket.total:
         return bucket.seq
     return bucket.batch * (whole_blocks(bucket.seq, block_size) if bucket.phase == "decode" else bucket.seq)
 
 
 def rank(bucket: Bucket) -> tuple[int, float, int]:
-    """The scheduler's order: of the buckets of a phase that hold a step it takes the least. Fewest token rows, then the
-    shortest context, of a total its share, then the fewest sequences; `GraphLadder::Choose` is the other place that
-    says so."""
+    """Sort key of the scheduler, which takes the least bucket of a phase that holds a step.
+
+    Fewest token rows, then the shortest context (of a total: its share), then the fewest sequences.
+    `GraphLadder::Choose` must agree.
+    """
     return bucket.max_tokens, bucket.each if bucket.phase == "decode" else 0, bucket.batch
 
 
 def beyond(bucket: Bucket, max_num_seqs: int, max_model_len: int, block_size: int) -> str:
-    """What of a bucket no request can fill: "batch", "seq" or "", nothing."""
+    """The dimension of a bucket that no request can fill: "batch" or "seq"; "" if there is none."""
     if bucket.batch > max_num_seqs:
         return "batch"
-    # A context may end in a block that the limit does not fill.
+    # A context may end within a block that crosses the limit.
     longest = -(-max_model_len // block_size) * block_size
     return "seq" if bucket.seq > longest * (bucket.batch if bucket.phase == "mixed" or bucket.total else 1) else ""
 
 
 def check_total(bucket: Bucket, block_size: int) -> None:
-    """Raises BucketError for a total with less than a KV block for each sequence."""
+    """Raises BucketError for a total of less than one KV block per sequence."""
     least = bucket.batch * block_size
     if bucket.total and bucket.seq < least:
         raise BucketError(
@@ -141,7 +143,7 @@ def check_total(bucket: Bucket, block_size: int) -> None:
 
 
 def select(buckets: Iterable[Bucket], num_seqs: int, length: int, total: int | None = None) -> Bucket | None:
-    """The bucket that the scheduler takes among those of a phase, or None on a miss; total: as of `Bucket.fits`."""
+    """The bucket among those of a phase that the scheduler takes; None on a miss. total: as in `Bucket.fits`."""
     return min((bucket for bucket in buckets if bucket.fits(num_seqs, length, total)), key=rank, default=None)
 
 
@@ -149,9 +151,9 @@ def select(buckets: Iterable[Bucket], num_seqs: int, length: int, total: int | N
 class BucketLadder:
     """The buckets of an artifact, each phase sorted by (batch, seq) and free of duplicates; `mixed` may be empty.
 
-    phases: those that it must have, and with PROMPT_PHASES all it may have.
-    Raises BucketError when one of them is empty, or a phase holds a bucket of another phase or one bucket twice. It is
-    also raised when a mixed bucket has fewer tokens than sequences, or there are more than MAX_BUCKETS in all.
+    phases: required phases; with PROMPT_PHASES, also the only ones allowed.
+    Raises BucketError if a required phase is empty, or a phase holds a foreign or duplicate bucket. Also raised if a
+    mixed bucket has fewer tokens than sequences, or there are more than MAX_BUCKETS in all.
     """
 
     prefill: tuple[Bucket, ...]
@@ -195,16 +197,17 @@ class BucketLadder:
 
     @property
     def max_batch(self) -> int:
-        """Most sequences that one decode step can carry; without decode buckets, one prefill step."""
+        """Most sequences in a decode step; without decode buckets, in a prefill step."""
         return max(bucket.batch for bucket in self.decode or self.prefill)
 
     @property
     def max_context(self) -> int:
-        """Longest context, in tokens, that a decode bucket holds; without them, longest prompt of a prefill bucket."""
+        """Longest context, in tokens, of a decode bucket; without decode buckets, longest prompt of a prefill
+        bucket."""
         return max(bucket.seq for bucket in self.decode or self.prefill)
 
     def select(self, phase: str, num_seqs: int, length: int, total: int | None = None) -> Bucket | None:
-        """The bucket of a phase that the scheduler takes, or None on a miss. Raises BucketError for an unknown one."""
+        """The bucket of a phase that the scheduler takes; None on a miss. Raises BucketError for an unknown phase."""
         if phase not in PHASES:
             raise BucketError(f"unknown phase {shown(phase)}: use one of {', '.join(PHASES)}")
         buckets: tuple[Bucket, ...] = getattr(self, phase)

@@ -1,4 +1,4 @@
-"""From demand to a problem on a grid of candidate sizes."""
+"""Turns demand into an optimization problem on a grid of candidate sizes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SEARCH_BATCHES, SEARCH_CELLS, _BOUND_CELLS = 16, 1 << 12, 1 << 10
 
 @dataclass(frozen=True)
 class PhaseProblem:
-    """One phase on all its candidate sizes: multiples of the block size that steps round to, and the top.
+    """One phase on all candidate sizes: the multiples of the block size that steps round up to, and the top.
 
-    batches [B], seqs [S] ascending; weight, cost, rank, base, base_rank [B, S] and load [B, B] as in GridProblem;
-    without what a step costs in any bucket. The base bucket is always part of the ladder. scorer: ladders of any sizes,
-    by true lengths.
+    batches [B], seqs [S] ascending; weight, cost, rank, base, base_rank [B, S] and load [B, B] as in GridProblem. Costs
+    exclude the part that is equal in every bucket. The base bucket is always part of the ladder. scorer: scores ladders
+    of any sizes by true lengths.
 
-    A prefill bucket holds `batch` prompts of `seq` tokens here; the scheduler also puts in any that have as many
-    tokens together, which costs no more.
+    Here a prefill bucket holds `batch` prompts of `seq` tokens. The scheduler also packs other prompts with the same
+    total, at no higher cost.
     """
 
     demand: Demand
@@ -51,8 +51,8 @@ class PhaseProblem:
 
     @classmethod
     def of(cls, demand: Demand, server: ServerModel, model: CostModel, block_size: int) -> PhaseProblem:
-        """Lengths are rounded up to the block size, or in two dimensions to as coarse a multiple (times 2, 4, …) as
-        keeps the grid within 65,536 cells."""
+        """Rounds lengths up to the block size. With two dimensions, to a multiple of it (2, 4, …) that keeps the grid
+        within 65,536 cells."""
         decode = demand.phase == "decode"
         top = top_of(demand, server, block_size)
         priced = TotalCost(model) if demand.total else model
@@ -66,13 +66,13 @@ class PhaseProblem:
             unit *= 2
         weight = np.zeros((len(batches), len(seqs)))
         np.add.at(weight, (np.searchsorted(batches, demand.batch), np.searchsorted(seqs, rounded)), demand.weight)
-        # A decode graph reads whole blocks, that of the top, too.
+        # A decode graph reads whole blocks, the last one included.
         whole = whole_blocks(seqs, block_size) if decode else seqs
         phase, rows, columns = demand.phase, batches[:, None], whole[None, :]
         cost, load = priced.cost(phase, rows, columns).astype(np.float64), priced.load(phase, rows, batches[None, :])
         steps = priced.step(phase, rows, columns)
         area = rows * columns.astype(np.float64)
-        # The scheduler's order of the buckets, as `bucket.rank`: rows of tokens first.
+        # The scheduler's bucket order, as in `bucket.rank`: token rows first.
         shape = cost.shape
         keys = (rows, columns, rows) if decode else (rows, 0 * columns, rows * columns)
         order = np.lexsort([np.broadcast_to(key, shape).ravel() for key in keys])
@@ -80,13 +80,13 @@ class PhaseProblem:
         rank.flat[order] = np.arange(cost.size)
         max_area = 0
         if demand.total:
-            # A table has a block for each sequence.
+            # A block table has a block per sequence.
             cost[np.broadcast_to(columns < rows * block_size, shape)] = np.inf
         if decode:
             base = np.broadcast_to(cost[-1, -1] + load[-1][:, None], shape).copy()
             base_rank = np.full(shape, rank[-1, -1])
         else:
-            # Sequences that no bucket holds together run one after the other.
+            # Sequences that no bucket holds together run one after another.
             base = np.maximum(rows * (cost[0, -1] + load[0, 0] + steps[0]) - steps, 0.0)
             base_rank = np.full(shape, cost.size)
             base_rank[batches == 1] = rank[0, -1]
@@ -100,7 +100,7 @@ class PhaseProblem:
         )  # fmt: skip
 
     def with_cost(self, model: CostModel) -> PhaseProblem:
-        """The same demand and sizes at the costs of another model."""
+        """The same demand and sizes, with the costs of another model."""
         return PhaseProblem.of(self.demand, self.server, model, self.block_size)
 
     @cached_property
@@ -111,19 +111,21 @@ class PhaseProblem:
         )
 
     def for_search(self, cells: int = SEARCH_CELLS) -> tuple[GridProblem, Ints, Ints]:
-        """The problem on at most 16 batches and so many cells, and the indices of its batches and seqs among all."""
+        """The problem on at most 16 batches and `cells` cells, with the indices of its batches and seqs among all."""
         rows = _thin(self.batches, self.weight.sum(axis=1), _SEARCH_BATCHES)
         return self._restricted(rows, cells)
 
     @cached_property
     def for_bound(self) -> GridProblem:
-        """The problem on at most 1,024 cells; `floor` makes its lower bounds hold for all candidates."""
+        """The problem on at most 1,024 cells; its lower bounds hold for all candidates because of `floor`."""
         rows = _thin(self.batches, self.weight.sum(axis=1), _SEARCH_BATCHES)
         return self._restricted(rows, _BOUND_CELLS)[0]
 
     def cells_of(self, buckets: list[tuple[int, int]]) -> tuple[Cell, ...]:
-        """The largest cells within the buckets, without the base bucket and those that may not be opened. Where sizes
-        are candidates, or contexts of as many blocks, the cells hold the same steps."""
+        """The largest cells within the buckets, without the base bucket and forbidden cells.
+
+        If bucket sizes are candidates, or contexts of equally many blocks, the cells hold the same steps.
+        """
         cells = []
         for batch, seq in buckets:
             i = int(np.searchsorted(self.batches, batch, side="right")) - 1
@@ -134,12 +136,11 @@ class PhaseProblem:
         return tuple(dict.fromkeys(cells))
 
     def buckets_of(self, cells: tuple[Cell, ...]) -> list[tuple[int, int]]:
-        """(batch, seq) of the cells and of the base bucket, sorted."""
+        """Sorted (batch, seq) of the cells and the base bucket."""
         return sorted({(int(self.batches[i]), int(self.seqs[j])) for i, j in cells} | {self.base_bucket})
 
     def shrink(self, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        """Every cell moved down to the demand it serves, without those that serve none, or `cells` where that is
-        cheaper."""
+        """Moves every cell down to the demand it serves and drops idle ones; returns `cells` if that is cheaper."""
         owner = self.full.owners(cells)
         shrunk = []
         for n in range(len(cells)):
@@ -150,17 +151,17 @@ class PhaseProblem:
         return result if self.full.total(result) <= self.full.total(cells) else cells
 
     def evaluate(self, buckets: list[tuple[int, int]]) -> Outcome:
-        """What all demand costs with these buckets, of any sizes, and the base bucket, chosen as the scheduler does for
-        the true lengths."""
+        """The outcome of all demand with these buckets, of any sizes, and the base bucket, by true lengths and the
+        scheduler's choice."""
         return self.scorer.outcome(buckets)
 
     def may_open(self, batch: int, seq: int) -> bool:
-        """Whether a bucket stays within the tokens of one step."""
+        """Whether a bucket stays within the token limit of one step."""
         return self.scorer.may_open(batch, seq)
 
     def _restricted(self, rows: Ints, max_cells: int) -> tuple[GridProblem, Ints, Ints]:
         columns = _thin(self.seqs, self.weight.sum(axis=0), max(1, max_cells // len(rows)))
-        # Demand rounds up to the next kept size: the cells between two kept ones fold into the upper.
+        # Demand rounds up to the next kept size: cells between two kept ones fold into the upper one.
         row_starts, column_starts = np.append(0, rows[:-1] + 1), np.append(0, columns[:-1] + 1)
 
         def folded(operation: np.ufunc, values: Floats | Ints) -> Floats:
@@ -177,7 +178,7 @@ class PhaseProblem:
             rank=self.rank[np.ix_(rows, columns)],
             floor=folded(np.minimum, self.cost),
             floor_load=least_load,
-            # The least of what is folded, so that a bound stays one; only prefill of many batches differs.
+            # Take the least of the folded floors, so that a bound stays valid; only prefill of many batches differs.
             base=folded(np.minimum, self.base),
             base_rank=folded(np.maximum, self.base_rank).astype(np.int64),
         )
@@ -185,14 +186,14 @@ class PhaseProblem:
 
 
 def top_of(demand: Demand, server: ServerModel, block_size: int) -> int:
-    """The length of the largest bucket, which holds all that the server admits."""
+    """The length of the largest bucket, which holds everything that the server admits."""
     if demand.total:
         return server.max_num_seqs * whole_blocks(server.max_model_len, block_size)
     return server.max_model_len if demand.phase == "decode" else server.max_chunk
 
 
 def _thin(sizes: Ints, weight: Floats, count: int) -> Ints:
-    """Indices of at most `count` sizes that pad the demand least, with the last."""
+    """Indices of at most `count` sizes, the last included, that pad the demand least."""
     if len(sizes) <= count:
         return np.arange(len(sizes))
     return np.array(solve_axis(sizes.astype(np.float64), weight, count).ladder(count))

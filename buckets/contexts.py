@@ -1,4 +1,4 @@
-"""What the decode buckets of a ladder bound."""
+"""The quantity that the decode buckets of a ladder bound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Contexts(enum.StrEnum):
-    """The longest context of a step, or all contexts together; auto: what suits a trace."""
+    """The longest context of a step, or the total of all contexts; auto: whichever suits a trace."""
 
     longest = "longest"
     total = "total"

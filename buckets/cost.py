@@ -1,8 +1,7 @@
-"""What a step costs in a bucket: the unit in which planned ladders are compared.
+"""The cost of a step in a bucket, by which planned ladders are compared.
 
-The cost has three parts. The first is what the bucket takes whatever it carries, the second what the sequences of the
-step take in a bucket of such a batch. The third is what the step takes in any bucket. Where padding is computed all of
-it is the bucket's.
+It has three parts: `cost`, which depends on the bucket alone; `load`, on the step's sequences and the bucket's batch;
+`step`, on the step alone. If padding is computed, only `cost` is non-zero.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ from .cost_table import read_json
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Lengths = Ints | Floats
-"""Tokens of contexts; of a total that sequences share, no whole numbers."""
+"""Context lengths in tokens; shares of a total need not be integers."""
 
 
 class CostModel(Protocol):
-    """Cost of steps; all arguments are arrays that broadcast, all results of the broadcast shape and 0 or more."""
+    """Costs of steps. All arguments are arrays that broadcast; results have the broadcast shape and are at least 0."""
 
     @property
     def unit(self) -> str:
-        """What the numbers are, for tables."""
+        """The unit of the costs, for tables."""
         ...
 
     def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
-        """Of any step in the buckets (batch, seq)."""
+        """The part that depends only on the buckets (batch, seq)."""
         ...
 
     def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
-        """Of so many sequences in buckets of `batch`, beside `cost`."""
+        """The part for `sequences` sequences in buckets of `batch`."""
         ...
 
     def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
-        """Of so many sequences of such a length in any bucket, beside both."""
+        """The part for `sequences` sequences of length `length`, equal in every bucket."""
         ...
 
 
 class BucketCost:
-    """Base of the models by which a step costs what its bucket does."""
+    """Base of models in which a step costs what its bucket costs."""
 
     def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
         return np.zeros(np.broadcast_shapes(batch.shape, sequences.shape))
@@ -58,8 +57,10 @@ class BucketCost:
 
 @dataclass(frozen=True, slots=True)
 class TotalCost:
-    """Costs of decode buckets and steps whose lengths are totals of contexts: those of another model for contexts that
-    are equally long, for as many tokens of keys are read."""
+    """Costs of decode buckets and steps whose lengths are totals of contexts.
+
+    Taken from another model for equally long contexts, because the same number of keys is read.
+    """
 
     model: CostModel
 
@@ -78,12 +79,12 @@ class TotalCost:
 
 
 def _shared(total: Lengths, sequences: Ints) -> Floats:
-    """What each sequence has of a total."""
+    """Each sequence's share of a total."""
     return np.asarray(total / sequences, np.float64)
 
 
 class TokensCost(BucketCost):
-    """batch × seq: the tokens of prompt computed, or of context read, padding included."""
+    """batch × seq: prompt tokens computed or context tokens read, padding included."""
 
     unit = "tokens"
 
@@ -97,8 +98,8 @@ _TOP_K, _SHARED = ("num_experts_per_tok", "moe_k"), ("n_shared_experts", "moe_nu
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Latent attention. Elements: of what queries are made from, 0 for the token itself; of a latent vector; of a
-    query's parts without positions and with them; of a head's result."""
+    """Dimensions of latent attention, in elements: the vector that queries are made from (0 for the token itself), the
+    latent vector, a query's parts without and with positions, and a head's result."""
 
     query_rank: int
     rank: int
@@ -107,7 +108,7 @@ class LatentShape:
     value: int
 
     def weights(self, hidden: int, heads: int) -> int:
-        """Elements of a layer's matrices."""
+        """Elements of the attention matrices of a layer."""
         queries = heads * (self.plain + self.rotated)
         to_queries = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
         of_heads = heads * (self.plain + self.value) * self.rank
@@ -116,11 +117,12 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The dimensions of a decoder that decide its arithmetic and its traffic. weight_bytes, kv_bytes: of an element.
+    """The dimensions of a decoder that determine its arithmetic and memory traffic. weight_bytes, kv_bytes: per
+    element.
 
-    Of a mixture of experts, intermediate is what one token passes through; experts, top_k: of a layer, and of a token;
-    expert_intermediate: of one. Every layer counts as one that has them. With latent attention, kv_heads and head_dim
-    mean nothing.
+    With experts, intermediate is the total width that one token uses. experts: per layer. top_k: per token.
+    expert_intermediate: width of one expert. Every layer counts as having experts. With latent attention, kv_heads and
+    head_dim are unused.
     """
 
     hidden: int
@@ -139,7 +141,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
-        """Reads the usual names of a Hugging Face config. Raises BucketError for a missing or absurd one."""
+        """Reads the usual names of a Hugging Face config. Raises BucketError for a missing or implausible value."""
 
         def number(key: str, default: int | None = None) -> int:
             value = config.get(key)
@@ -180,7 +182,7 @@ class ModelShape:
 
     @property
     def layer_weights(self) -> int:
-        """Elements of all layers' matrices that a token meets; without the embedding and the output matrix."""
+        """Matrix elements of all layers that one token uses, without embedding and output matrix."""
         if self.latent is not None:
             attention = self.latent.weights(self.hidden, self.heads)
         else:
@@ -188,7 +190,7 @@ class ModelShape:
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def layer_weights_read(self, rows: Floats) -> Floats:
-        """Elements of all layers' matrices that so many rows read, which choose their experts at random."""
+        """Expected matrix elements of all layers read for `rows` rows that choose experts at random."""
         others = np.zeros_like(rows)
         if self.experts:
             others = self.experts * (1 - (1 - self.top_k / self.experts) ** np.maximum(rows, 1)) - self.top_k
@@ -201,28 +203,28 @@ class ModelShape:
 
     @property
     def ops_per_pair(self) -> int:
-        """Operations for a query and a key it sees, in all layers; a multiply-add is two."""
+        """Operations per (query, visible key) pair in all layers; a multiply-add counts as two."""
         if self.latent is not None:
             return 2 * self.layers * self.heads * (2 * self.latent.rank + self.latent.rotated)
         return 4 * self.layers * self.heads * self.head_dim
 
     @property
     def kv_elements(self) -> int:
-        """Elements of the keys and values of one token, in all layers."""
+        """Elements of one token's keys and values in all layers."""
         if self.latent is not None:
             return self.layers * (self.latent.rank + self.latent.rotated)
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def arena_bytes_per_token(self) -> float:
-        """Scratch memory a token row, an estimate: residual rows, query, key and value, rows that linear layers read.
+        """Estimated scratch bytes per token row: residual rows, query, key and value, inputs of linear layers.
 
-        Storage is reused within a dtype: f32 models keep everything in the same rows, bf16 ones hold the rows of their
-        linear layers apart. Int8 activations take about two thirds more than bf16.
+        Storage is reused within a dtype: f32 models share all rows, bf16 models hold inputs of linear layers
+        separately. Int8 activations take about two thirds more than bf16.
         """
         residual, qkv = (2 + self.top_k) * self.hidden, self.head_dim * (self.heads + 2 * self.kv_heads)
         if self.latent is not None:
-            # Queries, before they are in the latent space and there, and what attention gives.
+            # Queries before and after projection to the latent space, and attention's result.
             qkv = self.heads * (self.latent.plain + 2 * self.latent.rotated + 2 * self.latent.rank)
         if self.weight_bytes >= 4:
             return 4.0 * (residual + max(qkv, self.intermediate))
@@ -233,8 +235,8 @@ class ModelShape:
 class FlopsCost(BucketCost):
     """A roofline: overhead_s + the larger of arithmetic / flops_per_s and traffic / bytes_per_s. Seconds.
 
-    Arithmetic: two operations a weight and row, causal attention in prefill, the output matrix for one row a sequence.
-    Traffic: every weight once, and the keys and values of the context in decode.
+    Arithmetic: two operations per weight and row, causal attention in prefill, the output matrix for one row per
+    sequence. Traffic: every weight once; in decode also the context's keys and values.
     """
 
     shape: ModelShape
@@ -247,7 +249,7 @@ class FlopsCost(BucketCost):
         m = self.shape
         sequences, length = batch.astype(np.float64), seq.astype(np.float64)
         rows = sequences * length if phase == "prefill" else sequences + 0 * length
-        # Query times key and weight times value; a prompt sees half of itself on average.
+        # Query · key and weight · value; a prompt token sees half the prompt on average.
         pairs = sequences * length * (length / 2 if phase == "prefill" else 1)
         flops = 2 * m.layer_weights * rows + m.ops_per_pair * pairs + 2 * m.head_weights * sequences
         traffic = (m.layer_weights_read(rows) + m.head_weights) * m.weight_bytes
@@ -259,8 +261,8 @@ class FlopsCost(BucketCost):
 class MeasuredCost(BucketCost):
     """A table {bucket: seconds}, interpolated: along seq for each measured batch, then along batch.
 
-    Beyond the last measured size the last slope goes on (a single size: in proportion), below the first the first time
-    holds, so a cost is never extrapolated to zero.
+    Beyond the last measured size the last slope continues (for a single size: proportionally). Below the first size its
+    time holds, so no cost is extrapolated to zero.
     """
 
     unit = "s"
@@ -272,7 +274,7 @@ class MeasuredCost(BucketCost):
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
                 raise BucketError(f"cost of {bucket} is {seconds!r}: a table needs seconds, more than 0")
         for phase in {bucket.phase for bucket in table}:
-            # Of a total, what a context has of it stands for the length, and for one that has it as its own.
+            # For a total, each context's share serves as the length.
             sizes = {(b.batch, b.each): b for b in sorted(table, reverse=True) if b.phase == phase}
             by_batch: dict[int, list[Bucket]] = {}
             for (batch, _), bucket in sorted(sizes.items()):
@@ -288,7 +290,7 @@ class MeasuredCost(BucketCost):
 
     @classmethod
     def read(cls, path: Path) -> MeasuredCost:
-        """Reads the short form of a cost table, {"prefill:1x128": 0.0031, …}. Raises BucketError naming the fault."""
+        """Reads a cost table in short form, {"prefill:1x128": 0.0031, …}. Raises BucketError naming the fault."""
         data = read_json(path)
         if not isinstance(data, dict) or not data:
             raise BucketError(f'cost table {path} must map buckets to seconds, as in {{"prefill:1x128": 0.0031}}')
@@ -308,7 +310,7 @@ class MeasuredCost(BucketCost):
         share = (batch - known[right - 1]) / (known[right] - known[right - 1])
         below = np.take_along_axis(at_batch, (right - 1)[None], 0)[0]
         above = np.take_along_axis(at_batch, right[None], 0)[0]
-        # Past the largest measured batch a falling slope would reach zero.
+        # Beyond the largest measured batch a falling slope would reach zero.
         inside = below + np.clip(share, 0, 1) * (above - below)
         return np.asarray(inside + np.maximum(share - 1, 0) * np.maximum(above - below, 0), np.float64)
 

@@ -1,8 +1,8 @@
-"""How far predictions by measured costs may be off: intervals that cover the truth at a stated rate.
+"""Prediction intervals for costs, with a stated coverage.
 
-Buckets are left out of the fit in turn and predicted by the others. How far their measured times lie from that, as a
-ratio, holds both what repeats spread and what a law between measured sizes misses. The quantile of these ratios that
-split-conformal prediction asks for then bounds loads of the same phase within the measured sizes.
+Groups of buckets are left out of the fit in turn and predicted from the rest. The ratio of measured to predicted time
+contains both the spread of repeats and the error of interpolation. The split-conformal quantile of these ratios bounds
+loads of the same phase within the measured sizes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy.typing as npt
 from .cost_table import ReplayCost
 
 CONFIDENCE = 0.9
-"""Share of predictions within the measured sizes whose truth lies in the interval."""
-# Buckets are left out by so many groups.
+"""Share of predictions within the measured sizes whose true value lies in the interval."""
+# Number of groups of buckets left out in turn.
 _FOLDS = 10
-# With fewer buckets of a phase than this nothing is left to learn an error from: half to double.
+# With fewer buckets of a phase no error can be learned: assume a factor of two either way.
 _FEW, _UNKNOWN = 4, math.log(2)
-# With too few ratios for the quantile the largest counts, and no less than this.
+# With too few ratios for the quantile, the largest ratio counts, but at least this.
 _LEAST = math.log(1.25)
 
 Floats = npt.NDArray[np.float64]
@@ -30,15 +30,16 @@ Predict = Callable[[Sequence[ReplayCost], Sequence[ReplayCost]], Floats]
 
 
 def bounds(costs: Sequence[ReplayCost], predict: Predict) -> dict[str, tuple[float, float]]:
-    """By phase the factors (low, high) around a prediction between which the truth lies, CONFIDENCE of the time.
+    """Factors (low, high) per phase: the true cost lies between prediction × low and prediction × high, with
+    probability CONFIDENCE.
 
-    Costs that were measured under load can only be too high: their disturbed share widens the interval downwards.
+    Costs measured under load can only be too high, so their disturbed share widens the interval downwards.
     """
     buckets = sorted({cost.bucket for cost in costs})
     counts: dict[str, int] = {}
     fold_of = {}
     for bucket in buckets:
-        # Neighbours fall into different groups.
+        # Neighbouring buckets fall into different groups.
         fold_of[bucket] = counts.get(bucket.phase, 0) % _FOLDS
         counts[bucket.phase] = counts.get(bucket.phase, 0) + 1
     errors: dict[str, list[float]] = {phase: [] for phase in counts}
@@ -58,7 +59,7 @@ def bounds(costs: Sequence[ReplayCost], predict: Predict) -> dict[str, tuple[flo
 
 
 def _quantile(errors: Sequence[float]) -> float:
-    """The error that a next one exceeds in at most 1 − CONFIDENCE of all cases."""
+    """The error that the next one exceeds with probability at most 1 − CONFIDENCE."""
     if not errors:
         return _UNKNOWN
     rank = math.ceil(CONFIDENCE * (len(errors) + 1))
@@ -66,7 +67,7 @@ def _quantile(errors: Sequence[float]) -> float:
 
 
 def _disturbed(costs: Sequence[ReplayCost]) -> Mapping[str, float]:
-    """The largest share by phase that other work took of a cost under load, 0 … 1."""
+    """Per phase, the largest share of a cost under load that other work took, 0 … 1."""
     found: dict[str, float] = {}
     for cost in costs:
         share = cost.disturbed if cost.under_load else 0.0

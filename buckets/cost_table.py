@@ -1,4 +1,4 @@
-"""Cost tables: what the replays of an artifact's graphs take on one machine, measured; one JSON file for each pair.
+"""Cost tables: measured replay times of an artifact's graphs on one machine; one JSON file per (artifact, machine).
 
     {"llmc_cost_table": 2,
      "machine": {"processor": "…", "threads": "2", …},
@@ -8,14 +8,14 @@
      "costs": [{"phase": "prefill", "batch": 1, "seq": 128, "sequences": 1, "tokens": 128, "context": 128,
                 "seconds": 0.0031, "repeats": 5, "deviation_s": 4e-05, "disturbed": 0.02}, …]}
 
-A cost is what a replay of one load typically took, of `repeats`: `sequences` with `tokens` new tokens in all, `context`
-tokens of context each once the step is done. `deviation_s` is the standard deviation of the repeats, 0 of a single one.
-`disturbed` is the share of the time that other programs took or that engine threads waited for a CPU, 0 to 1; 0 also
-where the system does not tell. Version 1 had neither and is read with 0 for both.
+A cost is the typical time of `repeats` replays of one load: `sequences` with `tokens` new tokens in all, and `context`
+tokens of context each after the step. `deviation_s` is the standard deviation of the repeats, 0 for a single one.
+`disturbed` is the share of time that other programs took or engine threads waited for a CPU, 0 to 1; 0 also if the
+system does not tell. Version 1 had neither; both are read as 0.
 
-A row of a bucket for a total of contexts has `"total": true`, too. The full load of a bucket is (batch, batch × seq,
-seq) in prefill and (batch, batch, seq) in decode, where a total is shared equally in whole blocks. It is always among
-those of a bucket that was measured; others may follow. A table that covers part of a ladder is as valid as a whole one.
+A row of a bucket with a total context also has `"total": true`. The full load of a bucket is (batch, batch × seq, seq)
+in prefill and (batch, batch, seq) in decode, where a total is shared equally in whole blocks. A measured bucket always
+has its full load; others may follow. A table may cover part of a ladder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .bucket import MAX_DIM, TOTAL, Bucket, BucketError
 
 VERSION = 2
 DISTURBED = 0.1
-"""From this share on a cost was measured under load, and is measured again."""
+"""From this share on, a cost counts as measured under load and is measured again."""
 PADDING = ("skipped", "computed")
 _MARK = "llmc_cost_table"
 MAX_TABLE_BYTES = 1 << 24
@@ -47,14 +47,15 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class CostTableError(BucketError):
-    """A cost table that cannot be read, written or used; the message names the file and what is wrong in it."""
+    """A cost table cannot be read, written or used; the message names the file and the fault."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class ReplayCost:
-    """Typical wall time, seconds, of `repeats` replays of a load in `bucket`; context: tokens of a sequence, after.
+    """Typical wall time, in seconds, of `repeats` replays of a load in `bucket`. context: tokens per sequence after the
+    step.
 
-    deviation_s: standard deviation of the repeats. disturbed: share of the time that other work took, 0 … 1.
+    deviation_s: standard deviation of the repeats. disturbed: share of time taken by other work, 0 … 1.
     """
 
     bucket: Bucket
@@ -85,22 +86,22 @@ class ReplayCost:
 
     @property
     def under_load(self) -> bool:
-        """Whether other work disturbed the measurement so much that it is not to be trusted."""
+        """Whether other work disturbed the measurement too much to trust it."""
         return self.disturbed >= DISTURBED
 
     @property
     def load(self) -> tuple[Bucket, int, int, int]:
-        """What was replayed: one cost a load in a table."""
+        """Identifies the replayed load; a table has one cost per load."""
         return self.bucket, self.sequences, self.tokens, self.context
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """The costs of one artifact on one machine, sorted, one a load.
+    """The costs of one artifact on one machine, sorted, one per load.
 
-    machine: facts by name, the count of threads and no host's name among them. artifact: `artifact_key` of the
-    artifact. padding: what the target does with rows of padding, skip or compute them. step_s, token_s: seconds of a
-    step around its replay, and of each token that is sampled in it; 0 when they were not measured.
+    machine: facts by name, including the thread count, but no host name. artifact: `artifact_key` of the artifact.
+    padding: whether the target skips or computes padding rows. step_s, token_s: seconds of a step outside its replay,
+    and per token sampled in it; 0 if not measured.
     """
 
     machine: Mapping[str, str]
@@ -132,12 +133,14 @@ class CostTable:
         return frozenset(cost.bucket for cost in self.costs)
 
     def full(self) -> dict[Bucket, float]:
-        """Seconds of each measured bucket when it is full: of the load with most sequences, tokens and context."""
+        """Seconds of each measured bucket at full load: most sequences, tokens and context."""
         return {cost.bucket: cost.seconds for cost in full_costs(self.costs)}
 
     def with_costs(self, costs: Iterable[ReplayCost]) -> CostTable:
-        """This table and `costs`, which take the place of those of the same loads; none under load that of one that was
-        not, and none that of one more disturbed."""
+        """This table with `costs` replacing those of equal loads.
+
+        A cost under load never replaces one that is not, nor a less disturbed one.
+        """
         merged = {cost.load: cost for cost in self.costs}
         for cost in costs:
             known = merged.get(cost.load)
@@ -146,24 +149,24 @@ class CostTable:
         return replace(self, costs=tuple(merged.values()))
 
     def to_json(self) -> str:
-        """The file's text: one line a cost."""
+        """The file's text, one line per cost."""
         head = {_MARK: VERSION, "machine": dict(self.machine), "artifact": self.artifact, "padding": self.padding}
         head |= {"step_s": self.step_s, "token_s": self.token_s}
         rows = ",\n".join(f"  {json.dumps(_row(cost))}" for cost in self.costs)
         return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "costs": [\n{rows}\n ]\n}}\n'
 
     def write(self, path: Path) -> None:
-        """Writes the file in one step. Raises CostTableError."""
+        """Writes the file atomically. Raises CostTableError."""
         write_text(path, self.to_json())
 
     @classmethod
     def read(cls, path: Path) -> CostTable:
-        """Reads a table. Raises CostTableError naming the file and what is wrong in it."""
+        """Reads a table. Raises CostTableError naming the file and the fault."""
         return cls.from_data(read_json(path), f"cost table {path}")
 
     @classmethod
     def from_data(cls, data: Any, name: str = "the cost table") -> CostTable:
-        """The table that parsed JSON holds. Raises CostTableError."""
+        """The table in parsed JSON. Raises CostTableError."""
         version = data.get(_MARK) if isinstance(data, dict) else None
         if isinstance(version, bool) or not isinstance(version, int) or version not in _ROW_KEYS:
             raise CostTableError(f'{name} is none of version {VERSION}: it needs "{_MARK}": {VERSION}')
@@ -180,7 +183,7 @@ class CostTable:
 
 
 def full_costs(costs: Iterable[ReplayCost]) -> list[ReplayCost]:
-    """Of each bucket the cost of the load with most sequences, tokens and context."""
+    """The cost of each bucket's largest load: most sequences, tokens and context."""
     largest: dict[Bucket, ReplayCost] = {}
     for cost in costs:
         best = largest.get(cost.bucket)
@@ -197,7 +200,7 @@ _FIELDS = frozenset(field.name for field in fields(CostTable))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file in one step: readers and crashes see the old one or the new one. Raises CostTableError."""
+    """Writes a file atomically: readers and crashes see the old or the new one. Raises CostTableError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +226,7 @@ def read_json(path: Path) -> Any:
 
 
 def is_cost_table(data: Any) -> bool:
-    """Whether parsed JSON says of itself that it is such a table."""
+    """Whether parsed JSON is marked as a cost table."""
     return isinstance(data, dict) and _MARK in data
 
 
@@ -233,10 +236,10 @@ def fingerprint(facts: Mapping[str, str]) -> str:
 
 
 def artifact_key(manifest: Mapping[str, Any]) -> str:
-    """What the costs of an artifact's buckets depend on, as 64 hex digits: architecture, dtypes, target and kernels.
+    """A key of what bucket costs depend on, 64 hex digits: architecture, dtypes, target and kernels.
 
-    Neither the weights' values nor the ladder are in it: a fine-tune has the same costs, and a bucket that is added
-    leaves those of the others valid. Raises CostTableError for a manifest that does not tell.
+    It excludes weight values and the ladder: a fine-tune has the same costs, and adding a bucket keeps the others'
+    valid. Raises CostTableError for a manifest that lacks these facts.
     """
     graphs, kernels = manifest.get("graph_components"), manifest.get("kernels")
     try:
@@ -250,13 +253,13 @@ def artifact_key(manifest: Mapping[str, Any]) -> str:
 
 
 def table_name(artifact: str, machine: Mapping[str, str]) -> str:
-    """File name of a table in a directory of them."""
+    """The file name of a table within a folder."""
     return f"{artifact[:16]}-{fingerprint(machine)[:16]}.json"
 
 
 def load_table(folder: Path, artifact: str, machine: Mapping[str, str]) -> CostTable:
-    """The table of `folder` for this artifact and machine; an empty one when there is none, or none that can be read:
-    measuring again costs no more than time."""
+    """The table in `folder` for this artifact and machine; empty if there is none that can be read: measuring again
+    only costs time."""
     with contextlib.suppress(CostTableError):
         table = CostTable.read(folder / table_name(artifact, machine))
         if table.artifact == artifact and dict(table.machine) == dict(machine):
@@ -265,7 +268,7 @@ def load_table(folder: Path, artifact: str, machine: Mapping[str, str]) -> CostT
 
 
 def find_tables(folder: Path, artifact: str) -> list[CostTable]:
-    """The readable tables of `folder` for an artifact, of any machine; the one written last comes first."""
+    """The readable tables in `folder` for an artifact, of any machine; the most recently written first."""
     found: list[tuple[float, CostTable]] = []
     for path in folder.glob(f"{artifact[:16]}-*.json"):
         with contextlib.suppress(CostTableError, OSError):

@@ -1,8 +1,8 @@
-"""How far a cost table can be trusted: costs that fall where they must grow, and costs measured under load.
+"""Checks a cost table: finds costs that fall where they must grow, and costs measured under load.
 
-A replay that carries at least as many sequences, tokens and context in a bucket at least as large cannot take less, but
-for noise. Noise explains a quarter, or as much as the repeats of the two costs spread, and never more than half. A
-table is refused in which the smaller load took over TOLERANCE to MOST times what the larger one did.
+A replay with no fewer sequences, tokens and context, in a bucket no smaller, cannot take less time, except for noise.
+Noise explains a quarter, or the spread of the two costs' repeats, but never more than half. A table is refused if a
+smaller load took more than TOLERANCE to MOST times as long as a larger one.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ import numpy.typing as npt
 from .cost_table import CostTable, CostTableError, ReplayCost
 
 TOLERANCE, MOST = 1.25, 2.0
-# Both means lie within so many standard errors, 99 in 100 times for many repeats.
+# Both means lie within this many standard errors, with probability 99 % for many repeats.
 _STANDARD_ERRORS = 2.6
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """Two costs of one phase: `more` carries at least as much as `less`, in a bucket at least as large, and takes far
-    less time."""
+    """Two costs of one phase: `more` has at least the load and bucket of `less`, but takes far less time."""
 
     less: ReplayCost
     more: ReplayCost
 
     @property
     def ratio(self) -> float:
-        """How many times as long the smaller load took."""
+        """Time of the smaller load divided by that of the larger."""
         return self.less.seconds / self.more.seconds
 
     def __str__(self) -> str:
@@ -43,13 +42,13 @@ class Fall:
 
 
 def falls(costs: Sequence[ReplayCost]) -> list[Fall]:
-    """For each cost that falls the pair that does so most; the worst first."""
+    """For each falling cost, the pair in which it falls most; worst first."""
     found = [fall for phase in sorted({c.bucket.phase for c in costs}) for fall in _falls_of(costs, phase)]
     return sorted(found, key=lambda fall: (-fall.ratio, fall.less, fall.more))
 
 
 def refuse_falls(table: CostTable, name: str) -> None:
-    """Raises CostTableError naming the worst pair of a table that falls as batch or length grows."""
+    """Raises CostTableError, naming the worst pair, for a table whose costs fall as batch or length grows."""
     found = falls(table.costs)
     if found:
         raise CostTableError(
@@ -58,16 +57,16 @@ def refuse_falls(table: CostTable, name: str) -> None:
 
 
 def doubtful(table: CostTable) -> tuple[ReplayCost, ...]:
-    """The costs to measure again: under load, or one of two that fall."""
+    """Costs to measure again: those under load, and both of each falling pair."""
     pairs = {cost for fall in falls(table.costs) for cost in (fall.less, fall.more)}
     return tuple(cost for cost in table.costs if cost.under_load or cost in pairs)
 
 
 def trusted(costs: Sequence[ReplayCost]) -> tuple[tuple[ReplayCost, ...], str]:
-    """The costs to predict by, and a sentence about those measured under load, empty when there are none.
+    """The costs to predict from, and a sentence on those measured under load (empty if there are none).
 
-    Where half of the buckets of a phase, or more, have costs that were not disturbed, the disturbed ones of that phase
-    are left out; else they are all there is.
+    If at least half of a phase's buckets have undisturbed costs, its disturbed ones are dropped; otherwise all are
+    used.
     """
     kept: list[ReplayCost] = []
     for phase in sorted({cost.bucket.phase for cost in costs}):
@@ -101,7 +100,7 @@ def _falls_of(costs: Sequence[ReplayCost], phase: str) -> Iterator[Fall]:
 
 
 def _spread(one: float, others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The ratio of two means that their errors, relative to them, can explain."""
+    """The ratio of two means that their relative errors can explain."""
     return np.asarray((1 + one) / np.maximum(1 - others, 1e-9), np.float64)
 
 

@@ -1,9 +1,8 @@
-"""What a trace asks of the buckets: how often a step of so many sequences, the longest of such a length, comes up.
+"""A trace's demand on buckets: how often each step shape (number of sequences, longest length) occurs.
 
-Prefill with one sequence a step: every prompt, split into chunks of at most max_prefill_tokens, is one step. Everything
-else depends on what runs together, which `replay` decides. It is a continuous-batching server in virtual time, on a
-linear clock. It follows the engine's policy: first come, first served; prefill and decode steps alternate while both
-have work.
+Prefill with one sequence per step: every chunk of a prompt, at most max_prefill_tokens, is one step. Everything else
+depends on which requests run together, which `replay` simulates: a continuous-batching server in virtual time. It
+follows the engine's policy: first come, first served; prefill and decode steps alternate while both have work.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """The server that the trace is replayed on. Lengths in tokens, times in seconds.
+    """The simulated server. Lengths in tokens, times in seconds.
 
-    max_prefill_tokens 0: max_model_len. Raises BucketError for values that are not positive.
+    max_prefill_tokens: 0 means max_model_len. Raises BucketError for values that are not positive.
     """
 
     max_model_len: int = 4096
@@ -66,8 +65,8 @@ class ServerModel:
 class Demand:
     """Steps of one phase, by shape: `weight` steps of `batch` sequences, the longest of `seq` tokens, columns of [P].
 
-    asked [P]: batch × longest summed over those steps, where seq is rounded up; None: seq is exact. total: of decode,
-    seq is that of all contexts together, each in whole KV blocks, and so is asked, without rounding.
+    asked [P]: Σ batch × true longest length over those steps, if seq is rounded up; None if seq is exact. total: for
+    decode, seq (and asked, unrounded) is the sum of all contexts, each in whole KV blocks.
     """
 
     phase: str
@@ -79,19 +78,20 @@ class Demand:
 
     @property
     def tokens(self) -> float:
-        """Tokens that all steps would compute in buckets of exactly their shapes."""
+        """Tokens that all steps would compute in buckets of exactly their shape."""
         return float(np.sum(self.asked_each))
 
     @property
     def asked_each(self) -> Floats:
-        """The same by shape, [P]."""
+        """As `tokens`, per shape: [P]."""
         rows = 1 if self.total else self.batch
         return np.asarray(self.weight * rows * self.seq if self.asked is None else self.asked, np.float64)
 
 
 @dataclass(slots=True)
 class Replay:
-    """What the replay did: prefill steps [batch, longest], and runs of decode steps [batch, first longest, steps]."""
+    """The result of a replay: prefill steps [batch, longest], and runs of decode steps [batch, first longest,
+    steps]."""
 
     prefill: list[tuple[int, int]] = field(default_factory=list)
     decode: list[tuple[int, int, int]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Replay:
 def clip(trace: Trace, server: ServerModel) -> tuple[Ints, Ints, Ints]:
     """(prompt to compute, context after it, tokens to decode) of every request, clipped to max_model_len: [N] each.
 
-    The first output token comes out of prefill, so a request of n output tokens decodes n - 1 times.
+    Prefill yields the first output token, so a request of n output tokens decodes n - 1 times.
     """
     context = np.minimum(trace.prompt_tokens, server.max_model_len)
     decodes = np.maximum(np.minimum(trace.output_tokens, server.max_model_len - context + 1) - 1, 0)
@@ -111,8 +111,10 @@ def clip(trace: Trace, server: ServerModel) -> tuple[Ints, Ints, Ints]:
 
 
 def demands(trace: Trace, server: ServerModel, phases: tuple[str, ...]) -> dict[str, Demand]:
-    """The demand of each phase. A trace of more than MAX_REPLAYED requests is replayed in ten stretches spread over it,
-    scaled up; prefill of one sequence a step counts every request. Raises BucketError when no step of a phase is left.
+    """The demand of each phase.
+
+    A trace of more than MAX_REPLAYED requests is replayed in ten stretches spread over it, and scaled up; prefill of
+    one sequence per step counts every request. Raises BucketError if a phase has no steps.
     """
     prompt, context, decodes = clip(trace, server)
     result = {}
@@ -131,13 +133,16 @@ def demands(trace: Trace, server: ServerModel, phases: tuple[str, ...]) -> dict[
 
 
 def replay(arrival_s: Floats, prompt: Ints, context: Ints, decodes: Ints, server: ServerModel) -> Replay:
-    """Serves the requests in virtual time. Contexts advance a token a decode step, so a stretch without an arrival or
-    a finish is one entry of `Replay.decode`; the work is a few heap operations a request."""
+    """Serves the requests in virtual time.
+
+    Contexts grow by a token per decode step, so a stretch without arrivals and finishes is one entry of
+    `Replay.decode`. The work is a few heap operations per request.
+    """
     run = Replay()
     arrivals, prompts = arrival_s.tolist(), prompt.tolist()
     contexts, remaining = context.tolist(), decodes.tolist()
     waiting: deque[int] = deque()
-    finishing: list[int] = []  # decode step after which a running sequence is done, a heap
+    finishing: list[int] = []  # heap of the decode steps after which running sequences finish
     longest: list[tuple[int, int]] = []  # (-(context - first step), finish): context at step d is -key + d + 1
     now, step, next_arrival, total = 0.0, 0, 0, len(arrivals)
     while next_arrival < total or waiting or finishing:
@@ -151,7 +156,7 @@ def replay(arrival_s: Floats, prompt: Ints, context: Ints, decodes: Ints, server
         if waiting and slots > 0:
             taken, tokens = _admit(waiting, prompts, slots, server, run)
             now += tokens / server.prefill_tokens_per_s
-            # Sequences that ran before this prefill get one decode step next; the new ones join it.
+            # Sequences that ran before this prefill get one decode step next; new ones join it.
             steps = 1
             for request in taken:
                 if remaining[request] > 0:
@@ -180,7 +185,7 @@ def _record(run: Replay, batch: int, step: int, steps: int, longest: list[tuple[
 def _admit(
     waiting: deque[int], prompts: list[int], slots: int, server: ServerModel, run: Replay
 ) -> tuple[list[int], int]:
-    """Takes the head of the queue into prefill steps: one chunked prompt, or as many as fit one step together."""
+    """Moves the head of the queue into prefill steps: one chunked prompt, or as many prompts as fit one step."""
     head = waiting.popleft()
     taken, length, tokens = [head], prompts[head], prompts[head]
     limit = server.max_chunk
@@ -231,8 +236,10 @@ def _prefill_demand(run: Replay, scale: float) -> Demand:
 
 
 def _decode_demand(run: Replay, scale: float) -> Demand:
-    """Every run adds one to each of the contexts it passes, batch by batch: how many runs pass changes only where one
-    begins or ends."""
+    """Each run of decode steps adds one to every context length that it passes, batch by batch.
+
+    The number of runs passing a length changes only where a run begins or ends.
+    """
     runs = np.array(run.decode, np.int64)
     batches, seqs, weights = [], [], []
     for batch in np.unique(runs[:, 0]):

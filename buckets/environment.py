@@ -3,11 +3,11 @@
     LLMC_{PROMPT,DECODE}_{BS,SEQ,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}
     LLMC_MIXED_{BS,SEQ}_BUCKET_{MIN,STEP,MAX,PAD_PERCENT,PAD_MAX}
 
-They set one number of an axis each, after those of Intel Gaudi's vLLM plugin (MIXED is llmc's own; `llmc.buckets.vllm`
-takes the plugin's own over). BS: sequences. SEQ: tokens, for MIXED those of the whole step. BLOCK: blocks of context of
-one sequence; for DECODE it takes the place of SEQ, for PROMPT it adds no graph (`llmc.buckets.spec`). An axis is
-ramp-up, thinned by PAD_PERCENT and PAD_MAX (`llmc.buckets.ladder.padding_bounded`). What no variable sets has its
-default from `llmc.buckets.ladder.default_axes`, the limit of tokens included. A flag always wins over them.
+Each sets one number of an axis, as in Intel Gaudi's vLLM plugin (MIXED is llmc's own; `llmc.buckets.vllm` imports the
+plugin's variables). BS: sequences. SEQ: tokens; for MIXED, of the whole step. BLOCK: context blocks per sequence; for
+DECODE it replaces SEQ, for PROMPT it adds no graph (`llmc.buckets.spec`). An axis is ramp-up, thinned by PAD_PERCENT
+and PAD_MAX (`llmc.buckets.ladder.padding_bounded`). Numbers that are not set, the token limit included, default to
+`llmc.buckets.ladder.default_axes`. Flags take precedence over variables.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ _LOOKS_ALIKE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class LadderVariables:
-    """The variables that are set: (axis, number, value), as ("PROMPT_BS", "MAX", 8); checked one by one only."""
+    """The variables that are set: (axis, number, value), as ("PROMPT_BS", "MAX", 8). Each is checked alone only."""
 
     given: tuple[tuple[str, str, int], ...]
 
     @property
     def names(self) -> str:
-        """Of the variables, for an error: up to three."""
+        """Up to three names of the variables, for errors."""
         names = [f"LLMC_{axis}_BUCKET_{number}" for axis, number, _ in self.given]
         return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
     def ladder(self, limits: Limits, phases: tuple[str, ...] = REQUIRED_PHASES) -> BucketLadder:
-        """The default ladder for `limits`, which must hold all but the limit of tokens, with what is set changed.
+        """The default ladder for `limits`, modified by the variables. `limits` must be complete except for the token
+        limit.
 
-        phases: of the ladder. Raises BucketError naming the variables of an axis that cannot be.
+        phases: of the ladder. Raises BucketError naming the variables of an impossible axis.
         """
         seqs, longest, block = limits.max_num_seqs, limits.max_model_len, limits.block_size
         if seqs is None or longest is None or block is None:
@@ -92,10 +93,10 @@ class LadderVariables:
 
 
 def read_environment(environ: Mapping[str, str]) -> LadderVariables | None:
-    """The variables of `environ` that make a ladder; None when none of them is set.
+    """The ladder variables in `environ`; None if none is set.
 
-    Raises BucketError for a value that is not a whole number, DECODE with both SEQ and BLOCK, and PAD_MAX without
-    PAD_PERCENT. It is also raised for a name that is none of them but holds BUCKET or looks like one.
+    Raises BucketError for a value that is no integer, for DECODE with both SEQ and BLOCK, and for PAD_MAX without
+    PAD_PERCENT. Also raised for an unknown name that contains BUCKET or resembles a known one.
     """
     given: list[tuple[str, str, int]] = []
     for name, text in sorted(environ.items()):
@@ -119,7 +120,7 @@ def read_environment(environ: Mapping[str, str]) -> LadderVariables | None:
 
 
 def nearest(name: str, known: tuple[str, ...], cutoff: float = 0.0) -> str | None:
-    """The one of `known` that `name` is most like."""
+    """The name in `known` most similar to `name`."""
     return next(iter(get_close_matches(name, known, 1, cutoff)), None)
 
 
@@ -141,7 +142,7 @@ def _refuse_unknown(name: str) -> None:
 
 
 def _sizes(values: Mapping[str, int], default: tuple[int, int, int], zero: bool = False) -> tuple[int, ...]:
-    """Sizes of an axis; an unset MIN is the default one, or MAX where that is less."""
+    """Sizes of an axis; an unset MIN is the default, or MAX if that is less."""
     start, step, end = default
     end = values.get("MAX", end)
     start = values.get("MIN", min(start, end))
@@ -156,7 +157,7 @@ def _sizes(values: Mapping[str, int], default: tuple[int, int, int], zero: bool 
 
 
 def _check_blocks(values: Mapping[str, int], most: int, longest: int) -> None:
-    """Blocks of the whole batch, as VLLM_DECODE_BLOCK_BUCKET_* count them, must not pass for those of a sequence."""
+    """Rejects block counts of the whole batch, as in VLLM_DECODE_BLOCK_BUCKET_*: here they are per sequence."""
     for number in ("MIN", "MAX"):
         if values.get(number, 0) > most:
             raise BucketError(

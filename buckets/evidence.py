@@ -1,8 +1,8 @@
-"""What a plan rests on: the steps of a phase in several cases, each seen in several parts of a trace.
+"""The evidence for a plan: the steps of a phase in several cases, each over several parts of a trace.
 
-A case is a pace, a machine or a way of scheduling that the server may meet. Cases count by what ladders by rule pad in
-them, not by their steps: a plan is to save its share of the padding in each. Demand may be blurred before it is planned
-for, so that sizes do not sit on the accidents of a few steps.
+A case is a pace, a machine or a way of scheduling that the server may encounter. Cases are weighted by the padding of
+rule-based ladders in them, not by steps: a plan should save its share of padding in each. Demand may be blurred before
+planning, so that sizes do not fit accidents of a few steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _EVEN_BATCHES = 16
 
 @dataclass(frozen=True, slots=True)
 class Blur:
-    """How demand is blurred. width: standard deviation of the lengths, in octaves. even: weight of steps of all shapes,
-    as often as each other, beside cases of weight 1 together; ladders by rule are best for those."""
+    """How demand is blurred.
+
+    width: standard deviation of lengths, in octaves. even: weight of uniform demand over all shapes, relative to all
+    cases together (1); rule-based ladders suit it best.
+    """
 
     width: float = 0.0
     even: float = 0.0
@@ -35,9 +38,10 @@ class Blur:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Steps of one phase in one case. parts: what each part of the trace asks for, None: nothing. weight: of the case.
+    """Steps of one phase in one case.
 
-    own: the case that was asked for, the pace of the trace by the costs given.
+    parts: demand of each part of the trace; None for none. weight: of the case. own: whether it is the requested case:
+    the trace's pace and the given costs.
     """
 
     name: str
@@ -46,7 +50,7 @@ class Case:
     own: bool = False
 
     def demand(self, parts: Sequence[int] | None = None) -> Demand | None:
-        """Of some parts together, or of all; None: nothing."""
+        """Demand of the given parts together, or of all; None if there is none."""
         chosen = range(len(self.parts)) if parts is None else parts
         some = [part for n in chosen if (part := self.parts[n]) is not None]
         return joined(some) if some else None
@@ -54,8 +58,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The cases of one phase. folds: parts of the trace by turns left out to see how a plan does on the others; empty:
-    there are too few requests for that."""
+    """The cases of one phase.
+
+    folds: parts of the trace left out in turn to test a plan on; empty if there are too few requests.
+    """
 
     phase: str
     cases: tuple[Case, ...]
@@ -63,23 +69,23 @@ class Evidence:
 
     @classmethod
     def of(cls, demand: Demand) -> Evidence:
-        """One case, seen once."""
+        """Evidence of a single case in a single part."""
         return cls(demand.phase, (Case("as given", 1.0, (demand,), own=True),))
 
     @property
     def steps(self) -> float:
-        """Steps of the own case, or of all where it has none."""
+        """Steps of the own case, or of all cases without one."""
         own = [case for case in self.cases if case.own and case.demand() is not None]
         return sum(float(d.weight.sum()) for case in own or self.cases if (d := case.demand()) is not None)
 
     def without(self, fold: int) -> tuple[int, ...]:
-        """All parts but those of a fold."""
+        """All parts except those of a fold."""
         left_out = self.folds[fold]
         return tuple(n for n in range(len(self.cases[0].parts)) if n not in left_out)
 
 
 def joined(demands: Iterable[Demand]) -> Demand:
-    """Demands of one phase as one."""
+    """Merges demands of one phase."""
     many = list(demands)
     if len(many) == 1:
         return many[0]
@@ -94,12 +100,12 @@ def joined(demands: Iterable[Demand]) -> Demand:
 
 
 def scaled(demand: Demand, factor: float) -> Demand:
-    """So many times as many steps."""
+    """The demand with `factor` times the steps."""
     return replace(demand, weight=demand.weight * factor, asked=None if demand.asked is None else demand.asked * factor)
 
 
 def exact_cost(demand: Demand, model: CostModel) -> float:
-    """Of all steps in buckets of exactly their shapes, without what they cost in any bucket."""
+    """Cost of all steps in buckets of exactly their shape, without the part equal in every bucket."""
     model = TotalCost(model) if demand.total else model
     size = demand.batch, demand.seq
     each = model.cost(demand.phase, *size) + model.load(demand.phase, demand.batch, demand.batch)
@@ -107,7 +113,7 @@ def exact_cost(demand: Demand, model: CostModel) -> float:
 
 
 def blurred(demand: Demand, width: float, top: int, block_size: int) -> Demand:
-    """The demand with lengths spread by `width` octaves; none above top."""
+    """The demand with lengths spread by `width` octaves, clipped to `top`."""
     if width == 0:
         return demand
     share = np.exp(-np.square(_OFFSETS) / 2)
@@ -128,7 +134,7 @@ def blurred(demand: Demand, width: float, top: int, block_size: int) -> Demand:
 
 
 def even(phase: str, server: ServerModel, total: bool = False) -> Demand:
-    """Steps of all shapes that the server admits, as many of each."""
+    """Uniform demand: all step shapes that the server admits, equally often."""
     decode = phase == "decode"
     top = server.max_model_len if decode else server.max_chunk
     most = server.max_num_seqs if decode else server.max_prefill_batch

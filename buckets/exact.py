@@ -1,12 +1,12 @@
 """The best ladder along one axis, exactly.
 
-Candidate sizes ascend. Candidate j stands for weight w_j of demand, the steps that round up to it, and costs c_j a
-step. A ladder i₁ < i₂ < … < last serves the demand between two of its sizes by the upper one. So its cost is the sum of
-c_j · (W_j - W_i) over neighbours i < j, with W the running sum of w. A candidate that costs no less than a larger one
-is never needed, so c may be taken as ascending. Then c_j · (W_j - W_i) satisfies the quadrangle inequality: for p ≤ q ≤
-r ≤ s, cost(p, r) + cost(q, s) - cost(p, s) - cost(q, r) = (c_r - c_s) · (W_q - W_p) ≤ 0. Hence the best predecessor
-never moves back as j grows. So a layer of the dynamic program takes O(m log m) by divide and conquer instead of O(m²).
-All nodes of one level of the division are worked at once.
+Candidate sizes ascend. Candidate j has demand weight w_j, the steps that round up to it, and costs c_j per step. A
+ladder i₁ < i₂ < … < last serves the demand between two of its sizes by the upper one. So its cost is the sum of c_j ·
+(W_j - W_i) over neighbours i < j, with W the running sum of w. A candidate that costs no less than a larger one is
+never needed, so c may be assumed ascending. Then c_j · (W_j - W_i) satisfies the quadrangle inequality: for p ≤ q ≤ r ≤
+s, cost(p, r) + cost(q, s) - cost(p, s) - cost(q, r) = (c_r - c_s) · (W_q - W_p) ≤ 0. Hence the best predecessor never
+moves back as j grows. So a layer of the dynamic program takes O(m log m) by divide and conquer instead of O(m²). All
+nodes of one level of the division are worked at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DENSE = 384
 class ExactLadders:
     """Optimal ladders of 1 … K sizes over the same candidates; all include the last candidate.
 
-    cost[k - 1]: least cost with at most k sizes.
+    cost[k - 1]: the least cost with at most k sizes.
     """
 
     cost: Floats
@@ -34,7 +34,7 @@ class ExactLadders:
     _kept: Ints
 
     def ladder(self, count: int) -> tuple[int, ...]:
-        """Indices of the candidates of an optimal ladder of at most `count` sizes, ascending."""
+        """Ascending candidate indices of an optimal ladder of at most `count` sizes."""
         layer = min(count, len(self._choice)) - 1
         picked, position = [], len(self._kept)
         while position > 0:
@@ -45,11 +45,11 @@ class ExactLadders:
 
 
 def solve(cost: Floats, weight: Floats, max_count: int) -> ExactLadders:
-    """Optimal ladders for candidates of cost [m] and demand weight [m] ≥ 0, with 1 … max_count sizes.
+    """Finds optimal ladders with 1 … max_count sizes, for candidate costs [m] and demand weights [m] ≥ 0.
 
-    The last candidate must be in every ladder and have a finite cost; candidates of infinite cost are left out.
+    Every ladder includes the last candidate, whose cost must be finite; candidates of infinite cost are dropped.
     """
-    # Undominated: cheaper than every larger candidate.
+    # Undominated candidates: cheaper than every larger one.
     cheapest_above = np.append(np.minimum.accumulate(cost[::-1])[::-1][1:], np.inf)
     kept = np.flatnonzero(cost < cheapest_above)
     if len(kept) == 0 or kept[-1] != len(cost) - 1:
@@ -69,7 +69,7 @@ def solve(cost: Floats, weight: Floats, max_count: int) -> ExactLadders:
 
 
 def _dense_layer(best: Floats, c: Floats, total: Floats) -> tuple[Floats, Ints]:
-    """One more size, all pairs: next[j] = min over i < j of best[i] + c_j (W_j - W_i), and the i."""
+    """One more size, over all pairs: next[j] = min over i < j of best[i] + c_j (W_j - W_i), and the minimizing i."""
     values = best[None, :] + c[:, None] * (total[1:, None] - total[None, :])
     values[np.arange(len(best))[None, :] > np.arange(len(c))[:, None]] = np.inf
     choice = np.argmin(values, axis=1)
@@ -77,7 +77,7 @@ def _dense_layer(best: Floats, c: Floats, total: Floats) -> tuple[Floats, Ints]:
 
 
 def _divided_layer(best: Floats, c: Floats, total: Floats) -> tuple[Floats, Ints]:
-    """The same by divide and conquer: the choice of a middle bounds those on both sides of it."""
+    """As `_dense_layer`, by divide and conquer: the choice at the middle bounds those on both sides."""
     m = len(c)
     values, choice = np.empty(m), np.empty(m, np.int64)
     low, high = np.array([0]), np.array([m])  # targets [low, high)
@@ -92,7 +92,7 @@ def _divided_layer(best: Floats, c: Floats, total: Floats) -> tuple[Floats, Ints
         target = middle[node]
         candidates = best[source] + c[target] * (total[target + 1] - total[source])
         least = np.minimum.reduceat(candidates, offsets)
-        # First position of each node that attains its least value.
+        # The first position where each node attains its minimum.
         hits = np.flatnonzero(candidates == least[node])
         found = np.empty(len(middle), np.int64)
         found[node[hits[::-1]]] = source[hits[::-1]]
@@ -105,5 +105,5 @@ def _divided_layer(best: Floats, c: Floats, total: Floats) -> tuple[Floats, Ints
 
 
 def _prefixed(values: Floats, choice: Ints) -> tuple[Floats, Ints]:
-    """With the empty prefix in front, which costs nothing."""
+    """Prepends the empty prefix, which costs nothing."""
     return np.concatenate(([0.0], values)), np.concatenate(([0], choice)).astype(np.int64)

@@ -1,8 +1,8 @@
 """Bucket files: TOML or JSON with the phases as keys, and the text form of Intel Gaudi's vLLM plugin.
 
-In TOML and JSON each phase is a GRIDS text (`llmc.buckets.spec`), a table {batch = AXIS, seq = AXIS} (AXIS a text,
-number or list), or a list of [batch, seq] pairs, of a total context [batch, seq, "total"]; `mixed` may be missing. The
-text form: `llmc.buckets.gaudi`.
+In TOML and JSON each phase is one of three. A GRIDS text (`llmc.buckets.spec`); a table {batch = AXIS, seq = AXIS},
+with AXIS a text, number or list; or a list of [batch, seq] pairs, with [batch, seq, "total"] for a total context.
+`mixed` is optional. The text form is described in `llmc.buckets.gaudi`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
-    """(batch, seq) pairs by phase. Raises BucketError naming the file, and the line for the text form."""
+    """(batch, seq) pairs by phase. Raises BucketError naming the file and, for the text form, the line."""
     try:
         text = read_text(path, _MAX_FILE_BYTES)
         if path.suffix == ".txt":
@@ -58,7 +58,7 @@ def read_file(path: Path, limits: Limits) -> dict[str, Pairs]:
 
 
 def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
-    """Text of a .toml or .json bucket file that `parse_spec` reads back; `comment` only goes into TOML."""
+    """The text of a .toml or .json bucket file that `parse_spec` reads back. `comment` only goes into TOML."""
     listed = {phase: [entry(bucket) for bucket in getattr(ladder, phase)] for phase in PHASES}
     pairs = {phase: items for phase, items in listed.items() if items}
     if suffix == ".json":
@@ -71,12 +71,12 @@ def format_file(ladder: BucketLadder, suffix: str, comment: str = "") -> str:
 
 
 def entry(bucket: Bucket) -> list[int | str]:
-    """How JSON has a bucket: [batch, seq], and "total" behind them where seq is one."""
+    """A bucket in JSON form: [batch, seq], or [batch, seq, "total"]."""
     return [bucket.batch, bucket.seq, *([TOTAL] if bucket.total else [])]
 
 
 def write_file(path: Path, ladder: BucketLadder, comment: str = "") -> None:
-    """Writes a .toml or .json bucket file in one step. Raises BucketError for another suffix or a failed write."""
+    """Writes a .toml or .json bucket file atomically. Raises BucketError for another suffix or a failed write."""
     if path.suffix not in (".toml", ".json"):
         raise BucketError(f"bucket file {path} cannot be written: give a name that ends in .toml or .json")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

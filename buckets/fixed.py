@@ -1,10 +1,10 @@
-"""Ladders that know nothing of the traffic, with at most a given number of buckets: what a plan is compared with.
+"""Rule-based ladders, independent of traffic, with at most a given number of buckets: the baselines for plans.
 
-ramp-up: lengths (step, step, max), as Intel Gaudi's default (block, block, max), made coarser until few enough.
+ramp-up: lengths (step, step, max), like Intel Gaudi's default (block, block, max), coarsened until they are few enough.
 ramp-up, tuned: the start also doubles from the block size, the step varies, and the best pair for the trace is taken.
-That is stronger than what a user without the trace would pick.
+This baseline is stronger than what a user without the trace would pick.
 exponential: `ladder.exponential`.
-Batches start at 1 in all of them. Steps of ramp-up are whole tokens, not blocks, or few counts of sizes could be met.
+Batches always start at 1. Ramp-up steps are in tokens, not blocks; otherwise few size counts could be met.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sizes = tuple[int, ...]
 
 
 def length_ladders(family: str, count: int, maximum: int, unit: int) -> list[Sizes]:
-    """The ladders of a family up to `maximum` that use up `count` sizes; `unit`: the block size."""
+    """The ladders of a family up to `maximum` that use up `count` sizes. unit: the block size."""
     if count == 1 or maximum <= unit:
         return [(maximum,)]
     if family == "exponential":
@@ -35,7 +35,7 @@ def length_ladders(family: str, count: int, maximum: int, unit: int) -> list[Siz
 
 
 def batch_ladders(family: str, count: int, maximum: int) -> list[Sizes]:
-    """The same for batches, from 1 on."""
+    """As `length_ladders`, for batches, starting at 1."""
     if count == 1 or maximum == 1:
         return [(maximum,)]
     return [_exponential(count, 1, maximum, 1)] if family == "exponential" else _ramp_up(1, count, maximum)
@@ -43,7 +43,7 @@ def batch_ladders(family: str, count: int, maximum: int) -> list[Sizes]:
 
 @lru_cache(maxsize=64)
 def grid_ladders(family: str, count: int, max_batch: int, max_seq: int, unit: int) -> list[list[tuple[int, int]]]:
-    """Every full grid of the family with at most `count` buckets: few batches with many lengths to the reverse."""
+    """Every full grid of the family with at most `count` buckets, from few batches with many lengths to the reverse."""
     grids, seen = [], set()
     for rungs in range(1, min(count, max_batch) + 1):
         for batches in batch_ladders(family, rungs, max_batch):
@@ -56,8 +56,8 @@ def grid_ladders(family: str, count: int, max_batch: int, max_seq: int, unit: in
 
 
 def _ramp_up(start: int, count: int, maximum: int, variants: int = 1) -> list[Sizes]:
-    """Ramp-up ladders from `start` with at most `count` sizes: the least step, then steps up to half as long again."""
-    # After n doublings the step is in (start · 2ⁿ⁻¹, start · 2ⁿ], and count - n sizes are left for its multiples.
+    """Ramp-up ladders from `start` with at most `count` sizes: the least step, then steps up to 1.5 times that."""
+    # After n doublings the step is in (start · 2ⁿ⁻¹, start · 2ⁿ], which leaves count − n sizes for its multiples.
     for doublings in range(count):
         most = start << doublings
         step = max(most // 2 + 1 if doublings else start, -(-maximum // (count - doublings)))
@@ -68,7 +68,7 @@ def _ramp_up(start: int, count: int, maximum: int, variants: int = 1) -> list[Si
 
 
 def _exponential(count: int, minimum: int, maximum: int, unit: int) -> Sizes:
-    """The exponential ladder of the greatest limit that leaves at most `count` sizes."""
+    """The exponential ladder with the greatest limit that yields at most `count` sizes."""
     best: Sizes = (maximum,)
     for limit in range(2, 3 * count + 1):
         sizes = exponential(minimum, maximum, unit, limit)

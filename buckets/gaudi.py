@@ -1,16 +1,17 @@
-"""The text form of buckets that Intel Gaudi's vLLM plugin reads (VLLM_BUCKETING_FROM_FILE).
+"""The bucket text format of Intel Gaudi's vLLM plugin (VLLM_BUCKETING_FROM_FILE).
 
     LINE  = "(" SIZES "," SIZES "," SIZES ")"             batch, query length, context in blocks
     SIZES = N | "[" N { "," N } "]" | "range(" N [ "," N [ "," N ] ] ")"
 
-One entry a line, the Cartesian product of its sizes; `#` starts a comment. A query length of 1 is a decode bucket,
-else it is a prefill bucket; there are no mixed ones. Described at https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html,
-"Specifying Buckets in a File"; a sample is vllm_gaudi/extension/bucketing/bucketing_file.txt there.
+A line is one entry, the Cartesian product of its sizes; `#` starts a comment. A query length of 1 makes a decode
+bucket, any other a prefill bucket; there are no mixed ones. Described at
+https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html, "Specifying Buckets in a File"; a
+sample is vllm_gaudi/extension/bucketing/bucketing_file.txt there.
 
 Differences: a malformed line is an error, not skipped. The context of a prefill bucket adds no graph here
-(`llmc.buckets.spec`). The plugin's decode blocks are those of the whole batch; an llmc bucket bounds that of each
-sequence, so (64, 1, 1024) becomes 64 sequences of 1024 / 64 blocks. Because one long sequence among short ones fits
-the former and not the latter, the largest batch with the largest context of one sequence is added when it is missing.
+(`llmc.buckets.spec`). The plugin counts decode blocks of the whole batch, an llmc bucket those of each sequence; so
+(64, 1, 1024) becomes 64 sequences of 1024 / 64 blocks. One long sequence among short ones fits the former but not the
+latter. So the largest batch with the largest context of one sequence is added if it is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FORM = "(BATCH, QUERY, BLOCKS) with numbers, lists and range(), such as (1, [25
 
 
 def parse_gaudi(text: str, name: str, limits: Limits) -> dict[str, Pairs]:
-    """(batch, seq) pairs by phase, seq in tokens; `name` is quoted in errors, with the line. Raises BucketError."""
+    """(batch, seq) pairs by phase, seq in tokens. name: quoted in errors, with the line. Raises BucketError."""
     prefill: set[tuple[int, int]] = set()
     blocks: set[tuple[int, int]] = set()
     for batch, query, context in parse_shapes(text, name):
@@ -37,7 +38,7 @@ def parse_gaudi(text: str, name: str, limits: Limits) -> dict[str, Pairs]:
             blocks.add((batch, max(1, -(-context // batch))))
     grids: dict[str, Pairs] = {"prefill": sorted(prefill)} if prefill else {}
     if blocks:
-        # As the plugin does, a context past max_model_len is cut to it.
+        # Like the plugin, clip a context to max_model_len.
         end = limits.max_model_len or MAX_DIM
         decode = {(batch, min(end, in_tokens([context], limits)[0])) for batch, context in blocks}
         decode.add((max(batch for batch, _ in decode), max(seq for _, seq in decode)))
@@ -46,7 +47,7 @@ def parse_gaudi(text: str, name: str, limits: Limits) -> dict[str, Pairs]:
 
 
 def parse_shapes(text: str, name: str) -> list[tuple[int, int, int]]:
-    """(batch, query, context blocks) as written, without repetition. Raises BucketError, which quotes `name`."""
+    """(batch, query, context blocks) as written, without duplicates. Raises BucketError, which quotes `name`."""
     shapes: dict[tuple[int, int, int], None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
@@ -67,7 +68,7 @@ def parse_shapes(text: str, name: str) -> list[tuple[int, int, int]]:
 
 
 class _Line:
-    """Recursive descent over one line: names and calls other than range() cannot be said at all."""
+    """Recursive descent over one line; the grammar has no names and no calls except range()."""
 
     def __init__(self, line: str, where: str) -> None:
         self._line, self._where = line, where

@@ -1,12 +1,12 @@
-"""The two-dimensional problem: which (batch, seq) buckets to open so that all steps cost the least.
+"""The two-dimensional problem: choose (batch, seq) buckets that minimize the cost of all steps.
 
 A step (b, s) runs in the first open bucket, in the scheduler's order, with batch ≥ b and seq ≥ s. When none is open, it
-runs at a base cost. For decode that is the largest bucket, which is always open; for prefill one sequence at a time in
-the longest bucket, always open too. At most K more buckets may be opened. Were each step free to take the cheapest
-bucket, this would be the facility-location problem. That is what `lower_bound` relaxes further (Lagrangian relaxation,
-Cornuéjols, Fisher, Nemhauser 1977), so the gap is known for every instance. `search` starts from greedy, from the best
-shelf ladder and from given ladders, and improves the best two by local search. A bucket may also do harm, where it
-takes steps from one that is cheaper for them.
+runs at a base cost. For decode this is the largest bucket; for prefill, one sequence at a time in the longest bucket;
+both are always open. At most K more buckets may be opened. Were each step free to take the cheapest bucket, this would
+be the facility-location problem. `lower_bound` relaxes that further (Lagrangian relaxation, Cornuéjols, Fisher,
+Nemhauser 1977), so the gap is known for every instance. `search` starts from greedy, from the best shelf ladder and
+from given ladders, and improves the best two by local search. A bucket may also raise the cost, by taking steps from a
+cheaper one.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ _BOUND_STEPS = 300
 _PATIENCE = 8
 _SWEEPS = 8
 _CLOSE = 2e-4
-# A gain of less than this share of the cost is rounding.
+# A relative gain below this is rounding error.
 _NOTHING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class GridProblem:
-    """Cells are (batch index, seq index), both ascending sizes; arrays are [batches, seqs] but for load, floor_load.
+    """Cells are (batch index, seq index) of ascending sizes; arrays are [batches, seqs], except load and floor_load.
 
-    weight: steps that round up to the cell. cost: of any step in the bucket of the cell, infinite where no bucket may
-    be. load [batches of buckets, batches of steps]: what a step takes beside it. rank: the scheduler's order of the
-    buckets, all different. floor, floor_load: no more than cost and load of any bucket and step that round up to the
-    cell (equal when nothing was rounded). base: cost of a step of the cell when no open bucket holds it; base_rank:
-    what open buckets must be below to take it.
+    weight: steps that round up to the cell. cost: of any step in the cell's bucket; infinite if forbidden. load
+    [batches of buckets, batches of steps]: additional cost of a step. rank: the scheduler's order of buckets, all
+    distinct. floor, floor_load: lower bounds of cost and load over buckets and steps that round up to the cell. base:
+    cost of a step that no open bucket holds. base_rank: an open bucket must rank below it to take the step.
     """
 
     weight: Floats
@@ -59,7 +58,7 @@ class GridProblem:
         return bool(np.any(self.weight > 0) and np.isfinite(self.cost).any())
 
     def owners(self, cells: tuple[Cell, ...]) -> Ints:
-        """Which of `cells` serves a step of each cell, by its place among them; BASE for none."""
+        """For each cell, the index in `cells` of the bucket that serves its steps; BASE for none."""
         owner, ranks = np.full(self.weight.shape, BASE), self.base_rank.copy()
         for n, (i, j) in enumerate(cells):
             region = np.s_[: i + 1, : j + 1]
@@ -69,7 +68,7 @@ class GridProblem:
         return owner
 
     def served(self, cells: Iterable[Cell]) -> tuple[Floats, Ints]:
-        """Cost of a step of each cell with the buckets `cells` open, and the rank of what serves it."""
+        """(cost of a step of each cell with `cells` open, rank of the serving bucket)."""
         price, ranks = self.base.copy(), self.base_rank.copy()
         for i, j in cells:
             region = np.s_[: i + 1, : j + 1]
@@ -79,20 +78,20 @@ class GridProblem:
         return price, ranks
 
     def total(self, cells: Iterable[Cell]) -> float:
-        """Cost of all demand with the buckets `cells` open."""
+        """The cost of all demand with the buckets `cells` open."""
         return float(np.sum(self.weight * self.served(cells)[0]))
 
     def gains(self, price: Floats, ranks: Ints) -> Floats:
-        """What opening each bucket saves, or costs, when steps cost and are served as `served` says: [batches, seqs].
+        """The gain, possibly negative, of opening each bucket, given `served`: [batches, seqs].
 
-        Few different buckets serve, so what another one would take from each of them is a running sum of its cells.
+        Few distinct buckets serve, so what a new one would take from each is a cumulative sum over its cells.
         """
         saved, load = np.zeros_like(price), np.tril(self.load)
         for rank in np.unique(ranks[self.weight > 0]):
             steps = np.where(ranks == rank, self.weight, 0.0)
             by_batch = steps.cumsum(axis=1)
             paid = (steps * price).cumsum(axis=1).cumsum(axis=0)
-            with np.errstate(invalid="ignore"):  # no step at an infinite cost
+            with np.errstate(invalid="ignore"):  # no step at infinite cost
                 moved = by_batch.cumsum(axis=0) * self.cost
             if load.any():
                 moved += load @ by_batch
@@ -101,7 +100,7 @@ class GridProblem:
 
 
 def search(problem: GridProblem, count: int, starts: Iterable[tuple[Cell, ...]] = ()) -> tuple[Cell, ...]:
-    """The best cells found, at most `count`; never dearer than one of `starts` that is as small."""
+    """The best cells found, at most `count`; never costlier than one of `starts` of at most that size."""
     if count == 0 or not problem.is_open:
         return ()
     pool = [tuple(start) for start in starts if len(start) <= count]
@@ -112,7 +111,7 @@ def search(problem: GridProblem, count: int, starts: Iterable[tuple[Cell, ...]] 
 
 
 def _improve(problem: GridProblem, chosen: tuple[Cell, ...], count: int) -> tuple[Cell, ...]:
-    """Opens the bucket that saves most, again and again, up to `count` or until nothing is saved."""
+    """Greedily opens the bucket with the largest gain, up to `count` or until nothing is gained."""
     while len(chosen) < count:
         cell, gain = _best_addition(problem, chosen)
         if gain <= 0:
@@ -129,10 +128,10 @@ def _best_addition(problem: GridProblem, chosen: Iterable[Cell]) -> tuple[Cell, 
 
 
 def _shelves(problem: GridProblem, count: int) -> tuple[Cell, ...]:
-    """The best ladder of shelves: batch sizes, each with seq sizes of its own, a step going to its batch's shelf.
+    """The best ladder of shelves: batch sizes, each with its own seq sizes; a step goes to the shelf of its batch.
 
-    For every pair of neighbouring batch sizes the seq sizes are an exact one-axis problem; a second dynamic program
-    shares the buckets out among the shelves. The base bucket is on its shelf for nothing.
+    For each pair of neighbouring batch sizes the seq sizes are an exact one-axis problem. A second dynamic program
+    distributes the buckets over shelves. The base bucket is free on its shelf.
     """
     batches = problem.weight.shape[0]
     best = np.full((batches + 1, count + 1), np.inf)
@@ -148,7 +147,7 @@ def _shelves(problem: GridProblem, count: int) -> tuple[Cell, ...]:
         for bottom in range(top + 1):
             shelf = problem.weight[bottom : top + 1]
             weight, base = shelf.sum(axis=0), float(np.sum(shelf * problem.base[bottom : top + 1]))
-            # What the shelf cannot hold, and what is cheaper there, stays at its base cost.
+            # Steps that the shelf cannot hold, or that are cheaper there, stay at base cost.
             inside = np.flatnonzero(weight[: len(cost)])
             if len(inside) == 0:
                 update = best[bottom] + base
@@ -185,19 +184,19 @@ def _shelves(problem: GridProblem, count: int) -> tuple[Cell, ...]:
 
 
 def lower_bound(problem: GridProblem, count: int, upper: float) -> float:
-    """A cost that no choice of `count` buckets is below, given that one of cost `upper` is known.
+    """A lower bound on the cost of any `count` buckets, given a known solution of cost `upper`.
 
     Subgradient ascent on the Lagrangian dual of "every point is served once".
 
-    With a price λ_p ≤ w_p · base_p a point, L(λ) = Σ λ_p + the `count` least of ρ_j = Σ over the points that bucket j
-    holds of min(0, w_p c_j - λ_p). L(λ) is a lower bound for every λ.
+    With prices λ_p ≤ w_p · base_p per point, L(λ) = Σ λ_p + the sum of the `count` least ρ_j. Here ρ_j is the sum of
+    min(0, w_p c_j - λ_p) over the points that bucket j holds. L(λ) is a lower bound for every λ.
     """
     if count == 0 or not problem.is_open:
         return problem.total(())
     points, buckets = np.argwhere(problem.weight > 0), np.argwhere(np.isfinite(problem.floor))
     point_of = np.full(problem.weight.shape, -1)
     point_of[points[:, 0], points[:, 1]] = np.arange(len(points))
-    # Pairs (point, bucket that holds it), bucket after bucket.
+    # Pairs (point, bucket that holds it), bucket by bucket.
     held = [point_of[: i + 1, : j + 1].ravel() for i, j in buckets]
     held = [inside[inside >= 0] for inside in held]
     keep = [n for n, inside in enumerate(held) if len(inside)]
@@ -227,13 +226,13 @@ def lower_bound(problem: GridProblem, count: int, upper: float) -> float:
             if stalled == _PATIENCE:
                 scale, stalled, prices = scale / 2, 0, best_prices
                 continue
-        # One less the times a point is served; the base serves a point whose price is at its ceiling.
+        # 1 minus the number of times a point is served; the base serves a point whose price is at its ceiling.
         gradient = np.ones(len(points))
         for n in opened:
             pairs = slice(starts[n], starts[n + 1])
             gradient[point[pairs][slack[pairs] < 0]] -= 1.0
         gradient[(prices >= ceiling) & (gradient > 0)] = 0.0
-        # Steps in proportion to what a point can pay: demand is spread over orders of magnitude.
+        # Steps proportional to what a point can pay: demand spans orders of magnitude.
         move = gradient * ceiling
         if not np.any(move) or upper - value <= _CLOSE * upper:
             break
@@ -242,7 +241,7 @@ def lower_bound(problem: GridProblem, count: int, upper: float) -> float:
 
 
 def _local_search(problem: GridProblem, start: tuple[Cell, ...], count: int) -> tuple[Cell, ...]:
-    """Closes each bucket in turn and opens the best in its place, until a sweep changes nothing."""
+    """Closes each bucket in turn and opens the best replacement, until a sweep changes nothing."""
     chosen = _improve(problem, tuple(dict.fromkeys(start)), count)
     current = problem.total(chosen)
     for _ in range(_SWEEPS):

@@ -1,4 +1,4 @@
-"""Grids of bucket specs: sizes of batches, sequences and blocks. `llmc.buckets.spec` has the grammar."""
+"""Grids of bucket specs: sizes of batches, sequences and blocks. The grammar is in `llmc.buckets.spec`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FIELDS = {
 }
 
 Pairs = list[tuple[int, int] | tuple[int, int, bool]]
-"""(batch, seq) of buckets, and whether seq is a total."""
+"""(batch, seq) of buckets, optionally with whether seq is a total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What `max` and sizes in blocks stand for; None: not known, so a spec that needs it is refused.
+    """The values of `max` and of a block; None if unknown, in which case a spec that needs it is refused.
 
-    max_num_batched_tokens: most new tokens of a prefill or mixed bucket; None: any number.
+    max_num_batched_tokens: most new tokens of a prefill or mixed bucket; None for no limit.
     """
 
     max_num_seqs: int | None = None
@@ -39,7 +39,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """What `max` means on an axis: its value, and the flag that gives it. query: of new tokens of prompts."""
+    """The meaning of `max` on an axis: its value, and the flag that sets it. query: whether the axis counts new tokens
+    of prompts."""
 
     maximum: int | None
     flag: str
@@ -48,7 +49,7 @@ class _Axis:
 
 
 def parse_grid(phase: str, text: str, limits: Limits) -> Pairs:
-    """Pairs of a GRIDS text. Raises BucketError."""
+    """The pairs of a GRIDS text. Raises BucketError."""
     grids = [grid.strip() for grid in text.split("+")]
     if grids == [""]:
         raise BucketError(f"{phase} has no buckets behind the =: write {phase}=BATCHxSEQ, like 1:32:4x128:128:1024")
@@ -60,7 +61,7 @@ def parse_grid(phase: str, text: str, limits: Limits) -> Pairs:
 def _product(phase: str, grid: str, limits: Limits) -> Pairs:
     if "=" in grid:
         raise BucketError(f"{phase} grid {short(grid)} has an = in it: separate the phases by commas")
-    # "exp" and "max" hold an x of their own.
+    # "exp" and "max" contain an x themselves.
     axes = [axis.strip() for axis in re.split(r"(?<!e)(?<!ma)x", grid)]
     if axes[-1].endswith(TOTAL):
         return _totals(phase, grid, axes, limits)
@@ -87,7 +88,7 @@ def _product(phase: str, grid: str, limits: Limits) -> Pairs:
 
 
 def _totals(phase: str, grid: str, axes: list[str], limits: Limits) -> Pairs:
-    """Pairs of a grid whose lengths are those of all sequences together."""
+    """The pairs of a grid whose lengths are totals of all sequences."""
     length = axes[-1].removesuffix(TOTAL).strip()
     if phase != "decode" or len(axes) != 2 or not length.removesuffix("blk"):
         raise BucketError(
@@ -105,8 +106,11 @@ def _totals(phase: str, grid: str, axes: list[str], limits: Limits) -> Pairs:
 
 
 def totals_of(batches: Iterable[int], sizes: Iterable[int], limits: Limits) -> Pairs:
-    """Pairs of batches and total contexts. Those with less than a block a sequence are left out; more than a batch can
-    fill is cut to what it can. Raises BucketError where nothing is left."""
+    """Pairs of batches and total contexts.
+
+    Pairs of less than one block per sequence are dropped; totals beyond what a batch can fill are clipped. Raises
+    BucketError if none remains.
+    """
     block, sizes = limits.block_size or 1, tuple(sizes)
     longest = None if limits.max_model_len is None else -(-limits.max_model_len // block) * block
     found = {
@@ -123,7 +127,7 @@ def totals_of(batches: Iterable[int], sizes: Iterable[int], limits: Limits) -> P
 
 
 def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pairs:
-    """All pairs. Raises BucketError when they are more than MAX_BUCKETS."""
+    """All pairs. Raises BucketError if there are more than MAX_BUCKETS."""
     if len(batches) * len(seqs) > MAX_BUCKETS:
         raise BucketError(
             f"{phase} grid has {len(batches)} x {len(seqs)} = {len(batches) * len(seqs)} buckets, "
@@ -133,12 +137,12 @@ def grid_of(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> Pair
 
 
 def batch_axis(limits: Limits) -> _Axis:
-    """Sizes of the batch: up to max_num_seqs."""
+    """The batch axis, up to max_num_seqs."""
     return _Axis(limits.max_num_seqs, "max-num-seqs")
 
 
 def seq_axis(phase: str, limits: Limits) -> _Axis:
-    """Sizes of prompt or context, tokens: up to max_model_len, and new tokens up to max_num_batched_tokens."""
+    """The axis of prompt or context lengths in tokens: up to max_model_len; new tokens up to max_num_batched_tokens."""
     longest, tokens = limits.max_model_len, limits.max_num_batched_tokens
     if phase != "decode" and longest is not None and tokens is not None:
         longest = min(longest, tokens)
@@ -146,22 +150,22 @@ def seq_axis(phase: str, limits: Limits) -> _Axis:
 
 
 def total_axis(limits: Limits) -> _Axis:
-    """Sizes of the contexts of all sequences together: up to max_num_seqs × max_model_len, in whole blocks."""
+    """The axis of total contexts, up to max_num_seqs × max_model_len, in whole blocks."""
     seqs, longest, block = limits.max_num_seqs, limits.max_model_len, limits.block_size or 1
     most = seqs * -(-longest // block) * block if seqs and longest else None
     return _Axis(most, "max-num-seqs and max-model-len")
 
 
 def blocks_axis(limits: Limits, zero: bool = False) -> _Axis:
-    """The axis of blocks that a sequence's context fills."""
+    """The axis of context blocks per sequence."""
     length, block = limits.max_model_len, limits.block_size
     return _Axis(-(-length // block) if length and block else None, "max-model-len and block-size", zero)
 
 
 def in_tokens(blocks: Iterable[int], limits: Limits) -> tuple[int, ...]:
-    """Sizes in blocks as tokens; of a last block that is partly past max_model_len, what is not past it.
+    """Converts sizes in blocks to tokens; a last block that crosses max_model_len is clipped.
 
-    Raises BucketError when the block size is not known.
+    Raises BucketError if the block size is unknown.
     """
     if limits.block_size is None:
         raise BucketError("sizes in blocks need the block size: give sizes in tokens or a block size")
@@ -175,7 +179,7 @@ def in_tokens(blocks: Iterable[int], limits: Limits) -> tuple[int, ...]:
 
 
 def parse_axis(axis: str, meaning: _Axis) -> tuple[int, ...]:
-    """Sizes of an AXIS text, ascending. Raises BucketError."""
+    """Ascending sizes of an AXIS text. Raises BucketError."""
     axis = axis.strip()
     if not axis:
         raise BucketError(f"a range of sizes is empty: write {_AXIS_FORMS}")
@@ -230,7 +234,7 @@ def _maximum(text: str, axis: str, meaning: _Axis) -> int:
 
 def _number(text: str, axis: str) -> int:
     text = text.strip()
-    # The length bound comes first: int() of a million digits is slow, and none of them is a size.
+    # Check the length first: int() of a million digits is slow, and no such number is a size.
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII):
         where = "" if text == axis else f" in {short(axis)}"
         raise BucketError(f"{short(text)}{where} is not a size: use whole numbers from 1 to {MAX_DIM}")
@@ -244,7 +248,7 @@ def _percent(text: str, axis: str) -> float:
 
 
 def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, ...]:
-    """The sizes, checked and sorted; `where` is quoted in errors. Raises BucketError."""
+    """The sizes, checked and sorted. where: quoted in errors. Raises BucketError."""
     if len(sizes) > MAX_BUCKETS:
         raise BucketError(f"a list of {len(sizes)} sizes is too long, the limit is {MAX_BUCKETS} buckets: shorten it")
     seen: set[int] = set()
@@ -260,12 +264,12 @@ def sizes_of(sizes: list[int], where: object, zero: bool = False) -> tuple[int, 
 
 
 def check_phase(phase: str) -> None:
-    """Raises BucketError for what is no phase."""
+    """Raises BucketError for an unknown phase."""
     if phase not in PHASES:
         raise BucketError(f"unknown phase {short(phase)} in the bucket spec: use {', '.join(PHASES)}")
 
 
 def short(text: str) -> str:
-    """The text quoted, cut to 80 characters."""
+    """The text in quotes, cut to 80 characters."""
     text = text.strip()
     return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,7 +1,8 @@
-"""How to plan from evidence, decided by what plans do on parts of the trace that they have not seen.
+"""Chooses how to plan by cross-validation: plans are scored on parts of the trace that they have not seen.
 
-For each way to blur the demand, and for the tuned ladder by rule, a ladder is made from all parts but some and scored
-on those. The way that pads least there makes the plan of all parts; its score is that of steps it has not seen.
+For each way to blur demand, and for the tuned rule-based ladder, a ladder is made from all parts but one fold and
+scored on that fold. The way that pads least makes the final plan from all parts; its reported score is the held-out
+one.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from .solvers import Pairs, by_rule, cheapest, solver_of
 
 BLURS = (Blur(), Blur(width=0.15), Blur(even=0.3), Blur(width=0.15, even=1.0))
 TUNED = "ramp-up, tuned"
-# What ladders by rule pad in a case counts as at least this share of the case's cost: below, no ladder matters.
+# The padding of rule-based ladders in a case counts as at least this share of the case's cost; below, no ladder
+# matters.
 _LEAST_PADDING = 0.02
-# A plan must pad less than this share of what ramp-up does, in every fold: traffic changes more than that.
+# In every fold a plan must pad less than this share of ramp-up's padding: traffic changes more than that.
 _CLEARLY = 0.95
-# Cells that folds are searched on; the plan of all parts has more.
+# Cells searched per fold; the final plan uses more.
 _CELLS = 1 << 10
 
 ProblemOf = Callable[[Demand], PhaseProblem]
 
 
 class Rule(enum.Enum):
-    """Ramp-up ladders whose batches, start and step are the best for some steps."""
+    """Ramp-up ladders whose batches, start and step are the best for given steps."""
 
     ALL = "ramp-up, tuned for all cases"
     OWN = "ramp-up, tuned for the own pace"
@@ -42,11 +44,13 @@ Way = Blur | Rule
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """How ladders do on steps that they were not made from, all means over cases, by their weights, and folds.
+    """Performance of ladders on held-out steps, as weighted means over cases and means over folds.
 
-    padding, by_rule: 0 … 1, of the plan and of ramp-up, tuned on the same steps as the plan, for all cases or for the
-    own one, whichever is better. share: padded cost of the plan by that of ramp-up; own: the same of the own case;
-    worst: the larger of both in the worst fold. way: how the ladder is made.
+    padding, by_rule: share 0 … 1 for the plan and for ramp-up. Ramp-up is tuned on the same steps, for all cases or for
+    the own one, whichever is better.
+    share: padded cost of the plan relative to ramp-up. own: the same for the own case. worst: the larger of both in the
+    worst fold.
+    way: how the ladder is made.
     """
 
     way: Way
@@ -59,7 +63,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class _Test:
-    """A case in a fold that was left out."""
+    """A case in a held-out fold."""
 
     scorer: Scorer
     exact: float
@@ -67,14 +71,14 @@ class _Test:
     own: bool
 
     def padded(self, ladder: Pairs) -> float:
-        """Padded cost; never so little that shares of it mean nothing."""
+        """Padded cost, bounded below so that ratios stay meaningful."""
         exact = self.exact + self.scorer.step_cost
         return max(self.scorer.outcome(ladder).cost - exact, 0.0) + _LEAST_PADDING * exact
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Makes ladders of `count` buckets from evidence of one phase."""
+    """Makes ladders of `count` buckets from the evidence of one phase."""
 
     evidence: Evidence
     problem_of: ProblemOf
@@ -83,8 +87,8 @@ class Learner:
     block_size: int
 
     def blended(self, parts: Sequence[int] | None = None) -> Demand:
-        """The demand of all cases, each of a weight by what ladders by rule pad in it; as many steps as the own case
-        has in all parts."""
+        """The demand of all cases, weighted by the padding of rule-based ladders in them; scaled to the own case's
+        number of steps."""
         pairs = [(case, demand) for case in self.evidence.cases if (demand := case.demand(parts)) is not None]
         if len(pairs) == 1:
             return pairs[0][1]
@@ -93,7 +97,7 @@ class Learner:
         return scaled(whole, self.evidence.steps / float(whole.weight.sum()))
 
     def learned_from(self, demand: Demand, blur: Blur) -> PhaseProblem:
-        """The problem that a plan is made for, its demand blurred."""
+        """The problem that a plan solves, with blurred demand."""
         spread = blurred(demand, blur.width, top_of(demand, self.server, self.block_size), self.block_size)
         if blur.even:
             flat = even(demand.phase, self.server, demand.total)
@@ -102,13 +106,13 @@ class Learner:
         return self.problem_of(spread)
 
     def rule(self, rule: Rule, parts: Sequence[int] | None = None) -> PhaseProblem:
-        """What a ladder by rule is tuned for."""
+        """The problem for which a rule-based ladder is tuned."""
         own = [case for case in self.evidence.cases if case.own] if rule is Rule.OWN else []
         demand = next((demand for case in own if (demand := case.demand(parts)) is not None), None)
         return self.problem_of(self.blended(parts) if demand is None else demand)
 
     def choose(self) -> HeldOut | None:
-        """The way that does best on what was left out; None without folds, or where one has no steps."""
+        """The way with the best held-out score; None without folds, or if a fold has no steps."""
         ways: tuple[Way, ...] = (*BLURS, *Rule)
         results: dict[Way, list[tuple[list[_Test], Pairs, list[Pairs]]]] = {way: [] for way in ways}
         for fold, left_out in enumerate(self.evidence.folds):

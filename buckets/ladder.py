@@ -22,14 +22,14 @@ _DEFAULT_MIXED_TOKENS = 256
 def ramp_up(minimum: int, step: int, maximum: int) -> tuple[int, ...]:
     """`minimum` doubles until it reaches `step`, then multiples of `step` up to `maximum`, which is always included.
 
-    (2, 32, 64) gives 2 4 8 16 32 64. Raises BucketError when a value is not positive, minimum > maximum, or the
-    ladder has more than MAX_BUCKETS sizes.
+    (2, 32, 64) gives 2 4 8 16 32 64. Raises BucketError if a value is not positive, minimum > maximum, or the ladder
+    has more than MAX_BUCKETS sizes.
     """
     what = f"{minimum}:{step}:{maximum}"
     _check(what, min=minimum, step=step, max=maximum)
     if minimum > maximum:
         raise BucketError(f"range {what} has min {minimum} above max {maximum}: swap them, MIN:STEP:MAX")
-    # Counted before it is built: an absurd range must not fill the memory.
+    # Count before building: an absurd range must not exhaust memory.
     count = (maximum - minimum) // step + 1
     if count > MAX_BUCKETS:
         raise BucketError(f"range {what} has about {count} sizes, the limit is {MAX_BUCKETS}: use a larger step")
@@ -54,17 +54,17 @@ def doubling(minimum: int, maximum: int) -> tuple[int, ...]:
 
 
 def exponential(minimum: int, maximum: int, step: int = 1, limit: int | None = None) -> tuple[int, ...]:
-    """Without `limit`, doubling. With it, `limit` sizes in geometric progression, rounded up to `step`.
+    """Without `limit`, doubling; with it, `limit` sizes in geometric progression, rounded up to `step`.
 
     The second form is the exponential strategy of Intel Gaudi's vLLM plugin: `warmup_range_with_limit` in
     vllm_gaudi/extension/bucketing/exponential.py, described at
     https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html. Size i of n is min · (max / min)^(i
-    / (n - 1)), rounded up to a multiple of step, duplicates dropped, the last one max. A minimum of 1 is a size of its
-    own, and the progression starts at the step: then there may be limit + 1 sizes. (128, 2048, 128, 10) gives 128 256
-    384 512 640 896 1152 1536 2048, (1, 16, 2, 5) gives 1 2 4 6 10 16. Powers are those of double precision, as the
-    plugin's: (1, 32, 1, 6) gives 1 2 4 9 17 32. One difference: a minimum that is no multiple of the step stays, where
-    the plugin rounds it up.
-    Raises BucketError when a value is not positive, minimum > maximum or limit > MAX_BUCKETS.
+    / (n - 1)), rounded up to a multiple of step, duplicates dropped, the last one max. A minimum of 1 is an extra size,
+    and the progression starts at the step; then there may be limit + 1 sizes. (128, 2048, 128, 10) gives 128 256 384
+    512 640 896 1152 1536 2048, (1, 16, 2, 5) gives 1 2 4 6 10 16. Powers are computed in double precision, like the
+    plugin's: (1, 32, 1, 6) gives 1 2 4 9 17 32. One difference: a minimum that is no multiple of the step is kept; the
+    plugin rounds it up.
+    Raises BucketError if a value is not positive, minimum > maximum or limit > MAX_BUCKETS.
     """
     if limit is None:
         return doubling(minimum, maximum)
@@ -81,29 +81,30 @@ def exponential(minimum: int, maximum: int, step: int = 1, limit: int | None = N
 
 
 def geometric(start: int, step: int, maximum: int, limit: int) -> list[int]:
-    """`limit` sizes, at least 2, from `start` to `maximum` in geometric progression: multiples of step, or maximum."""
-    # The plugin's own order of operations: another one rounds up elsewhere.
+    """`limit` (at least 2) sizes from `start` to `maximum` in geometric progression: multiples of step, or maximum."""
+    # The plugin's own order of operations: any other rounds up elsewhere.
     powers = (start * (maximum / start) ** (1.0 / (limit - 1) * index) for index in range(limit))
     return [min(math.ceil(power / step) * step, maximum) for power in powers]
 
 
 def default_limit(maximum: int, query: bool = False) -> int:
-    """Sizes of an exponential ladder when no limit is given, as in the plugin: ceil(log2(max)) + 1; of query lengths,
-    new tokens of prompts, ceil(log2(max)), at least 1."""
+    """Number of sizes in an exponential ladder without a limit, as in the plugin: ceil(log2(max)) + 1.
+
+    query: for new tokens of prompts, ceil(log2(max)), at least 1.
+    """
     return max(1, (maximum - 1).bit_length() + (0 if query else 1))
 
 
 def padding_bounded(minimum: int, step: int, maximum: int, percent: float, cap: int | None = None) -> tuple[int, ...]:
-    """The ramp-up ladder with the sizes left out whose absence pads no length above the bound.
+    """The ramp-up ladder without the sizes that are not needed to keep padding within a bound.
 
-    After size a, the next is the largest b of ramp-up with (b - a - 1) / b ≤ percent / 100 and, with `cap`, b - a - 1 ≤
-    cap: a length one longer than a pads the most. Where even the neighbour of a exceeds the bound it is taken. So the
-    bound holds at every length above `minimum` for step 1, and elsewhere from about step / percent on. Sizes up to
-    `step`, the doubling part, stay.
+    The size after a is the largest b of ramp-up with (b - a - 1) / b ≤ percent / 100 and, with `cap`, b - a - 1 ≤ cap:
+    length a + 1 pads the most. If even the neighbour of a exceeds the bound, it is taken. So the bound holds at every
+    length above `minimum` for step 1, otherwise from about step / percent on. Sizes up to `step`, the doubling part,
+    are kept.
     It follows the padding-aware strategy of Intel Gaudi's vLLM plugin
     (vllm_gaudi/extension/bucketing/padding_aware.py). Arguments are the same, and its four documented examples give the
-    same sizes. Unlike there, multiples of the cap are not kept for their own sake, and percent may reach 100,
-    exclusive.
+    same sizes. Unlike the plugin, it does not keep multiples of the cap as such, and percent may reach 100, exclusive.
     Raises BucketError as `ramp_up` does, and for a percent outside 0 … 100 or a negative cap.
     """
     if not 0 <= percent < 100:
@@ -124,7 +125,7 @@ def padding_bounded(minimum: int, step: int, maximum: int, percent: float, cap: 
 
 
 def default_tokens(max_model_len: int) -> int:
-    """Most new tokens of a default prefill bucket: a longer prompt or fuller batch runs in several steps."""
+    """Most new tokens of a default prefill bucket; a longer prompt or fuller batch takes several steps."""
     return max(_DEFAULT_PREFILL_TOKENS, max_model_len)
 
 
@@ -134,11 +135,10 @@ def default_axes(
     """(min, step, max) of the default ramp-up axes: prompt_bs, decode_bs, prompt_seq, decode_seq, mixed_bs, mixed_seq.
 
     Batches: prefill (1, min(max_num_seqs, 32), min(max_num_seqs, 64)), decode (1, min(max_num_seqs, 32), max_num_seqs).
-    Lengths start at the smallest multiple of block_size that is at least 128. The step is that, doubled until 16 steps
-    reach max_model_len, so that a long context does not multiply the graphs. Those of prompts end at
-    max_num_batched_tokens.
-    Mixed steps: max_num_seqs sequences, and 256 tokens. These are doubled until at least half of them are a prompt's,
-    as far as so many can come together and max_num_batched_tokens allows.
+    Lengths start at the smallest multiple of block_size that is at least 128. The step is that value, doubled until 16
+    steps reach max_model_len, which limits the graphs of a long context. Prompt lengths end at max_num_batched_tokens.
+    Mixed steps: max_num_seqs sequences, and 256 tokens. The tokens are doubled until at least half can be a prompt's,
+    within max_num_batched_tokens and what can occur in one step.
     Raises BucketError for sizes that are not positive.
     """
     tokens = default_tokens(max_model_len) if max_num_batched_tokens is None else max_num_batched_tokens
@@ -175,10 +175,10 @@ def default_ladder(
     max_num_batched_tokens: int | None = None,
     phases: tuple[str, ...] = REQUIRED_PHASES,
 ) -> BucketLadder:
-    """The grid used when no spec is given, over `default_axes`; lengths in tokens.
+    """The grid over `default_axes`, used without a spec; lengths in tokens.
 
-    Prefill buckets of more than max_num_batched_tokens, None: max(2048, max_model_len), are left out. A single sequence
-    has no other to be mixed with. phases: of the ladder. Raises BucketError for sizes that are not positive.
+    Prefill buckets of more than max_num_batched_tokens (None: max(2048, max_model_len)) are left out. There are no
+    mixed buckets for a single sequence. phases: of the ladder. Raises BucketError for sizes that are not positive.
     """
     axes = default_axes(max_num_seqs, max_model_len, block_size, max_num_batched_tokens)
     return ladder_of_axes(
@@ -191,10 +191,10 @@ def default_ladder(
 def ladder_of_axes(
     sizes: Mapping[str, tuple[int, ...]], max_tokens: int, phases: tuple[str, ...] = REQUIRED_PHASES
 ) -> BucketLadder:
-    """The ladder of sizes by axis, named as by `default_axes`.
+    """The ladder with given sizes per axis, named as in `default_axes`.
 
-    Left out are prefill and mixed buckets of more than max_tokens new tokens, and mixed ones of a single sequence.
-    Raises BucketError when no prefill bucket is left.
+    Prefill and mixed buckets of more than max_tokens new tokens, and mixed ones of a single sequence, are left out.
+    Raises BucketError if no prefill bucket remains.
     """
     prefill = [
         Bucket("prefill", batch, seq)
@@ -217,7 +217,7 @@ def ladder_of_axes(
 
 
 def _grid(phase: str, batches: tuple[int, ...], seqs: tuple[int, ...]) -> tuple[Bucket, ...]:
-    """All buckets of the sizes. Raises BucketError when they are more than MAX_BUCKETS."""
+    """All buckets of the sizes. Raises BucketError if there are more than MAX_BUCKETS."""
     if len(batches) * len(seqs) > MAX_BUCKETS:
         raise BucketError(
             f"{phase} grid has {len(batches)} x {len(seqs)} = {len(batches) * len(seqs)} buckets, "

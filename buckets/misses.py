@@ -1,15 +1,15 @@
-"""The record of bucket misses: which steps no bucket of the ladder held, and what served them instead.
+"""The record of bucket misses: steps that no bucket of the ladder held, and what served them instead.
 
-JSON lines, appended while serving, one for each shape at the time it was written:
+JSON lines, appended while serving, one per shape and write:
 
     {"llmc_misses": 1}
     {"time": 1764000000.0, "phase": "decode", "batch": 9, "tokens": 9, "context": 700, "bucket": "decode:16x1024",
      "count": 3}
 
-time: of the last such miss, seconds since 1970. batch: sequences of the step; tokens: new tokens of all of them;
-context: tokens in the KV cache of the longest after the step, rounded up to blocks. bucket: the one that served it,
-null when it was split or failed. count: steps since the last line of the same shape, so that the sum over lines is the
-total. A reader adds up equal shapes; a line that was cut off by a crash is skipped when it is the last.
+time: of the last such miss, in seconds since 1970. batch: sequences of the step; tokens: new tokens of all of them;
+context: tokens in the KV cache of the longest after the step, rounded up to blocks. bucket: the one that served it;
+null if it was split or failed. count: steps since the previous line of the same shape, so the total is the sum over
+lines. Readers add up equal shapes, and skip a last line cut off by a crash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_FILE_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """One shape that missed; the fields are those of the file. Raises BucketError for values out of range."""
+    """One shape that missed, with the fields of the file. Raises BucketError for values out of range."""
 
     time: float
     phase: str
@@ -56,24 +56,24 @@ class Miss:
 
     @property
     def wanted(self) -> Bucket:
-        """The bucket of exactly this shape, which would have held it."""
+        """The bucket of exactly this shape."""
         seq = {"prefill": -(-self.tokens // self.batch), "decode": self.context, "mixed": self.tokens}[self.phase]
         return Bucket(self.phase, self.batch, seq)
 
     def line(self) -> str:
-        """The line of the file, without its end."""
+        """The line of the file, without its newline."""
         values = {name: getattr(self, name) for name in _FIELDS}
         return json.dumps(values | {"bucket": None if self.bucket is None else str(self.bucket)})
 
 
 def append_misses(path: Path, misses: Iterable[Miss]) -> None:
-    """Adds lines to the record, which is begun when it does not exist. Raises BucketError when it cannot be written."""
+    """Appends lines to the record, creating it if need be. Raises BucketError if it cannot be written."""
     text = "".join(miss.line() + "\n" for miss in misses)
     if not text:
         return
     try:
         with path.open("a", encoding="utf-8") as out:
-            # One write a call: lines of several writers do not mix.
+            # One write per call, so that lines of several writers do not mix.
             out.write((json.dumps(HEADER) + "\n" if out.tell() == 0 else "") + text)
     except OSError as error:
         raise BucketError(f"cannot write the record of misses {path}: {error.strerror or error}") from error
@@ -95,7 +95,7 @@ def read_misses(path: Path) -> list[Miss]:
             row = parse_json(line)
         except JsonError:
             if number == len(lines):
-                break  # cut off: a whole line ends in a newline
+                break  # cut off: a complete line ends in a newline
             raise BucketError(f"{path}:{number}: {line[:60]!r} is not JSON") from None
         if row == HEADER:
             continue

@@ -1,4 +1,4 @@
-"""Planning: the ladder that serves a trace at the least cost within limits on graphs, padding, memory and compile time.
+"""Planning: the cheapest ladder for a trace within limits on graphs, padding, memory and compile time.
 
 trace ── demand.py, or a simulation: steps by (batch, seq) ──▶ candidates.py: a grid of sizes
       ── exact.py (one batch size) or grid.py (two dimensions) ──▶ ladder, lower bound, comparisons
@@ -32,11 +32,10 @@ _PADDING_MAX_GRAPHS = 128
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a graph costs besides its replay. Defaults: measured on a 0.5 B model, CPU target.
+    """The cost of a graph besides its replay. Defaults were measured on a 0.5 B model, CPU target.
 
-    Scratch memory is one arena for all graphs, as large as the largest bucket needs; each graph adds its commands. A
-    compilation from an empty cache takes compile_once_s whatever the ladder, to start, trace the model and compile its
-    kernels, and compile_graph_s for each graph.
+    All graphs share one arena, sized for the largest bucket; each graph adds its commands. A compilation from an empty
+    cache takes compile_once_s to start, trace the model and compile its kernels, and compile_graph_s per graph.
     """
 
     bytes_per_token: float = 23_300.0
@@ -45,16 +44,16 @@ class Resources:
     compile_graph_s: float = 0.2
 
     def compile_s(self, graphs: int) -> float:
-        """Seconds to compile so many graphs, nothing of them cached."""
+        """Seconds to compile `graphs` graphs from an empty cache."""
         return self.compile_once_s + graphs * self.compile_graph_s
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a plan; None: none. max_graphs holds for each phase, the others for all planned phases together.
+    """Limits of a plan; None for no limit. max_graphs applies per phase, the others to all planned phases together.
 
-    max_padding: percent of the tokens computed; the fewest graphs that keep it are used. max_memory: bytes of arena and
-    graphs. max_compile_time: seconds, of the whole ladder from an empty cache.
+    max_padding: percent of computed tokens; the plan uses the fewest graphs that satisfy it. max_memory: bytes of arena
+    and graphs. max_compile_time: seconds for the whole ladder, from an empty cache.
     """
 
     max_graphs: int | None = None
@@ -73,9 +72,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LadderScore:
-    """A ladder on the demand of one phase. padding: share of the computed tokens that no step asked for, 0 … 1.
+    """A ladder's score on the demand of one phase. padding: share of computed tokens that are padding, 0 … 1.
 
-    held: share of the steps that one bucket holds. pairs: its buckets.
+    held: share of steps that a single bucket holds. pairs: the buckets.
     """
 
     name: str
@@ -89,7 +88,7 @@ class LadderScore:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """The planned buckets of one phase. lower_bound: a cost that no ladder of as many graphs is below."""
+    """The planned buckets of one phase. lower_bound: no ladder with as many graphs costs less."""
 
     phase: str
     buckets: tuple[Bucket, ...]
@@ -102,14 +101,16 @@ class PhasePlan:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be above the optimum, as a share of the bound: 0 when exact."""
+        """Bound on the relative distance of the cost from the optimum; 0 if exact."""
         return self.score.cost / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ladder, complete: a phase that was not planned has its default buckets. So has `mixed`, which is never
-    planned and gets none that need a larger arena than prefill."""
+    """The complete ladder. Phases that were not planned have their default buckets.
+
+    `mixed` is never planned, and gets only default buckets that need no larger arena than prefill.
+    """
 
     ladder: BucketLadder
     phases: tuple[PhasePlan, ...]
@@ -129,11 +130,11 @@ def plan(
     resources: Resources | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> Plan:
-    """Plans the ladder of `phases` for `trace` on `server`; sizes are multiples of block_size, but for the largest.
+    """Plans the ladder of `phases` for `trace` on `server`. Sizes are multiples of block_size, except the largest.
 
-    evidence: what phases ask for where it is known better than by `demands`. The largest bucket of a phase always holds
-    what the server admits: decode max_num_seqs × max_model_len, prefill one chunk. Raises BucketError when limits
-    contradict each other, with the nearest value that does not.
+    evidence: demand of phases, if known better than from `demands`. The largest bucket of a phase holds everything the
+    server admits: decode max_num_seqs × max_model_len, prefill one chunk. Raises BucketError if limits conflict, with
+    the nearest value that does not.
     """
     server, limits = server or ServerModel(), limits or Limits()
     cost, resources = cost or TokensCost(), resources or Resources()
@@ -158,7 +159,7 @@ def plan(
 
 
 def complete(planned: Mapping[str, tuple[Bucket, ...]], server: ServerModel, block_size: int) -> BucketLadder:
-    """A ladder of planned phases and the default buckets of the others; of `mixed` those that need no larger arena than
+    """The planned phases with default buckets for the others; `mixed` gets those that need no larger arena than
     prefill."""
     default = default_ladder(server.max_num_seqs, server.max_model_len, block_size)
     prefill = planned.get("prefill", default.prefill)
@@ -168,14 +169,14 @@ def complete(planned: Mapping[str, tuple[Bucket, ...]], server: ServerModel, blo
 
 
 def _base(phase: str, server: ServerModel) -> Bucket:
-    """The bucket that every plan of a phase has."""
+    """The bucket that every plan of a phase includes."""
     if phase == "decode":
         return Bucket(phase, server.max_num_seqs, server.max_model_len)
     return Bucket(phase, 1, server.max_chunk)
 
 
 def score(name: str, problem: PhaseProblem, buckets: Pairs) -> LadderScore:
-    """A ladder of any origin on the demand of one phase."""
+    """Scores a ladder of any origin on the demand of one phase."""
     outcome: Outcome = problem.evaluate(buckets)
     return LadderScore(
         name=name,
@@ -211,7 +212,7 @@ def _plan_phase(
     else:
         buckets = _fewest(problem, solver, most, limits.max_padding, block_size)
     planned = score("planned", problem, buckets)
-    # Optimal for these steps, among multiples of the block size, which a ladder of other sizes may be better than.
+    # Optimal only among multiples of the block size; a ladder of other sizes may be better.
     exact = way == Blur() and len(problem.batches) == 1 and all(seq in problem.seqs for _, seq in buckets)
     bound = planned.cost
     if not exact:
@@ -271,14 +272,14 @@ def _padding(problem: PhaseProblem, buckets: Pairs) -> float:
 
 
 def _ceil(value: float) -> float:
-    """Rounded up to two places, so that the value, given back as a limit, holds."""
+    """Rounded up to two places, so that the value is feasible when passed back as a limit."""
     return math.ceil(round(value * 100, 6)) / 100
 
 
 def _within_memory(
     server: ServerModel, limits: Limits, resources: Resources, block_size: int, phases: tuple[str, ...]
 ) -> ServerModel:
-    """The server with chunks of prefill that the memory holds."""
+    """The server with prefill chunks that fit the memory limit."""
     if limits.max_memory is None:
         return server
     left = limits.max_memory - len(phases) * resources.bytes_per_graph
@@ -299,13 +300,13 @@ def _within_memory(
 def _most_graphs(
     server: ServerModel, limits: Limits, resources: Resources, phases: tuple[str, ...], block_size: int
 ) -> int:
-    """Graphs that each phase may have."""
+    """The number of graphs that each phase may have."""
     default = DEFAULT_MAX_GRAPHS if limits.max_padding is None else _PADDING_MAX_GRAPHS
     most = limits.max_graphs or default
     if limits.max_compile_time is not None:
         least = len(complete({phase: (_base(phase, server),) for phase in phases}, server, block_size))
         left = limits.max_compile_time - resources.compile_s(least - len(phases))
-        # A product that rounding has brought just below a whole number of graphs is meant to be it.
+        # Absorb rounding that put a product just below an integer number of graphs.
         affordable = int(left / resources.compile_graph_s + 1e-9) // len(phases)
         if affordable < 1:
             raise BucketError(

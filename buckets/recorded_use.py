@@ -1,4 +1,4 @@
-"""How buckets were used while serving: read from what a server's /metrics told, saved to a file."""
+"""Bucket use while serving, read from a saved copy of a server's /metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIELDS = {
 @dataclass(frozen=True)
 class BucketUse:
     """One bucket over a server's life. tokens, padded: rows with and without a token. seconds: of its replays.
-    padding_s: of those, what rows of padding took."""
+    padding_s: the part of these that padding rows took."""
 
     bucket: Bucket
     replays: float = 0.0
@@ -41,15 +41,15 @@ class BucketUse:
 
     @property
     def padding(self) -> float:
-        """Share of the rows that is padding, 0 … 1."""
+        """Share of rows that are padding, 0 … 1."""
         rows = self.tokens + self.padded
         return self.padded / rows if rows else 0.0
 
 
 def looks_like_metrics(path: Path) -> bool:
-    """Whether the file begins as the text of /metrics does; stdin, which can be read but once, is a trace.
+    """Whether the file begins like the text of /metrics. stdin can be read only once and counts as a trace.
 
-    Raises BucketError when it cannot be read.
+    Raises BucketError if it cannot be read.
     """
     if path == STDIN:
         return False
@@ -61,7 +61,7 @@ def looks_like_metrics(path: Path) -> bool:
 
 
 def read_bucket_use(path: Path) -> list[BucketUse]:
-    """Every bucket of a saved /metrics, sorted. Raises BucketError when it tells of none."""
+    """Every bucket in a saved /metrics, sorted. Raises BucketError if there are none."""
     found: dict[Bucket, dict[str, float]] = {}
     for name, labels, value in _samples(path):
         if name in _FIELDS:
@@ -80,7 +80,7 @@ def _bucket(labels: dict[str, str]) -> Bucket:
 
 
 def read_missed(path: Path, block_size: int) -> list[Miss]:
-    """The shapes that missed, by a saved /metrics; the time is that of the file. Raises BucketError."""
+    """The missed shapes in a saved /metrics, dated by the file's time. Raises BucketError."""
     time = path.stat().st_mtime
     return [
         Miss(time, labels.get("phase", ""), _number(labels, "sequences"), _number(labels, "tokens"),

@@ -1,4 +1,4 @@
-"""What a server may meet that a trace does not tell: how fast it is beside the arrivals, and how steps are made up."""
+"""Conditions that a trace does not tell: the server's speed relative to arrivals, and how steps are composed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """speed: arrivals come so many times as fast; a machine that is so much slower in all it does meets the same steps.
-    prefill: times as many tokens of prompts a second as assumed. mixed: whether prompts run beside decodes. weight:
-    beside the others. why: for people."""
+    """A condition to plan for.
+
+    speed: factor on the arrival rate; equivalently, a machine slower by that factor.
+    prefill: factor on the assumed prompt tokens per second.
+    mixed: whether prompts run beside decodes.
+    weight: relative to other scenarios.
+    why: an explanation for users.
+    """
 
     name: str
     speed: float
@@ -34,8 +39,8 @@ _GUESSED = (
 
 
 def scenarios(*, pinned: bool, guessed_prefill: bool) -> tuple[Scenario, ...]:
-    """Those to plan for. pinned: pace and costs are known, so that there is one. guessed_prefill: nobody has said how
-    fast prompts are."""
+    """The scenarios to plan for. pinned: pace and costs are known, so there is only one. guessed_prefill: prompt speed
+    is unknown."""
     if pinned:
         return (OWN,)
     return _SPREAD + _GUESSED if guessed_prefill else _SPREAD

@@ -1,8 +1,8 @@
-"""What a ladder makes of a demand: every step in the bucket that the scheduler takes for its true length.
+"""Scores a ladder on a demand: each step runs in the bucket that the scheduler takes for its true length.
 
-Sizes that a plan may choose are aligned; those of other ladders need not be. So steps are scored by their own lengths,
-whatever sizes the search works with. A prefill bucket holds lengths up to its seq; a decode graph reads whole KV
-blocks, so it holds, and computes, its seq rounded up to them.
+Plans choose aligned sizes; other ladders need not. So steps are scored by their own lengths, not by the sizes of the
+search. A prefill bucket holds lengths up to its seq. A decode graph reads whole KV blocks, so it holds and computes its
+seq rounded up to blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pairs = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a ladder makes of the demand: cost in the model's unit, tokens computed, share of steps one bucket holds."""
+    """A ladder's result: cost in the model's unit, tokens computed, and share of steps that a single bucket holds."""
 
     cost: float
     tokens: float
@@ -35,11 +35,10 @@ class Outcome:
 class Scorer:
     """The steps of one phase by shape.
 
-    batches [B], lengths [L] ascending; steps [B, L + 1]: how many are shorter than each length.
-    base: the bucket that every ladder has. max_area: most tokens of a bucket, 0: any.
-    step_cost: of all steps, what no bucket changes. asked: their tokens.
-    apart [B, L + 1]: cost of `steps` run a sequence at a time in the base bucket, as are prefill steps that no bucket
-    holds.
+    batches [B], lengths [L] ascending. steps [B, L + 1]: the number of steps shorter than each length.
+    base: the bucket in every ladder. max_area: most tokens of a bucket; 0 for no limit.
+    step_cost: the part of all steps' cost that no bucket changes. asked: their tokens.
+    apart [B, L + 1]: cost of `steps` run one sequence at a time in the base bucket, like prefill steps that miss.
     """
 
     phase: str
@@ -56,7 +55,7 @@ class Scorer:
 
     @classmethod
     def of(cls, demand: Demand, base: Bucket, max_area: int, model: CostModel, block_size: int) -> Scorer:
-        """The demand of one phase, whose lengths decide by themselves or, in decode, by their blocks."""
+        """Groups the demand of one phase by exact length or, in decode, by blocks."""
         seq = whole_blocks(demand.seq, block_size) if demand.phase == "decode" else demand.seq
         batches, rows = np.unique(demand.batch, return_inverse=True)
         lengths, columns = np.unique(seq, return_inverse=True)
@@ -75,20 +74,20 @@ class Scorer:
         )
 
     def may_open(self, batch: int, seq: int) -> bool:
-        """Whether a bucket stays within the tokens of one step, and a total has a block for each sequence."""
+        """Whether a bucket stays within the token limit of a step, and a total has a block per sequence."""
         if self.base.total and seq < batch * self.block_size:
             return False
         return self.max_area == 0 or batch * seq <= self.max_area
 
     def outcome(self, buckets: Pairs) -> Outcome:
-        """Of the ladder of these (batch, seq), any sizes, and the base bucket.
+        """The outcome of a ladder: these (batch, seq) pairs, of any sizes, and the base bucket.
 
-        In the scheduler's order, a bucket takes of each batch what is longer than all before it held: steps of one
-        batch up to some length are always taken together.
+        In the scheduler's order, a bucket takes from each batch the lengths beyond those held by earlier buckets. So
+        the steps of one batch up to some length are always taken.
         """
         decode = self.phase == "decode"
         opened = {pair for pair in buckets if self.may_open(*pair)} | {(self.base.batch, self.base.seq)}
-        # The order of `bucket.rank`, without a Bucket of each: hundreds of ladders are scored for a plan.
+        # Columns of `steps` up to which each bucket takes each batch [K, B], and up to which earlier buckets did.
         order = sorted(opened, key=lambda pair: (pair[0], pair[1]) if decode else (pair[0] * pair[1], pair[0]))
         batch, seq = np.array(order).T
         seq = whole_blocks(seq, self.block_size) if decode else seq
@@ -99,7 +98,7 @@ class Scorer:
         weight = np.diff(self.steps[rows, taken], axis=0, prepend=0.0)
         load = self.model.load(self.phase, batch[:, None], self.batches[None, :])
         each = self.model.cost(self.phase, batch, seq)[:, None] + load
-        # What is left is of prefill, and of more sequences than any bucket holds of such a length.
+        # The rest is prefill, with more sequences of such a length than any bucket holds.
         rest, apart = (whole[:, -1] - whole[rows, taken[-1]] for whole in (self.steps, self.apart))
         cost = float(np.sum(weight * each)) + float(apart.sum())
         tokens = float(weight.sum(axis=1) @ (seq.astype(np.float64) * (1 if self.base.total else batch)))

@@ -1,4 +1,4 @@
-"""Ladders of at most so many buckets for a problem: searched for, or made by rule."""
+"""Ladders with a limited number of buckets for a problem: searched, or made by rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .exact import solve as solve_axis
 from .fixed import FAMILIES, grid_ladders
 from .grid import search
 
-# A ladder that is dearer by less than this share is as good.
+# Relative cost differences below this do not count.
 _ROUNDING = 1e-12
 
 Pairs = list[tuple[int, int]]
@@ -25,9 +25,10 @@ def solver_of(
     scored: PhaseProblem | None = None,
     cells: int = SEARCH_CELLS,
 ) -> Solver:
-    """Ladders of at most so many buckets, `most` or fewer: the best that is found or, where it is better by true
-    lengths, one by rule. scored: the problem that says which is better, when `problem` has other demand to learn from.
-    cells: of the grid that is searched.
+    """A solver for up to `most` buckets: returns the best ladder found or, if better by true lengths, one made by rule.
+
+    scored: the problem that decides which is better, if `problem` has other demand to learn from. cells: grid cells to
+    search.
     """
     scored = scored or problem
     one_axis = len(problem.batches) == 1
@@ -65,8 +66,8 @@ def cheapest(problem: PhaseProblem, ladders: Sequence[Pairs]) -> Pairs:
 
 
 def by_rule(problem: PhaseProblem, count: int, block_size: int, families: Sequence[str] = FAMILIES) -> list[Pairs]:
-    """All ladders of the families with at most `count` buckets, the base bucket among them, and none that may not be
-    opened."""
+    """All ladders of the families with at most `count` buckets, the base bucket included and forbidden ones
+    excluded."""
     max_batch, top = int(problem.batches[-1]), problem.base_bucket[1]
     ladders = []
     for family in families:

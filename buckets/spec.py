@@ -17,11 +17,11 @@
                                                           new tokens: max-num-batched-tokens, where that is less;
                                                           of a total, max-num-seqs times the longest context
 
-White space is free. A length axis in blocks is multiplied by the block size; MIN or N of the third, prefill axis may
-be 0, "no context". Graphs of llmc reach the context of a prefill through its block table, whatever its length, so the
-third axis adds no graph: it is checked, then dropped. Buckets of more new tokens than max-num-batched-tokens, where
-that is given, are left out. Of totals, those with less than a block a sequence are left out, and what is more
-than a batch can fill is cut to that. Bounds and limits: `llmc.buckets.ladder`.
+White space is ignored. A length axis in blocks is multiplied by the block size. MIN or N of the third, prefill axis may
+be 0, "no context". llmc's graphs read the context of a prefill through its block table, so the third axis adds no
+graph: it is checked, then dropped. Buckets of more new tokens than max-num-batched-tokens, if given, are left out.
+Totals of less than a block per sequence are left out; totals beyond what a batch can fill are clipped. Bounds and
+limits: `llmc.buckets.ladder`.
 A SPEC that ends in .toml, .json or .txt names a file: `llmc.buckets.files`.
 """
 
@@ -41,12 +41,12 @@ _EXAMPLE = "prefill=1:32:4x128:128:1024,decode=1:128:4x128:128:2048"
 
 
 def parse_spec(spec: str, limits: Limits | None = None, phases: tuple[str, ...] = REQUIRED_PHASES) -> BucketLadder:
-    """Parses a spec text or reads a spec file (.toml, .json, .txt); the module's docstring has the grammar. phases: of
-    the ladder.
+    """Parses a spec, or reads a spec file (.toml, .json, .txt). The module's docstring has the grammar. phases: of the
+    ladder.
 
     Raises BucketError, one sentence with the offending value, for a spec that is malformed, empty, or too large (more
-    than 4096 buckets). It is also raised for one that gives a phase or bucket twice, lacks a phase, needs a limit that
-    `limits` does not give, or gives a phase no bucket within max_num_batched_tokens.
+    than 4096 buckets). Also raised for a duplicate phase or bucket, a missing phase, a limit missing in `limits`, or a
+    phase without a bucket within max_num_batched_tokens.
     """
     text = spec.strip()
     limits = limits or Limits()
@@ -68,7 +68,7 @@ def parse_spec(spec: str, limits: Limits | None = None, phases: tuple[str, ...] 
 
 
 def format_spec(ladder: BucketLadder) -> str:
-    """The spec text of a ladder: a grid for all batches of a phase that have the same lengths."""
+    """The spec text of a ladder; batches of a phase with equal lengths share a grid."""
     parts = []
     for phase in PHASES:
         lengths: dict[tuple[bool, int], list[int]] = {}
@@ -87,7 +87,7 @@ def format_spec(ladder: BucketLadder) -> str:
 
 
 def _within(phase: str, pairs: Pairs, most: int | None) -> Pairs:
-    """The pairs of at most `most` new tokens. Raises BucketError when there is none."""
+    """The pairs of at most `most` new tokens. Raises BucketError if there are none."""
     if most is None or not pairs or phase == "decode":
         return pairs
 

@@ -1,9 +1,8 @@
-"""What a step takes in a bucket under a load, from measured costs or a model of costs.
+"""The time of a step in a bucket under a load, from measured costs or a cost model.
 
-One additive law serves every target. It has a curve over the rows that are computed, a time for each sequence (its last
-row becomes logits), and a time for each pair of a new token and a token that it sees. Where padding is skipped, a step
-computes its own rows, rounded up to the row tile, and sees its own context. Where padding is computed, it takes what
-the full bucket takes.
+One additive law serves every target: a curve over computed rows, a time per sequence (its last row becomes logits), and
+a time per (new token, visible token) pair. If padding is skipped, a step computes its own rows, rounded up to the row
+tile, and its own context. If padding is computed, it takes as long as the full bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .cost_table import CostTable, ReplayCost, full_costs
 from .cost_trust import refuse_falls, trusted
 
 ROW_TILE = 8
-# Up to this many rows a curve shows the steps of the row tile; above, a tile is lost in the whole.
+# Up to this many rows a curve shows the row tile's steps; above, they are negligible.
 _STAIRS = 64
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -36,8 +35,9 @@ Count = TypeVar("Count", float, Floats)
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds by token rows, and pair_s seconds for each pair of a new token and a token that it sees. Between the
-    points they are linear, before the first level; behind the last they go on with the last slope.
+    """Seconds by token rows, plus pair_s seconds per (new token, visible token) pair.
+
+    The curve is linear between its points, constant before the first, and continues the last slope.
     """
 
     rows: tuple[int, ...]
@@ -45,26 +45,26 @@ class CostCurve:
     pair_s: float = 0.0
 
     def at(self, rows: npt.ArrayLike) -> Floats:
-        """Seconds of so many rows that see nothing."""
+        """Seconds of `rows` rows without attention pairs."""
         return _along(self.rows, self.seconds, rows)
 
 
 def _along(knots: npt.ArrayLike, seconds: npt.ArrayLike, rows: npt.ArrayLike) -> Floats:
-    """A curve through the points: level before the first, and behind the last on with the last slope."""
+    """Interpolates a curve: constant before the first point, with the last slope after the last."""
     x, y, wanted = (np.asarray(values, np.float64) for values in (knots, seconds, rows))
     slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else 0.0
     return np.asarray(np.interp(wanted, x, y) + np.maximum(wanted - x[-1], 0) * slope, np.float64)
 
 
 def num_pairs(sequences: Count, tokens: Count, context: Count) -> Count:
-    """Pairs of a new token and a token that it sees: `tokens` in all, `context` of each sequence after the step."""
+    """The number of (new token, visible token) pairs: `tokens` in all, `context` per sequence after the step."""
     each = tokens / sequences
     return sequences * (each * context - each * (each - 1) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedCost(BucketCost):
-    """Costs of a machine of which nothing is known: so many tokens of prompts a second, so long a decode step."""
+    """Costs for an unknown machine: prompt tokens per second, and duration of a decode step."""
 
     tokens_per_s: float = 20_000.0
     decode_step_s: float = 0.02
@@ -77,7 +77,7 @@ class AssumedCost(BucketCost):
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The law, fitted: rows ascending [R], seconds [R] that never fall, pair_s by phase, sequence_s a sequence."""
+    """The fitted law: rows ascending [R], non-decreasing seconds [R], pair_s by phase, sequence_s per sequence."""
 
     rows: Floats
     seconds: Floats
@@ -86,10 +86,10 @@ class LoadCost:
 
     @classmethod
     def fit(cls, costs: Iterable[ReplayCost], tile: int = 1) -> LoadCost:
-        """The law that full and partial loads follow; tile: of rows, in buckets of so many rows or more.
+        """Fits the law to full and partial loads. tile: row tile, in buckets of at least that many rows.
 
-        Loads of equal rows and different contexts and sequences tell what these take; a phase without such takes the
-        time of a pair of another. Raises BucketError without costs.
+        Loads of equal rows but different contexts and sequences determine pair_s and sequence_s. A phase without such
+        loads takes another phase's pair_s. Raises BucketError without costs.
         """
         loads = list(costs)
         if not loads:
@@ -106,7 +106,7 @@ class LoadCost:
         pair_s = {
             name: min(known, default=0.0) if slope is None else slope for name, slope in zip(names, slopes, strict=True)
         }
-        # Neither may take more than a load with many of them took.
+        # Neither may exceed what a load with many of them took.
         for phase in pair_s:
             mine = (phases == phase) & (pairs > 0)
             pair_s[phase] = min(pair_s[phase], float(np.min(seconds[mine] / pairs[mine])))
@@ -118,7 +118,7 @@ class LoadCost:
         return cls(knots, np.maximum.accumulate(np.maximum(level, 1e-9)), pair_s, sequence_s)
 
     def of_loads(self, loads: Iterable[ReplayCost], tile: int = 1) -> Floats:
-        """Seconds of each load, whatever was measured; tile as in `fit`."""
+        """Predicted seconds of each load. tile: as in `fit`."""
         return np.array(
             [
                 float(self.at(computed_rows(c.tokens, c.bucket.max_tokens, tile)))
@@ -129,21 +129,21 @@ class LoadCost:
         )
 
     def times(self, factor: float) -> LoadCost:
-        """All of it so many times as long."""
+        """The law with all times multiplied by `factor`."""
         pair_s = {phase: seconds * factor for phase, seconds in self.pair_s.items()}
         return LoadCost(self.rows, self.seconds * factor, pair_s, self.sequence_s * factor)
 
     def at(self, rows: npt.ArrayLike) -> Floats:
-        """Seconds of so many rows that see nothing; behind the last point the last slope goes on."""
+        """Seconds of `rows` rows without attention pairs; beyond the last point the last slope continues."""
         return _along(self.rows, self.seconds, rows)
 
     def of_pair(self, phase: str) -> float:
-        """Seconds of a pair; of a phase that was not measured, as in prefill."""
+        """Seconds per pair; for a phase that was not measured, those of prefill."""
         return self.pair_s.get(phase, self.pair_s.get("prefill", min(self.pair_s.values())))
 
 
 def computed_rows(tokens: int, max_tokens: int, tile: int) -> int:
-    """Rows that a graph of max_tokens rows computes for so many tokens where padding is skipped."""
+    """Rows that a graph of max_tokens rows computes for `tokens` tokens if padding is skipped."""
     mine = 1
     while mine < min(max_tokens, tile):
         mine *= 2
@@ -152,12 +152,14 @@ def computed_rows(tokens: int, max_tokens: int, tile: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Costs of any step in any bucket, a `CostModel` in seconds. step_s, token_s: seconds beside the replay of a step,
-    and for each token it samples.
+    """Costs of any step in any bucket, a `CostModel` in seconds.
 
-    laws: by phase. computed: seconds of a full bucket where padding is computed, None where it is skipped. source: for
-    people. bounds: factors (low, high) by phase around all costs of it, between which the truth lies as often as
-    `cost_bounds.CONFIDENCE` says; empty when nothing is known about that. notes: what to know before trusting them.
+    step_s, token_s: seconds outside the replay, per step and per sampled token.
+    laws: by phase.
+    computed: seconds of full buckets if padding is computed; None if it is skipped.
+    source: for display.
+    bounds: factors (low, high) by phase around all costs, with the coverage `cost_bounds.CONFIDENCE`; empty if unknown.
+    notes: caveats.
     """
 
     laws: Mapping[str, LoadCost]
@@ -171,12 +173,12 @@ class StepCosts:
 
     @classmethod
     def of_table(cls, table: CostTable, source: str) -> StepCosts:
-        """Measured costs. Raises BucketError for a table without costs, and for one that falls as buckets grow."""
+        """Measured costs. Raises BucketError for a table without costs, or one that falls as buckets grow."""
         refuse_falls(table, source)
         costs, note = trusted(table.costs)
         notes = (note,) if note else ()
         if table.padding == "skipped":
-            # Such graphs run the same kernels in all phases: together their loads cover more rows.
+            # Such graphs run the same kernels in all phases, so together their loads cover more rows.
             laws = dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_TILE))
             one = cls(laws, None, table.step_s, table.token_s, source, notes=notes)
             return replace(one, bounds=bounds(costs, _by_law))
@@ -185,15 +187,15 @@ class StepCosts:
         return replace(one, bounds=bounds(full_costs(costs), _by_table))
 
     def low(self) -> StepCosts:
-        """The least that steps may take, without bounds of its own."""
+        """The lower bounds as costs, without bounds of their own."""
         return self._times({phase: low for phase, (low, _) in self.bounds.items()})
 
     def high(self) -> StepCosts:
-        """The most that steps may take, without bounds of its own."""
+        """The upper bounds as costs, without bounds of their own."""
         return self._times({phase: high for phase, (_, high) in self.bounds.items()})
 
     def factors(self, phase: str) -> tuple[float, float]:
-        """(low, high) around the costs of a phase; of one that was not measured, as in prefill."""
+        """(low, high) factors around the costs of a phase; for one that was not measured, those of prefill."""
         return self.bounds.get(phase, self.bounds.get("prefill", (1.0, 1.0)))
 
     def _times(self, factors: Mapping[str, float]) -> StepCosts:
@@ -204,7 +206,7 @@ class StepCosts:
 
     @classmethod
     def of_model(cls, model: CostModel, source: str) -> StepCosts:
-        """Costs by a rule, of buckets whose padding is computed."""
+        """Costs by a rule, for buckets whose padding is computed."""
         costs = []
         for phase, batches, seqs in (("prefill", (1,), _ROWS), ("decode", _SEQUENCES, _CONTEXTS)):
             grid = model.cost(phase, np.array(batches)[:, None], np.array(seqs)[None, :])
@@ -215,13 +217,13 @@ class StepCosts:
         return cls(_by_phase(costs), model, 0.0, 0.0, source)
 
     def cost(self, phase: str, batch: Ints, seq: Lengths) -> Floats:
-        """Of any step in the buckets (batch, seq): nothing where padding is skipped."""
+        """The part that depends only on the buckets (batch, seq): 0 if padding is skipped."""
         if self.computed is not None:
             return self.computed.cost(phase, batch, seq)
         return np.zeros(np.broadcast_shapes(batch.shape, seq.shape))
 
     def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
-        """Of the rows of a decode step, rounded up to the row tile of a bucket of `batch`."""
+        """The part for the rows of a decode step, rounded up to the row tile of a bucket of `batch`."""
         shape = np.broadcast_shapes(batch.shape, sequences.shape)
         if self.computed is not None or phase != "decode":
             return np.zeros(shape)
@@ -233,8 +235,10 @@ class StepCosts:
         return seconds
 
     def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
-        """Of what does not depend on the bucket: the pairs and, in prefill, the rows. Prefill buckets of fewer rows
-        than a row tile would take a little less."""
+        """The part that does not depend on the bucket: pairs and, in prefill, rows.
+
+        Prefill buckets of fewer rows than a row tile would actually take a little less.
+        """
         shape = np.broadcast_shapes(sequences.shape, length.shape)
         if self.computed is not None:
             return np.zeros(shape)
@@ -248,7 +252,7 @@ class StepCosts:
         return np.asarray(pairs + self.curves(Bucket(phase, 1, top))[0].at(tokens), np.float64)
 
     def seconds(self, bucket: Bucket) -> float:
-        """Of a replay of the full bucket."""
+        """Seconds of a replay of the full bucket."""
         if self.computed is not None:
             phase, batch, seq = bucket.phase, bucket.batch, bucket.each
             if phase == "mixed":
@@ -260,9 +264,9 @@ class StepCosts:
         return float(law.at(bucket.max_tokens)) + law.sequence_s * sequences + law.of_pair(bucket.phase) * pairs
 
     def curves(self, bucket: Bucket, row_tile: int = ROW_TILE) -> tuple[CostCurve, CostCurve]:
-        """(what a replay of the bucket takes, what one made for exactly its load would take).
+        """(curve of the bucket's replay, curve of a replay made for exactly its load).
 
-        Of prefill and mixed steps one sequence is counted: how many share their rows is not known here.
+        Prefill and mixed steps count as one sequence: how many share the rows is unknown here.
         """
         law = self._law(bucket.phase)
         decode = bucket.phase == "decode"
@@ -293,7 +297,7 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class ScaledCost(BucketCost):
-    """Costs of a model so many times as high; factors by phase, 1 for those not named."""
+    """A model's costs multiplied by factors, per phase; 1 for phases not named."""
 
     model: CostModel
     factors: Mapping[str, float]
@@ -304,12 +308,12 @@ class ScaledCost(BucketCost):
 
 
 def _by_law(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Floats:
-    """Predicts as where padding is skipped."""
+    """Predicts as if padding is skipped."""
     return LoadCost.fit(known, ROW_TILE).of_loads(loads, ROW_TILE)
 
 
 def _by_table(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Floats:
-    """Predicts as where padding is computed."""
+    """Predicts as if padding is computed."""
     table = MeasuredCost({cost.bucket: cost.seconds for cost in known})
     return np.array(
         [float(table.cost(c.bucket.phase, np.array([c.bucket.batch]), np.array([c.bucket.each]))[0]) for c in loads]
@@ -324,12 +328,14 @@ def _by_phase(costs: Iterable[ReplayCost]) -> dict[str, LoadCost]:
 
 
 def _slopes(rows: Floats, counts: Floats, seconds: Floats) -> list[float | None]:
-    """Seconds of one of each of `counts` [C, N], from loads of equal rows and different counts: least squares of the
-    differences, none below 0; None where no such loads differ."""
+    """Seconds per unit of each of `counts` [C, N], from loads of equal rows and different counts.
+
+    Least squares over differences, clipped at 0; None if no such loads differ.
+    """
     x, y = np.zeros_like(counts), np.zeros_like(seconds)
     for row in np.unique(rows):
         same = rows == row
-        # Relative to what such loads take: large loads would drown the others.
+        # Relative to the loads' times; otherwise large loads would dominate.
         scale = float(np.mean(seconds[same]))
         x[:, same] = (counts[:, same] - np.mean(counts[:, same], axis=1, keepdims=True)) / scale
         y[same] = (seconds[same] - np.mean(seconds[same])) / scale

@@ -1,12 +1,12 @@
-"""Traces: when requests arrived and how long they were, nothing of what they said.
+"""Traces: arrival times and lengths of requests, without their content.
 
-llmc's own form is JSONL, one request a line, after an optional first line that names the form:
+llmc's own format is JSONL, one request per line, after an optional header line:
 
     {"llmc_trace": 1, "prefix_block": 512}
     {"arrival_s": 0.0, "prompt_tokens": 374, "output_tokens": 44, "prefix_ids": [0, 1]}
 
-arrival_s counts from any zero; prefix_ids (optional) name the prompt's leading blocks of prefix_block tokens: equal ids
-are equal blocks. `llmc.buckets.trace_formats` reads the published forms of others.
+arrival_s counts from any zero. prefix_ids (optional) name the prompt's leading blocks of prefix_block tokens; equal ids
+mean equal blocks. `llmc.buckets.trace_formats` reads published formats.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NO_PREFIX_START, _NO_PREFIX_IDS = np.zeros(1, np.int64), np.zeros(0, np.int64)
 class Trace:
     """Requests in order of arrival, as columns.
 
-    arrival_s float64 [N], from 0 on; prompt_tokens, output_tokens int64 [N]; prefix_ids int64 [M], those of request i
-    are prefix_ids[prefix_start[i] : prefix_start[i + 1]]; prefix_block: tokens of a prefix block.
+    arrival_s float64 [N], starting at 0. prompt_tokens, output_tokens int64 [N]. prefix_ids int64 [M]: those of request
+    i are prefix_ids[prefix_start[i] : prefix_start[i + 1]]. prefix_block: tokens per prefix block.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Trace:
         return self.part(0, count)
 
     def part(self, start: int, stop: int) -> Trace:
-        """Requests start … stop - 1; times count from the first of them, if there is one."""
+        """Requests start … stop - 1; times count from the first of them, if any."""
         starts = self.prefix_start[start : stop + 1]
         if not len(starts):
             starts = np.zeros(1, np.int64)
@@ -76,7 +76,7 @@ class Trace:
         return self.prefix_ids[self.prefix_start[index] : self.prefix_start[index + 1]]
 
     def cached_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens of each prompt that a prefix cache without bounds would hold on arrival, at most prompt - 1: [N]."""
+        """Tokens of each prompt that an unbounded prefix cache would hold on arrival, at most prompt - 1: [N]."""
         cached = np.zeros(len(self), np.int64)
         if not len(self.prefix_ids):
             return cached
@@ -91,10 +91,11 @@ class Trace:
 
 
 def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
-    """Reads a trace of any known form, told apart by its first line, some thousand lines at a time; `opened` says from
-    where. prefixes: whether the prefix ids are wanted, which take most of the time where there are any.
+    """Reads a trace of any known format, identified by its first line, some thousand lines at a time; `opened` defines
+    the sources.
 
-    Raises TraceError for a file that cannot be read, is of no known form, is empty, or has a malformed line.
+    prefixes: whether to read prefix ids, which take most of the time if there are any.
+    Raises TraceError for a file that cannot be read, has no known format, is empty, or has a malformed line.
     """
     with opened(path) as batches, _no_collection():
         first = next((batch for batch in batches if batch.numbered()), None)
@@ -103,7 +104,7 @@ def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
         number, line = first.numbered()[0]
         parser = parser_for(line, path, prefixes=prefixes)
         rest = chain((first.behind(number) if parser.has_header else first,), batches)
-        # Lines are looked at one by one only where something in a batch is wrong, to say what.
+        # Lines are examined one by one only if a batch has a fault, to name it.
         columns = (parser.columns(batch) or _columns_of(parser.requests(batch.numbered())) for batch in rest)
         trace = _joined(path, columns, parser.prefix_block)
         return trace if prefixes else replace(trace, prefix_start=_NO_PREFIX_START, prefix_ids=_NO_PREFIX_IDS)
@@ -111,7 +112,7 @@ def read_trace(path: Path, *, prefixes: bool = True) -> Trace:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No search for cyclic garbage: a million lines make none, and it takes a fifth of the time to read them."""
+    """Suspends cyclic garbage collection: a million lines make no cycles, and collecting takes a fifth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -122,7 +123,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def collect(path: Path, requests: Iterable[Request], prefix_block: int = DEFAULT_PREFIX_BLOCK) -> Trace:
-    """The requests as a Trace, sorted by arrival (ties as they came). Raises TraceError when there is none."""
+    """The requests as a Trace, sorted by arrival (stable). Raises TraceError if there are none."""
     return _joined(path, (_columns_of(requests),), prefix_block)
 
 
@@ -164,7 +165,7 @@ def _joined(path: Path, batches: Iterable[Columns], prefix_block: int) -> Trace:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Writes llmc's JSONL form. Raises TraceError when the file cannot be written."""
+    """Writes llmc's JSONL format. Raises TraceError if the file cannot be written."""
     try:
         with path.open("w", encoding="utf-8") as out:
             out.write(json.dumps({"llmc_trace": 1, "prefix_block": trace.prefix_block}) + "\n")

@@ -1,4 +1,4 @@
-"""The forms of trace files: llmc's own, and the published ones of Azure and Mooncake.
+"""Trace file formats: llmc's own, and the published ones of Azure and Mooncake.
 
 - Azure LLM inference traces (https://github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md): CSV with
   the columns TIMESTAMP, ContextTokens, GeneratedTokens; a timestamp without a zone is taken as UTC.
@@ -28,8 +28,8 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _OWN_FIELDS, _OWN_PREFIX = ("arrival_s", "prompt_tokens", "output_tokens"), "prefix_ids"
 _MOONCAKE_FIELDS, _MOONCAKE_PREFIX = ("timestamp", "input_length", "output_length"), "hash_ids"
 
-# Lines as the published traces have them, read at once: a century's times in UTC without saying so, and prefixes that
-# nobody looks at.
+# Patterns of lines as the published traces have them, parsed in bulk: times of one century in UTC without a zone, and
+# prefixes that are skipped.
 _NUMBER = r"(0|[1-9]\d{0,8})"
 _PLAIN_AZURE = re.compile(
     rf"^(20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{{1,9}})?),{_NUMBER},{_NUMBER}$", re.ASCII | re.MULTILINE
@@ -44,24 +44,24 @@ Lines = Sequence[tuple[int, str]]
 
 
 class Parser(Protocol):
-    """Turns the numbered, non-empty lines of a file, its header left out, into requests."""
+    """Turns numbered, non-empty lines of a file, without its header, into requests."""
 
     prefix_block: int
     has_header: bool
 
     def columns(self, batch: Batch) -> Columns | None:
-        """Many lines at once; None when one of them may be wrong, or none is there."""
+        """Parses many lines at once; None if one may be invalid, or there are none."""
         ...
 
     def requests(self, lines: Lines) -> Iterator[Request]:
-        """Line by line. Raises TraceError naming file and line."""
+        """Parses line by line. Raises TraceError naming file and line."""
         ...
 
 
 def parser_for(first_line: str, path: Path, *, prefixes: bool = True) -> Parser:
-    """The parser of the form that the first line shows; prefixes: whether they are wanted.
+    """The parser of the format that the first line shows. prefixes: whether to read them.
 
-    Raises TraceError when it is of none.
+    Raises TraceError for an unknown format.
     """
     if tuple(column.strip() for column in first_line.split(",")) == _AZURE_COLUMNS:
         return _Azure(path)
@@ -122,7 +122,7 @@ class _Mooncake:
         for number, line in lines:
             row = _fields(line, self._path, number, _MOONCAKE_FIELDS, _MOONCAKE_PREFIX)
             time = row["timestamp"]
-            # What is no time stays as it is, for the complaint.
+            # A value that is no time is kept for the error.
             if (type(time) is int or type(time) is float) and abs(time) < 1e15:
                 time /= 1000
             prefix = row.get(_MOONCAKE_PREFIX, ())
@@ -185,16 +185,16 @@ def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
 
 
 def _plain_columns(form: re.Pattern[str], batch: Batch) -> tuple[tuple[str, ...], ...] | None:
-    """What the groups of `form` find in the lines; None unless all of them are of it."""
+    """The groups that `form` matches in the lines; None unless every line matches."""
     rows = form.findall("".join(batch.raw))
     return tuple(zip(*rows, strict=True)) if len(rows) == len(batch.raw) else None
 
 
 def _json_columns(batch: Batch, fields: tuple[str, ...], prefix: str) -> tuple[Sequence[Any], ...] | None:
-    """The values of the three fields, and of `prefix` where one has it; None unless all lines are such objects."""
+    """The values of the three fields, and of `prefix` if present; None unless every line is such an object."""
     texts = [line for _, line in batch.numbered()]
     text = ",".join(texts)
-    # With one brace a line, at its front, as many objects as lines are one object a line.
+    # With one brace per line, at its start, equal counts of objects and lines mean one object per line.
     if text.count("{") != len(texts) or set(map(itemgetter(0), texts)) != {"{"}:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Lines of traces: what each says, and whether it is sound."""
+"""The content of trace lines, and its validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_PREFIX_BLOCK = 512
 
 
 class Request(NamedTuple):
-    """One line of a trace: seconds, tokens, and the ids of the prompt's leading blocks."""
+    """One line of a trace: seconds, tokens, and ids of the prompt's leading blocks."""
 
     arrival_s: float
     prompt_tokens: int
@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Some lines of a trace, sound ones: as in Request, and how many of prefix_ids each of them has."""
+    """Several valid lines of a trace, with fields as in Request, and the number of prefix_ids of each."""
 
     arrival_s: Sequence[float]
     prompt_tokens: Sequence[int]
@@ -35,7 +35,7 @@ class Columns(NamedTuple):
 
 
 def checked(path: Path, line: int, arrival_s: Any, prompt: Any, output: Any, prefix: Any = ()) -> Request:
-    """A Request of values as they came out of a file. Raises TraceError naming file and line."""
+    """Validates the values of one line. Raises TraceError naming file and line."""
     if (
         (type(arrival_s) is float or type(arrival_s) is int)
         and -1e15 < arrival_s < 1e15
@@ -51,7 +51,8 @@ def checked(path: Path, line: int, arrival_s: Any, prompt: Any, output: Any, pre
 def checked_columns(
     arrival_s: Sequence[Any], prompts: Sequence[Any], outputs: Sequence[Any], prefixes: Sequence[Any] = ()
 ) -> Columns | None:
-    """The same for many lines at once, None when a value is not sound. prefixes: for each line a list or (), or ()."""
+    """As `checked`, for many lines at once; None if a value is invalid. prefixes: per line a list or (); or () for
+    all."""
     ids: list[Any] = list(chain.from_iterable(prefixes)) if set(map(type, prefixes)) <= {list, tuple} else [None]
     if (
         set(map(type, arrival_s)) <= {float, int}

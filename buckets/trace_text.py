@@ -1,4 +1,4 @@
-"""The lines of a trace: of a file or of stdin ("-"), plain or packed by gzip, with or without a byte order mark."""
+"""The lines of a trace: from a file or stdin ("-"), plain or gzipped, with or without a byte order mark."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .bucket import BucketError
 
 STDIN = Path("-")
 MAX_LINE = 1 << 20
-# Some 10^8 requests: no trace, but a small file may unpack to it.
+# About 10^8 requests: beyond any trace, but a small file may expand to it.
 MAX_UNPACKED_BYTES = 1 << 34
 _BATCH_CHARS = 1 << 18
 _GZIP = b"\x1f\x8b"
 
 
 class TraceError(BucketError):
-    """A trace that cannot be read; names the file and, where there is one, the line."""
+    """A trace cannot be read; the message names the file and, if known, the line."""
 
 
 class Batch(NamedTuple):
-    """Some lines of a file as they are there, with their ends; number: of the first of them, counted from 1."""
+    """Some unmodified lines of a file, with their ends. number: of the first one, counted from 1."""
 
     number: int
     raw: list[str]
 
     def numbered(self) -> list[tuple[int, str]]:
-        """The lines that are not empty, without white space around them."""
+        """The non-empty lines, stripped."""
         return [(n, stripped) for n, line in enumerate(self.raw, self.number) if (stripped := line.strip())]
 
     def behind(self, number: int) -> Batch:
@@ -42,22 +42,22 @@ class Batch(NamedTuple):
 
 
 def name_of(path: Path) -> str:
-    """What a trace is called: the file's name, or "stdin"."""
+    """The display name of a trace: the file's name, or "stdin"."""
     return "stdin" if path == STDIN else path.name
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file was packed by gzip, whatever its name is. Raises OSError."""
+    """Whether a file is gzipped, whatever its name. Raises OSError."""
     with open_regular(path) as file:
         return file.read(len(_GZIP)) == _GZIP
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Iterator[Batch]]:
-    """The lines of `path`, some thousands at a time, in memory as long as they are looked at.
+    """The lines of `path`, some thousands at a time, in memory only while in use.
 
-    Raises TraceError for what cannot be read, is no UTF-8 text, has a line of more than MAX_LINE characters, or is a
-    damaged gzip file or one of more than MAX_UNPACKED_BYTES.
+    Raises TraceError for a file that cannot be read, is not UTF-8, or has a line of more than MAX_LINE characters. Also
+    for a damaged gzip file, or one that expands beyond MAX_UNPACKED_BYTES.
     """
     try:
         # stdin is not this function's to close.

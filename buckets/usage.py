@@ -1,4 +1,4 @@
-"""How a ladder is used by the steps of a trace."""
+"""The use of a ladder's buckets by the steps of a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .demand import Demand
 
 @dataclass(frozen=True, slots=True)
 class BucketUse:
-    """Steps that a bucket serves, and the share of its tokens in them that is padding, 0 … 1."""
+    """Steps that a bucket serves, and the share of its tokens that are padding, 0 … 1."""
 
     bucket: Bucket
     steps: float
@@ -22,7 +22,7 @@ class BucketUse:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Use of each bucket in the order given; missed: steps that no bucket holds."""
+    """Use of each bucket, in the given order. missed: steps that no bucket holds."""
 
     uses: tuple[BucketUse, ...]
     steps: float
@@ -30,7 +30,7 @@ class Usage:
 
 
 def usage(demand: Demand, buckets: Sequence[Bucket]) -> Usage:
-    """Gives every step to the bucket that the scheduler takes, as `bucket.select` does."""
+    """Assigns every step to the bucket that the scheduler takes, as `bucket.select` does."""
     order = sorted(range(len(buckets)), key=lambda n: rank(buckets[n]))
     owner = np.full(len(demand.weight), -1)
     for n in order:

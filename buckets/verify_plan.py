@@ -1,8 +1,8 @@
-"""Plans decode buckets with rows for guesses, beside those of a ladder.
+"""Plans additional decode buckets with rows for draft tokens ("guesses").
 
-A step of n sequences with k guesses each has n × (k + 1) rows and gives n × (1 + p + … + p^k) tokens. Here p are the
-odds that a guess is right, given that those before it are. Each step brings as many guesses as make its tokens
-cheapest, none where none pay. So a bucket is worth what it saves of the time of all tokens.
+A step of n sequences with k guesses each has n × (k + 1) rows and yields n × (1 + p + … + p^k) tokens. p is the
+probability that a guess is right, given that those before it are. Each step uses the number of guesses, possibly 0,
+that makes its tokens cheapest. The value of a bucket is the time it saves over all tokens.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .verify import DEFAULT_ODDS, MAX_GUESSES, doubling, rows_of
 Floats = npt.NDArray[np.float64]
 
 DEFAULT_MAX_GRAPHS = 8
-# A bucket that saves less of the time of decoding is not worth its graph.
+# A bucket that saves a smaller share of decode time is not worth its graph.
 LEAST_SAVING = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyPlan:
-    """buckets: those to add, the most valuable first. The others are costs of all tokens of the demand, in the model's
-    unit.
-    plain: without guesses. spare: with guesses in the rows that the ladder has. cost: with the added buckets. bound: no
-    choice of buckets is below it.
+    """buckets: those to add, most valuable first. All other fields are costs of all tokens of the demand, in the
+    model's unit.
+    plain: without guesses. spare: with guesses only in the ladder's own rows. cost: with the added buckets. bound: a
+    lower bound for any buckets.
     """
 
     buckets: tuple[Bucket, ...]
@@ -51,8 +51,10 @@ def plan_verify(
     block_size: int,
     most: int = DEFAULT_MAX_GRAPHS,
 ) -> VerifyPlan:
-    """The at most `most` buckets to add to the buckets `decode`, which hold every step of the demand, steps of plain
-    decoding. Raises BucketError for guesses and odds out of range."""
+    """Chooses up to `most` buckets to add to `decode`, which holds every step of the demand (steps of plain decoding).
+
+    Raises BucketError for guesses or odds out of range.
+    """
     if not 1 <= guesses <= MAX_GUESSES:
         raise BucketError(f"speculate {guesses} is out of range: use 1 to {MAX_GUESSES} guesses")
     if not 0 < odds < 1:
@@ -72,7 +74,7 @@ def plan_verify(
 
 
 def _choose(times: _Times, now: Floats, each: list[Floats], most: int, least: float) -> list[int]:
-    """Adds what saves most, then swaps as long as that saves, and leaves out what saves less than `least`."""
+    """Greedily adds buckets, then swaps while that saves; drops those that save less than `least`."""
     chosen: list[int] = []
 
     def total(some: Sequence[int]) -> float:
@@ -97,8 +99,10 @@ def _choose(times: _Times, now: Floats, each: list[Floats], most: int, least: fl
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Steps of plain decoding by shape: sequences, length in whole blocks, weight, [P] each. tokens [K + 1]: that a
-    sequence gets of a step with so many guesses."""
+    """Steps of plain decoding by shape: sequences, length in whole blocks, weight, [P] each.
+
+    tokens [K + 1]: tokens per sequence from a step with each number of guesses.
+    """
 
     sequences: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
@@ -118,8 +122,8 @@ class _Times:
         return float(np.sum(self.weight * each))
 
     def of_bucket(self, bucket: Bucket, most: int) -> Floats:
-        """What the tokens of a plain step take in a bucket, with as many guesses up to `most` as make them cheapest,
-        [P]; infinite where it does not hold the step."""
+        """Time of a plain step's tokens in a bucket, with the cheapest number of guesses up to `most`: [P]; infinite if
+        it does not fit."""
         batch, seq = np.array([[bucket.batch]]), np.array([[bucket.seq]])
         rows = self.sequences[:, None] * np.arange(1, most + 2)
         held = (rows <= bucket.batch) & (self.length[:, None] <= bucket.seq)

@@ -1,4 +1,4 @@
-"""Ladders of Intel Gaudi's vLLM plugin taken over: its variables to its shapes to llmc's buckets, and why each.
+"""Imports ladders of Intel Gaudi's vLLM plugin: its variables → its shapes → llmc's buckets, with reasons.
 
     VLLM_PROMPT_{BS,QUERY,SEQ,CTX}_BUCKET_{MIN,STEP,MAX,PAD_MAX,PAD_PERCENT}     SEQ: the older name of QUERY
     VLLM_DECODE_{BS,BLOCK}_BUCKET_{MIN,STEP,MAX,PAD_MAX,PAD_PERCENT}
@@ -6,10 +6,9 @@
     and the switches of `_SWITCHES`
 
 The shapes are the plugin's own (`llmc.buckets.vllm_shapes`). A prompt shape becomes a prefill bucket of its batch and
-query length, whatever its context. A decode shape counts the blocks of its whole batch, a decode bucket the tokens of
-each sequence: they are divided. What no request could fill is cut to the limits. The plugin compiles a shape that it
-lacks when it comes, llmc does not: where no decode bucket holds max_num_seqs sequences of max_model_len tokens, one is
-added.
+query length, whatever its context. A decode shape counts blocks of the whole batch, a decode bucket tokens of each
+sequence, so the former is divided. Sizes that no request could fill are clipped. The plugin compiles missing shapes on
+demand; llmc does not. So if no decode bucket holds max_num_seqs sequences of max_model_len tokens, one is added.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ ReadFile = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class VllmLimits:
-    """Flags of the server. Lengths in tokens; num_blocks None: enough for every sequence at its longest."""
+    """Flags of the server. Lengths in tokens. num_blocks: None for enough blocks for every sequence at full length."""
 
     max_num_seqs: int
     max_model_len: int
@@ -81,7 +80,7 @@ class VllmLimits:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A variable that is set, what it means, and what it does: in the plugin and here."""
+    """A variable that is set, its meaning, and its effect in the plugin and here."""
 
     variable: str
     value: str
@@ -91,7 +90,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was taken over. shapes: the plugin's; ladder: llmc's; changes: what was dropped or added, and why."""
+    """The result of an import. shapes: the plugin's. ladder: llmc's. changes: what was dropped or added, and why."""
 
     server: PluginServer
     shapes: PluginShapes
@@ -101,9 +100,9 @@ class Imported:
 
 
 def import_vllm(environ: Mapping[str, str], limits: VllmLimits, read_file: ReadFile) -> Imported:
-    """The ladder of a server started with `environ` and `limits`. read_file: the text of a bucket file by its name.
+    """The ladder of a server started with `environ` and `limits`. read_file: returns the text of a bucket file.
 
-    Raises BucketError for a variable that is unknown or no number, and where the plugin itself would stop.
+    Raises BucketError for an unknown or non-numeric variable, and where the plugin itself would fail.
     """
     given = _known(environ)
     server = plugin_server(given, limits, read_file)
@@ -117,7 +116,7 @@ def import_vllm(environ: Mapping[str, str], limits: VllmLimits, read_file: ReadF
 
 
 def plugin_server(given: Mapping[str, str], limits: VllmLimits, read_file: ReadFile) -> PluginServer:
-    """What the plugin's lists depend on. Raises BucketError."""
+    """The inputs of the plugin's lists. Raises BucketError."""
     if not _switch(given, "VLLM_ENABLE_BUCKETING", True):
         raise BucketError("VLLM_ENABLE_BUCKETING turns buckets off, so there are none to import: unset it")
     numbers = {
@@ -156,7 +155,7 @@ def plugin_server(given: Mapping[str, str], limits: VllmLimits, read_file: ReadF
 
 
 def map_shapes(shapes: PluginShapes, server: PluginServer) -> tuple[BucketLadder, tuple[str, ...]]:
-    """llmc's ladder for the plugin's shapes, and a sentence for each kind of change. Raises BucketError."""
+    """llmc's ladder for the plugin's shapes, with a sentence per kind of change. Raises BucketError."""
     seqs, longest, block = server.max_num_seqs, server.max_model_len, server.block_size
     changes = []
 
@@ -198,10 +197,10 @@ def map_shapes(shapes: PluginShapes, server: PluginServer) -> tuple[BucketLadder
 
 
 def parse_env_file(text: str, name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a file of NAME=value lines, as docker compose reads it; `name` is quoted in errors.
+    """The variables in a file of NAME=value lines, as docker compose reads it. name: quoted in errors.
 
-    `#` starts a comment, at the start of a line or after a space; values may be quoted; a bare NAME is that of
-    `environ`; of two lines the last counts. Raises BucketError naming the line.
+    `#` starts a comment, at the start of a line or after a space. Values may be quoted. A bare NAME takes its value
+    from `environ`. The last line of a name counts. Raises BucketError naming the line.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -221,7 +220,7 @@ def parse_env_file(text: str, name: str, environ: Mapping[str, str]) -> dict[str
 
 
 def _known(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that concern buckets, sorted. Raises BucketError for one that looks like them and is none."""
+    """The variables that concern buckets, sorted. Raises BucketError for an unknown one that resembles them."""
     known = {}
     for name, value in sorted(environ.items()):
         if name in NAMES:
@@ -266,7 +265,7 @@ def _effect(
     shapes: PluginShapes,
     ladder: BucketLadder,
 ) -> str:
-    """What the lists would be without the variable: the truth, where a rule of thumb could be wrong."""
+    """Compares the lists with and without the variable, which is more reliable than a rule of thumb."""
     if len(shapes.prompt) + len(shapes.decode) > _MOST_COMPARED:
         return "not compared: too many shapes"
     try:

@@ -1,9 +1,9 @@
-"""The shapes that Intel Gaudi's vLLM plugin warms up, by its rules: what `llmc buckets import` starts from.
+"""The shapes that Intel Gaudi's vLLM plugin warms up, by its own rules: the input of `llmc buckets import`.
 
-The rules are those of vllm_gaudi/extension/bucketing/ (common, exponential, linear and padding_aware there), described
-at https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html. tests/data/vllm_gaudi_shapes.json
-holds what its code gave. Not covered are what only its model runner knows: speculative decoding, chunk sizes of Mamba
-layers, and the decode range of hybrid models.
+The rules are those of vllm_gaudi/extension/bucketing/ (common, exponential, linear and padding_aware), described at
+https://docs.vllm.ai/projects/gaudi/en/latest/features/bucketing_mechanism.html. tests/data/vllm_gaudi_shapes.json holds
+output of its code. Not covered is what only its model runner knows: speculative decoding, chunk sizes of Mamba layers,
+and the decode range of hybrid models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .bucket import BucketError
 from .ladder import geometric
 
 Shape = tuple[int, int, int]
-"""Batch, query length in tokens, context in blocks: of each sequence for prompts, of the batch for decode."""
+"""(batch, query tokens, context blocks); the context is per sequence for prompts, of the batch for decode."""
 
 STRATEGIES = {"exp": "exponential", "lin": "linear", "pad": "padding-aware"}
 _LONG_CONTEXT = 8192
@@ -26,10 +26,10 @@ _MAX_SHAPES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PluginServer:
-    """What the plugin's lists depend on. Lengths in tokens; num_blocks: KV blocks of the device.
+    """The inputs of the plugin's lists. Lengths in tokens. num_blocks: KV blocks of the device.
 
-    numbers: those that variables set, as {"PROMPT_QUERY_MIN": 128}. slices: threshold and size of sliced attention.
-    shapes: of a bucket file, prompt and decode, in place of a strategy.
+    numbers: set by variables, as {"PROMPT_QUERY_MIN": 128}. slices: (threshold, size) of sliced attention. shapes:
+    (prompt, decode) of a bucket file, instead of a strategy.
     """
 
     max_num_seqs: int
@@ -46,7 +46,7 @@ class PluginServer:
 
     @property
     def prompt_seqs(self) -> int:
-        """Most prompts of a prefill step."""
+        """Most prompts in a prefill step."""
         return self.max_num_seqs if self.merged else self.numbers.get("PROMPT_BS_MAX", 1)
 
     @property
@@ -56,7 +56,7 @@ class PluginServer:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Sizes of an axis, ascending, and the numbers that they come from: (name, value)."""
+    """Ascending sizes of an axis, and the (name, value) numbers that define them."""
 
     numbers: tuple[tuple[str, int], ...]
     sizes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class PluginShapes:
-    """The plugin's lists, sorted, and its axes by name: PROMPT_BS, PROMPT_QUERY, …; none for a bucket file."""
+    """The plugin's sorted lists, and its axes by name (PROMPT_BS, PROMPT_QUERY, …); no axes for a bucket file."""
 
     prompt: tuple[Shape, ...]
     decode: tuple[Shape, ...]
@@ -72,7 +72,7 @@ class PluginShapes:
 
 
 def plugin_shapes(server: PluginServer) -> PluginShapes:
-    """Raises BucketError where the plugin stops, and for lists of more than a million shapes."""
+    """The plugin's shapes. Raises BucketError where the plugin fails, and for lists of more than a million shapes."""
     if server.shapes is not None:
         prompt = {shape for shape in server.shapes[0] if _prompt_holds(server, *shape)}
         decode = {_cut(server, shape) for shape in server.shapes[1] if _decode_holds(server, shape)}
@@ -105,7 +105,7 @@ def plugin_shapes(server: PluginServer) -> PluginShapes:
 
 
 def _edge(server: PluginServer, query: int, context: int) -> int:
-    """The context, blocks, that a query of the longest sequence has before it; `context` where that is not allowed."""
+    """The context blocks before a query of the longest sequence; `context` where that is not allowed."""
     longest = (server.max_model_len - query) // server.block_size
     limit = server.numbers.get("PROMPT_CTX_MAX")
     return longest if longest >= 0 and (limit is None or longest < limit) else context
@@ -133,7 +133,7 @@ def _axes(server: PluginServer) -> dict[str, Axis]:
         raise BucketError("VLLM_PROMPT_BS_BUCKET_MAX is 0: set 1 or more, or unset it")
     numbers = {"exp": _exponential_numbers, "lin": _linear_numbers, "pad": _padded_numbers}[server.strategy](server)
     if server.merged:
-        # One packed step of all prompts: no batch, coarser lengths, and the context of all of them.
+        # One packed step of all prompts: no batch, coarser lengths, and the total context.
         numbers["PROMPT_BS"] |= {"MIN": 1, "STEP": 1, "MAX": 1, **({"LIMIT": 1} if server.strategy == "exp" else {})}
         numbers["PROMPT_QUERY"] |= {"STEP": 4 * numbers["PROMPT_QUERY"]["STEP"], "MAX": server.max_num_batched_tokens}
     last = numbers["DECODE_BLOCK"]
@@ -161,12 +161,12 @@ def _axes(server: PluginServer) -> dict[str, Axis]:
 
 
 def _log2(value: int) -> int:
-    """Rounded up."""
+    """log2, rounded up."""
     return (value - 1).bit_length()
 
 
 def _exponential_numbers(server: PluginServer) -> dict[str, dict[str, int]]:
-    """Of the axes; a strategy of its own numbers, but for VLLM_PROMPT_QUERY_BUCKET_MIN=1."""
+    """The axes' numbers; the exponential strategy uses its own, except VLLM_PROMPT_QUERY_BUCKET_MIN=1."""
     tokens, block, length = server.max_num_batched_tokens, server.block_size, server.max_model_len
     query = 1 if server.numbers.get("PROMPT_QUERY_MIN") == 1 else block
     context = max(1, (length - (tokens if length >= _LONG_CONTEXT else query)) // block)
@@ -224,7 +224,7 @@ def _exp(low: int, step: int, high: int, limit: int) -> dict[str, int]:
 
 
 def _set(server: PluginServer, axis: str, **defaults: int) -> dict[str, int]:
-    """The defaults with what variables set; of query lengths SEQ counts where QUERY is not set."""
+    """The defaults, updated by variables; for query lengths SEQ applies if QUERY is not set."""
     given = server.numbers
     older = {number: given.get(f"PROMPT_SEQ_{number}", value) for number, value in defaults.items()}
     defaults = older if axis == "PROMPT_QUERY" else defaults

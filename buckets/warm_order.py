@@ -1,4 +1,4 @@
-"""In which order buckets are warmed up, and which of them a server should not start without."""
+"""The order in which buckets are warmed up, and the hot ones that a server must not start without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ HOT_SHARE = 0.95
 
 
 def ladder_usage(trace: Trace, buckets: Iterable[Bucket]) -> dict[str, Usage]:
-    """How the steps of a trace use prefill and decode buckets, by phase. Raises BucketError when a phase has none."""
+    """Use of prefill and decode buckets by the steps of a trace, by phase. Raises BucketError if a phase has no
+    bucket."""
     phases: dict[str, list[Bucket]] = {"prefill": [], "decode": []}
     for bucket in buckets:
         phases.setdefault(bucket.phase, []).append(bucket)
@@ -36,7 +37,7 @@ def ladder_usage(trace: Trace, buckets: Iterable[Bucket]) -> dict[str, Usage]:
 def parse_strategies(text: str) -> dict[str, str]:
     """The strategy of each phase: one name for all, or phase=name,… with auto for the phases left out.
 
-    Raises BucketError naming what is not known.
+    Raises BucketError naming an unknown phase or strategy.
     """
     if "=" not in text:
         return {phase: _known(text) for phase in PHASES}
@@ -62,15 +63,15 @@ def _known(strategy: str) -> str:
 def warm_order(
     buckets: Sequence[Bucket], base: Iterable[int], strategy: str = "auto", used: Mapping[str, Usage] | None = None
 ) -> tuple[tuple[int, ...], int]:
-    """All buckets by index, first to last, and how many of them are hot.
+    """Bucket indices in warm-up order, and the number of leading ones that are hot.
 
     strategy: as `parse_strategies` reads it.
-    base: those that can serve everything; they come first and are hot.
-    traffic (auto, with a trace): by the share of the steps of its phase that a bucket serves in `used`. Hot is what
-    serves 95 % of each such phase.
-    min_tokens: few tokens first. max_bs: large batches first.
-    auto without a trace: as vLLM on Gaudi, min_tokens for prompts and max_bs for decode. Prompts come before decode
-    where no share decides.
+    base: buckets that together can serve everything; they come first and are hot.
+    traffic (auto, with a trace): by a bucket's share of its phase's steps in `used`. Hot are the buckets that serve 95
+    % of each such phase.
+    min_tokens: fewest tokens first. max_bs: largest batches first.
+    auto without a trace: like vLLM on Gaudi, min_tokens for prompts and max_bs for decode. Without shares, prompts come
+    before decode.
     Raises BucketError.
     """
     by_phase = parse_strategies(strategy)
@@ -105,6 +106,6 @@ def _rank(bucket: Bucket, strategy: str) -> tuple[int, int, int, int]:
 
 
 def _shares(buckets: Sequence[Bucket], used: Mapping[str, Usage]) -> list[float]:
-    """Share of the steps of its phase that each bucket serves, 0 … 1."""
+    """Each bucket's share of its phase's steps, 0 … 1."""
     share = {use.bucket: use.steps / one.steps for one in used.values() for use in one.uses if one.steps > 0}
     return [share.get(bucket, 0.0) for bucket in buckets]

@@ -1,1 +1,1 @@
-"""What buckets a server's own traffic asks for: histogram of its steps, costs, search and proposal. Plain data only."""
+"""Replanning from a server's own traffic: histogram of steps, costs, search and proposal. Plain data only."""

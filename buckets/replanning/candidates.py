@@ -1,4 +1,4 @@
-"""Buckets that might serve the steps of a histogram better than those there are."""
+"""Candidate buckets that may serve the steps of a histogram better than the existing ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MIXED_STEP = 16
 def candidates(
     uses: Sequence[ShapeUse], ladder: Iterable[Bucket], limits: Limits, blocked: Iterable[Bucket] = ()
 ) -> list[Bucket]:
-    """Of the shapes that count most, what each fits into and what its graph of today could be cut down to; sorted.
+    """For each heavily used shape: buckets that fit it, and reductions of its present bucket. Sorted.
 
-    None has more rows than the largest bucket of the ladder: steps would become larger, and so would their memory.
+    None has more rows than the ladder's largest bucket, because larger steps would need more memory.
     """
     have, no = set(ladder), set(blocked)
     if not have:
@@ -43,7 +43,7 @@ def _around(use: ShapeUse, have: set[Bucket], limits: Limits) -> set[Bucket]:
     most_context = whole_blocks(limits.max_model_len, block)
     found: set[tuple[str, int, int]] = set()
     if shape.phase == "decode":
-        # As long as buckets there are: contexts grow, and the next step should fit, too.
+        # As long as existing buckets: contexts grow, and the next step should fit too.
         seqs = {bucket.seq for bucket in have if bucket.phase == "decode" and limits.context(bucket) >= shape.context}
         lengths = {min(seqs)} | {max(seqs)} if seqs else {most_context}
         lengths.add(min(_rounded(shape.context, block), most_context))
@@ -58,7 +58,7 @@ def _around(use: ShapeUse, have: set[Bucket], limits: Limits) -> set[Bucket]:
 
 
 def _rounded(length: int, step: int) -> int:
-    """Up to a quarter of an octave, and to whole steps: shapes that are nearly alike ask for one bucket."""
+    """Rounded up to a quarter of an octave and to whole steps, so that similar shapes yield one bucket."""
     octave = 1 << max(0, max(length, 1).bit_length() - 1)
     part = max(1, octave // _OCTAVE_PARTS)
     return whole_blocks(-(-length // part) * part, step)

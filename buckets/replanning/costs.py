@@ -1,4 +1,4 @@
-"""What a step would take in another bucket, learned from the steps that ran in those there are."""
+"""Predicts a step's time in another bucket, from steps that ran in the existing ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .shapes import Limits, ShapeUse, StepShape
 
 MOST_SHAPES = 384
 LEAST_STEPS = 4.0
-"""Fewer steps than this tell nothing of what one takes."""
+"""Fewer steps than this say nothing about their duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of steps by the law of the measured ones. source: what it was learned from; tiles: row tile by bucket."""
+    """Predicted seconds of steps. source: what they were learned from. tiles: row tile by bucket."""
 
     costs: StepCosts
     limits: Limits
@@ -30,7 +30,7 @@ class StepTimes:
     _curves: dict[Bucket, CostCurve] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(self, shape: StepShape, bucket: Bucket) -> float:
-        """Of one step of this shape in this bucket, whether it was ever compiled or not."""
+        """Seconds of one step of this shape in this bucket, compiled or not."""
         curve = self._curve(bucket)
         pairs = num_pairs(float(shape.sequences), float(shape.tokens), float(max(shape.context, 1)))
         return float(curve.at(shape.tokens)) + curve.pair_s * pairs
@@ -52,9 +52,9 @@ def learn(
     padding: str,
     tiles: Mapping[Bucket, int] | None = None,
 ) -> StepTimes | None:
-    """The law that the measured steps follow, and beside them, for buckets that ran none, the costs of a table.
+    """Fits the law of the measured steps; for buckets without steps, the costs of a table are added.
 
-    padding: "skipped" or "computed", what the target does with it. None: nothing was measured.
+    padding: "skipped" or "computed", as the target treats it. Returns None if nothing was measured.
     """  # fmt: skip
     measured = [
         ReplayCost(use.bucket, use.shape.sequences, use.shape.tokens, max(1, use.shape.context), use.seconds,
@@ -72,7 +72,7 @@ def learn(
     )
     costs = [*measured, *known]
     if padding == "skipped":
-        # Such graphs run the same kernels in all phases: together their loads cover more rows.
+        # Such graphs run the same kernels in all phases, so together their loads cover more rows.
         one = StepCosts(dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_TILE)), None, 0.0, 0.0, source)
     else:
         one = StepCosts(_by_phase(costs), MeasuredCost(_rising(costs)), 0.0, 0.0, source)
@@ -89,7 +89,7 @@ def _by_phase(costs: Sequence[ReplayCost]) -> dict[str, LoadCost]:
 
 
 def _rising(costs: Sequence[ReplayCost]) -> dict[Bucket, float]:
-    """Mean seconds of a replay of each bucket, whatever it carried; of a larger one no less than of a smaller one."""
+    """Mean replay seconds of each bucket over all its loads, made monotonic in the bucket's size."""
     total: dict[Bucket, list[float]] = {}
     for cost in costs:
         sums = total.setdefault(cost.bucket, [0.0, 0.0])
@@ -99,7 +99,7 @@ def _rising(costs: Sequence[ReplayCost]) -> dict[Bucket, float]:
 
     rising = {bucket: max(mean[one] for one in mean if _within(one, bucket)) for bucket in mean}
     phases = {bucket.phase for bucket in rising}
-    # Every phase needs one: of a phase that never ran nothing is known but that it takes what another does.
+    # Every phase needs a law; a phase that never ran is assumed to cost what another does.
     for phase in PHASES:
         if phase not in phases:
             least = min(rising, key=lambda bucket: rising[bucket])

@@ -1,4 +1,4 @@
-"""A histogram of the shapes of steps in bounded memory, in which old steps fade."""
+"""A histogram of step shapes in bounded memory, in which old steps fade."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class CountedSteps:
-    """So many steps that were alike. seconds: of all of them; 0: not measured."""
+    """A number of similar steps. seconds: of all of them; 0 if not measured."""
 
     shape: StepShape
     bucket: Bucket | None
@@ -32,8 +32,11 @@ class CountedSteps:
 
 
 class StepHistogram:
-    """Counts steps by shape and bucket. After half_life_s a step counts half. Of more than max_shapes those that count
-    least are forgotten. `now_s` never goes back; not for several threads at once."""
+    """Counts steps by shape and bucket.
+
+    A step's weight halves every half_life_s. Beyond max_shapes the lightest shapes are dropped. `now_s` must not
+    decrease. Not thread-safe.
+    """
 
     def __init__(self, half_life_s: float = HALF_LIFE_S, max_shapes: int = MAX_SHAPES) -> None:
         if not 0 < half_life_s < math.inf:
@@ -49,7 +52,7 @@ class StepHistogram:
         """Steps that found no room, since the beginning."""
 
     def add(self, steps: Iterable[CountedSteps], now_s: float) -> None:
-        """Counts steps that ran between the last call and now."""
+        """Counts steps that ran between the previous call and now."""
         self._fade(now_s)
         for one in steps:
             cell = self._cells.setdefault((one.shape, one.bucket), _Cell())
@@ -58,13 +61,13 @@ class StepHistogram:
                 cell.measured += one.count
                 cell.seconds += one.seconds
         if len(self._cells) > self._max_shapes:
-            # A quarter at once, so that this is rare.
+            # Drop a quarter at once, so that this is rare.
             order = sorted(self._cells, key=lambda key: (self._cells[key].steps, key[0], str(key[1])))
             for key in order[: len(order) - self._max_shapes * 3 // 4]:
                 self.forgotten += self._cells.pop(key).steps
 
     def uses(self) -> list[ShapeUse]:
-        """Sorted by shape and bucket."""
+        """The counted shapes, sorted by shape and bucket."""
         rows = (
             ShapeUse(shape, bucket, cell.steps, cell.seconds / cell.measured if cell.measured else 0.0)
             for (shape, bucket), cell in self._cells.items()
@@ -77,7 +80,7 @@ class StepHistogram:
             return
         passed, self._now_s = max(0.0, now_s - self._now_s), max(now_s, self._now_s)
         kept = 0.5 ** (passed / self.half_life_s)
-        # Seconds of now count whole, those before less, as the steps that ran in them.
+        # Recent seconds count fully, older ones less, like the steps in which they were spent.
         self.observed_s = self.observed_s * kept + passed
         if kept < 1.0:
             for key, cell in list(self._cells.items()):

@@ -1,5 +1,4 @@
-"""A proposal of buckets to add and to retire, with what it is predicted to save and to cost. A function of plain
-data."""
+"""Proposes buckets to add and to retire, with predicted savings and costs. A pure function of plain data."""
 
 from __future__ import annotations
 
@@ -15,15 +14,18 @@ from .search import Choices, SearchBudget, search
 from .shapes import Limits, ShapeUse, StepShape
 
 MAX_SHAPES = 384
-"""Of more shapes those that come most are planned for."""
+"""Only the most frequent shapes, up to this number, are planned for."""
 Unit = Literal["time", "tokens"]
 UNITS: tuple[Unit, ...] = ("time", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """What there is. on: buckets that steps may run in; off: compiled, and not in use. padding: what the target does
-    with it, "skipped" or "computed". arena_bytes, command_bytes: of a graph by bucket."""
+    """The present ladder.
+
+    on: buckets that steps may use. off: compiled, but not in use. padding: "skipped" or "computed". arena_bytes,
+    command_bytes: of a graph, by bucket.
+    """
 
     on: tuple[Bucket, ...]
     limits: Limits
@@ -36,12 +38,12 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a proposal may do, and when it is worth it.
+    """The limits of a proposal, and when it pays.
 
-    unit: what is to become less. max_graphs: that are on afterwards; max_added: new ones at a time. max_compile_s: that
-    they take to compile, max_bytes: that they take of memory. least_share: of all cost that each bucket must save.
-    payback_s: in so long it must save what compiling takes, where the unit is time. once_s, graph_s: what that takes,
-    once and for each bucket. least_steps: fewer tell too little to propose anything.
+    unit: the quantity to reduce. max_graphs: buckets on afterwards. max_added: new buckets per proposal. max_compile_s,
+    max_bytes: compile time and memory of the new buckets. least_share: share of all cost that each bucket must save.
+    payback_s: time within which savings must repay compilation, if the unit is time. once_s, graph_s: compile seconds,
+    once and per bucket. least_steps: minimum number of steps for any proposal.
     """
 
     unit: Unit = "time"
@@ -68,11 +70,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One bucket.
+    """One bucket to add or retire.
 
-    steps: of the histogram that change their bucket with it. saved_s, saved_tokens: seconds and tokens of padding that
-    a mean step of those saves, None where no times are known.
-    compile_s, bytes: what it costs. compiled: it is there already, and only off.
+    steps: number of steps that change their bucket. saved_s, saved_tokens: seconds and padding tokens saved by a mean
+    step of those; None if no times are known.
+    compile_s, bytes: its cost. compiled: it exists already and is only off.
     """
 
     bucket: Bucket
@@ -94,8 +96,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """changes: empty when nothing pays, and why says so. seconds_*, padding_*: of all steps, now and then; seconds are
-    None where no times are known. source: what times were learned from."""
+    """changes: empty if nothing pays; `why` then says so. seconds_*, padding_*: of all steps, now and afterwards;
+    seconds are None if no times are known. source: what times were learned from."""
 
     changes: tuple[Change, ...]
     why: str
@@ -132,7 +134,7 @@ class Proposal:
         return (now - then) / now if now > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Of plain values."""
+        """As plain values."""
         fields = ("why", "steps", "observed_s", "unit", "source", "padding_now", "padding_then", "seconds_now",
                   "seconds_then", "saving", "compile_s", "shapes", "graphs")  # fmt: skip
         return {"changes": [change.as_dict() for change in self.changes], **{n: getattr(self, n) for n in fields}}
@@ -154,11 +156,11 @@ def propose(
     uses: Sequence[ShapeUse], ladder: Ladder, policy: Policy, *, times: StepTimes | None = None,
     observed_s: float = 0.0, blocked: Sequence[Bucket] = (), keep: Sequence[Bucket] = (),
 ) -> Proposal:  # fmt: skip
-    """What to change for these steps. times: what steps take; None: learned from the steps. blocked: not added; keep:
-    not retired. The same data give the same proposal.
+    """Proposes changes for these steps. times: None learns them from the steps. blocked: never added. keep: never
+    retired. Deterministic.
 
-    Steps are counted by their longest context, which does not tell whether a bucket for a total of contexts holds them:
-    of a ladder that has one, decode steps and decode buckets are left as they are.
+    Steps are counted by their longest context, which does not tell whether a total-context bucket holds them. So for a
+    ladder with such a bucket, decode steps and buckets are left alone.
     """
     if any(bucket.total for bucket in ladder.on):
         uses = [use for use in uses if use.shape.phase != "decode"]
@@ -191,7 +193,7 @@ class _Plan:
         for use in uses:
             if use.bucket is not None and use.seconds > 0:
                 sums = measured.setdefault(use.shape, [0.0, 0.0])
-                # What the law says of the bucket that ran them, too: their ratio tells how far it is off here.
+                # Also predict the bucket that ran them: the ratio tells the prediction's error.
                 sums[0] += use.steps * use.seconds
                 sums[1] += use.steps * (times.seconds(use.shape, use.bucket) if times is not None else 0.0)
         self._ratio = {shape: real / law for shape, (real, law) in measured.items() if law > 0}
@@ -211,7 +213,7 @@ class _Plan:
         now = choices.total(choices.base)
         compile_s = [0.0 if buckets[n] in ladder.off else policy.graph_s for n in numbers]
         once = policy.once_s if policy.graph_s <= policy.max_compile_s else 0.0
-        # What compiling takes counts as far as it is not yet paid back after payback_s of such traffic.
+        # Compilation counts as far as payback_s of such traffic does not repay it.
         worth = self._observed_s / policy.payback_s if policy.unit == "time" and self._observed_s > 0 else 0.0
         prices = [
             policy.least_share * now + worth * (0.0 if buckets[n] in ladder.off else once + policy.graph_s)
@@ -241,7 +243,7 @@ class _Plan:
         return self._times.seconds(shape, bucket) * self._ratio.get(shape, 1.0)
 
     def _bytes(self, bucket: Bucket) -> int:
-        """Memory that a graph takes beside those there are: commands, and what its arena is larger than any other."""
+        """Additional memory of a graph: its commands, and the growth of the largest arena."""
         arenas, commands = self._ladder.arena_bytes, self._ladder.command_bytes
         if bucket in commands or not commands:
             return 0

@@ -1,4 +1,4 @@
-"""Which buckets to add and which to retire: the cheapest set within a budget, by the scheduler's choice of buckets."""
+"""Finds the cheapest set of buckets to add and retire within a budget, given the scheduler's choice of buckets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.buckets.bucket import Bucket
 from .shapes import Limits, StepShape
 
 EXACT_SETS = 2000
-"""Up to so many sets of additions are all looked at; of more the best are found by turns."""
+"""Up to this many sets of additions all are evaluated; beyond, a local search is used."""
 _EXACT_RETIREMENTS = 200
 Cost = Callable[[StepShape, Bucket], float]
 Floats = npt.NDArray[np.float64]
@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """The most that a plan may do. graphs: that are on afterwards; added: new ones; amounts: the most of each of
-    several resources that the additions take together."""
+    """Limits of a plan. graphs: buckets on afterwards. added: new buckets. amounts: most of each resource that
+    additions use together."""
 
     graphs: int
     added: int
@@ -33,7 +33,7 @@ class SearchBudget:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Indices of buckets, ascending. total: cost of all steps then; price: of the additions."""
+    """Ascending bucket indices. total: cost of all steps afterwards. price: of the additions."""
 
     added: tuple[int, ...]
     retired: tuple[int, ...]
@@ -42,14 +42,14 @@ class Found:
 
     @property
     def value(self) -> float:
-        """What is to be small."""
+        """The quantity to minimize."""
         return self.total + self.price
 
 
 class Choices:
-    """What any set of some buckets costs for given steps: each runs where the scheduler puts it.
+    """Costs of given steps for any set of buckets; the scheduler decides where each step runs.
 
-    cost: of a step in a bucket that holds it. Steps that no bucket of a set holds cost what their parts do in the
+    cost: of a step in a bucket that holds it. A step that no bucket of a set holds costs what its parts cost in the
     buckets of `base`.
     """
 
@@ -74,7 +74,7 @@ class Choices:
             self._groups.append((np.array(rows), np.array(order), matrix, missed))
 
     def each(self, on: Iterable[int]) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """By shape: what one step costs with this set of buckets, and the index of its bucket, -1 for none."""
+        """Per shape: the cost of one step with this set of buckets, and the index of its bucket (−1 for none)."""
         mask = np.zeros(len(self.buckets), bool)
         mask[list(on)] = True
         costs, owners = np.zeros(len(self.shapes)), np.full(len(self.shapes), -1, np.int64)
@@ -92,7 +92,7 @@ class Choices:
         return costs, owners
 
     def total(self, on: Iterable[int]) -> float:
-        """What all steps cost with this set of buckets."""
+        """The cost of all steps with this set of buckets."""
         return float(self.each(on)[0] @ self.steps)
 
 
@@ -100,11 +100,11 @@ def search(
     choices: Choices, candidates: Sequence[int], prices: Sequence[float], amounts: Sequence[Sequence[float]],
     budget: SearchBudget, keep: Iterable[int] = (),
 ) -> Found:  # fmt: skip
-    """The set of additions of least total and price, and what must be retired for it to fit the budget.
+    """The additions of least total cost and price, and the retirements needed to fit the budget.
 
-    prices, amounts: of each candidate, the latter one number for each of the budget's. keep: buckets that are not
-    retired. Nothing is retired unless another bucket of the base that stays holds whatever it does. The best of all
-    sets while they are few; else by adding and swapping one at a time. Never worse than changing nothing, if that fits.
+    prices, amounts: per candidate; amounts has one number per resource of the budget. keep: never retired. A bucket is
+    retired only if a remaining bucket of the base holds everything it holds. Exhaustive if sets are few; otherwise adds
+    and swaps one at a time. Never worse than no change, if that fits.
     """
     fixed: frozenset[int] = frozenset(keep)
     price = dict(zip(candidates, prices, strict=True))
@@ -154,7 +154,7 @@ def _by_turns(best: Found, candidates: Sequence[int], try_set: Callable[[Sequenc
 
 
 def _better(best: Found, other: Found | None) -> Found:
-    """Of equal ones the first."""
+    """The better one; the first if equal."""
     if other is None or other.value >= best.value - 1e-12 * abs(best.value):
         return best
     return other
@@ -163,7 +163,7 @@ def _better(best: Found, other: Found | None) -> Found:
 def _retire(
     choices: Choices, added: frozenset[int], count: int, coverers: dict[int, frozenset[int]]
 ) -> tuple[int, ...] | None:
-    """So many buckets of the base whose loss costs least; None where not as many may go."""
+    """`count` buckets of the base whose loss costs least; None if fewer may be retired."""
     if count == 0:
         return ()
     base: frozenset[int] = choices.base

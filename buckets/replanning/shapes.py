@@ -1,4 +1,4 @@
-"""Steps as they ran, and what graphs hold: the scheduler's rule for which graph takes a step, on plain data."""
+"""Step shapes, and the scheduler's rule for the graph that takes a step, on plain data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from llmc.buckets.bucket import Bucket, area, beyond, rank, whole_blocks
 
 SERVES = {"prefill": ("prefill", "mixed"), "decode": ("decode", "mixed"), "mixed": ("mixed",)}
-"""The phases of graphs that steps of a phase look for first; where none holds one, any does."""
+"""Phases of graphs tried first for steps of each phase; if none of them holds a step, any may."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class StepShape:
-    """What a step carried. phase: prompts, decodes or both. context: of the longest sequence, in whole KV blocks.
-    samples: rows that become logits."""
+    """The load of a step.
+
+    phase: prompts, decodes or both. context: of the longest sequence, in whole KV blocks. samples: rows that become
+    logits.
+    """
 
     phase: str
     sequences: int
@@ -24,14 +27,16 @@ class StepShape:
 
     @property
     def asked(self) -> int:
-        """Tokens that a bucket of exactly this shape computes, as padding is counted: contexts in decode."""
+        """Tokens that a bucket of exactly this shape computes, counted as for padding: contexts in decode."""
         return self.sequences * self.context if self.phase == "decode" else self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeUse:
-    """How often a shape came, in steps that fade with age, and seconds of its mean step. bucket: that ran them; None:
-    the step was missed, and ran in parts that are shapes of their own. seconds 0: not measured."""
+    """Frequency of a shape, in steps that fade with age, and mean seconds of a step (0 if not measured).
+
+    bucket: the one that ran them; None if the step missed and ran in parts, which are shapes of their own.
+    """
 
     shape: StepShape
     bucket: Bucket | None
@@ -41,25 +46,25 @@ class ShapeUse:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the artifact and the server; lengths in tokens."""
+    """Limits of the artifact and the server; lengths in tokens."""
 
     max_model_len: int
     max_num_seqs: int
     block_size: int
 
     def context(self, bucket: Bucket) -> int:
-        """Longest context that a bucket's graph reads; only a decode graph is made for less than the model's."""
+        """Longest context that a bucket's graph reads; only a decode graph is limited below the model's."""
         longest = min(bucket.seq, self.max_model_len) if bucket.phase == "decode" else self.max_model_len
         return whole_blocks(longest, self.block_size)
 
     def takes(self, bucket: Bucket) -> bool:
-        """Whether a request could fill it, and it could be compiled."""
+        """Whether a request could fill the bucket, and it could be compiled."""
         if bucket.phase == "mixed" and bucket.seq < bucket.batch:
             return False
         return beyond(bucket, self.max_num_seqs, self.max_model_len, self.block_size) == ""
 
     def holds(self, bucket: Bucket, shape: StepShape) -> bool:
-        """Whether the bucket's graph runs such a step; of a total, whatever is shorter than the longest context."""
+        """Whether the bucket's graph can run such a step; for a total, assumes all contexts as long as the longest."""
         if bucket.total and shape.sequences * whole_blocks(shape.context, self.block_size) > bucket.seq:
             return False
         return (
@@ -70,7 +75,7 @@ class Limits:
         )
 
     def covers(self, bucket: Bucket, other: Bucket) -> bool:
-        """Whether every step that `other` holds `bucket` holds, too, and is looked for there."""
+        """Whether `bucket` holds every step that `other` holds, and the scheduler tries it for them."""
         return (
             bucket.phase == other.phase
             and bucket.batch >= other.batch
@@ -79,18 +84,20 @@ class Limits:
         )
 
     def order(self, bucket: Bucket, phase: str) -> tuple[bool, int, int, int, Bucket]:
-        """Of the buckets that hold a step of this phase the scheduler takes the least."""
+        """Sort key: among buckets that hold a step of this phase, the scheduler takes the least."""
         tokens, _, batch = rank(bucket)
         return bucket.phase not in SERVES[phase], tokens, self.context(bucket), batch, bucket
 
     def choose(self, buckets: Iterable[Bucket], shape: StepShape) -> Bucket | None:
-        """The bucket that the scheduler takes; None: none holds the step."""
+        """The bucket that the scheduler takes; None on a miss."""
         holding = (bucket for bucket in buckets if self.holds(bucket, shape))
         return min(holding, key=lambda bucket: self.order(bucket, shape.phase), default=None)
 
     def parts(self, buckets: Sequence[Bucket], shape: StepShape) -> list[tuple[StepShape, Bucket]]:
-        """The steps that a step becomes, each with its bucket: one, or several where no bucket holds it whole. Empty
-        where there is no bucket for a part."""
+        """The steps into which a step is split, each with its bucket: one, or several after a miss.
+
+        Empty if a part has no bucket.
+        """
         whole = self.choose(buckets, shape)
         if whole is not None:
             return [(shape, whole)]
@@ -110,7 +117,7 @@ class Limits:
         return found
 
     def padding(self, bucket: Bucket, shape: StepShape) -> int:
-        """Tokens that the bucket computes for nobody in such a step."""
+        """Padding tokens that the bucket computes for such a step."""
         if shape.phase == "decode":
             computed = area(bucket, self.block_size) if bucket.phase == "decode" else bucket.max_tokens * shape.context
         else:

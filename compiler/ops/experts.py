@@ -40,24 +40,27 @@ QUANTIZED = "quantized_experts"
 """
 WEIGHTS = ("gate_up", "down")
 ROW_UNIT = 16
-"""Rows of an expert begin at a multiple: then everything of its own that is in memory starts a cache line."""
+"""An expert's rows begin at a multiple of this, so that all its data start at a cache line."""
 _INDEX, _ROWS, _INNER, _INT8 = (BufferSource.of_scratch(name) for name in ("index", "rows", "inner", "int8"))
 
 
 def index_ints(experts: int, pairs: int) -> int:
-    """Most numbers that `expert_order` writes, for `pairs` of a token and an expert of its."""
+    """Most integers that `expert_order` writes, for `pairs` (token, expert) pairs."""
     return 8 * (experts + 1) + pairs
 
 
 def held_rows(experts: int, pairs: int) -> int:
-    """Most rows that experts in use have, with those between them."""
+    """Most rows of all experts in use, including the gaps between them."""
     return pairs + min(experts, pairs) * (ROW_UNIT - 1)
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """How the weight of one of the linear layers is stored. format: None for floats of the activation dtype; int8: its
-    rows are; ordered: they are in the order of each expert's columns."""
+    """The storage of one linear layer's weight.
+
+    format: None for floats of the activation dtype. int8: whether its input rows are int8. ordered: whether they are in
+    each expert's column order.
+    """
 
     format: WeightFormat | None = None
     int8: bool = False
@@ -65,7 +68,7 @@ class _Stored:
 
     @classmethod
     def of(cls, site: Site, weight: str) -> _Stored:
-        """As `quantized_experts` of the site says."""
+        """Reads attribute `quantized_experts` of the site."""
         found = site.attributes.get(QUANTIZED, {}).get(weight)
         return cls() if found is None else cls(format_of(found["format"]), bool(found["int8"]), "ordered" in found)
 
@@ -73,20 +76,20 @@ class _Stored:
         return self.format.sums if self.format is not None and self.int8 else None
 
     def spec(self, act_dtype: str, **params: Param) -> KernelSpec:
-        """As `linear_spec` or `linear_quant_spec`, for weights [experts n, k]: rows are those of `expert_order`."""
+        """As `linear_spec` or `linear_quant_spec`, for weights [experts · n, k] and rows assigned by `expert_order`."""
         if self.format is None:
             return KernelSpec.of("linear", EXPERT_LINEAR, act_dtype=act_dtype, weight_dtype=act_dtype, **params)
         act, of_format = "i8" if self.int8 else act_dtype, self.format.kernel_params()
         return KernelSpec.of("linear", EXPERT_LINEAR_QUANT, act_dtype=act, **of_format, **params)
 
     def planes(self, weight: str, width: int) -> tuple[str, ...]:
-        """The operands beside the numbers of a weight."""
+        """The operands besides the numbers of a weight."""
         planes = () if self.format is None else self.format.planes(width)
         return tuple(f"{weight}.{plane.name}" for plane in planes)
 
 
 class _Sizes:
-    """Of one site: width of tokens, of what is inside an expert, and of its result."""
+    """Widths at a site: of tokens, of an expert's inner activation, and of its result."""
 
     def __init__(self, site: Site) -> None:
         shapes = site.attributes["weight_shapes"]
@@ -137,7 +140,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 
 def _scratch(site: Site, graph: GraphParams) -> dict[str, int]:
-    """Rows of experts are read before their results are written in the same place."""
+    """Results may overwrite the experts' rows: those have been read by then."""
     sizes, pairs = _Sizes(site), graph.shape.tokens * int(site.attributes["widths"]["chosen"]) // 2
     rows, per_word = held_rows(sizes.experts, pairs), FLOATS[graph.act_dtype].per_word
     words = {weight: -(-width // per_word) for weight, width in sizes.widths.items()}
