@@ -2,8 +2,8 @@
 
 Each rank has an equal number of attention heads, KV heads and feed-forward elements. These are rows of the linears that
 produce them, and columns of the linears that read them, whose results are partial sums. Of a mixture, each rank has a
-part of every expert, or whole experts (`by_expert`). The output projection is divided by vocabulary rows. The embedding,
-the router and everything as wide as the hidden size is replicated.
+part of every expert, or whole experts (`by_expert`). The output projection is divided by vocabulary rows. The
+embedding, the router and everything as wide as the hidden size is replicated.
 """
 
 from __future__ import annotations

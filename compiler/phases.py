@@ -50,8 +50,8 @@ def _never(state: object) -> bool:
 class Phase(Generic[State]):
     """A step of a compilation.
 
-    name: in progress and reports. wanted: whether it has anything to do. verify: raises VerifyError if the result is not
-    what it claims to be. dump: writes its result to a directory, for reading.
+    name: in progress and reports. wanted: whether it has anything to do. verify: raises VerifyError if the result is
+    not what it claims to be. dump: writes its result to a directory, for reading.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Model families in plain torch over the llmc ops: configs, weights and graphs.
 
-Configs, checkpoints and weight maps need no torch; it is imported with the first module that is built.
+Configs, checkpoints and weight maps need no torch; building the first module imports it.
 """
 
 from llmc.models.config import ModelConfig, Rope, RopeScaling

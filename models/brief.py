@@ -1,4 +1,4 @@
-"""What an error says of a value from somebody else: not too much, and nothing that a terminal would obey."""
+"""Renders foreign values for error messages: short, and without control sequences for a terminal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _BRIEF.maxdict = 8
 
 
 def brief(value: Any) -> str:
-    """Its repr, which shortens long ones and escapes control characters."""
+    """The value's repr, shortened and with control characters escaped."""
     return _BRIEF.repr(value)
 
 
 def brief_name(name: str) -> str:
-    """A name as it is, or its `brief` where it is long or not printable."""
+    """A name unchanged, or its `brief` if it is long or not printable."""
     return name if name.isprintable() and len(name) <= 200 else brief(name)

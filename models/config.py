@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration says of a decoder, in one frozen object."""
+"""A decoder's configuration, in one frozen object."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Pooling = Literal["first", "mean", "last"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. A field that the type does not use is None (truncate: True).
+    """Scaling of rotary frequencies. A field that the type does not use is None (truncate: True).
 
-    rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_steps", or "factors" of a GGUF file, which divide
-    the frequencies one by one. original_max_position_embeddings: tokens of the pretraining context. attention_factor,
-    mscale, mscale_all_dim: the scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors of the
-    frequencies; of longrope for texts up to the original context, long_factors for longer ones.
+    rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_steps", or "factors" from a GGUF file, which
+    divide each frequency. original_max_position_embeddings: tokens of the pretraining context. attention_factor,
+    mscale, mscale_all_dim: scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors of the frequencies;
+    in longrope for texts within the original context. long_factors: for longer ones.
     """
 
     rope_type: str
@@ -41,8 +41,8 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions. theta: base of the frequencies; None: nothing is rotated. dim: leading elements of a head that
-    are, even."""
+    """Rotary positions. theta: base of the frequencies; None for no rotation. dim: number of leading elements of a head
+    that are rotated; even."""
 
     theta: float | None
     dim: int
@@ -51,17 +51,17 @@ class Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """The feed-forward block of some layers, a mixture of experts. Sizes in elements.
+    """The mixture-of-experts block of some layers. Sizes in elements.
 
-    layers: those that have it, the others have a plain one. count, top_k: experts, and how many a token takes;
-    intermediate_size: of one. scores: from logits of the router to weights, over all experts; "mixer": of the two best,
-    each by the softmax over what is near it (mixer_noise, see `blocks.experts`). choice_bias: a bias that is added to
-    scores for the choice alone. groups: equal ones, of which the top_groups best are chosen from; a group is as good as
-    its best_of_group best experts in sum. normalised: the weights of a token are divided by their sum, least_sum at
-    least; scale: of all weights. shared_size: of an expert that every token takes, 0 for none; shared_gate: it is taken
-    as far as a gate of its own says. scaled_input: the one expert of a token reads its input times the sigmoid of the
-    expert's logit. router_bias, biases: of the router, and of the experts' matrices. gate_limit, gate_gain: see
-    `expert_ops.experts`. held: how many of them are here, which `expert_ops.held_experts` names; None: all.
+    layers: layers with experts; others have a plain block. count, top_k: experts per layer and per token.
+    intermediate_size: of one expert. scores: function from router logits to weights. "mixer" scores the two best, each
+    by a softmax over nearby logits (mixer_noise, see `blocks.experts`). choice_bias: a bias added to scores for the
+    choice only. groups: number of equal groups; only the top_groups best are eligible. A group's score is the sum of
+    its best_of_group best experts. normalised: a token's weights are divided by their sum (at least least_sum). scale:
+    factor of all weights. shared_size: of an expert that every token uses; 0 for none. shared_gate: its output is
+    gated. scaled_input: a token's single expert reads its input times the sigmoid of the expert's logit. router_bias,
+    biases: whether router and experts' matrices have biases. gate_limit, gate_gain: see `expert_ops.experts`.
+    held: how many experts a rank holds; None for all. See `expert_ops.held_experts`.
     """
 
     layers: tuple[int, ...]
@@ -88,13 +88,13 @@ class Experts:
 
 
 NO_ROPE = Rope(None, 2)
-"""Of layers and models without rotary positions."""
+"""For layers and models without rotary positions."""
 
 
 @dataclass(frozen=True)
 class Alibi:
-    """Positions by a bias of scores: a head's slope times how far the key lies behind the query. slopes: by query head.
-    rounded: the bias is rounded and scaled as in Falcon, see `ops.paged_attention`."""
+    """Positions as a score bias: a head's slope times the distance from query back to key. slopes: per query head.
+    rounded: the bias is rounded and scaled as in Falcon; see `ops.paged_attention`."""
 
     slopes: tuple[float, ...]
     rounded: bool = False
@@ -102,9 +102,11 @@ class Alibi:
 
 @dataclass(frozen=True)
 class QueryGrowth:
-    """Queries grow with their position. "steps": those of unrotated layers, times
-    1 + factor · ln(1 + ⌊(position + 1) / every⌋). "log": those of all layers, times ln(position + 1) / ln(every) where
-    that is more than 1."""
+    """Queries scaled by position.
+
+    "steps": in unrotated layers, by 1 + factor · ln(1 + ⌊(position + 1) / every⌋).
+    "log": in all layers, by ln(position + 1) / ln(every), but at least 1.
+    """
 
     every: float
     factor: float
@@ -113,12 +115,12 @@ class QueryGrowth:
 
 @dataclass(frozen=True)
 class Latent:
-    """Attention to a latent vector that all heads share (blocks/latent.py). Sizes in elements.
+    """Latent attention: all heads share one latent vector per token (blocks/latent.py). Sizes in elements.
 
-    query_rank: of what queries are made from, None: of the token itself. rank: of the latent vector. plain_dim: of a
-    query's part without positions; rotated_dim: of its part with them, and of the key beside the latent vector;
-    value_dim: of a head's result. norm_eps: of the norms of both vectors. interleaved: checkpoints have rotated
-    elements in neighbouring pairs.
+    query_rank: size of the queries' latent vector; None if queries come from the token itself. rank: size of the keys'
+    latent vector. plain_dim: a query's part without positions. rotated_dim: its part with positions, and the rotated
+    key. value_dim: a head's result. norm_eps: for the norms of both vectors. interleaved: whether checkpoints store
+    rotated elements in neighbouring pairs.
     """
 
     query_rank: int | None
@@ -131,7 +133,7 @@ class Latent:
 
     @property
     def key_dim(self) -> int:
-        """Elements that the cache keeps of a token: the latent vector, then the rotated key."""
+        """Elements cached per token: the latent vector, then the rotated key."""
         return self.rank + self.rotated_dim
 
     @property
@@ -142,12 +144,12 @@ class Latent:
 
 @dataclass(frozen=True)
 class Streams:
-    """Gemma 3n's layers (blocks/streams.py): a token has several hidden vectors, of which a layer reads the first.
+    """Gemma 3n's layers (blocks/streams.py): a token has several hidden vectors; a layer reads the first.
 
-    count: hidden vectors. rank: of a linear path beside attention. input_size: elements of what a layer reads of the
-    token besides; input_vocab: tokens that have such, others read that of token 0. cutoffs: per layer, from how many
-    standard deviations above its mean on a gate of the feed-forward block counts, None for all of it. scaled: the first
-    vector is multiplied by a learned one before it meets what the layer reads of the token.
+    count: hidden vectors per token. rank: of a linear path beside attention. input_size: elements of a layer's
+    per-token input. input_vocab: tokens that have one; others use that of token 0. cutoffs: per layer, the cut-off of
+    the feed-forward gate in standard deviations above its mean; None for no cut-off. scaled: whether the first vector
+    is multiplied by a learned one before it meets the per-token input.
     """
 
     count: int
@@ -160,9 +162,12 @@ class Streams:
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer over a pooled row. size: rows of its matrix. activation: of its result, None for none. norm: a
-    norm behind that. token_ids: its matrix is those rows of the output projection, empty: one of its own. source: what
-    the checkpoint calls it, "" for what the family's layout says."""
+    """A linear layer over a pooled row.
+
+    size: rows of its matrix. activation: of its result; None for none. norm: whether a norm follows. token_ids: the
+    rows of the output projection that form its matrix; empty if it has its own. source: its name in the checkpoint; ""
+    for that of the family's layout.
+    """
 
     size: int
     bias: bool = False
@@ -174,8 +179,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A model that gives a vector for each text, in place of logits. It is one row of the last layer, its first or
-    last, or the mean of all, through the layers of `dense`. normalised: to length 1."""
+    """The pooling of a model that returns a vector per text instead of logits.
+
+    It takes the first or last row of the last layer, or the mean of all, then applies the layers of `dense`.
+    normalised: whether vectors are scaled to length 1.
+    """
 
     pooling: Pooling
     dense: tuple[Dense, ...] = ()
@@ -184,9 +192,12 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Task:
-    """What the rows of a pooled model are for. activation: what makes scores of a row's numbers, None: they are scores
-    as they are. labels: of the numbers, of "classify". template: the text of a query and a document of "rank", with
-    {instruction}, {query} and {document} in it; None: the tokenizer's own pair."""
+    """The use of a pooled model's rows.
+
+    activation: turns a row's numbers into scores; None if they are scores already. labels: names of the numbers, for
+    "classify". template: for "rank", the text of a query and a document, with {instruction}, {query} and {document};
+    None for the tokenizer's own pair.
+    """
 
     name: Literal["embed", "rank", "classify"]
     activation: Literal["sigmoid", "softmax"] | None = None
@@ -198,41 +209,40 @@ class Task:
 class ModelConfig:
     """A decoder, or an encoder. Sizes in elements; max_position_embeddings in tokens.
 
-    norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. embedding_norm: one more on the
-    embedding.
-    qk_norm: what is normed of q and k before they are rotated: each head by one weight, each head by its own, or all
-    heads as one vector. "unit": each head without weights, after they are rotated, in layers that do. qk_norm_rotated:
-    after that, of "head".
-    residual: where norms stand. Before both blocks; before both, which run side by side (with parallel_norms norms);
-    before and after each block; after each block; or of each sum of a block and what it read.
-    first_norm: there is one before the first attention. final_norm: behind the last layer.
+    norm, norm_eps, norm_weight, norm_bias: of all norms over the hidden size. embedding_norm: whether the embedding is
+    normed too.
+    qk_norm: norm of q and k before rotation: each head with one shared weight, each head with its own, or all heads as
+    one vector. "unit": each head without weights, after rotation, in rotated layers. qk_norm_rotated: "head" norms
+    apply after rotation.
+    residual: placement of norms: before both blocks; before both, which run in parallel (with parallel_norms norms);
+    before and after each block; after each block; or on each sum of a block and its input.
+    first_norm: whether a norm precedes the first attention. final_norm: whether one follows the last layer.
     activation, gated: of the feed-forward block.
-    rope, local_rope: of layers without and with a window, local_rope None where they are the same. unrotated_layers:
-    without either.
-    learned_positions: tokens of a table that is added to the embedding, 0 for none. alibi: None for no such bias.
-    sliding_window: tokens a query of a windowed layer sees, itself included, None where no layer has one.
-    layer_windows: the same per layer, 0 for full attention.
-    layer_chunks: per layer, a token sees none before the last multiple of it, 0 or empty for no limit.
-    sinks: each head has a learned score without a value. query_growth: None for none.
+    rope, local_rope: of layers without and with a window; local_rope is None if they are equal. unrotated_layers:
+    layers without rotation.
+    learned_positions: rows of a position table added to the embedding; 0 for none. alibi: None for no such bias.
+    sliding_window: tokens that a query of a windowed layer sees, itself included; None if no layer has a window.
+    layer_windows: the same per layer; 0 for full attention.
+    layer_chunks: per layer, a token sees no key before the last multiple of this; 0 or empty for no limit.
+    sinks: whether each head has a learned score without a value. query_growth: None for none.
     attention_bias: of q, k and v. o_bias: of the output projection.
-    attention_scale: of scores. attention_cap: tanh bounds them to it, None for not. clip_qkv: bound of q, k and v, None
-    for none.
-    down_bias: of the feed-forward block's last matrix, where mlp_bias is not. logit_cap: as attention_cap, of logits.
-    normed_head: rows of the output projection are of length 1.
-    latent: None where keys and values are kept by themselves. With it there is one KV head, of latent.key_dim elements,
-    of which the first latent.rank are the value. normed_values:
-    each head of v is normed, without weights.
-    kv_layers: per layer, the one whose keys and values it reads; those of the first layers are their own, the last ones
-    make none. Empty: all make their own. streams: None where a token has one hidden vector.
-    experts: None where no layer has any.
-    bidirectional: a token sees those behind it, too; with a window those less than so far away.
-    token_types: kinds of tokens, each with a vector that is added to the embedding, 0 for none. typed_inputs: an input
-    id is token + kind × vocab_size, else all are of the first kind.
-    pooled, task: None for a model that gives logits.
-    states: "left" where each row's hidden state behind the last norm is left for others. "taken" where those of another
-    model are read, too. fc_bias: of the linear that reads them.
-    bos_token_id: None where the model has none.
-    dtype: of the checkpoint, "f32", "f16" or "bf16" ("f32" where config.json does not say).
+    attention_scale: of scores. attention_cap: scores are bounded to it by tanh; None for no bound. clip_qkv: bound of
+    q, k and v; None for none.
+    down_bias: of the feed-forward block's last matrix, if it differs from mlp_bias. logit_cap: bounds logits as
+    attention_cap does scores. normed_head: rows of the output projection have length 1.
+    latent: None if keys and values are cached separately. With it there is one KV head of latent.key_dim elements,
+    whose first latent.rank are the value. normed_values: each head of v is normed, without weights.
+    kv_layers: per layer, the layer whose keys and values it reads. The first layers make their own, the last ones make
+    none. Empty if all make their own.
+    streams: None if a token has one hidden vector. experts: None if no layer has any.
+    bidirectional: a token also sees later ones; with a window, those less than that far away.
+    token_types: number of token kinds, each with a vector added to the embedding; 0 for none. typed_inputs: an input id
+    is token + kind × vocab_size; otherwise all tokens are of the first kind.
+    pooled, task: None for a model that returns logits.
+    states: "left" if each row's hidden state after the last norm is exported. "taken" if another model's states are
+    read as well. fc_bias: of the linear that reads them.
+    bos_token_id: None if the model has none.
+    dtype: of the checkpoint: "f32", "f16" or "bf16" ("f32" if config.json does not say).
     """
 
     model_type: str
@@ -299,30 +309,30 @@ class ModelConfig:
 
     @property
     def num_inputs(self) -> int:
-        """Input ids that there are."""
+        """The number of distinct input ids."""
         return self.vocab_size * (self.token_types if self.typed_inputs else 1)
 
     @property
     def output_width(self) -> int:
-        """Numbers of a row that a graph gives."""
+        """Numbers in a row of a graph's output."""
         if self.pooled is None:
             return self.vocab_size
         return self.pooled.dense[-1].size if self.pooled.dense else self.hidden_size
 
     @property
     def whole_prompts(self) -> bool:
-        """A step must hold all tokens of a text: they depend on those behind them, or all are pooled."""
+        """Whether a step must hold a whole text: tokens depend on later ones, or all are pooled."""
         return self.bidirectional or (self.pooled is not None and self.pooled.pooling != "last")
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers of the KV cache. Where nobody reads it in a later step, all layers take turns with one."""
+        """Layers of the KV cache. If no later step reads it, all layers share one."""
         if self.kv_layers:
             return 1 + max(self.kv_layers)
         return 1 if self.bidirectional else self.num_layers
 
     def kv_layer(self, layer: int) -> int:
-        """The layer of the KV cache that a layer reads."""
+        """The layer of the KV cache that a model layer reads."""
         return self.kv_layers[layer] if self.kv_layers else min(layer, self.num_kv_layers - 1)
 
     def makes_kv(self, layer: int) -> bool:
@@ -336,7 +346,7 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary tables that the layers read."""
+        """The distinct rotary tables that layers read."""
         return tuple(dict.fromkeys(self.layer_rope(layer) for layer in range(self.num_layers)))
 
     def layer_rope(self, layer: int) -> Rope:
@@ -346,5 +356,5 @@ class ModelConfig:
 
     @property
     def rope_tables(self) -> dict[str, Rope]:
-        """What the buffers of the tables are called."""
+        """Buffer names of the rotary tables."""
         return {f"ropes.{i}.cos_sin": rope for i, rope in enumerate(self.ropes)}

@@ -1,4 +1,4 @@
-"""Conversions between the dtypes of checkpoints and of packed weights, bit for bit as torch does them."""
+"""Conversions between dtypes of checkpoints and of packed weights, bit-identical to torch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """numpy dtype by name."""
 _BLOCK = 1 << 16  # elements whose temporaries stay in cache
-# What a NaN becomes in bf16; torch has two answers.
+# The bf16 form of NaN; torch has two.
 _NAN_BF16 = {DTYPES["f32"]: 0xFFFF, DTYPES["f16"]: 0x7FC0}
 
 
 def convert(source: Array, out: Array) -> None:
-    """Writes `source` to `out` of the same shape, both f32, f16 or bf16; rounds to nearest, ties to even.
+    """Converts `source` into `out` of equal shape, both f32, f16 or bf16; rounds to nearest, ties to even.
 
-    What is too large for f16 becomes infinite. A NaN that is narrowed to bf16 becomes one NaN, the one of torch. Raises
-    ValueError on other dtypes or shapes.
+    f16 overflow becomes infinity. NaN narrowed to bf16 always becomes torch's NaN. Raises ValueError on other dtypes or
+    shapes.
     """
     if source.shape != out.shape or not {source.dtype, out.dtype} <= set(DTYPES.values()):
         raise ValueError(f"cannot convert {source.dtype} {source.shape} to {out.dtype} {out.shape}")
     if source.dtype == out.dtype:
-        # Bytes, so that no NaN is quieted on the way.
+        # Compare bytes, so that no NaN is quieted on the way.
         word = np.uint16 if source.dtype.itemsize == 2 else np.uint32
         np.copyto(out.view(word), source.view(word))
     elif out.dtype == DTYPES["f32"] and source.dtype == DTYPES["bf16"]:
@@ -42,7 +42,7 @@ def convert(source: Array, out: Array) -> None:
 
 
 def _narrow(source: Array, out: Array) -> None:
-    """To other 16 bits, or from f32 to these, some rows at a time."""
+    """Converts between 16-bit dtypes, or from f32 to one, in runs of rows."""
     if source.ndim == 0:
         source, out = source[None], out[None]
     rows = max(1, _BLOCK // max(1, source[0].size)) if len(source) else 1
@@ -57,7 +57,7 @@ def _narrow(source: Array, out: Array) -> None:
 
 
 def _bits_of_bf16(block: NDArray[np.float32], source: np.dtype[Any]) -> Array:
-    """The bits of the nearest bf16. source: dtype that the values come from."""
+    """The bits of the nearest bf16. source: the values' original dtype."""
     bits = block.view(np.uint32)
     rounded = (bits >> 16) & 1
     rounded += 0x7FFF

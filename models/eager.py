@@ -1,4 +1,4 @@
-"""A whole model with its weights, run eagerly by torch: the reference that compiled models are compared with."""
+"""A whole model with weights, run eagerly by torch: the reference for compiled models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from llmc.models.tables import tables
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """The array as a tensor of the same bits; they share memory."""
+    """A tensor that shares the array's memory and bits."""
     if array.dtype == DTYPES["bf16"]:
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None, task: str = "auto") -> Decoder:
-    """The whole model on the CPU; max_len in tokens, None for max_position_embeddings. task: see `models/tasks.py`."""
+    """The whole model on the CPU. max_len: in tokens; None for max_position_embeddings. task: see `models/tasks.py`."""
     source = open_source(path, task=task)
     config = source.config()
     length = max_len or config.max_position_embeddings

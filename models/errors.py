@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ModelError(Exception):
-    """A model that cannot be read or built; the message is one sentence that names the offending value."""
+    """A model cannot be read or built; the message is one sentence that names the offending value."""

@@ -1,6 +1,6 @@
-"""The llmc ops of mixtures of experts, as `ops.py` has the others. E experts, k of a token."""
+"""The llmc ops of mixtures of experts; `ops.py` has the others. E experts, k per token."""
 
-# torch reads the ops' schemas from the annotations, so they must be types and not strings.
+# torch reads op schemas from the annotations, so they must be types, not strings.
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,12 @@ def choose_experts(
     least_sum: float = 0.0,
     scale: float = 1.0,
 ) -> Tensor:
-    """The experts with the largest choice float32 [T, E], and their scores float32 [T, E] as weights: i32 [T, 2 k],
-    ids, the best first, then the bits of weights.
+    """Chooses the experts with the largest `choice` float32 [T, E], weighted by `scores` float32 [T, E]. Returns i32
+    [T, 2 k]: ids, best first, then the bits of the weights.
 
-    Of equal ones the first comes first. groups: of equal size, of which only the `top_groups` best are chosen from; a
-    group is as good as its best expert, or its best two together (best_of_group). normalised: weights are divided by
-    their sum, which counts as `least_sum` at least. scale: of all weights.
+    Ties go to the first. groups: number of equal groups; only the `top_groups` best are eligible. A group's score is
+    its best expert's, or the sum of its best two (best_of_group). normalised: weights are divided by their sum, at
+    least `least_sum`. scale: factor of all weights.
     """
     if top_groups < groups:
         members = choice.view(len(choice), groups, -1)
@@ -92,12 +92,12 @@ def experts(
     act_dtype: str = "f32",
     some: bool = False,
 ) -> Tensor:
-    """What the chosen experts (`choose_experts`) make of x act [T, D], in sum, plus residual [T, D]: float32 [T, D].
+    """The weighted sum of the chosen experts' outputs for x act [T, D], plus residual [T, D]: float32 [T, D].
 
-    gate_up [E 2 I, D], gate before up, and down [E D, I]: one expert after another, and so gate_up_bias [E 2 I] and
-    down_bias [E D]. An expert makes down(silu(gate) · up), the inner activation of act_dtype; with a gate_limit
-    down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate that at most and up between that and its negative. some: an
-    id of E is that of an expert which is elsewhere, of which nothing is added (`held_experts`).
+    chosen: from `choose_experts`. gate_up [E 2 I, D] (gate before up), down [E D, I], gate_up_bias [E 2 I] and
+    down_bias [E D] are stacked by expert. An expert computes down(silu(gate) · up), with the inner activation in
+    act_dtype. With a gate_limit: down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate clamped to at most the limit,
+    up to ± the limit. some: ids of E belong to experts of another rank, which add nothing (`held_experts`).
     """
     top_k = chosen.shape[1] // 2
     ids, weights = chosen[:, :top_k], chosen[:, top_k:].contiguous().view(torch.float32)
@@ -118,7 +118,7 @@ def experts(
 
 
 def expert_inner(x: Tensor, gate_up: Tensor, bias: Tensor | None, gate_limit: float, gate_gain: float) -> Tensor:
-    """The inner activation float32 [T, I] of one expert: x act [T, D], gate_up [2 I, D]; limits as of `experts`."""
+    """The inner activation float32 [T, I] of one expert. x: act [T, D]. gate_up: [2 I, D]. Limits: as in `experts`."""
     gate, up = F.linear(x.float(), gate_up.float(), bias).chunk(2, dim=-1)
     if not gate_limit:
         return F.silu(gate) * up

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object: every wrong or missing field is one clear sentence."""
+"""Typed reading of a JSON object: every invalid or missing field gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llmc.models.errors import ModelError
 from llmc.models.files import read_file
 from llmc.regular_file import JsonError, parse_json
 
-_MAX_BYTES = 4 << 20  # of a config: real ones have a few KiB, and 3 MiB where they list every module that is quantized
+_MAX_BYTES = 4 << 20  # real configs have a few KiB; up to 3 MiB if they list every quantized module
 _MAX_INTEGER = (1 << 31) - 1
-# Models compute with float32: what it cannot hold would become infinite or zero there.
+# Models compute in float32; values beyond its range would become infinity or zero.
 _LEAST_FLOAT, _LARGEST_FLOAT = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -25,10 +25,10 @@ REQUIRED = _Required()
 
 
 class Fields:
-    """Fields of one JSON object. origin: what an error calls the object, a path or `path: key`.
+    """The fields of one JSON object. origin: its name in errors, a path or `path: key`.
 
-    A field that is null counts as missing. Every accessor raises ModelError on a missing field without a default and on
-    a value of the wrong type or range. It remembers which fields were asked for: `unread` has the others.
+    A null field counts as missing. Accessors raise ModelError for a missing field without a default, and for a value of
+    wrong type or range. Accessed fields are remembered; `unread` yields the others.
     """
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
@@ -40,7 +40,7 @@ class Fields:
 
     @classmethod
     def read(cls, path: Path, most_bytes: int = _MAX_BYTES) -> Fields:
-        """Reads a JSON file of a checkpoint that holds one object."""
+        """Reads a JSON file of a checkpoint, which must hold one object."""
         try:
             values = parse_json(read_file(path, most_bytes), infinity=True)
         except FileNotFoundError:
@@ -54,30 +54,30 @@ class Fields:
         return cls(values, str(path))
 
     def renamed(self, **theirs: str) -> Fields:
-        """The same with fields under names of ours too: `theirs` is what the object calls them."""
+        """The same object with aliases: `theirs` maps our names to the object's."""
         ours = {name: self._values[their] for name, their in theirs.items() if their in self._values}
         return self._derived({**ours, **self._values}, {**{name: theirs[name] for name in ours}, **self._names})
 
     def with_values(self, **values: Any) -> Fields:
-        """The same with other values of some fields, whose own are not read thereby."""
+        """The same object with some values replaced; the originals do not count as read."""
         names = {name: theirs for name, theirs in self._names.items() if name not in values}
         return self._derived({**self._values, **values}, names)
 
     def _derived(self, values: Mapping[str, Any], names: dict[str, str]) -> Fields:
-        """Other values of the same object; names: what it calls those that are its own."""
+        """The same object with other values. names: our aliases."""
         derived = Fields(values, self.origin)
         derived._read, derived._tables, derived._names = self._read, self._tables, names
         return derived
 
     def _get(self, name: str) -> Any:
-        """The value, or None; from now on it has been read."""
+        """The value, or None; marks the field as read."""
         if name in self._names:
             self._read.add(self._names[name])
         return self._values.get(name)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """Names and values of the fields that nobody asked for, null ones left out; of an object that was read, of its
-        fields, as `rope_scaling.factor`."""
+        """(name, value) of fields never accessed, null ones omitted; for an accessed object its own fields, as
+        `rope_scaling.factor`."""
         for name, value in self._values.items():
             if value is not None and name not in self._read:
                 yield name, value
@@ -86,7 +86,7 @@ class Fields:
                 yield f"{name}.{inner}", value
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._get(name) is not None
 
     @property
@@ -95,12 +95,12 @@ class Fields:
         return self._values
 
     def mentions(self, name: str) -> bool:
-        """Whether the field is there, null or not."""
+        """Whether the field is present, even if null."""
         self._get(name)
         return name in self._values
 
     def raw(self, name: str, default: Any = REQUIRED) -> Any:
-        """The value as it is."""
+        """The value, unconverted."""
         value = self._get(name)
         if value is not None:
             return value
@@ -121,19 +121,19 @@ class Fields:
         return value
 
     def number(self, name: str, default: Any = REQUIRED, positive: bool = True) -> float:
-        """A number that float32 can hold, positive unless told otherwise."""
+        """A number within float32's range, positive by default."""
         value = self.raw(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(name, value, "a number")
         if positive and value <= 0:
             raise self._wrong(name, value, "a positive number")
-        # False for NaN, too.
+        # Also false for NaN.
         if not (_LEAST_FLOAT <= abs(value) <= _LARGEST_FLOAT or value == 0):
             raise self._wrong(name, value, "a number in the range of float32")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
-        """A number that may be zero or negative, None where it is missing."""
+        """A number of any sign; None if missing."""
         return self.number(name, positive=False) if self.has(name) else None
 
     def flag(self, name: str, default: Any = REQUIRED) -> bool:
@@ -156,7 +156,7 @@ class Fields:
         return tuple(value)
 
     def integers(self, name: str, count: int | None = None) -> tuple[int, ...]:
-        """A list of integers of at least 0, exactly `count` unless that is None."""
+        """A list of non-negative integers, exactly `count` unless None."""
         value = self.raw(name)
         if not isinstance(value, list) or (count is not None and len(value) != count):
             raise self._wrong(name, value, "a list of integers" if count is None else f"a list of {count} integers")
@@ -172,7 +172,7 @@ class Fields:
         return tuple(entries.number(str(i)) for i in range(count))
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One token id or a list of them; empty where missing."""
+        """One token id or a list of them; empty if missing."""
         value = self.raw(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
@@ -180,7 +180,7 @@ class Fields:
         return tuple(dict.fromkeys(ids))
 
     def table(self, name: str) -> Fields | None:
-        """A nested object, None where it is missing."""
+        """A nested object; None if missing."""
         value = self._get(name)
         if value is None:
             return None
@@ -189,5 +189,5 @@ class Fields:
         return self._tables.setdefault(name, Fields(value, f"{self.origin}: {name}"))
 
     def nested_names(self) -> tuple[str, ...]:
-        """Names of the fields that are objects themselves."""
+        """Names of fields that are objects."""
         return tuple(name for name, value in self._values.items() if isinstance(value, dict))

@@ -1,4 +1,4 @@
-"""Opens the files of a checkpoint: regular ones that lie in it, and nothing else."""
+"""Opens a checkpoint's files: only regular files inside it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HUB_REPO, _SNAPSHOTS = "models--", "snapshots"
 
 
 def resolved_file(path: Path) -> Path:
-    """Where the file `path` of the checkpoint path.parent really is.
+    """The real path of the file `path` in the checkpoint path.parent.
 
-    A link may lead to another file of the checkpoint; in a snapshot of the hub's cache, to any file of the same
-    repository. Raises ModelError for one that leads elsewhere, or to nothing.
+    A link may lead to another file of the checkpoint or, in a snapshot of the hub's cache, of the same repository.
+    Raises ModelError for any other link, or a dangling one.
     """
     target = Path(os.path.realpath(path))
     if not target.is_relative_to(_home(Path(os.path.realpath(path.parent)))):
@@ -27,7 +27,8 @@ def resolved_file(path: Path) -> Path:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """A file of a checkpoint to read from. Raises ModelError for a link, see above, and FileNotFoundError."""
+    """Opens a checkpoint's file for reading. Raises ModelError for a link as in `resolved_file`, and
+    FileNotFoundError."""
     target = resolved_file(path)
     try:
         return open_regular(target)
@@ -38,7 +39,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def has_file(path: Path) -> bool:
-    """Whether the checkpoint path.parent has the file `path`; raises ModelError where something else has its name."""
+    """Whether the checkpoint has the file `path`. Raises ModelError if something else has its name."""
     try:
         open_file(path).close()
     except FileNotFoundError:
@@ -47,13 +48,13 @@ def has_file(path: Path) -> bool:
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """All of a small file. Raises ModelError for a link, see above, and OSError, also for more than `most_bytes`."""
+    """The content of a small file. Raises ModelError for a link as in `resolved_file`, and OSError, also beyond
+    `most_bytes`."""
     return read_regular(resolved_file(path), most_bytes)
 
 
 def _home(checkpoint: Path) -> Path:
-    """The folder that the files of a checkpoint lie in: itself, or the repository that it is, or is part of, a snapshot
-    of."""
+    """The folder that may hold a checkpoint's files: itself or, for a snapshot, its repository."""
     for snapshot in (checkpoint, checkpoint.parent):
         repository = snapshot.parent.parent
         if snapshot.parent.name == _SNAPSHOTS and repository.name.startswith(_HUB_REPO):

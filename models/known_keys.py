@@ -1,7 +1,7 @@
-"""Keys of a config.json that a family does not read: those that change nothing, and a refusal of all others.
+"""Config keys that a family does not read: known ones without effect are accepted, all others refused.
 
-A key counts as harmless only where the modelling code of transformers takes nothing from it that could change a logit:
-it matters in training, in generation, or to a loader. One that matters unless it has a certain value is neutral there.
+A key is harmless only if transformers' modelling code takes nothing from it that could change a logit: it concerns
+training, generation or loading. A key that has no effect at one value is neutral at that value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WHERE_IT_COMES_FROM = """
     tokenizer_class
     tokenizer_model_max_length tokenizer_padding_side is_llama_config unsloth_version unsloth_fixed
     """
-# torch_dtype, eos_token_id and bos_token_id are read unless something newer says the same.
+# torch_dtype, eos_token_id and bos_token_id are read unless something newer states the same.
 _OF_LOADERS = """
     quantization_config compression_config _pre_quantization_dtype torch_dtype torchscript use_bfloat16 tf_legacy_loss
     xla_device attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
@@ -44,13 +44,13 @@ _OF_GENERATION = """
     repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids suppress_tokens
     begin_suppress_tokens remove_invalid_values exponential_decay_length_penalty
     """
-# What a text may have, which a rope scaling that needs it reads from here.
+# Context lengths, which some rope scalings read from here.
 _LENGTHS = "max_sequence_length model_max_length original_max_position_embeddings n_ctx"
 
 HARMLESS = frozenset(
     " ".join((_WHERE_IT_COMES_FROM, _OF_LOADERS, _OF_TRAINING, _OF_OUTPUTS, _OF_GENERATION, _LENGTHS)).split()
 )
-"""Whatever their values, in every family."""
+"""Keys without effect at any value, in every family."""
 
 NEUTRAL: Mapping[str, Any] = {
     "add_cross_attention": False,
@@ -68,21 +68,23 @@ NEUTRAL: Mapping[str, Any] = {
     "rope_scaling.factor": 1.0,
     "rope_scaling.finetuned": True,
 }
-"""What they are, in every family, where they change nothing. A factor is read by every scaling that has one; of a
-bias that is there all the same, or is not, the tensors tell."""
+"""Keys and the values at which they have no effect, in every family.
+
+A factor is read by every scaling that has one; tensors show whether a bias exists.
+"""
 
 
 def nested(table: str, names: Iterable[str]) -> frozenset[str]:
-    """What keys are called that are in a table of a config.json."""
+    """Names of keys in a nested table of config.json."""
     return frozenset(f"{table}.{name}" for name in names)
 
 
 def check_known(
     origin: str, unread: Iterable[tuple[str, Any]], family: Family, *, allow_unknown: bool
 ) -> tuple[str, ...]:
-    """Sentences about the keys, with their values, that a family has not read and that may matter.
+    """Sentences about unread keys that may matter, with their values.
 
-    Raises ModelError for the first of them unless they are allowed. origin: what an error calls the configuration.
+    Raises ModelError for the first one unless unknown keys are allowed. origin: the configuration's name in errors.
     """
     said = [
         f"{origin}: {brief_name(name)} is {brief(value)}, which llmc does not know of {family.model_type} models"
@@ -103,7 +105,7 @@ def _unknown(unread: Iterable[tuple[str, Any]], family: Family) -> Iterator[tupl
             continue
         if name in neutral and isinstance(value, bool) == isinstance(neutral[name], bool) and value == neutral[name]:
             continue
-        # As a family without windows takes it.
+        # The value that a family without windows assumes.
         if name == "layer_types" and isinstance(value, list) and set(map(str, value)) == {"full_attention"}:
             continue
         yield name, value

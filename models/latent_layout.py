@@ -1,4 +1,4 @@
-"""Where checkpoints have the parts of latent attention: DeepSeek's names, which all have."""
+"""Checkpoint layout of latent attention: all checkpoints use DeepSeek's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.models.weight_map import HeadPart, Rows, Source, Target
 
 
 class Linears(Protocol):
-    """Makes the targets of a linear layer, as `layout.py` does."""
+    """Makes the targets of a linear layer; implemented in `layout.py`."""
 
     def linear(
         self,
@@ -29,8 +29,11 @@ class Linears(Protocol):
 def latent_targets(
     parts: Linears, config: ModelConfig, latent: Latent, name: str, prefix: str, *, parted: bool
 ) -> Iterator[Target]:
-    """The parameters of `blocks.latent.LatentAttention`, in their order. name, prefix: of the layer's attention, here
-    and there. parted: kv_b_proj is two matrices, of each head [rank, plain_dim], and [value_dim, rank]."""
+    """The parameters of `blocks.latent.LatentAttention`, in order.
+
+    name, prefix: of the layer's attention, in llmc and in the checkpoint. parted: kv_b_proj is stored as two matrices
+    per head, [rank, plain_dim] and [value_dim, rank].
+    """
     heads, hidden = config.num_heads, config.hidden_size
 
     def norm(target: str, source: str, size: int) -> Target:
@@ -53,7 +56,7 @@ def latent_targets(
 
 
 def _ups(name: str, prefix: str, heads: int, latent: Latent, *, parted: bool) -> Iterator[Target]:
-    """What makes keys, and values, of latent vectors."""
+    """The matrices that make keys and values from latent vectors."""
     plain, value, rank = latent.plain_dim, latent.value_dim, latent.rank
     if parted:
         for target, source, rows, columns in (
@@ -72,7 +75,7 @@ def _ups(name: str, prefix: str, heads: int, latent: Latent, *, parted: bool) ->
 
 
 def _paired(latent: Latent, heads: int, before: int) -> Rows | None:
-    """Rows of heads that have `before` rows, then those that are rotated: neighbours become half of these apart."""
+    """Row order for heads with `before` plain rows, then rotated ones: neighbouring pairs become half-split."""
     if not latent.interleaved:
         return None
     rotated = before + np.arange(latent.rotated_dim)

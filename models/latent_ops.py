@@ -1,6 +1,6 @@
-"""The llmc ops of latent attention, as `ops.py` has the others. R elements of a latent vector, P of the rotated key."""
+"""The llmc ops of latent attention; `ops.py` has the others. R elements of a latent vector, P of the rotated key."""
 
-# torch reads the ops' schemas from the annotations, so they must be types and not strings.
+# torch reads op schemas from the annotations, so they must be types, not strings.
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from llmc.models.reference import active_cache
 
 @llmc_op("head_linear")
 def head_linear(x: Tensor, weight: Tensor, num_heads: int) -> Tensor:
-    """Of each head the leading K elements of x float32 [T, H S], by a matrix of its own of weight [H N, K]: float32
-    [T, H N]."""
+    """Multiplies the leading K elements of each head of x float32 [T, H S] by the head's own matrix in weight [H N, K]:
+    float32 [T, H N]."""
     heads = x.float().view(x.shape[0], num_heads, -1)[..., : weight.shape[1]]
     matrices = weight.float().view(num_heads, -1, weight.shape[1])
     return torch.einsum("thk,hnk->thn", heads, matrices).reshape(x.shape[0], weight.shape[0])
@@ -25,7 +25,7 @@ def _(x: Tensor, weight: Tensor, num_heads: int) -> Tensor:
 
 @llmc_op("packed_head_linear")
 def packed_head_linear(x: Tensor, weight: Tensor, num_heads: int, act_dtype: str = "f32") -> Tensor:
-    """As `head_linear`, as an activation that a linear reads: act [T, H N]."""
+    """As `head_linear`, packed for a linear: act [T, H N]."""
     return head_linear(x, weight, num_heads).to(torch_act_dtype(act_dtype))
 
 
@@ -47,8 +47,10 @@ def latent_kv_write(
     norm_eps: float,
 ) -> Tensor:
     """Rotates the last P elements of each head of q float32 [T, H S], and of kv float32 [T, R + P], by cos_sin
-    [max_len, P]: float32 [T, H P] of q. The key of a token, which is written to the layer's slots, is the first R
-    elements of kv, normed with norm [R], and then the rotated ones.
+    [max_len, P]. Returns q's rotated elements, float32 [T, H P].
+
+    Writes each token's key to the layer's slots: the first R elements of kv, normed with norm [R], then the rotated
+    ones.
     """
     rank, size = norm.shape[0], cos_sin.shape[1]
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
@@ -87,10 +89,10 @@ def latent_attention(
     num_heads: int,
     scale: float,
 ) -> Tensor:
-    """Causal attention of queries float32 [T, H R] and [T, H P], by head one after the other, to the one key of each
-    token of a sequence. A key has R + P elements, of which the first R are its value. The result is float32 [T, H R].
+    """Causal attention of queries, float32 [T, H R] and [T, H P], to one key per token of the sequence. A key has R + P
+    elements; the first R are its value. Returns float32 [T, H R].
 
-    The other arguments are those of `ops.paged_attention`.
+    Other arguments: as in `ops.paged_attention`.
     """
     tokens = q.shape[0]
     heads = torch.cat((q.view(tokens, num_heads, -1), q_rotated.view(tokens, num_heads, -1)), dim=-1).float()

@@ -1,4 +1,4 @@
-"""Where checkpoints have the parts of a decoder: names by family, orders of rows, and the weight map of them."""
+"""Checkpoint layouts: names of a decoder's parts by family, orders of rows, and the resulting weight map."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ RowOrder = Callable[[ModelConfig], Rows]
 
 @dataclass(frozen=True)
 class Layout:
-    """Names in a checkpoint, without `.weight` and `.bias`; {} is the number of the layer.
+    """Names in a checkpoint, without `.weight` and `.bias`; {} is the layer number.
 
-    The defaults are those of Llama and most others. Several names are tensors one below the other. Those of a layer
-    follow `layer` and a dot.
+    The defaults are those of Llama and most others. Several names mean stacked tensors. Names in a layer follow `layer`
+    and a dot.
 
-    qkv_rows: row i of our q, k and v is row qkv_rows[i] of the checkpoint's; None: in that order.
-    interleaved: neighbours in a head are rotated together, where ours are half a head apart.
-    transposed: matrices of layers are stored [columns, rows]. norm_plus: what a checkpoint's norm weights are short of.
-    skipped_positions: rows of the table of positions before that of position 0.
-    expert_gate_up, expert_down: whole names. With {} they are of one expert each, without it of a tensor [experts,
+    qkv_rows: row i of our q, k and v is row qkv_rows[i] of the checkpoint's; None for identity.
+    interleaved: rotation pairs are neighbours in a head; ours are half a head apart.
+    transposed: layers' matrices are stored [columns, rows]. norm_plus: constant to add to stored norm weights.
+    skipped_positions: rows of the position table before position 0.
+    expert_gate_up, expert_down: full names. With {} there is a tensor per expert; without it, one tensor [experts,
     rows, columns].
-    experts_in_pairs: rows of gate and up come in turn. experts_turned: the tensor is [experts, columns, rows].
-    down_turned: that of expert_down is. experts_joined: the first two axes are one.
-    expert_gate_up_bias, expert_down_bias: whole names. With {} they are of one expert each, without it of [experts,
+    experts_in_pairs: rows of gate and up alternate. experts_turned: the tensor is [experts, columns, rows].
+    down_turned: only expert_down's tensor is. experts_joined: the first two axes are merged.
+    expert_gate_up_bias, expert_down_bias: full names. With {} there is one per expert; without it, one tensor [experts,
     rows].
-    choice_bias: a whole name, of a matrix of one row if choice_bias_row. shared: the block of the expert that all
-    tokens take.
-    types: the table of kinds of tokens. dense: the linear layers over a pooled row. dense_norm: the norm behind the
-    first.
-    parted_latent: what makes keys and values of latent vectors is two tensors.
-    unused: tensors, whole names, that a checkpoint may have in vain. other_modules: what the names of modules begin
-    with that llmc does not use, such as those that guess further tokens; {} is the number of layers.
+    choice_bias: full name; a one-row matrix if choice_bias_row. shared: the block of the shared expert.
+    types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
+    parted_latent: separate tensors make keys and values from latent vectors.
+    unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
+    prediction; {} is the number of layers.
     """
 
     embed: str = "model.embed_tokens"
@@ -89,7 +87,7 @@ class Layout:
     other_modules: tuple[str, ...] = ()
 
     def moved(self, old: str, new: str) -> Layout:
-        """The same where names of the whole model that begin with `old` begin with `new`."""
+        """The layout with the prefix `old` of full names replaced by `new`."""
         names = ("embed", "embed_norm", "positions", "types", "layer", "norm")
         moved = {name: new + getattr(self, name).removeprefix(old) for name in names if getattr(self, name)}
         return replace(self, **moved, unused=tuple(new + name.removeprefix(old) for name in self.unused))
@@ -104,17 +102,17 @@ LLAMA_LAYOUT = Layout()
 
 
 def behind(layout: Layout, prefix: str) -> Layout:
-    """The layout of checkpoints that have the decoder within another model."""
+    """The layout of checkpoints that contain the decoder inside another model."""
     return _renamed(layout, lambda name: f"{prefix}{name}")
 
 
 def without(layout: Layout, prefix: str) -> Layout:
-    """The layout of checkpoints of the decoder alone, whose names lack what it is called in a model with a head."""
+    """The layout of checkpoints of the decoder alone, whose names lack the prefix."""
     return _renamed(layout, lambda name: name.removeprefix(prefix))
 
 
 def _renamed(layout: Layout, of: Callable[[str], str]) -> Layout:
-    """With other names of what is no part of a layer."""
+    """The layout with all names outside layers mapped by `of`."""
     return replace(
         layout,
         embed=of(layout.embed),
@@ -129,9 +127,9 @@ def _renamed(layout: Layout, of: Callable[[str], str]) -> Layout:
 
 
 def by_group(config: ModelConfig) -> Rows:
-    """`Layout.qkv_rows` of checkpoints that have, for each head of k, its heads of q, then k, then v.
+    """`Layout.qkv_rows` for checkpoints grouped by key head: its query heads, then k, then v.
 
-    Where every head of q has a k of its own, those are q, k and v of one head after the other.
+    Without grouped queries, this interleaves q, k and v by head.
     """
     per_group = config.num_heads // config.num_kv_heads
     heads = np.arange(config.num_kv_heads * (per_group + 2)).reshape(config.num_kv_heads, per_group + 2)
@@ -140,12 +138,12 @@ def by_group(config: ModelConfig) -> Rows:
 
 
 def heads_to_rows(heads: np.ndarray, head_dim: int) -> Rows:
-    """The rows of heads, in the order in which these are named."""
+    """The rows of heads, in the given order of heads."""
     return (heads[:, None] * head_dim + np.arange(head_dim)).ravel().astype(np.int32)
 
 
 def halved(config: ModelConfig) -> np.ndarray:
-    """The order in which elements of a head are taken, so that rotated neighbours are half the rotated part apart."""
+    """The element order of a head that places rotated neighbours half the rotated part apart."""
     dim = config.rope.dim
     return np.concatenate((np.arange(0, dim, 2), np.arange(1, dim, 2), np.arange(dim, config.head_dim)))
 
@@ -192,7 +190,7 @@ class _Parts:
         rows: Rows | None = None,
         precise: bool = False,
     ) -> Iterator[Target]:
-        """A linear of rows `sizes`, which are one source or one each."""
+        """A linear of rows `sizes`, stored in one source or one source each."""
         found = sizes if len(sources) == len(sizes) else (sum(sizes),)
         parts = tuple(zip(sources, found, strict=True))
         turned = self.layout.transposed
@@ -230,7 +228,7 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
 
 
 def _types(layout: Layout, config: ModelConfig) -> Iterator[Target]:
-    """The table of kinds of tokens, or the vector of the first."""
+    """The token type table, or only the vector of type 0."""
     count, hidden, name = config.token_types, config.hidden_size, f"{layout.types}.weight"
     if config.typed_inputs:
         yield Target("types.weight", (Source(name, (count, hidden)),), "act")
@@ -240,12 +238,12 @@ def _types(layout: Layout, config: ModelConfig) -> Iterator[Target]:
 
 
 def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
-    """What a model that gives vectors has behind its layers."""
+    """The parts after the layers of a model that returns vectors."""
     layout, config = parts.layout, parts.config
     columns = config.hidden_size
     if config.final_norm:
         yield from parts.norm("pooled.norm", layout.norm)
-    # The last ones: a model without the first layers has no names for them.
+    # The last names: a model without the first layers has no names for them.
     unnamed = sum(not dense.source for dense in pooled.dense)
     names = iter(layout.dense[len(layout.dense) - unnamed :])
     for i, dense in enumerate(pooled.dense):
@@ -330,7 +328,7 @@ def _feed_forward(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator
 
 
 def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterator[Target]:
-    """The router, the experts one after another, and the shared one."""
+    """The router, the experts in order, and the shared expert."""
     layout, hidden, inner = parts.layout, parts.config.hidden_size, experts.intermediate_size
     router = (f"{prefix}.{layout.router}",)
     yield from parts.linear(f"{name}.router", router, (experts.count,), hidden, experts.router_bias, precise=True)
@@ -366,7 +364,7 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
 def _bias_of_experts(
     name: str, names: tuple[str, ...], count: int, rows: int, pairs: int = 0, makes: str | None = None
 ) -> Target:
-    """One after another."""
+    """The experts' biases, in order."""
     if "{}" in names[0]:
         sources = tuple(Source(one.format(i), (rows // len(names),)) for i in range(count) for one in names)
     else:
@@ -377,7 +375,7 @@ def _bias_of_experts(
 def _of_experts(
     layout: Layout, count: int, prefix: str, names: tuple[str, ...], rows: int, columns: int
 ) -> tuple[Source, ...]:
-    """A matrix of so many rows of each expert, from one tensor of all or some of each."""
+    """A matrix of `rows` rows per expert, from one tensor for all experts or several per expert."""
     shape = (rows // len(names), columns)
     if "{}" not in names[0]:
         turned = layout.experts_turned
@@ -391,13 +389,13 @@ def _of_experts(
 
 
 def _experts_apart(count: int, inner: int) -> Rows:
-    """Of each expert the rows of its gate, then of its up, where those of all gates come first."""
+    """Row order that gives each expert's gate, then up, if all gates are stored first."""
     rows = np.arange(2 * count * inner, dtype=np.int32).reshape(2, count, inner)
     return rows.transpose(1, 0, 2).ravel()
 
 
 def _of_length_1(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """As torch's `normalize` has them."""
+    """Rows scaled to length 1, as by torch's `normalize`."""
     lengths = np.sqrt(np.square(rows).sum(-1, keepdims=True))
     normed: NDArray[np.float32] = rows / np.maximum(lengths, np.float32(1e-12))
     return normed
@@ -409,7 +407,7 @@ def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float3
 
 
 def _head_norm(parts: _Parts, target: str, source: str, heads: int) -> Iterator[Target]:
-    """What q or k is normed with: one head's weights, or those of all heads. {} in a name counts heads."""
+    """The norm of q or k: one head's weights, or those of all heads. {} in a name is the head number."""
     config, layout = parts.config, parts.layout
     if config.qk_norm in ("none", "unit"):
         return

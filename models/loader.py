@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the parameters of a model; nothing is read before it is asked for."""
+"""From a checkpoint's tensors to a model's parameters; nothing is read before it is needed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from llmc.quantize.formats.base import Quantized
 
 
 def _starts(counts: Iterable[int]) -> tuple[int, ...]:
-    """The first row of each part, of so many rows each, and the rows of all."""
+    """The first row of each of several stacked parts, then the total."""
     return tuple(accumulate(counts, initial=0))
 
 
 def _of_parts(starts: Sequence[int], first: int, count: int) -> Iterator[tuple[int, int, slice]]:
-    """Rows [first, first + count) of parts one below the other: (part, first row of it, where its rows go)."""
+    """Splits rows [first, first + count) of stacked parts: (part, first row in it, destination rows)."""
     at, index = first, bisect_right(starts, first) - 1
     while at < first + count:
         end = min(first + count, starts[index + 1])
@@ -39,7 +39,7 @@ def _of_parts(starts: Sequence[int], first: int, count: int) -> Iterator[tuple[i
 
 
 class _Joined(Stored):
-    """Parts one below the other, of one format. columns: their order, or one a matrix, [matrices, K]."""
+    """Stacked parts in one format. columns: their order, or one per matrix, [matrices, K]."""
 
     def __init__(self, parts: Sequence[Stored], counts: Sequence[int], columns: NDArray[np.int32] | None) -> None:
         self._parts, self._starts, self.columns = parts, _starts(counts), columns
@@ -53,11 +53,10 @@ class _Joined(Stored):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the model whose value is still in the checkpoint.
+    """A parameter of the model whose value stays in the checkpoint until read.
 
-    dtype: what it is stored in, "f32", "bf16" or "f16". parts: tensors, one below the other. columns: where they were
-    put in another order, column j is column columns[j] of the model's. matrices: see `Target`; with several, columns
-    are [matrices, K].
+    dtype: stored dtype, "f32", "bf16" or "f16". parts: stacked tensors. columns: if reordered, column j is column
+    columns[j] of the model's. matrices: see `Target`; with several, columns is [matrices, K].
     """
 
     name: str
@@ -68,12 +67,12 @@ class Parameter:
 
     @classmethod
     def of(cls, name: str, dtype: str, *arrays: Array) -> Parameter:
-        """One whose values are at hand, f32, f16 or bf16."""
+        """A parameter whose values are in memory, f32, f16 or bf16."""
         return cls(name, dtype, tuple(map(ArrayTensor, arrays)))
 
     @cached_property
     def _first_rows(self) -> tuple[int, ...]:
-        # Experts are hundreds of parts, and rows are read a panel at a time.
+        # Experts have hundreds of parts, and rows are read a panel at a time.
         return _starts(part.shape[0] for part in self.parts)
 
     @property
@@ -81,13 +80,13 @@ class Parameter:
         return (self._first_rows[-1], *self.parts[0].shape[1:])
 
     def read(self, first: int, out: Array) -> None:
-        """Writes rows [first, first + len(out)) to `out`, which may be strided, converted to out's dtype."""
+        """Writes rows [first, first + len(out)) to `out`, converted to its dtype; `out` may be strided."""
         for index, begin, rows in _of_parts(self._first_rows, first, len(out)):
             self.parts[index].read(begin, out[rows])
 
     @cached_property
     def _stored_parts(self) -> tuple[Stored, ...]:
-        """All parts as they are stored, in one format; none where there is no such format."""
+        """All parts as stored, in one format; empty if no format holds them all."""
         found = [part.stored for part in self.parts]
         stored = [part for part in found if part is not None]
         parts = stored[0].alike(stored[1:]) if len(stored) == len(found) else None
@@ -95,7 +94,7 @@ class Parameter:
 
     @cached_property
     def _orders(self) -> tuple[tuple[NDArray[np.int32] | None, ...], ...]:
-        """Of the columns of every part of every matrix that may have an order of its own."""
+        """Column orders of every part of every matrix that may have its own order."""
         parts = self._stored_parts
         of_matrix = len(parts) // self.matrices if len(parts) % self.matrices == 0 and parts else len(parts)
         orders = tuple(part.columns for part in parts)
@@ -103,11 +102,11 @@ class Parameter:
 
     @cached_property
     def has_other_orders(self) -> bool:
-        """Whether nothing but the order of their columns keeps parts from being one stored matrix."""
+        """Whether only differing column orders prevent the parts from forming one stored matrix."""
         return any(not _same_order(one, orders[0]) for orders in self._orders for one in orders)
 
     def _joined_columns(self) -> NDArray[np.int32] | None:
-        """The order of all parts, or one a matrix; None where none is in another."""
+        """The order of all parts, or one per matrix; None if none is reordered."""
         firsts = [orders[0] for orders in self._orders]
         if len(firsts) == 1 or all(first is None for first in firsts):
             return firsts[0]
@@ -116,13 +115,13 @@ class Parameter:
 
     @cached_property
     def stored(self) -> Stored | None:
-        """The same matrix in a format that holds all of its parts as they are stored; None where there is none."""
+        """The matrix in a format that holds all stored parts exactly; None if there is none."""
         if not self._stored_parts or self.has_other_orders:
             return None
         return _Joined(self._stored_parts, [part.shape[0] for part in self.parts], self._joined_columns())
 
     def in_stored_order(self) -> Parameter:
-        """The matrix with its columns in the order in which they are stored."""
+        """The matrix with columns in stored order."""
         columns = None if self.stored is None else self.stored.columns
         if columns is None:
             return self
@@ -133,7 +132,7 @@ class Parameter:
         return replace(self, parts=(RowsTaken(self, self.stored, order),))
 
     def value(self) -> Array:
-        """The whole parameter in its dtype, in memory of its own."""
+        """The whole parameter in its dtype, as a new array."""
         out = np.empty(self.shape, DTYPES[self.dtype])
         self.read(0, out)
         return out
@@ -144,9 +143,9 @@ def _same_order(a: NDArray[np.int32] | None, b: NDArray[np.int32] | None) -> boo
 
 
 def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
-    """The weight map of `config`, which `checkpoint` fits: its names, shapes and dtypes, as its headers say.
+    """The weight map of `config`, checked against the names, shapes and dtypes in `checkpoint`'s headers.
 
-    Nothing of the model's size is allocated. Raises ModelError.
+    Allocates nothing of the model's size. Raises ModelError.
     """
     shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
     weights = checkpoint.weight_map(config) or get_family(config.model_type).weight_map_of(config, shapes)
@@ -163,9 +162,9 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
 
 
 def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str) -> Iterator[Parameter]:
-    """Every parameter in order; the buffers of rotary tables are not among them.
+    """Yields every parameter in order, without the rotary tables' buffers.
 
-    Linear and embedding weights are stored in act_dtype ("f32", "bf16" or "f16"), norms and biases in float32. Raises
+    Linear and embedding weights are in act_dtype ("f32", "bf16" or "f16"), norms and biases in float32. Raises
     ModelError before the first one if the checkpoint does not fit.
     """
     for target in check_checkpoint(config, checkpoint).targets:
@@ -184,7 +183,7 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
 
 
 def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
-    """In the shape that the model has it in."""
+    """The source tensor in the model's shape."""
     tensor = checkpoint.tensor(source.name)
     if source.stored is None:
         return tensor

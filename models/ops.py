@@ -1,12 +1,11 @@
-"""The llmc ops: what a model is written in beside plain torch, and what each compiles to a kernel template.
+"""The llmc ops, used by models in addition to plain torch; each compiles to a kernel template.
 
-The eager implementations are references: float32 arithmetic, activations rounded where the compiled kernels round.
+The eager implementations are references: float32 arithmetic, with activations rounded where kernels round them.
 T tokens, S samples, B sequences, D hidden size, H and Hkv query and KV heads, hd head_dim. The argument `act_dtype`,
-"f32", "bf16" or "f16", is the dtype of an activation that feeds a linear; its packed layout exists only in compiled
-form.
+"f32", "bf16" or "f16", is the dtype of an activation that feeds a linear; eager code does not pack it.
 """
 
-# torch reads the ops' schemas from the annotations, so they must be types and not strings.
+# torch reads op schemas from the annotations, so they must be types, not strings.
 
 from collections.abc import Callable
 from typing import ParamSpec, Protocol
@@ -22,7 +21,7 @@ _P = ParamSpec("_P")
 
 
 class _Op(Protocol[_P]):
-    """An op of torch.library, with the types that torch's own class forgets."""
+    """A torch.library op, with the types that torch's own class lacks."""
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> Tensor: ...
 
@@ -30,12 +29,12 @@ class _Op(Protocol[_P]):
 
 
 def llmc_op(name: str) -> Callable[[Callable[_P, Tensor]], _Op[_P]]:
-    """Makes a function the eager implementation of an op that changes no argument."""
+    """Registers a function as the eager implementation of a functional op."""
     return torch.library.custom_op(f"llmc::{name}", mutates_args=())
 
 
 def torch_act_dtype(act_dtype: str) -> torch.dtype:
-    """torch dtype of "f32", "bf16" or "f16"; raises ValueError on another name."""
+    """torch dtype of "f32", "bf16" or "f16". Raises ValueError on another name."""
     if act_dtype not in _ACT_DTYPES:
         raise ValueError(f"activation dtype {act_dtype!r} is not one of {', '.join(_ACT_DTYPES)}")
     return _ACT_DTYPES[act_dtype]
@@ -48,7 +47,7 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @llmc_op("embedding")
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows of `weight` [V, D] named by ids i32 [T]: float32 [T, D]."""
+    """Rows of `weight` [V, D] selected by ids i32 [T]: float32 [T, D]."""
     return weight[ids.long()].float()
 
 
@@ -59,7 +58,7 @@ def _(ids: Tensor, weight: Tensor) -> Tensor:
 
 @llmc_op("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
-    """x float32 [T, D] over its root mean square, times weight [D]: act [T, D]."""
+    """x float32 [T, D] divided by its root mean square, times weight [D]: act [T, D]."""
     return normalised(x.float(), weight, eps).to(torch_act_dtype(act_dtype))
 
 
@@ -70,7 +69,7 @@ def _(x: Tensor, weight: Tensor, eps: float, act_dtype: str = "f32") -> Tensor:
 
 @llmc_op("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """act [T, K] times weight [N, K] transposed, plus bias [N], plus residual [T, N]: float32 [T, N]."""
+    """x act [T, K] · weightᵀ, weight [N, K], plus bias [N], plus residual [T, N]: float32 [T, N]."""
     out = F.linear(x.float(), weight.float())
     if bias is not None:
         out = out + bias.float()
@@ -86,7 +85,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | 
 
 @llmc_op("gated_linear")
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
-    """silu(gate) times up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
+    """silu(gate) · up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
     return (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
 
@@ -118,9 +117,11 @@ def rope_kv_write(
     norm_eps: float,
     norm_rotated: bool = False,
 ) -> Tensor:
-    """Splits qkv float32 [T, (H + 2 Hkv) hd] and norms q and k per head where q_norm and k_norm [hd] are given. Then it
-    rotates them by cos_sin [max_len, rotary_dim] and writes k and v to the layer's slots. The result is q float32 [T, H
-    hd]. norm_rotated: they are normed after that, and without weights where none are given. Without KV heads q is all.
+    """Splits qkv float32 [T, (H + 2 Hkv) hd], norms, rotates and caches. Returns q float32 [T, H hd].
+
+    Norms q and k per head with q_norm and k_norm [hd], if given; rotates them by cos_sin [max_len, rotary_dim]; writes
+    k and v to the layer's slots. norm_rotated: norm after rotation, without weights if none are given. With
+    num_kv_heads 0, qkv is q alone.
     """
     heads = qkv.float().view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -156,9 +157,9 @@ def _(
 
 
 def _bias(slopes: Tensor, at: Tensor, key_at: Tensor, scale: float, *, rounded: bool) -> Tensor:
-    """ALiBi, float32 [H, T or 1, keys]: a head's slope times how far a key lies behind the query, at most 0.
+    """ALiBi, float32 [H, T or 1, keys]: −slope times the distance from query back to key.
 
-    rounded: as Falcon has it: the slope times the key's position, in bf16, and scaled as scores are.
+    rounded: Falcon's form: slope times the key's position, in bf16, scaled like scores.
     """
     if rounded:
         return (slopes.bfloat16()[:, None, None] * key_at.bfloat16()).float() * scale
@@ -187,14 +188,15 @@ def paged_attention(
     chunk: int = 0,
     causal: bool = True,
 ) -> Tensor:
-    """Attention of q float32 [T, H hd] over each token's own sequence in the paged cache: act [T, H hd].
+    """Attention of q float32 [T, H hd] to each token's own sequence in the paged cache: act [T, H hd].
 
-    A token at position p sees the keys max(0, p − window + 1) … p; window 0 is no limit. block_tables i32
-    [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T]. score_cap: tanh
-    bounds the scores to it, 0 for not. slopes: f32 [H], of a bias by the place of the key (see `_bias`).
-    sinks: f32 [H], a score of each head that has a weight and no value. chunk: a token sees no key before the last
-    multiple of it, 0 is no limit. causal false: a token sees the keys behind it, too, up to its context, and with a
-    window those less than `window` away.
+    A token at position p sees the keys max(0, p − window + 1) … p; window 0 means no limit.
+    block_tables i32 [B, max_blocks], context_lens i32 [B], query_start i32 [B+1], token_seq and positions i32 [T].
+    score_cap: scores are bounded to it by tanh; 0 for no bound.
+    slopes: f32 [H] of an ALiBi bias (see `_bias`).
+    sinks: f32 [H], an extra score per head that has a weight but no value.
+    chunk: a token sees no key before the last multiple of it; 0 means no limit.
+    causal: if false, a token also sees later keys in its context; with a window, those less than `window` away.
     """
     cache, groups = active_cache(), num_heads // num_kv_heads
     heads = q.float().view(q.shape[0], num_kv_heads, groups, head_dim)
@@ -251,7 +253,7 @@ def _(
 
 @llmc_op("gather_rows")
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of x [T, D] named by index i32 [S]: [S, D]."""
+    """Rows of x [T, D] selected by index i32 [S]: [S, D]."""
     return x[index.long()]
 
 
@@ -262,9 +264,8 @@ def _(x: Tensor, index: Tensor) -> Tensor:
 
 @llmc_op("pool_rows")
 def pool_rows(x: Tensor, query_start: Tensor, token_seq: Tensor, index: Tensor, mean: bool) -> Tensor:
-    """For each row of index i32 [S], which is the last of its sequence: the mean of the sequence's rows of x [T, D],
-    added up in their order, or its first row. The result is [S, D]. query_start i32 [B+1], token_seq i32 [T].
-    """
+    """For each row in index i32 [S], the last of its sequence: the mean of that sequence's rows of x [T, D], added in
+    order, or its first row. Returns [S, D]. query_start i32 [B+1], token_seq i32 [T]."""
     rows = []
     for last in index.tolist():
         first = int(query_start[token_seq[last]])

@@ -1,4 +1,4 @@
-"""The configuration of a model, as its family reads it."""
+"""Loads the configuration of a model, as its family reads it."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from llmc.models.sources.registry import open_source
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """What the model at `path` says of itself. Raises ModelError, see `ModelSource.config`."""
+    """The configuration of the model at `path`. Raises ModelError; see `ModelSource.config`."""
     return open_source(path).config()

@@ -1,4 +1,4 @@
-"""The KV cache and hidden states behind the eager ops: for tests only, compiled models have memory of their own."""
+"""KV cache and hidden states for the eager ops; only tests use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class ReferenceCache:
-    """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] of `dtype`."""
+    """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] in `dtype`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ReferenceCache:
         self.values[layer, index] = values.to(self.values.dtype)
 
     def read(self, layer: int, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, float32 [length, num_kv_heads, head_dim], of the positions 0 … length−1 of a sequence."""
+        """Keys and values, float32 [length, num_kv_heads, head_dim], of positions 0 … length−1 of a sequence."""
         positions = torch.arange(length)
         slots = blocks.long()[positions // self.block_size] * self.block_size + positions % self.block_size
         return self.keys[layer, slots].float(), self.values[layer, slots].float()
@@ -44,7 +44,7 @@ _active: ContextVar[ReferenceCache | None] = ContextVar("llmc_reference_cache", 
 
 @contextmanager
 def use_cache(cache: ReferenceCache) -> Iterator[ReferenceCache]:
-    """Lets the eager ops called inside the block read and write `cache`."""
+    """Lets eager ops called inside the block read and write `cache`."""
     token = _active.set(cache)
     try:
         yield cache
@@ -61,7 +61,7 @@ def active_cache() -> ReferenceCache:
 
 
 class ReferenceStates:
-    """The buffer of hidden states of a graph. rows: float32 [T, D]."""
+    """A graph's buffer of hidden states. rows: float32 [T, D]."""
 
     def __init__(self) -> None:
         self.rows = torch.zeros((0, 0))
@@ -72,7 +72,7 @@ _states: ContextVar[ReferenceStates | None] = ContextVar("llmc_reference_states"
 
 @contextmanager
 def use_states(states: ReferenceStates) -> Iterator[ReferenceStates]:
-    """Lets the eager ops called inside the block take rows of `states`, and leave others there."""
+    """Lets eager ops called inside the block read rows of `states` and leave others there."""
     token = _states.set(states)
     try:
         yield states

@@ -168,36 +168,36 @@ _UNNAMED = {family.model_type: family for family in (EAGLE, ONNX)}
 
 
 def get_family(model_type: str) -> Family:
-    """The family of config.json's model_type, or one that no config.json names: of ONNX graphs, of heads that guess.
-    Raises ModelError naming the supported ones."""
+    """The family of a model_type; includes internal ones for ONNX graphs and drafting heads. Raises ModelError naming
+    the supported ones."""
     family = _UNNAMED.get(model_type) or FAMILIES.get(model_type)
     if family is None:
         raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")
     return family
 
 
-# Configurations of authors' own classes that name no model_type, by that class.
+# model_type for configurations that lack one, by the authors' own class.
 _TYPES_OF_CLASSES = {"configuration_xlm_roberta.XLMRobertaFlashConfig": "xlm-roberta"}
 
 
-# Heads of EAGLE as they are published: their model_type is that of the model that they guess for.
+# Published EAGLE heads: their model_type is that of the model they draft for.
 _GUESSING_HEADS = frozenset(
     {"LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"}
 )
 
 
 def with_model_type(fields: Fields) -> Fields:
-    """A config.json with a model_type, where its auto_map tells one and nothing else does."""
+    """A config.json with its model_type taken from auto_map, if it has none itself."""
     if fields.has("model_type") or not fields.has("auto_map"):
         return fields
     classes = fields.raw("auto_map")
-    # A class of another repository of the hub is behind that one's name.
+    # A class from another hub repository has that repository's name in front.
     named = str(classes.get("AutoConfig", "")).rpartition("--")[2] if isinstance(classes, dict) else ""
     return fields.with_values(model_type=_TYPES_OF_CLASSES[named]) if named in _TYPES_OF_CLASSES else fields
 
 
 def family_of(fields: Fields) -> Family:
-    """The family of a config.json; raises ModelError that says what a model of none is built of."""
+    """The family of a config.json. Raises ModelError that lists what an unknown model is built from."""
     model_type = fields.text("model_type")
     architectures = fields.raw("architectures", [])
     for name in architectures if isinstance(architectures, list) else ():
@@ -216,8 +216,8 @@ def family_of(fields: Fields) -> Family:
 
 
 def build_model(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
-    """The module of `config` without values, on the default device: use `with torch.device("meta")` to only trace it.
+    """Builds the module of `config` without values, on the default device; use `torch.device("meta")` to only trace it.
 
-    act_dtype: "f32", "bf16" or "f16". max_len: positions of the buffer rope.cos_sin.
+    act_dtype: "f32", "bf16" or "f16". max_len: positions in the rotary tables.
     """
     return get_family(config.model_type).build(config, act_dtype, max_len)

@@ -1,5 +1,5 @@
-"""The table of rotary cosines and sines: float32 frequencies and angles as in transformers, their functions correctly
-rounded, so that the table is the same on every machine.
+"""The rotary table: float32 frequencies and angles as in transformers, with correctly rounded cosines and sines, so
+that the table is identical on every machine.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Array = NDArray[Any]
 def cos_sin_table(rope: Rope, max_len: int) -> Array:
     """float32 [max_len, dim]: cosines in the first half of a row, sines in the second, for positions 0, 1, ….
 
-    The attention factor of yarn and longrope is folded in. Dynamic (NTK) scaling is fixed by max_len. Up to the
-    original context it is plain, beyond that the frequencies are those of a text of max_len tokens, as ntk_steps has
-    them. longrope takes its long factors there. docs/adding-a-model.md says why.
+    Includes the attention factor of yarn and longrope. max_len fixes dynamic (NTK) scaling: within the original context
+    it is plain; beyond, frequencies are those of a text of max_len tokens (likewise for ntk_steps). longrope then uses
+    its long factors. docs/adding-a-model.md says why.
     Raises ModelError on an unknown rope type.
     """
     inv_freq, factor = checked_frequencies(rope, max_len)
-    # float32 angles; only their cosines and sines are taken in float64, then rounded once.
+    # Angles in float32; only cosines and sines are computed in float64, then rounded once.
     angles = (np.arange(max_len, dtype=_F32)[:, None] * inv_freq).astype(np.float64)
     return np.concatenate((np.cos(angles).astype(_F32), np.sin(angles).astype(_F32)), axis=-1) * _F32(factor)
 
 
 def checked_frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
-    """(inverse frequencies float32 [dim / 2], factor of cos and sin).
+    """(inverse frequencies float32 [dim / 2], factor of cos and sin), checked.
 
-    Raises ModelError where they or an angle below position max_len are not finite.
+    Raises ModelError unless they and all angles below position max_len are finite.
     """
     if max_len < 1:
         raise ModelError(f"a rotary table of {max_len} positions was asked for; it needs at least 1")
@@ -111,18 +111,20 @@ def _dynamic_base(theta: float, dim: int, scaling: RopeScaling, max_len: int) ->
         return theta
     if dim == 2:
         raise ModelError("dynamic rope scaling needs more than 2 rotated elements in a head")
-    # Every step rounded to float32, because transformers takes the length from a tensor.
+    # Each step is rounded to float32: transformers takes the length from a tensor.
     ratio = _F32(scaling.factor) * _F32(max_len) / _F32(original) - _F32(scaling.factor - 1)
     return float(_F32(theta) * _F32(float(ratio) ** (dim / (dim - 2))))
 
 
 def _ntk_steps(theta: float, dim: int, scaling: RopeScaling, max_len: int) -> tuple[Array, float]:
-    """The base grows by steps that double, from the original context on. Texts are taken to be at least as long as
-    those of training, factor times the original; with mscale cosines grow beyond that."""
+    """The base grows in doubling steps beyond the original context.
+
+    Texts are assumed at least as long as in training, factor times the original; with mscale, cosines grow beyond that.
+    """
     original = scaling.original_max_position_embeddings
     trained = round(original * scaling.factor)
     length = max(max_len, trained)
-    # As the authors write it, whatever a logarithm of a power of two is rounded to.
+    # The authors' formula, independent of rounding in logarithms of powers of two.
     steps = max(2 ** math.ceil(math.log(length / original, 2) + 1) - 1, 1)
     grown = 1.0 if scaling.mscale is None else 1.0 + 0.1 * scaling.mscale * math.log(length / trained)
     return _inverse(theta * steps ** (dim / (dim - 2)), dim), grown

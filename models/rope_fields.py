@@ -1,4 +1,4 @@
-"""The rotary fields of config.json, of today and of older checkpoints."""
+"""The rotary fields of config.json, current and older."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OLD_NAMES = {"su": "longrope"}
 
 
 def rope_table(fields: Fields) -> Fields:
-    """`rope_parameters`, or the older `rope_scaling`; empty where there is neither."""
+    """`rope_parameters`, or the older `rope_scaling`; empty if there is neither."""
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         new, old = fields.raw("rope_parameters"), fields.raw("rope_scaling")
         if new != old:
@@ -24,7 +24,7 @@ def rope_table(fields: Fields) -> Fields:
 
 
 def _number(fields: Fields, table: Fields, name: str, default: float) -> float:
-    """The table's, or the one beside it. Raises ModelError where they differ."""
+    """The value in the table, or the one beside it. Raises ModelError if they differ."""
     if table.has(name) and fields.has(name) and table.number(name) != fields.number(name):
         raise ModelError(
             f"{fields.origin}: {name} is {fields.number(name):g}, and {table.number(name):g} in {table.origin}; take "
@@ -36,7 +36,7 @@ def _number(fields: Fields, table: Fields, name: str, default: float) -> float:
 def read_rope(
     fields: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
 ) -> Rope:
-    """From `rope_parameters` or from the older rope_theta and rope_scaling. theta, partial: the family's defaults."""
+    """Reads `rope_parameters`, or the older rope_theta and rope_scaling. theta, partial: the family's defaults."""
     table = rope_table(fields)
     if nested := table.nested_names():
         raise ModelError(
@@ -48,7 +48,7 @@ def read_rope(
 def rope_of(
     fields: Fields, table: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
 ) -> Rope:
-    """What `table` says, and `fields` around it where that says nothing."""
+    """Reads `table`; values it lacks come from `fields` around it."""
     theta = _number(fields, table, "rope_theta", theta)
     partial = _number(fields, table, "partial_rotary_factor", partial)
     dim = int(head_dim * partial)
@@ -76,7 +76,7 @@ def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -
         return None
     original = max_positions
     if rope_type in ("llama3", "yarn", "longrope"):
-        # A value beside the table wins over one inside it, as in transformers.
+        # A value beside the table overrides one inside it, as in transformers.
         name = "original_max_position_embeddings"
         inside = table.integer(name, max_positions)
         original = fields.integer(name, inside)
@@ -87,7 +87,7 @@ def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -
     match rope_type:
         case "llama3":
             low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
-            # Equal ones, as Llama 4 has, leave nothing between what is stretched and what is not.
+            # Equal factors, as in Llama 4, leave no transition band.
             if low > high:
                 raise ModelError(f"{table.origin}: low_freq_factor {low} must not be above high_freq_factor {high}")
             return RopeScaling("llama3", factor, original, low, high)

@@ -1,4 +1,4 @@
-"""What sentence-transformers says of a model: modules.json, and a directory for each module behind the transformer."""
+"""Reads sentence-transformers' modules.json, and the directory of each module after the transformer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmc.models.files import has_file, read_file
 
 MODULES = "modules.json"
 SENTENCE_FILES = ("1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
-"""Patterns of what stands beside config.json and modules.json."""
+"""Patterns of files besides config.json and modules.json."""
 _MOST_BYTES = 64 << 20
 _MOST_DENSE = 16
 _POOLINGS: Mapping[str, Pooling] = {
@@ -35,7 +35,7 @@ _ACTIVATIONS: Mapping[str, Literal["tanh", "gelu"] | None] = {
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """What is done behind a model: pooling, linear layers over the pooled row, and then maybe to length 1."""
+    """The steps after a model: pooling, linear layers over the pooled row, optional normalisation."""
 
     pooling: Pooling
     normalised: bool
@@ -43,7 +43,7 @@ class SentenceModel:
 
 
 def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
-    """None where the model is none of sentence-transformers. Raises ModelError for what llmc does not do."""
+    """None unless the model is from sentence-transformers. Raises ModelError for unsupported modules."""
     file = folder / MODULES
     if not has_file(file):
         return None
@@ -75,7 +75,7 @@ def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
 
 
 def _place(file: Path, module: Mapping[str, object]) -> Path:
-    """The directory of a module, which lies beside modules.json."""
+    """The directory of a module, beside modules.json."""
     name = module.get("path")
     if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or not name:
         raise ModelError(f"{file} has a module in {brief(name)}, which is not the name of a directory beside it")
@@ -97,7 +97,7 @@ def _pooling(file: Path) -> Pooling:
 
 
 def _dense(folder: Path, columns: int) -> Dense:
-    """A linear layer over rows of so many numbers. Its tensors are linear.weight and maybe linear.bias."""
+    """A linear layer over rows of `columns` numbers, with tensors linear.weight and optionally linear.bias."""
     fields = Fields.read(folder / "config.json")
     if (found := fields.integer("in_features")) != columns:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The fields of config.json that most families share, and what a family decides of them."""
+"""The config.json fields that most families share, and a family's choices about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmc.models.rope_fields import read_rope
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 MAX_LAYERS = 4096
-"""Lists of layers are made before the checkpoint says how many there are."""
+"""Limit for per-layer lists made before the checkpoint confirms the number of layers."""
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -37,11 +37,11 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""By the names of transformers."""
+"""By transformers' names."""
 
 
 class Choices(TypedDict, total=False):
-    """Fields of ModelConfig that have no name of their own in most config.json files."""
+    """Fields of ModelConfig that most config.json files do not name."""
 
     norm: Norm
     norm_weight: bool
@@ -83,7 +83,7 @@ def layer_count(fields: Fields) -> int:
 
 
 def windows_by_layer(fields: Fields) -> tuple[int, ...]:
-    """Per-layer windows of a family with use_sliding_window, max_window_layers and layer_types; 0 for none."""
+    """Window per layer in a family with use_sliding_window, max_window_layers and layer_types; 0 for none."""
     num_layers = layer_count(fields)
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
     if not fields.has("layer_types"):
@@ -93,7 +93,7 @@ def windows_by_layer(fields: Fields) -> tuple[int, ...]:
 
 
 def windows_by_type(fields: Fields, window: int) -> tuple[int, ...]:
-    """Per-layer windows as layer_types says: `window` or 0. Raises ModelError on an unknown type."""
+    """Window per layer by layer_types: `window` or 0. Raises ModelError on an unknown type."""
     kinds = fields.texts("layer_types", layer_count(fields))
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
@@ -106,7 +106,7 @@ def windows_by_type(fields: Fields, window: int) -> tuple[int, ...]:
 
 
 def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
-    """Raises ModelError on one that llmc does not know."""
+    """Raises ModelError for an activation that llmc does not know."""
     activation = fields.text(name, default)
     if activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
@@ -115,7 +115,7 @@ def read_activation(fields: Fields, name: str = "hidden_act", default: str = "si
 
 
 def head_sizes(fields: Fields, head_dim: int | None = None) -> tuple[int, int, int]:
-    """(query heads, key and value heads, head_dim). head_dim: the family's default, None for hidden_size / heads."""
+    """(query heads, KV heads, head_dim). head_dim: the family's default; None for hidden_size / heads."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -146,11 +146,11 @@ def standard_config(
     attention_scale: float | None = None,
     **choices: Unpack[Choices],
 ) -> ModelConfig:
-    """The fields that all families share; the keywords are what a family decides.
+    """Reads the fields that all families share; keywords are a family's choices.
 
-    head_dim: the family's default, None for hidden_size / num_heads. layer_windows: None for full attention. eps: the
-    name of the field. activation: None for that of hidden_act. intermediate_size, tie_word_embeddings: where
-    config.json does not say. rope: None for what the usual fields say. attention_scale: None for 1 / √head_dim.
+    head_dim: the family's default; None for hidden_size / num_heads. layer_windows: None for full attention. eps: name
+    of the field. activation: None to read hidden_act. intermediate_size, tie_word_embeddings: defaults for config.json.
+    rope: None to read the usual fields. attention_scale: None for 1 / √head_dim.
     """
     activation = read_activation(fields) if activation is None else activation
     heads, kv_heads, head_dim = head_sizes(fields, head_dim)
@@ -193,7 +193,8 @@ def standard_config(
 
 
 def special_tokens(fields: Fields, generation: Fields, vocab: int) -> tuple[tuple[int, ...], int | None]:
-    """(ends of a text, its beginning). generation_config.json is what the authors generate with, so its ids win."""
+    """(ids that end a text, id that begins one). generation_config.json takes precedence: the authors generate with
+    it."""
 
     def ids(name: Literal["eos_token_id", "bos_token_id"]) -> tuple[int, ...]:
         return (generation if generation.has(name) else fields).token_ids(name)

@@ -1,10 +1,10 @@
-"""The llmc ops by which graphs hand hidden states to one another, as `ops.py` has the others.
+"""The llmc ops that pass hidden states between graphs; `ops.py` has the others.
 
-A graph has a buffer of states beside its inputs, float32 [T, D]: what it leaves there of each row, somebody else takes,
-and puts there what this graph is given. T tokens, S samples, D floats of a state.
+A graph has a buffer of states beside its inputs, float32 [T, D]. It may leave a state per row there for others, or read
+states placed there. T tokens, S samples, D floats per state.
 """
 
-# torch reads the ops' schemas from the annotations, so they must be types and not strings.
+# torch reads op schemas from the annotations, so they must be types, not strings.
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from llmc.models.reference import active_states
 
 @llmc_op("gather_rows_leaving")
 def gather_rows_leaving(x: Tensor, index: Tensor, states: Tensor) -> Tensor:
-    """Rows of x [T, D] named by index i32 [S]: [S, D]. Leaves all rows of states [T, D] in the buffer of states."""
+    """Rows of x [T, D] selected by index i32 [S]: [S, D]. Also copies all rows of states [T, D] to the states
+    buffer."""
     active_states().rows = states.clone()
     return x[index.long()]
 
@@ -27,7 +28,7 @@ def _(x: Tensor, index: Tensor, states: Tensor) -> Tensor:
 
 @llmc_op("beside_states")
 def beside_states(x: Tensor) -> Tensor:
-    """x [T, D], and behind each row the one that the buffer of states holds: [T, 2 D]."""
+    """Each row of x [T, D], followed by that row of the states buffer: [T, 2 D]."""
     return torch.cat((x, active_states().rows), dim=-1)
 
 

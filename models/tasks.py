@@ -1,4 +1,4 @@
-"""What a model is compiled for: to write text, or to give vectors of texts or scores of them."""
+"""The task that a model is compiled for: generating text, embedding texts, or scoring them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _ACTIVATIONS: Mapping[str, Literal["sigmoid"] | None] = {"Sigmoid": "sigmoid", "
 
 
 def pooling_name(pooled: Pooled | None) -> str:
-    """As `--pooling` has it, of a model for embeddings."""
+    """The name that `--pooling` has for a model's pooling."""
     return next((name for name, kind in _POOLINGS.items() if pooled is not None and kind == pooled.pooling), "auto")
 
 
 def with_task(
     config: ModelConfig, fields: Fields, family: Family, folder: Path, asked: str, pooling: str = "auto"
 ) -> ModelConfig:
-    """The model as it does a task of TASKS, with a pooling of POOLINGS; "auto": what its files say.
+    """The model set up for a task of TASKS, with a pooling of POOLINGS; "auto" follows its files.
 
-    Raises ModelError for what it cannot do.
+    Raises ModelError for a task that it cannot do.
     """
     return with_pooling(_doing(config, fields, family, folder, asked), fields.origin, pooling)
 
 
 def with_pooling(config: ModelConfig, origin: str, pooling: str) -> ModelConfig:
-    """The model with a pooling of POOLINGS; "auto": its own. Raises ModelError where it pools no rows."""
+    """The model with a pooling of POOLINGS; "auto" keeps its own. Raises ModelError if it pools no rows."""
     if pooling not in POOLINGS:
         raise ModelError(f"pooling {brief(pooling)} is not one of {', '.join(POOLINGS)}")
     if pooling == "auto":
@@ -89,7 +89,7 @@ def _found(config: ModelConfig, fields: Fields, family: Family, folder: Path, *,
 
 
 def labels_of(fields: Fields) -> tuple[str, ...]:
-    """Their names, in order; without any there are two, as transformers has it."""
+    """Label names, in order; two by default, as in transformers."""
     names = fields.raw("id2label", None) if fields.has("id2label") else None
     if names is None:
         count = fields.integer("num_labels", 2, maximum=1 << 16)
@@ -108,7 +108,7 @@ def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, name: str) -
 
 
 def scoring_task(fields: Fields, labels: tuple[str, ...], name: str, template: str | None = None) -> Task:
-    """name: rank or classify. Raises ModelError where a model of these labels cannot do it."""
+    """name: rank or classify. Raises ModelError if a model with these labels cannot do it."""
     if name == "rank":
         if len(labels) != 1:
             raise ModelError(f"{fields.origin}: --task rank needs a model of one label, and this has {len(labels)}")
@@ -118,7 +118,7 @@ def scoring_task(fields: Fields, labels: tuple[str, ...], name: str, template: s
 
 
 def _activation(fields: Fields) -> Literal["sigmoid"] | None:
-    """Of a score, as sentence-transformers has it: a sigmoid unless the config says otherwise."""
+    """Activation of a score, as in sentence-transformers: sigmoid unless the config says otherwise."""
     said = fields.raw("sbert_ce_default_activation_function", "")
     table = fields.raw("sentence_transformers", {})
     if isinstance(table, dict):
@@ -130,7 +130,7 @@ def _activation(fields: Fields) -> Literal["sigmoid"] | None:
 
 
 def _token_ids(file: Path, tokens: tuple[str, ...], vocab_size: int) -> tuple[int, ...]:
-    """Ids of whole tokens. Raises ModelError where the tokenizer has one not."""
+    """Ids of whole tokens. Raises ModelError if the tokenizer lacks one."""
     if not has_file(file):
         raise ModelError(f"{file} is missing; --task rank looks for the tokens {', '.join(tokens)} in it")
     content = read_json(file)

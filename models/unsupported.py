@@ -1,4 +1,4 @@
-"""What a model of no known family is built of that llmc has not, by its config.json: the reasons of a refusal."""
+"""Describes what llmc lacks of a model of unknown family, by its config.json: the reasons of a refusal."""
 
 from __future__ import annotations
 

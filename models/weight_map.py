@@ -1,4 +1,5 @@
-"""From a checkpoint's tensors to a model's parameters: total, so nothing is missing, left over or of another shape."""
+"""From a checkpoint's tensors to a model's parameters: total, so no tensor is missing, left over or of another
+shape."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ Rows = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor that the checkpoint must have, with its shape.
+    """A tensor that the checkpoint must have, with its shape in the model.
 
-    stored: the shape that it has there, where that is another. It is a matrix [columns, rows], one whose rows are a
-    vector one after the other, or matrices [count, rows, columns] that are one below the other.
-    turned: [count, columns, rows]. blocks: the stored matrix is so many, one below the other, and turned is each.
+    stored: its stored shape, if different: a matrix [columns, rows], a matrix that is one vector row by row, or stacked
+    matrices [count, rows, columns].
+    turned: stored as [count, columns, rows].
+    blocks: the stored matrix is a stack of that many, each transposed.
     """
 
     name: str
@@ -39,8 +41,8 @@ class Source:
 
 @dataclass(frozen=True)
 class HeadPart:
-    """Of a matrix that has `rows` rows for each head those from `first` on, `count` of them. turned: each head's are
-    transposed, so that it has a row for each column."""
+    """Of the `rows` rows of each head, those from `first` on, `count` of them. turned: each head's part is transposed,
+    so it has a row per column."""
 
     rows: int
     first: int
@@ -48,14 +50,14 @@ class HeadPart:
     turned: bool = False
 
     def shape_of(self, shape: Shape) -> Shape:
-        """Of the part of a matrix [rows of all heads, columns]."""
+        """The shape of the part, for a matrix [rows of all heads, columns]."""
         heads, columns = shape[0] // self.rows, shape[1]
         return (heads * columns, self.count) if self.turned else (heads * self.count, columns)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A parameter and where it comes from: one tensor, or several one below the other.
+    """A parameter and its sources: one tensor, or several stacked.
 
     dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
     one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
@@ -88,9 +90,8 @@ class Target:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """targets: every parameter of the model, tied ones once. unused: tensors that a checkpoint may have in vain.
-    other_modules: what the names of other modules' tensors begin with, which it may have too.
-    """
+    """targets: every parameter of the model; tied ones once. unused: ignored tensors. other_modules: name prefixes of
+    ignored modules."""
 
     targets: tuple[Target, ...]
     unused: frozenset[str]
@@ -107,9 +108,9 @@ class WeightMap:
         config_name: str = "config.json",
         called: Callable[[str], str] = str,
     ) -> None:
-        """Raises ModelError if the checkpoint `origin` lacks a tensor, has one of another shape, or one unknown.
+        """Raises ModelError if the checkpoint `origin` has a missing, misshapen or unknown tensor.
 
-        config_name: what implies the shapes. called: from our name of a tensor to that of the checkpoint's files.
+        config_name: the file that implies the shapes. called: maps our tensor names to the files'.
         """
         again = f"mend {config_name} or download the checkpoint again"
         sources = {source.name: source for source in self.sources()}

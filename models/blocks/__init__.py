@@ -1,1 +1,1 @@
-"""The modules that the families are built of."""
+"""The modules that model families are built from."""

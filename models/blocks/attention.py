@@ -16,11 +16,12 @@ from llmc.models.config import ModelConfig, QueryGrowth
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What every layer of one step reads; int32 except cos_sin.
+    """The inputs of a step that every layer reads; int32 except cos_sin and slopes.
 
-    positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1];
-    cos_sin float32 [max_len, rotated elements] for each of `ModelConfig.ropes`;
-    slopes float32 [H] with ALiBi, else None; expert_places float32 [E] where some experts are elsewhere, else None.
+    positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1].
+    cos_sin: float32 [max_len, rotated elements] for each of `ModelConfig.ropes`.
+    slopes: float32 [H] with ALiBi, else None.
+    expert_places: float32 [E] if another rank holds some of E experts, else None.
     """
 
     positions: Tensor
@@ -35,7 +36,7 @@ class StepInputs:
 
 
 def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:
-    """What queries are multiplied by, float32 [T, 1]."""
+    """Factors of queries that grow with position, float32 [T, 1]."""
     if growth.kind == "log":
         return torch.clamp(torch.log(positions[:, None].float() + 1.0) / math.log(growth.every), min=1.0)
     passed = torch.floor((positions[:, None].float() + 1.0) / growth.every)
@@ -43,7 +44,7 @@ def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:
 
 
 class HeadNorm(Block):
-    """weight float32 [hd] for every head, or [heads hd]."""
+    """weight: float32 [hd], shared by all heads, or [heads hd]."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -51,9 +52,9 @@ class HeadNorm(Block):
 
 
 class Attention(Block):
-    """qkv [(H + 2 Hkv) hd, D] and out [D, H hd] around rotation, cache and attention of a layer; sinks [H] or None.
+    """Attention of a layer: qkv [(H + 2 Hkv) hd, D], rotation, cache, attention, out [D, H hd]. sinks: [H] or None.
 
-    Of a layer that reads keys and values of another one, qkv has the rows of q alone.
+    In a layer that reads another layer's keys and values, qkv has only the rows of q.
     """
 
     sinks: Tensor | None
@@ -130,11 +131,11 @@ class Attention(Block):
 
     @property
     def _is_fused(self) -> bool:
-        """Whether the rotation does the norm."""
+        """Whether the rope op also applies the norm."""
         return self.qk_norm == "head" and self.norm == "rms"
 
     def _prepared(self, qkv: Tensor) -> Tensor:
-        """float32 [T, (H + 2 Hkv) hd]: bounded and normed."""
+        """float32 [T, (H + 2 Hkv) hd]: clipped and normed."""
         if self.clip is not None:
             qkv = qkv.clamp(min=-self.clip, max=self.clip)
         if self.normed_values and self.makes_kv:

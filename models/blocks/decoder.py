@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers, final norm and logits of the sampled rows."""
+"""The decoder: embedding, layers, final norm, and logits of the sampled rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmc.models.config import ModelConfig, Rope
 
 
 class Embedding(Block):
-    """weight [V, D] of the activation dtype."""
+    """weight: [V, D] in the activation dtype."""
 
     def __init__(self, count: int, hidden_size: int, act_dtype: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Embedding(Block):
 
 
 class RopeTable(nn.Module):
-    """Holds the buffer cos_sin, float32 [max_len, rope.dim]; its value is `rope.cos_sin_table`."""
+    """Holds the buffer cos_sin, float32 [max_len, rope.dim], with the values of `rope.cos_sin_table`."""
 
     cos_sin: Tensor
 
@@ -39,9 +39,9 @@ class RopeTable(nn.Module):
 
 
 class DecoderLayer(RepeatedBlock):
-    """Attention and feed-forward block around norms that stand where `ModelConfig.residual` says.
+    """An attention and a feed-forward block, with norms placed as `ModelConfig.residual` says.
 
-    A residual that is added as it is, is added inside the linear that ends a block.
+    A residual added without a norm is added inside the block's last linear.
     """
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
@@ -82,7 +82,7 @@ class DecoderLayer(RepeatedBlock):
         return self._add(x, self.mlp, self.mlp_norm(x), self.mlp_post_norm, *of_mlp)
 
     def _add(self, x: Tensor, block: Block, block_input: Tensor, after: Block | None, *step: StepInputs) -> Tensor:
-        """x plus what a block makes of its input."""
+        """x plus the output of `block` on its input."""
         if after is None and self.multiplier == 1.0:
             return block(block_input, x, *step)
         made = block(block_input, None, *step)
@@ -92,13 +92,13 @@ class DecoderLayer(RepeatedBlock):
 
 
 class Decoder(Block):
-    """A whole model. Parameters are frozen and without values until they are loaded.
+    """A whole model. Parameters are frozen, and have no values until loaded.
 
-    act_dtype: "f32", "bf16" or "f16", of activations that feed a linear and of linear weights. max_len: positions of
-    the rotary tables. With tied embeddings lm_head.weight is the embedding's parameter and has no name of its own.
-    The buffer slopes, float32 [H], is there with ALiBi, and expert_places, float32 [E], where some of E experts are
-    elsewhere (`expert_ops.held_experts`). A pooled model has no lm_head, and what it gives is no logits.
-    states_norm has the values of norm, for hidden states that are left: what rounds rows for lm_head stays as it is.
+    act_dtype: "f32", "bf16" or "f16", for linear weights and activations that feed a linear.
+    max_len: positions in the rotary tables.
+    With tied embeddings lm_head.weight is the embedding's parameter, without a name of its own. With ALiBi there is a
+    buffer slopes, float32 [H]; where another rank holds some of E experts, expert_places, float32 [E]. A pooled model has no lm_head and returns no logits. states_norm is a copy of norm for
+    exported hidden states, so that the norm that rounds rows for lm_head is unchanged.
     """
 
     slopes: Tensor | None
@@ -138,13 +138,13 @@ class Decoder(Block):
         return DecoderLayer(self.config, number, act_dtype)
 
     def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> Tensor:
-        """What `embedded` gives, float32 [T, D], → what the last layer gives. input_ids: int32 [T]."""
+        """Applies all layers: float32 [T, D], from `embedded` → float32 [T, D]. input_ids: int32 [T]."""
         for layer in self.layers:
             x = layer(x, step)
         return x
 
     def embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """int32 [T] → float32 [T, D]: what the first layer reads."""
+        """int32 [T] → float32 [T, D]: the input of the first layer."""
         if self.types is None:
             x = self.embed(input_ids)
         else:
@@ -162,7 +162,7 @@ class Decoder(Block):
         return x if self.embed_norm is None else self.embed_norm(x)
 
     def sampled(self, x: Tensor, sample_index: Tensor) -> Tensor:
-        """float32 [T, D] → float32 [S, D]: the rows whose logits are wanted."""
+        """float32 [T, D] → float32 [S, D]: the rows whose logits are needed."""
         if self.states_norm is None:
             return ops.gather_rows(x, sample_index)
         return states_ops.gather_rows_leaving(x, sample_index, self.states_norm(x))
@@ -187,8 +187,8 @@ class Decoder(Block):
         sample_index: Tensor,
         token_seq: Tensor,
     ) -> Tensor:
-        """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V], or what a pooled
-        model gives."""
+        """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V], or a pooled
+        model's vectors."""
         ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
         step = StepInputs(
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes,

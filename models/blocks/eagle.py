@@ -1,4 +1,5 @@
-"""A head of EAGLE: of the embedding of a token and the hidden state of the one before it, the next hidden state."""
+"""An EAGLE drafting head: predicts the next hidden state from a token's embedding and the previous token's hidden
+state."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from llmc.models.config import ModelConfig
 
 
 class EagleHead(Decoder):
-    """Layers behind fc, [hidden_size, 2 hidden_size], which reads embeddings and states. What a model's last norm gives
-    is what this one guesses, so there is none behind the layers."""
+    """Layers after fc [hidden_size, 2 hidden_size], which reads embeddings and states.
+
+    The head predicts the output of the model's last norm, so it has no norm after its layers.
+    """
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
         super().__init__(config, act_dtype, max_len)
@@ -26,5 +29,5 @@ class EagleHead(Decoder):
         return self.fc(self.rounded(states_ops.beside_states(super().embedded(input_ids, positions))))
 
     def sampled(self, x: Tensor, sample_index: Tensor) -> Tensor:
-        """float32 [T, D] → float32 [S, D]; the guessed states of all rows are left."""
+        """float32 [T, D] → float32 [S, D]; also exports the predicted states of all rows."""
         return states_ops.gather_rows_leaving(x, sample_index, x)

@@ -1,4 +1,4 @@
-"""The feed-forward block that is a mixture of experts, of which each token takes a few."""
+"""The mixture-of-experts feed-forward block; each token uses a few experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.models.config import Experts, ModelConfig
 
 
 class SharedExpert(Block):
-    """gate_up [2 I, D], gate first, and down [D, I]."""
+    """gate_up: [2 I, D], gate first. down: [D, I]."""
 
     def __init__(self, inner: int, hidden: int, act_dtype: str) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class SharedExpert(Block):
 
 
 class RoutedExperts(Block):
-    """gate_up [E 2 I, D], of each expert gate before up, and down [E D, I], of the E experts that are here."""
+    """gate_up: [E 2 I, D], gate before up in each expert. down: [E D, I]. E: the experts held here."""
 
     def __init__(self, config: Experts, hidden: int, act_dtype: str) -> None:
         super().__init__()
@@ -53,10 +53,10 @@ class RoutedExperts(Block):
 
 
 def mixed(logits: Tensor, noise: float) -> Tensor:
-    """Sparse mixing of logits float32 [T, E]: the best two have as scores their part of the softmax over what is near.
+    """Sparse mixing of logits float32 [T, E]: scores the best two, each by its share of a softmax over nearby logits.
 
-    Near a best logit are those that fall short of it by at most 2 noise, relative to their size or its, the larger one.
-    Near the second there is no first. Of two equal best ones both get the score of the first; other experts get any.
+    A logit is near a best one if it is below by at most 2 · noise, relative to the larger magnitude of both. The first
+    is not near the second. Two equal best logits both get the first's score; scores of other experts are arbitrary.
     """
     best = logits.amax(-1, keepdim=True)
     below = logits < best
@@ -65,7 +65,7 @@ def mixed(logits: Tensor, noise: float) -> Tensor:
     second = torch.where(equal > 0.0, best, others.amax(-1, keepdim=True))
 
     def near(values: Tensor, to: Tensor) -> Tensor:
-        """The sum of what is near `to`, which counts as 1, [T, 1]."""
+        """The softmax sum over logits near `to`, which itself counts as 1: [T, 1]."""
         far = (to - values) / torch.maximum(logits.abs(), to) > 2.0 * noise
         return torch.where(far, 0.0, torch.exp(values - to)).sum(-1, keepdim=True)
 
@@ -73,7 +73,7 @@ def mixed(logits: Tensor, noise: float) -> Tensor:
 
 
 class ExpertMlp(Block):
-    """router [E, D], experts, maybe a shared one."""
+    """router: [E, D]. The experts, and optionally a shared expert."""
 
     choice_bias: Tensor | None
 
@@ -111,9 +111,9 @@ class ExpertMlp(Block):
                 return mixed(logits, self.config.mixer_noise)
 
     def _chosen(self, logits: Tensor) -> Tensor:
-        """i32 [T, 2 k], as `choose_experts` makes it."""
+        """i32 [T, 2 k], in the form of `choose_experts`."""
         experts, scores = self.config, self._scores(logits)
-        # Where nothing is added to scores, logits are ordered as they are and never equal by rounding.
+        # If nothing is added to scores, logits have the same order and no ties from rounding.
         choice = logits if self.choice_bias is None else scores + self.choice_bias
         return expert_ops.choose_experts(
             choice,
@@ -128,7 +128,7 @@ class ExpertMlp(Block):
         )
 
     def _shared(self, shared: Block, x: Tensor, residual: Tensor | None) -> Tensor:
-        """What the shared expert makes of x, plus the residual."""
+        """The shared expert's output for x, plus the residual."""
         if self.shared_gate is None:
             return shared(x, residual)
         made = shared(x, None) * torch.sigmoid(self.shared_gate(x))

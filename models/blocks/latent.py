@@ -1,6 +1,6 @@
-"""Attention to latent vectors: the cache keeps one key of a token for all heads, and its values are a part of it.
+"""Latent attention: the cache keeps one key per token for all heads, and values are a part of that key.
 
-What a head's keys and values are made of a latent vector with is multiplied into queries and results instead.
+The matrices that would expand a latent vector to a head's keys and values are applied to queries and results instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llmc.models.config import Latent, ModelConfig
 
 
 class LatentNorm(Block):
-    """weight float32 [R], of the latent vector on its way to the cache."""
+    """weight: float32 [R], for the latent vector before it is cached."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -23,9 +23,8 @@ class LatentNorm(Block):
 
 
 class LatentAttention(Block):
-    """q [H (plain + rotated), D], or of a vector that q_a [Q, D] and q_norm make. kv [R + rotated, D].
-    key_up [H R, plain] and value_up [H value, R], of each head one below the other. out [D, H value].
-    """
+    """q: [H (plain + rotated), D], or applied to the vector that q_a [Q, D] and q_norm make. kv: [R + rotated, D].
+    key_up [H R, plain] and value_up [H value, R]: heads stacked. out: [D, H value]."""
 
     def __init__(self, config: ModelConfig, latent: Latent, layer: int, act_dtype: str) -> None:
         super().__init__()

@@ -11,26 +11,26 @@ from llmc.models import ops
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
-    """A frozen parameter without a value, on the default device."""
+    """A frozen parameter without values, on the default device."""
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
 class Block(nn.Module):
-    """A module that gives one tensor, which torch's own class does not say."""
+    """A module that returns one tensor, which torch's own class cannot express."""
 
     __call__: Callable[..., Tensor]
 
 
 class RepeatedBlock(Block):
-    """One of many, of which a compiler traces only some of those that are alike.
+    """A repeated block; the compiler traces only some of several like ones.
 
-    It is called with the hidden state first and makes the next one, of the same shape; it changes nothing else. The
-    attribute `layer` of its modules is its number, which is the `layer` of llmc ops and is used for nothing else.
+    Its first argument is the hidden state; it returns the next one, of equal shape, and has no side effects. The
+    attribute `layer` of its modules is its number. It serves only as the `layer` argument of llmc ops.
     """
 
 
 class Projection(Block):
-    """weight [N, K] of the activation dtype, bias float32 [N] or None."""
+    """weight: [N, K] in the activation dtype. bias: float32 [N] or None."""
 
     bias: Tensor | None
 
@@ -49,7 +49,7 @@ class Linear(Projection):
 
 
 class GatedLinear(Projection):
-    """Two matrices of I rows, gate and up, one below the other."""
+    """Two stacked matrices of I rows each: gate, then up."""
 
     def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str) -> None:
         """num_out: I."""
@@ -57,5 +57,5 @@ class GatedLinear(Projection):
         self.act_dtype = act_dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """act [T, K] → act [T, I]: silu(gate) times up."""
+        """act [T, K] → act [T, I]: silu(gate) · up."""
         return ops.gated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype)

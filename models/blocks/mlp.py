@@ -1,4 +1,4 @@
-"""The feed-forward block, with one fused projection of gate and up where it is gated."""
+"""The feed-forward block; gate and up, if gated, are one fused projection."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from llmc.models.config import Activation, ModelConfig
 
 
 class Xielu(Block):
-    """alpha_p · x² + βx of positive x, alpha_n · (eˣ − 1 − x) + βx of others; alpha_p, alpha_n float32 [1] > 0."""
+    """alpha_p · x² + βx for x > 0, else alpha_n · (eˣ − 1 − x) + βx; alpha_p, alpha_n: float32 [1], positive."""
 
     BETA, MOST = 0.5, -1e-6
-    """MOST: what eˣ is taken of at most."""
+    """MOST: upper clamp of the argument of eˣ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Xielu(Block):
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
-    """float32, elementwise, as transformers names them; of those without parameters."""
+    """Parameter-free activations by transformers' names: float32, elementwise."""
     match activation:
         case "silu":
             return F.silu(x)
@@ -47,7 +47,7 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
 
 
 class Mlp(Block):
-    """gate_up [2 I, D], gate first, or up [I, D]; and down [D, I]."""
+    """gate_up [2 I, D], gate first, or up [I, D]; then down [D, I]."""
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Norms over the hidden size, and over heads."""
+"""Norms over the hidden size and over heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RmsNorm(Block):
 
 
 class UnpackedRmsNorm(Block):
-    """weight float32 [D]; of a result that is added and feeds no linear, where activations that do are no float32."""
+    """weight: float32 [D]; for a result that is added and feeds no linear, if activations are not float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class UnpackedRmsNorm(Block):
 
 
 class LayerNorm(Block):
-    """weight and bias float32 [D], either of which there may not be."""
+    """weight, bias: float32 [D]; either may be absent."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -61,7 +61,7 @@ class LayerNorm(Block):
 
 
 class Rounded(Block):
-    """In the place of a norm where there is none."""
+    """Stands in for a norm where a model has none: only rounds."""
 
     def __init__(self, act_dtype: str) -> None:
         super().__init__()
@@ -73,32 +73,32 @@ class Rounded(Block):
 
 
 def centred(x: Tensor, eps: float) -> Tensor:
-    """x less its mean over the last axis, over its standard deviation."""
+    """x minus its mean over the last axis, divided by its standard deviation."""
     x = x - x.mean(-1, keepdim=True)
     return over_root_mean_square(x, eps)
 
 
 def over_root_mean_square(x: Tensor, eps: float) -> Tensor:
-    """x over the root of its mean square over the last axis."""
+    """x divided by its root mean square over the last axis."""
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
 def result_norm(config: ModelConfig, act_dtype: str) -> Block:
-    """The model's kind of norm of what a block makes: float32 [T, D] → float32 [T, D]. act_dtype: of activations."""
+    """The model's norm for a block's result: float32 [T, D] → float32 [T, D]. act_dtype: of activations."""
     if config.norm == "rms" and act_dtype != "f32":
         return UnpackedRmsNorm(config.hidden_size, config.norm_eps)
     return norm(config, "f32")
 
 
 def rows_norm(config: ModelConfig) -> Block:
-    """The model's kind of norm of rows that are handed on: float32 [T, D] → float32 [T, D], in no packed layout."""
+    """The model's norm for exported rows: float32 [T, D] → float32 [T, D], never packed."""
     if config.norm == "rms":
         return UnpackedRmsNorm(config.hidden_size, config.norm_eps)
     return norm(config, "f32")
 
 
 def norm(config: ModelConfig, act_dtype: str) -> Block:
-    """The model's kind of norm over the hidden size; act_dtype: of its result."""
+    """The model's norm over the hidden size. act_dtype: of its result."""
     if config.norm == "rms":
         return RmsNorm(config.hidden_size, config.norm_eps, act_dtype)
     return LayerNorm(config.hidden_size, config.norm_eps, act_dtype, weight=config.norm_weight, bias=config.norm_bias)

@@ -1,4 +1,4 @@
-"""What a model that gives vectors does with its last layer: pooling, and linear layers over the pooled rows."""
+"""The end of a model that returns vectors: pooling, then linear layers over the pooled rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmc.models.blocks.norms import result_norm
 from llmc.models.config import Dense, ModelConfig
 
 _LEAST_LENGTH = 1e-12
-"""What a vector is divided by at least, as torch normalises."""
+"""Lower bound of a vector's length when normalising, as in torch."""
 
 
 class DenseLayer(Block):
-    """linear [size, columns], maybe an activation and a norm."""
+    """linear [size, columns], optionally an activation and a norm."""
 
     def __init__(self, config: ModelConfig, dense: Dense, columns: int, act_dtype: str) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class DenseLayer(Block):
 
 
 class PooledHead(Block):
-    """norm of the last layer, where there is one, and `dense`."""
+    """The last layer's norm, if any, and the layers of `dense`."""
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__()

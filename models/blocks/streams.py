@@ -1,6 +1,6 @@
-"""Gemma 3n: a token has several hidden vectors, its streams; a layer works on the first and corrects the others.
+"""Gemma 3n: a token has several hidden vectors, its streams; a layer computes on the first and corrects the others.
 
-The streams [T, S D] lie side by side. T tokens, S streams, D hidden size, P elements of what a layer reads of a token.
+Streams are concatenated: [T, S D]. T tokens, S streams, D hidden size, P elements of a layer's per-token input.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from llmc.models.blocks.norms import norm, over_root_mean_square, result_norm
 from llmc.models.config import ModelConfig, Streams
 
 _HALF = 2.0**-0.5
-_LEAST = 1e-5  # of a mean square that is divided by
+_LEAST = 1e-5  # added to a mean square before dividing
 
 
 def parts(x: Tensor, count: int) -> list[Tensor]:
-    """Equal parts of the last axis of x [T, N], by slices: a compiler makes each one by itself."""
+    """Equal slices of the last axis of x [T, N]; separate slices let the compiler compute each on its own."""
     size = x.shape[-1] // count
     return [x[:, i * size : (i + 1) * size] for i in range(count)]
 
 
 class CutMlp(Mlp):
-    """A feed-forward block whose gate counts from so many standard deviations above its mean on, as far as beyond."""
+    """A feed-forward block whose gate is cut off below its mean plus a number of standard deviations."""
 
     def __init__(self, config: ModelConfig, act_dtype: str, cutoff: float) -> None:
         super().__init__(config, act_dtype)
@@ -45,9 +45,9 @@ class CutMlp(Mlp):
 
 
 class Updates(Block):
-    """What a layer expects of all streams, and how the result in the first corrects that (AltUp).
+    """AltUp: predicts a layer's effect on all streams, and corrects the prediction by the first stream's result.
 
-    Both are sums of streams by factors of the token: tanh of a few numbers that norm and router [S, D] make, times
+    Both are weighted sums of streams with per-token factors: tanh of S numbers from norm and router [S, D], times
     predict [S S, S] or correct [S, S], float32.
     """
 
@@ -76,14 +76,14 @@ class Updates(Block):
         return found
 
     def corrected(self, predicted: Sequence[Tensor], made: Tensor) -> list[Tensor]:
-        """made: what the first stream became, float32 [T, D]."""
+        """made: the new first stream, float32 [T, D]."""
         factors = self._factors(made, self.correct) + 1.0
         change = made - predicted[0]
         return [stream + change * factors[:, i : i + 1] for i, stream in enumerate(predicted)]
 
 
 class LowRank(Block):
-    """A path beside attention: down [R, D], up [D, R] and a norm (Laurel)."""
+    """Laurel: a low-rank path beside attention: down [R, D], up [D, R] and a norm."""
 
     def __init__(self, config: ModelConfig, rank: int, act_dtype: str) -> None:
         super().__init__()
@@ -93,12 +93,12 @@ class LowRank(Block):
         self.norm = result_norm(config, act_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """act [T, D] → float32 [T, D]: x and what the path makes of it."""
+        """act [T, D] → float32 [T, D]: x plus the path's output."""
         return x.float() + self.norm(self.up(self.down(x).to(ops.torch_act_dtype(self.act_dtype))))
 
 
 class TokenInput(Block):
-    """What the first stream makes of a layer's own vector of the token: gate [P, D], out [D, P] and a norm.
+    """Mixes a layer's per-token vector into the first stream: gate [P, D], out [D, P] and a norm.
 
     scale: float32 [D] or None.
     """
@@ -122,7 +122,7 @@ class TokenInput(Block):
 
 
 class StreamLayer(RepeatedBlock):
-    """A sandwich of norms around both blocks, within the updates of the streams."""
+    """Both blocks with norms before and after, inside the updates of the streams."""
 
     def __init__(self, config: ModelConfig, streams: Streams, layer: int, act_dtype: str) -> None:
         super().__init__()
@@ -151,7 +151,8 @@ class StreamLayer(RepeatedBlock):
 
 
 class TokenInputs(Block):
-    """What all layers read of a token, side by side: by its id from table [V', L P], and by its embedding."""
+    """Per-token inputs of all layers, concatenated: looked up by id in table [V', L P], plus a projection of the
+    embedding."""
 
     def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str) -> None:
         super().__init__()
@@ -172,7 +173,7 @@ class TokenInputs(Block):
 
 
 class StreamDecoder(Decoder):
-    """spread: matrices [D, D] that make the other streams of the embedding; merge: those that make one of all again."""
+    """spread: matrices [D, D] that make the other streams from the embedding. merge: matrices that map them back."""
 
     def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str, max_len: int) -> None:
         self.streams = streams
@@ -195,7 +196,7 @@ class StreamDecoder(Decoder):
         return x
 
     def logits(self, x: Tensor) -> Tensor:
-        """float32 [S, S D] → float32 [S, V]: of the mean of all streams."""
+        """float32 [S, S D] → float32 [S, V], from the mean of all streams."""
         first, *others = parts(x, self.streams.count)
         mean = first
         for matrix, other in zip(self.merge, others, strict=True):
@@ -203,7 +204,7 @@ class StreamDecoder(Decoder):
         return super().logits(mean * (1.0 / self.streams.count))
 
     def _turned(self, matrix: nn.Module, x: Tensor, like: Tensor) -> Tensor:
-        """The matrix times x, as long as another vector: all float32 [T, D]."""
+        """matrix · x, scaled to the length of `like`: all float32 [T, D]."""
         made: Tensor = matrix(x.to(ops.torch_act_dtype(self.act_dtype)))
         length = torch.sqrt((like * like).mean(-1, keepdim=True))
         return made * (length / torch.sqrt((made * made).mean(-1, keepdim=True).clamp(min=_LEAST)))

@@ -1,1 +1,1 @@
-"""One file per model family: its exact model_type, what its config means and where its weights are."""
+"""One file per model family: its exact model_type, the meaning of its config, and the names of its weights."""

@@ -1,4 +1,4 @@
-"""Baichuan and Baichuan 2: q, k and v in one matrix; 7B is rotated, 13B has ALiBi."""
+"""Baichuan and Baichuan 2: q, k and v in one matrix. 7B uses rotary positions, 13B ALiBi."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from llmc.models.layout import Layout
 from llmc.models.standard import standard_config
 
 _LAYOUT = Layout(qkv=("self_attn.W_pack",))
-_VOCABULARY_2 = 125696  # of Baichuan 2 alone
+_VOCABULARY_2 = 125696  # only Baichuan 2 has this size
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """The code of 13B knows no max_position_embeddings, and only that of Baichuan 2, which norms rows of the output
-    projection, a z_loss_weight."""
+    """The code of 13B has no max_position_embeddings. Only Baichuan 2, which norms rows of the output projection, has
+    z_loss_weight."""
     alibi = not fields.has("max_position_embeddings")
     if alibi:
         fields = fields.renamed(max_position_embeddings="model_max_length")

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa: bidirectional, a table of positions, norms of sums."""
+"""BERT, RoBERTa and XLM-RoBERTa: bidirectional, position table, norms on sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROBERTA_LAYOUT = replace(
     dense=("classifier.dense", "classifier.out_proj"),
     other_modules=("lm_head.", "classifier."),
 )
-# Of Jina's own implementation.
+# Keys of Jina's own implementation.
 _FLASH_LAYOUT = replace(
     _ROBERTA_LAYOUT,
     embed_norm="emb_ln",
@@ -46,7 +46,7 @@ _FLASH_LAYOUT = replace(
     post_mlp_norm="norm2",
 )
 _PADDING = 1
-"""The id whose positions the table of RoBERTa skips, with that before it."""
+"""RoBERTa's position table skips the rows up to and including this id."""
 
 
 def _read(fields: Fields, generation: Fields, max_positions: int) -> ModelConfig:
@@ -83,7 +83,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_roberta_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """The table of positions begins behind the row of the padding."""
+    """The position table begins after the padding row."""
     padding = fields.integer("pad_token_id", _PADDING, minimum=0)
     if padding != _PADDING:
         raise ModelError(
@@ -94,7 +94,7 @@ def read_roberta_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def _head(config: ModelConfig, fields: Fields, labels: int) -> Pooled:
-    """Of BERT the pooler, of RoBERTa the classifier's own layer: they look alike."""
+    """BERT's pooler, or RoBERTa's classifier layer: both have the same structure."""
     return Pooled("first", (Dense(config.hidden_size, True, "tanh"), Dense(labels, True)))
 
 
@@ -109,7 +109,7 @@ BERT = Family(
 
 
 def _roberta(model_type: str, classifier: str, *others: Layout) -> Family:
-    """others: names in checkpoints of authors who publish code of their own."""
+    """others: layouts of checkpoints whose authors publish their own code."""
     whole = (layout.moved("", "roberta.").weight_map for layout in (_ROBERTA_LAYOUT, *others))
     return Family(
         model_type,
@@ -117,7 +117,7 @@ def _roberta(model_type: str, classifier: str, *others: Layout) -> Family:
         _ROBERTA_LAYOUT.weight_map,
         other_maps=(*whole, *(layout.weight_map for layout in others)),
         generates=False,
-        # Its tokenizers give no types, whatever config.json has room for.
+        # Its tokenizers assign no types, whatever config.json provides.
         vectors=Vectors("first", classifier, _head, typed_pairs=False),
     )
 

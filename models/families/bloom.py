@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a layer norm on the embedding, q, k and v of a head side by side."""
+"""BLOOM: ALiBi, a layer norm on the embedding, q, k and v interleaved by head."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LAYOUT = Layout(
     norm="transformer.ln_f",
     unused=(),
 )
-_LENGTH = 2048  # that all sizes were trained with; seq_length of most
+_LENGTH = 2048  # training length of all sizes; the seq_length of most
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """n_embed is an older name of hidden_size. Whether slow_but_exact, sums are what they are."""
+    """n_embed is an older name of hidden_size. slow_but_exact does not change the sums mathematically."""
     fields = fields.renamed(num_hidden_layers="n_layer", num_attention_heads="n_head", hidden_size="n_embed")
     if fields.flag("apply_residual_connection_post_layernorm", False):
         raise ModelError(f"{fields.origin}: apply_residual_connection_post_layernorm is not supported")
@@ -51,9 +51,9 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# How exactly softmax and sums are made; the latter as of pretraining_tp parts.
+# Precision of softmax and sums; the latter split into pretraining_tp parts.
 _EXACTNESS = frozenset({"attention_softmax_in_fp32", "masked_softmax_fusion", "slow_but_exact"})
-# Most checkpoints are of the decoder alone.
+# Most checkpoints contain only the decoder.
 BLOOM = Family(
     "bloom",
     read_config,

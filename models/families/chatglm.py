@@ -25,7 +25,7 @@ _LAYOUT = Layout(
     interleaved=True,
     unused=("transformer.rotary_pos_emb.inv_freq",),
 )
-_POSITIONS = 8192  # of the context that ChatGLM2-6B-32K stretches
+_POSITIONS = 8192  # original context that ChatGLM2-6B-32K stretches
 
 
 def _check(fields: Fields) -> None:
@@ -41,7 +41,7 @@ def _check(fields: Fields) -> None:
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """rope_ratio is a factor of the rotary base. ChatGLM2-6B-32K, whose positions it divides, is refused."""
+    """rope_ratio scales the rotary base. ChatGLM2-6B-32K is refused: there it divides positions."""
     _check(fields)
     fields = fields.renamed(
         num_hidden_layers="num_layers",
@@ -74,14 +74,14 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def weight_map(config: ModelConfig) -> WeightMap:
-    """Without groups q, k and v of a head are side by side."""
+    """Without groups, q, k and v are interleaved by head."""
     if config.num_kv_heads == config.num_heads:
         return replace(_LAYOUT, qkv_rows=by_group).weight_map(config)
     return _LAYOUT.weight_map(config)
 
 
-# How exactly scores are computed, which layers scale and scale back, and of training; the groups are read where they
-# are. The tokens of padded_vocab_size are all that there are.
+# Precision of scores (scaled and rescaled), and training options; the groups are read where needed. padded_vocab_size
+# is the actual vocabulary.
 _HARMLESS = """
     apply_query_key_layer_scaling attention_softmax_in_fp32 bias_dropout_fusion fp32_residual_connection
     multi_query_group_num num_hidden_layers num_layers original_rope prefix_projection vocab_size

@@ -9,7 +9,7 @@ from llmc.models.layout import Layout
 from llmc.models.standard import layer_count, standard_config, windows_by_type
 
 _LAYOUT = Layout(interleaved=True)
-_PERIOD = 4  # of layers, the last of which has no window
+_PERIOD = 4  # layers; the last of them has no window
 
 
 def _read(
@@ -34,7 +34,7 @@ def _read(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """use_qk_norm: every head of q and k has a norm of its own."""
+    """use_qk_norm: each head of q and k has its own norm."""
     qk_norm: QkNorm = "each_head" if fields.flag("use_qk_norm", False) else "none"
     return _read(fields, generation, (0,) * layer_count(fields), (), qk_norm)
 
@@ -52,7 +52,7 @@ def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 COHERE = Family("cohere", read_config, _LAYOUT.weight_map)
-# What the authors' own checkpoints say of what all of them do. The pattern is read where there are no layer types.
+# Constants in the authors' own checkpoints. The pattern is read if there are no layer types.
 _SAME_IN_ALL = {
     "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj",
     "rotary_pct": 1.0, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,

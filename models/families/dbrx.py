@@ -1,4 +1,4 @@
-"""DBRX: layer norms without bias, bounded q, k and v, experts of a layer in one matrix."""
+"""DBRX: layer norms without bias, clipped q, k and v, a layer's experts in one matrix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _activation(inner: Fields) -> object:
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """moe_normalize_expert_weights: the power of the sum that weights are divided by; 1, or null for none."""
+    """moe_normalize_expert_weights: the p of the norm that divides the weights; 1, or null for none."""
     fields = fields.renamed(
         hidden_size="d_model",
         num_attention_heads="n_heads",
@@ -76,7 +76,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Of training; the width is the model's.
+# Training options; the width equals the model's.
 _OF_EXPERTS = HARMLESS | {"moe_jitter_eps", "moe_loss_weight", "hidden_size", "model_type"}
 DBRX = Family(
     "dbrx",

@@ -1,4 +1,4 @@
-"""DeepSeek-MoE: Llama with experts, some of which all tokens take."""
+"""DeepSeek-MoE: Llama with experts, some of them shared by all tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LAYOUT = Layout(shared="mlp.shared_experts")
 
 
 def _experts(fields: Fields) -> Experts | None:
-    """Every moe_layer_freq-th layer from first_k_dense_replace on has them."""
+    """Every moe_layer_freq-th layer from first_k_dense_replace on has experts."""
     if not fields.has("n_routed_experts"):
         return None
     first, every = fields.integer("first_k_dense_replace", 0, minimum=0), fields.integer("moe_layer_freq", 1)

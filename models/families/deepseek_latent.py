@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, and Kimi K2, which is a V3 of other sizes: latent attention, mixtures of experts."""
+"""DeepSeek-V2, V2-Lite, V3 and R1, and Kimi K2 (a V3 of other sizes): latent attention, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HARMLESS = frozenset({"ep_size", "num_mtp_layers", "num_nextn_predict_layers", 
 
 
 def _check(fields: Fields, name: str, known: tuple[str, ...]) -> str:
-    """A word of the configuration, of which llmc knows these; the first one where it is not there."""
+    """A config word that must be one of `known`; the first is the default."""
     found = fields.text(name, known[0])
     if found not in known:
         raise ModelError(f"{fields.origin}: {name} {brief(found)} is not supported; one of {', '.join(known)}")
@@ -28,13 +28,14 @@ def _check(fields: Fields, name: str, known: tuple[str, ...]) -> str:
 
 
 def _sparse_layers(fields: Fields) -> tuple[int, ...]:
-    """Those from first_k_dense_replace on that moe_layer_freq divides."""
+    """Layers from first_k_dense_replace on whose number moe_layer_freq divides."""
     first, step = fields.integer("first_k_dense_replace", 0, minimum=0), fields.integer("moe_layer_freq", 1)
     return tuple(i for i in range(first, layer_count(fields)) if i % step == 0)
 
 
 def read_v2(fields: Fields, generation: Fields) -> ModelConfig:
-    """Scores are a softmax over all experts. As in DeepSeek's own code, weights are either normalised or scaled."""
+    """Scores are a softmax over all experts. As in DeepSeek's own code, weights are normalised or scaled, never
+    both."""
     _check(fields, "scoring_func", ("softmax",))
     limited = _check(fields, "topk_method", ("greedy", "group_limited_greedy")) == "group_limited_greedy"
     groups, top_groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
@@ -57,7 +58,7 @@ def read_v2(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_v3(fields: Fields, generation: Fields) -> ModelConfig:
-    """Each expert has a score of its own, and a bias that counts for the choice alone."""
+    """Each expert has its own sigmoid score, and a bias that affects only the choice."""
     _check(fields, "scoring_func", ("sigmoid",))
     _check(fields, "topk_method", ("noaux_tc",))
     experts, layers = read_sigmoid_experts(fields), _sparse_layers(fields)

@@ -1,7 +1,7 @@
-"""Heads of EAGLE, versions 1 and 2: a layer that guesses the next hidden state of a model, and so its next tokens.
+"""EAGLE drafting heads, versions 1 and 2: a layer that predicts a model's next hidden state, and so its next tokens.
 
-Such a head reads, of each token but the first, its embedding and the hidden state of the token before it. Embedding and
-output projection are the model's. No config.json names this family: `sources/eagle.py` makes its configuration.
+For each token but the first, a head reads the token's embedding and the previous token's hidden state. It shares the
+model's embedding and output projection. No config.json names this family: `sources/eagle.py` makes its configuration.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
 
 OF_MODEL = "of_model"
-"""What the names of the model's own matrices begin with, before a dot, beside the tensors of a head."""
+"""Prefix of the model's own matrices among the tensors of a head, followed by a dot."""
 _LAYOUT = Layout(embed=f"{OF_MODEL}.embed", layer="layers.{}", head=f"{OF_MODEL}.lm_head", unused=())
 _COPIES = frozenset({"embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq"})
-"""What published heads may have of their model, and tables that nobody reads."""
+"""Tensors in published heads that are copies of the model's, or unused tables."""
 
 
 def _read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -40,7 +40,7 @@ def weight_map(config: ModelConfig) -> WeightMap:
 
 
 def _build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
-    # Here, so that reading configs and weights imports no torch.
+    # Imported here: reading configs and weights needs no torch.
     from llmc.models.blocks.eagle import EagleHead
 
     return EagleHead(config, act_dtype, max_len)

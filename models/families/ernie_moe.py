@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts: neighbours rotated, a bias for the choice of experts."""
+"""ERNIE 4.5 with experts: interleaved rotation, a bias for the choice of experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.standard import layer_count, standard_config
 
-# What guesses the token after the next is no part of the decoder.
+# Multi-token prediction is not part of the decoder.
 _LAYOUT = Layout(
     interleaved=True,
     choice_bias="mlp.moe_statics.e_score_correction_bias",
@@ -21,7 +21,8 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Every moe_layer_interval-th layer has experts, moe_layer_start_index to moe_layer_end_index, −1: the last."""
+    """Every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index has experts; −1 means the
+    last."""
     if fields.flag("use_bias", False):
         raise ModelError(f"{fields.origin}: use_bias of a mixture of experts is not supported; set it to false")
     layers, interval = layer_count(fields), fields.integer("moe_layer_interval", 1)

@@ -1,4 +1,4 @@
-"""EXAONE 3 and 3.5, EXAONE Deep: Llama with names of its own."""
+"""EXAONE 3 and 3.5, EXAONE Deep: Llama with other names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after the blocks, normed heads, and no positions in layers without a window."""
+"""EXAONE 4: norms after blocks, normed heads, no positions in layers without a window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmc.models.standard import layer_count, standard_config, windows_by_type
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Where no layer has a window, all are rotated."""
+    """If no layer has a window, all are rotated."""
     count = layer_count(fields)
     window = fields.integer("sliding_window", 4096) if fields.has("sliding_window") else 0
     if not window:
@@ -31,5 +31,5 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# The pattern is read where there are windows and no layer types.
+# The pattern is read if there are windows but no layer types.
 EXAONE4 = Family("exaone4", read_config, harmless=frozenset({"sliding_window_pattern"}))

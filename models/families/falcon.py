@@ -1,4 +1,4 @@
-"""Falcon: rotary positions or ALiBi, fused q, k and v by group, blocks mostly side by side, a tied head."""
+"""Falcon: rotary positions or ALiBi, q, k and v fused by group, mostly parallel blocks, a tied head."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """num_ln_in_parallel_attn: 2 of the new decoder architecture unless told, 1 else."""
+    """num_ln_in_parallel_attn: by default 2 in the new decoder architecture, otherwise 1."""
     fields = fields.renamed(num_hidden_layers="n_layer", num_attention_heads="n_head", num_kv_heads="n_head_kv")
     alibi = fields.flag("alibi", False)
     for name in ("rope_parameters", "rope_scaling", "rope_theta") if alibi else ():
-        fields.raw(name, None)  # nothing is rotated
+        fields.raw(name, None)  # no rotation
     new, bias = fields.flag("new_decoder_architecture", False), fields.flag("bias", False)
     heads = fields.integer("num_attention_heads")
     if new:
@@ -67,7 +67,7 @@ def weight_map(config: ModelConfig) -> WeightMap:
     return _LAYOUT.weight_map(config)
 
 
-# The two heads' keys are read where they decide; the others are of older and newer variants.
+# The keys on heads are read where they matter; the rest belong to older and newer variants.
 FALCON = Family(
     "falcon",
     read_config,

@@ -1,4 +1,4 @@
-"""What a family is."""
+"""The description of a model family."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
-    """`Family.build` of the families that are one `Decoder`."""
-    # Here, so that reading configs and weights imports no torch.
+    """`Family.build` of families that consist of one `Decoder`."""
+    # Imported here: reading configs and weights needs no torch.
     from llmc.models.blocks.decoder import Decoder
 
     return Decoder(config, act_dtype, max_len)
@@ -25,11 +25,14 @@ def build_decoder(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
 
 @dataclass(frozen=True)
 class Vectors:
-    """How a family's models give vectors. pooling: of embeddings, where the checkpoint does not say. classifier: the
-    architecture of a checkpoint that scores texts, as config.json has it; head: what that has behind its layers, from
-    the number of labels. typed_pairs: the second text of a pair has another type of token, where there are several.
-    rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better one last, see
-    `config.Task`."""
+    """How a family's models return vectors.
+
+    pooling: for embeddings, if the checkpoint does not say.
+    classifier: the architecture in config.json of a checkpoint that scores texts. head: its layers after the decoder,
+    given the number of labels.
+    typed_pairs: the second text of a pair has another token type, if the model has several.
+    rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better last; see `config.Task`.
+    """
 
     pooling: Pooling
     classifier: str = ""
@@ -41,11 +44,13 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Family:
-    """model_type: exactly as in config.json. read_config: from config.json and generation_config.json.
-    build: (config, act_dtype, max_len) → a module on the default device, without values. harmless, neutral: keys of
-    config.json that read_config may leave out: whatever they are, or if they are this (`known_keys.py` has everyone's).
-    other_maps: of checkpoints that have the same parameters in other tensors. generates: its models give logits unless
-    a task asks for vectors; vectors: None where they cannot.
+    """model_type: exactly as in config.json.
+    read_config: from config.json and generation_config.json.
+    build: (config, act_dtype, max_len) → a module on the default device, without values.
+    harmless, neutral: keys of config.json that read_config may ignore, always or at the given value (`known_keys.py`
+    has those of all families).
+    other_maps: of checkpoints that store the same parameters in other tensors.
+    generates: its models return logits unless a task asks for vectors. vectors: None if they cannot return vectors.
     """
 
     model_type: str

@@ -1,5 +1,6 @@
-"""Gemma: norm weights less one, a scaled embedding, GELU. Gemma 2: norms around both blocks, windows, capped scores.
-Gemma 3: normed heads instead of caps, two rotary bases; of the one that reads images (gemma3) llmc has the decoder."""
+"""Gemma: norm weights stored minus 1, scaled embedding, GELU. Gemma 2: norms before and after both blocks, windows,
+capped scores. Gemma 3: normed heads instead of caps, two rotary bases. Of the model with images (gemma3), llmc has the
+text decoder."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def _read(fields: Fields, generation: Fields, **more: Any) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError(f"{fields.origin}: use_bidirectional_attention is not supported")
-    # hidden_act of the first checkpoints says gelu and means gelu_pytorch_tanh; hidden_activation came to say so.
+    # The first checkpoints say gelu in hidden_act but mean gelu_pytorch_tanh; hidden_activation was added to state it.
     name = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     activation = read_activation(fields, name, "gelu_pytorch_tanh")
     activation = "gelu_tanh" if activation == "gelu" else activation
@@ -51,7 +52,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def _windows(fields: Fields, period: int) -> tuple[int, ...]:
-    """By layer; period: of layers, the last of which has none, where no layer_types say."""
+    """Window per layer. period: without layer_types, every period-th layer has none."""
     window = fields.integer("sliding_window", 4096)
     if fields.has("layer_types"):
         return windows_by_type(fields, window)
@@ -59,7 +60,7 @@ def _windows(fields: Fields, period: int) -> tuple[int, ...]:
 
 
 def _cap(fields: Fields, name: str, default: float | None) -> float | None:
-    """A bound that null turns off."""
+    """A bound; null means none."""
     if fields.mentions(name):
         default = None
     return fields.number(name) if fields.has(name) else default
@@ -90,11 +91,11 @@ def _ropes(fields: Fields) -> tuple[Rope, Rope]:
 
 def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
     if fields.has("attn_logit_softcapping"):
-        # transformers reads the field and does nothing with it.
+        # transformers reads the field but ignores it.
         raise ModelError(f"{fields.origin}: attn_logit_softcapping is not supported")
     rope, local = _ropes(fields)
     if rope.scaling is not None and rope.scaling.rope_type == "linear":
-        # max_position_embeddings is what they are stretched to.
+        # max_position_embeddings is the stretched length.
         original = int(fields.integer("max_position_embeddings") / rope.scaling.factor)
         rope = replace(rope, scaling=replace(rope.scaling, original_max_position_embeddings=original))
     return _read(
@@ -117,11 +118,11 @@ _OF_MOST = {
 
 
 def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
-    """Of the text's table published files have what is not as in most."""
+    """Published files only state values in the text table that differ from the usual."""
     return replace(read_config_3(text_fields(fields, _OF_MOST), generation), model_type=fields.text("model_type"))
 
 
-# hidden_act is read where there is no hidden_activation, the pattern where there are no layer types.
+# hidden_act is read without hidden_activation, the pattern without layer types.
 GEMMA = Family("gemma", read_config, _LAYOUT.weight_map, harmless=frozenset({"hidden_act"}))
 GEMMA2 = Family(
     "gemma2", read_config_2, _SANDWICH.weight_map, harmless=frozenset({"hidden_act", "sliding_window_size"})

@@ -1,6 +1,6 @@
-"""Gemma 3n, for text: several hidden vectors of a token, inputs of each layer, keys and values that later layers share.
+"""Gemma 3n, for text: several hidden vectors per token, per-layer inputs, keys and values shared by later layers.
 
-model_type `gemma3n_text` is the decoder alone, `gemma3n` the one that reads images and sounds, too.
+model_type `gemma3n_text` is the decoder alone; `gemma3n` also reads images and audio.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SIZES = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
-"""What config.json leaves out where it is as in the 4B model."""
+"""Defaults of config.json: the values of the 4B model."""
 
 
 def _windows(fields: Fields) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def _windows(fields: Fields) -> tuple[int, ...]:
 
 
 def _kv_layers(fields: Fields, windows: tuple[int, ...]) -> tuple[int, ...]:
-    """The last layers read keys and values of the last one before them that has the same kind of window."""
+    """The last layers read keys and values of the last earlier layer with the same kind of window."""
     first = len(windows) - fields.integer("num_kv_shared_layers", 15, minimum=0)
     if first == len(windows):
         return ()
@@ -59,7 +59,7 @@ def _kv_layers(fields: Fields, windows: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cutoffs(fields: Fields) -> tuple[float | None, ...]:
-    """Standard deviations beyond which such a part of a normal distribution is not."""
+    """Cut-offs in standard deviations, from the fraction of a normal distribution below them."""
     count = layer_count(fields)
     sparse = _SPARSE_LAYERS if count > _SPARSE_LAYERS else 0
     parts = fields.raw("activation_sparsity_pattern", [_SPARSITY] * sparse + [0.0] * (count - sparse))
@@ -73,7 +73,7 @@ def _cutoffs(fields: Fields) -> tuple[float | None, ...]:
 
 
 def _inner(fields: Fields) -> int:
-    """The one size of all feed-forward blocks, which the field has by layer."""
+    """The common size of all feed-forward blocks; the field lists it per layer."""
     if not isinstance(fields.raw("intermediate_size"), list):
         return fields.integer("intermediate_size")
     sizes = set(fields.integers("intermediate_size", layer_count(fields)))
@@ -130,7 +130,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def _of_layer(config: ModelConfig, streams: Streams, name: str, prefix: str) -> Iterator[Target]:
-    """What a layer has beside attention, feed-forward block and norms."""
+    """A layer's tensors besides attention, feed-forward block and norms."""
     hidden, count, given = config.hidden_size, streams.count, streams.input_size
 
     def one(target: str, source: str, *shape: int, act: bool = False, precise: bool = False) -> Target:
@@ -181,7 +181,7 @@ def stream_weights(layout: Layout, config: ModelConfig) -> WeightMap:
 
 
 def build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
-    # Here, so that reading configs and weights imports no torch.
+    # Imported here: reading configs and weights needs no torch.
     from llmc.models.blocks.streams import StreamDecoder
 
     assert config.streams is not None
@@ -192,7 +192,7 @@ def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
     return replace(read_config(text_fields(fields, _SIZES), generation), model_type=fields.text("model_type"))
 
 
-# What weights are bounded by in training.
+# Bounds of weights in training.
 _HARMLESS = frozenset({"altup_coef_clip", "altup_lr_multiplier", "laurel_lr_multiplier"})
 _OF_SOUNDS = frozenset({
     "audio_config", "audio_soft_tokens_per_image", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",

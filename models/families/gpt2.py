@@ -1,4 +1,4 @@
-"""GPT-2 and GPTBigCode (StarCoder): a table of positions, layer norms, no rotation."""
+"""GPT-2 and GPTBigCode (StarCoder): position table, layer norms, no rotation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_bigcode_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """multi_query: all heads read one of k and one of v."""
+    """multi_query: all heads share one k and one v."""
     heads = 1 if fields.flag("multi_query", True) else fields.integer("n_head")
     return _read(fields.with_values(num_key_value_heads=heads), generation, "gelu_pytorch_tanh")
 
@@ -73,13 +73,13 @@ def bigcode_weight_map(config: ModelConfig) -> WeightMap:
     return (_LAYOUT if config.num_kv_heads == 1 else replace(_LAYOUT, qkv_rows=by_group)).weight_map(config)
 
 
-# How exactly scores are computed, and what an inference server of its authors wants to know.
+# Precision of scores, and options of the authors' inference server.
 _OF_BIGCODE = """
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32 num_key_value_heads inference_runner max_batch_size
     pad_key_length pre_allocate_kv_cache validate_runner_input
     """
 _GPT2 = replace(_LAYOUT, transposed=True)
-# The first checkpoints are of the decoder alone.
+# The first checkpoints contain only the decoder.
 GPT2 = Family(
     "gpt2",
     read_config,

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: layer norms, q, k and v of a head side by side, both blocks side by side."""
+"""GPT-NeoX and Pythia: layer norms, q, k and v interleaved by head, parallel blocks."""
 
 from __future__ import annotations
 

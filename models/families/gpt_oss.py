@@ -1,6 +1,6 @@
-"""GPT-OSS: experts with biases and a limited gate, sinks, windows in every other layer.
+"""GPT-OSS: experts with biases and a clamped gate, sinks, windows in every other layer.
 
-Published checkpoints have experts in MXFP4; those of floats have them [experts, columns, rows].
+Published checkpoints store experts in MXFP4; float checkpoints store them [experts, columns, rows].
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MXFP4 = replace(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """The softmax of the chosen logits is that of all, normalised."""
+    """A softmax over the chosen logits equals the normalised softmax over all."""
     if (activation := fields.text("hidden_act", "silu")) != "silu":
         raise ModelError(f"{fields.origin}: a gpt_oss model with hidden_act {activation} is not supported")
     bias = fields.flag("attention_bias", True)
@@ -63,7 +63,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Older names of num_experts_per_tok and of what the rope scaling says.
+# Older names of num_experts_per_tok, and of what the rope scaling states.
 GPT_OSS = Family(
     "gpt_oss",
     read_config,

@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: neighbours in a head are rotated together, attention and MLP read one layer norm."""
+"""GPT-J and CodeGen: interleaved rotation; attention and MLP read one layer norm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LAYOUT = Layout(
     norm="transformer.ln_f",
     unused=("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias", "transformer.h.{}.attn.causal_mask"),
 )
-_SHARDS = 4  # that CodeGen was trained with, each of which has q, v and k of its heads
+_SHARDS = 4  # training shards of CodeGen, each with q, v and k of its heads
 
 
 def _of_shards(config: ModelConfig) -> Rows:

@@ -1,4 +1,4 @@
-"""Granite: Llama with factors on embeddings, residuals, scores and logits; and Granite with experts."""
+"""Granite: Llama with multipliers on embeddings, residuals, scores and logits; also with experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RENAMED = stacked(Layout(router="block_sparse_moe.router"), "block_sparse_moe.e
 
 
 def read_config(fields: Fields, generation: Fields, experts: Experts | None = None) -> ModelConfig:
-    """logits_scaling divides."""
+    """logits_scaling is a divisor."""
     bias = fields.flag("attention_bias", False)
     return standard_config(
         fields,
@@ -35,7 +35,7 @@ def read_config(fields: Fields, generation: Fields, experts: Experts | None = No
 
 
 def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
-    """The softmax of the chosen logits is that of all, normalised."""
+    """A softmax over the chosen logits equals the normalised softmax over all."""
     experts = read_experts(fields, intermediate_size="intermediate_size", scores="softmax", normalised=True)
     return read_config(fields, generation, experts)
 

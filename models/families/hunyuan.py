@@ -1,4 +1,4 @@
-"""Hunyuan dense: heads are normed after they are rotated."""
+"""Hunyuan dense: heads are normed after rotation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LAYOUT = Layout(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layer
 
 
 def _rope(fields: Fields) -> Rope:
-    """alpha of the type dynamic stretches the base, once and for all."""
+    """For type dynamic, alpha stretches the base, at every length."""
     table, positions = rope_table(fields), fields.integer("max_position_embeddings")
     dim = head_sizes(fields)[2]
     kind = table.text("rope_type" if table.has("rope_type") else "type", "default")

@@ -1,4 +1,4 @@
-"""InternLM: Llama with biases. InternLM2: q, k and v of a group side by side. InternLM3: Llama."""
+"""InternLM: Llama with biases. InternLM2: q, k and v interleaved by group. InternLM3: Llama."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAYOUT_2 = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """rotary: the base, and "origin", or "dynamic" with a factor that is 1 unless told."""
+    """rotary: the base, and type "origin", or "dynamic" with a factor (default 1)."""
     bias = fields.flag("bias", True)
     rotary = fields.table("rotary")
     if rotary is not None:
@@ -42,7 +42,7 @@ def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
-    """bias: of all but q, k and v."""
+    """bias: of all matrices except q, k and v."""
     fields = fields.renamed(attention_bias="qkv_bias", mlp_bias="bias")
     bias = fields.flag("mlp_bias", False)
     return standard_config(

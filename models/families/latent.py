@@ -1,4 +1,4 @@
-"""What families of latent attention read alike, by DeepSeek's names."""
+"""Reading of config fields common to latent-attention families, by DeepSeek's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
 from llmc.models.standard import Choices, standard_config
 
-_NORM_EPS = 1e-6  # of the norms of latent vectors, whatever rms_norm_eps is
+_NORM_EPS = 1e-6  # for norms of latent vectors, independent of rms_norm_eps
 
 
 def _read_latent(fields: Fields) -> Latent:
@@ -37,7 +37,7 @@ def _read_latent(fields: Fields) -> Latent:
 
 
 def _score_scale(latent: Latent, rope: Rope) -> float:
-    """1 / √size of a query. Yarn's mscale_all_dim multiplies scores; cosines are left what mscale is beyond it."""
+    """1 / √query size. Yarn's mscale_all_dim multiplies scores; cosines keep the ratio of mscale to it."""
     scaling, scale = rope.scaling, 1.0 / math.sqrt(latent.query_dim)
     if scaling is None or not scaling.mscale_all_dim or scaling.factor <= 1:
         return scale
@@ -45,7 +45,7 @@ def _score_scale(latent: Latent, rope: Rope) -> float:
 
 
 def read_latent_config(fields: Fields, generation: Fields, **choices: Unpack[Choices]) -> ModelConfig:
-    """A model of latent attention; choices: as `standard_config` takes them."""
+    """The configuration of a latent-attention model. choices: as for `standard_config`."""
     latent, heads, bias = (
         _read_latent(fields),
         fields.integer("num_attention_heads"),

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and the many models that use their layout."""
+"""Llama 2 and 3, and the many models with their layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.models.standard import standard_config
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """attention_bias stands for all four projections of attention."""
+    """attention_bias applies to all four attention projections."""
     bias = fields.flag("attention_bias", False)
     mlp_bias = fields.flag("mlp_bias", False)
     return standard_config(fields, generation, attention_bias=bias, o_bias=bias, mlp_bias=mlp_bias)

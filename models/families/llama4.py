@@ -1,7 +1,7 @@
-"""Llama 4: chunks in rotated layers, whose heads are normed after that; queries of the others grow with their place.
+"""Llama 4: chunked attention in rotated layers, heads normed after rotation; in others queries grow with position.
 
-A token takes one expert, which reads its input as far as the router's score says, and one that all take. model_type
-`llama4_text` is the decoder alone, `llama4` the one that reads images, of which llmc has the decoder.
+A token uses a shared expert and one routed expert, whose input is scaled by the router's score. model_type
+`llama4_text` is the decoder alone; `llama4` also reads images, and llmc has its decoder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEAD_DIM, _THETA = 128, 500000.0
 
 
 def _rotated(fields: Fields) -> tuple[bool, ...]:
-    """Whether each layer is: no_rope_layers has 1 for those."""
+    """Whether each layer is rotated, which no_rope_layers marks by 1."""
     count = layer_count(fields)
     if fields.has("no_rope_layers") and fields.raw("no_rope_layers") != []:
         return tuple(map(bool, fields.integers("no_rope_layers", count)))
@@ -43,7 +43,7 @@ def _rotated(fields: Fields) -> tuple[bool, ...]:
 
 
 def _chunks(fields: Fields, rotated: tuple[bool, ...]) -> tuple[int, ...]:
-    """By layer; a chunk that is null is none, one that is not there is 8192."""
+    """Chunk per layer: null means none; a missing field means 8192."""
     there = fields.has("attention_chunk_size") or not fields.mentions("attention_chunk_size")
     chunk = fields.integer("attention_chunk_size", 8192) if there else 0
     if not fields.has("layer_types"):
@@ -55,14 +55,14 @@ def _chunks(fields: Fields, rotated: tuple[bool, ...]) -> tuple[int, ...]:
 
 
 def _growth(fields: Fields) -> QueryGrowth | None:
-    """attn_temperature_tuning is a flag, or a number that the first checkpoints have in its place."""
+    """attn_temperature_tuning is a flag; the first checkpoints have a number instead."""
     tuned = fields.raw("attn_temperature_tuning", True)
     growth = QueryGrowth(fields.number("floor_scale", 8192), fields.number("attn_scale", 0.1))
     return growth if tuned else None
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """intermediate_size is that of an expert, intermediate_size_mlp that of layers without any."""
+    """intermediate_size is an expert's; intermediate_size_mlp is that of layers without experts."""
     if fields.integer("num_experts_per_tok", 1) != 1:
         raise ModelError(
             f"{fields.origin}: a llama4 model with num_experts_per_tok {fields.integer('num_experts_per_tok')} is not "
@@ -75,7 +75,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         fields.with_values(num_experts_per_tok=1),
         intermediate_size="intermediate_size",
         layers=tuple(i for i in range(layers) if i in mixed),
-        # Of one expert that is 1: the router's score is in the input.
+        # The weight of a single expert is 1: the router's score is applied to its input.
         scores="softmax",
         normalised=True,
         scaled_input=True,
@@ -102,7 +102,7 @@ def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
     return replace(read_config(text_fields(fields), generation), model_type=fields.text("model_type"))
 
 
-# Read where lists do not say what they say, and what made a checkpoint.
+# Redundant with lists, or tool metadata.
 _HARMLESS = frozenset({"no_rope_layer_interval", "interleave_moe_layer_step", "for_llm_compressor"})
 _NEUTRAL = {"nope_layer_interval": 4}
 LLAMA4_TEXT = Family("llama4_text", read_config, _LAYOUT.weight_map, harmless=_HARMLESS, neutral=_NEUTRAL)

@@ -1,4 +1,4 @@
-"""Families that differ from Llama in a field or two of config.json."""
+"""Families that differ from Llama only in a config field or two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INTERLEAVED = Layout(interleaved=True)
 
 
 def read_arcee(fields: Fields, generation: Fields) -> ModelConfig:
-    """A plain MLP with a squared ReLU."""
+    """A plain MLP with squared ReLU."""
     bias = fields.flag("attention_bias", False)
     return standard_config(
         fields,
@@ -27,7 +27,7 @@ def read_arcee(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_ernie(fields: Fields, generation: Fields) -> ModelConfig:
-    """Neighbours in a head are rotated together."""
+    """Interleaved rotation."""
     bias = fields.flag("use_bias", False)
     return standard_config(
         fields, generation, attention_bias=bias, o_bias=bias, mlp_bias=bias, head_dim=128, tie_word_embeddings=True
@@ -35,7 +35,7 @@ def read_ernie(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_helium(fields: Fields, generation: Fields) -> ModelConfig:
-    """Neighbours in a head are rotated together."""
+    """Interleaved rotation."""
     return standard_config(
         fields,
         generation,
@@ -47,13 +47,13 @@ def read_helium(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_mimo(fields: Fields, generation: Fields) -> ModelConfig:
-    """Qwen2, and layers that guess further tokens."""
+    """Qwen2 plus multi-token prediction layers."""
     windows = windows_by_layer(fields)
     return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
 
 
 def read_minicpm(fields: Fields, generation: Fields) -> ModelConfig:
-    """Factors of embeddings and residuals; a hidden size that is larger than dim_model_base makes logits smaller."""
+    """Multipliers on embeddings and residuals; logits are divided by hidden_size / dim_model_base."""
     bias = fields.flag("attention_bias", False)
     return standard_config(
         fields,
@@ -69,7 +69,7 @@ def read_minicpm(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_nemotron(fields: Fields, generation: Fields) -> ModelConfig:
-    """Layer norms whose weights are less one, half of each head rotated, a plain MLP with a squared ReLU."""
+    """Layer norm weights stored minus 1, half of each head rotated, a plain MLP with squared ReLU."""
     bias = fields.flag("attention_bias", False)
     positions = fields.integer("max_position_embeddings")
     return standard_config(
@@ -94,7 +94,7 @@ def read_orion(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_seed_oss(fields: Fields, generation: Fields) -> ModelConfig:
-    """Biases of q, k and v apart from that of the output projection."""
+    """Biases of q, k and v, and of the output projection, are set separately."""
     return standard_config(
         fields,
         generation,
@@ -106,7 +106,7 @@ def read_seed_oss(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_xverse(fields: Fields, generation: Fields) -> ModelConfig:
-    """As Llama."""
+    """Equal to Llama."""
     return standard_config(fields, generation, attention_bias=False, o_bias=False)
 
 
@@ -121,7 +121,7 @@ MIMO = Family(
     neutral={"attention_bias": True},
 )
 MINICPM = Family("minicpm", read_minicpm, neutral={"num_experts": 0})
-# Names of the share that is rotated and of head_dim in what made the first checkpoints; shapes tell the latter.
+# Names of rotary share and head_dim in tools of the first checkpoints; shapes determine the latter.
 NEMOTRON = Family(
     "nemotron",
     read_nemotron,

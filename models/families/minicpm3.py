@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention, and MiniCPM's factors of embeddings, residuals and logits."""
+"""MiniCPM3: latent attention, with MiniCPM's multipliers on embeddings, residuals and logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.models.standard import layer_count
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Values are as wide as hidden_size / num_attention_heads where nothing says otherwise; halves are rotated."""
+    """Values default to a width of hidden_size / num_attention_heads; rotation is half-split."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers = layer_count(fields)
     depth, base = fields.number("scale_depth", layers**0.5), fields.integer("dim_model_base", hidden)

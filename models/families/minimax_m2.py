@@ -1,4 +1,4 @@
-"""MiniMax-M2: q and k normed as a whole, half of each head rotated; experts with scores of their own."""
+"""MiniMax-M2: q and k normed as a whole, half of each head rotated, experts with sigmoid scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _THETA = 5e6
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """rotary_dim, or partial_rotary_factor where there is one: of each head, all of it where neither says."""
+    """Rotated elements per head: rotary_dim, or partial_rotary_factor if present; all by default."""
     if fields.has("attn_type_list") and any(kind != 1 for kind in fields.integers("attn_type_list")):
         raise ModelError(f"{fields.origin}: layers with linear attention (attn_type_list) are not supported")
     head_dim = head_sizes(fields, 128)[2]
@@ -43,7 +43,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# What guesses further tokens; the rest is what all published ones have.
+# Multi-token prediction; the rest is constant in published models.
 _GUESSES = frozenset({"use_mtp", "mtp_transformer_layers", "num_mtp_modules"})
 _NEUTRAL = {
     "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0,

@@ -11,7 +11,7 @@ from llmc.models.standard import layer_count, standard_config
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """A sliding_window of null is full attention; one that is not mentioned is the family's default of 4096."""
+    """sliding_window null means full attention; missing means the family's default of 4096."""
     num_layers = layer_count(fields)
     if fields.has("layer_types") and len(set(fields.texts("layer_types", num_layers))) > 1:
         raise ModelError(f"{fields.origin}: a mistral model whose layer_types differ is not supported")

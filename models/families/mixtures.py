@@ -1,6 +1,6 @@
-"""What families of mixtures of experts share: their fields, and the two ways in which checkpoints have experts.
+"""Shared by families with experts: their config fields, and the two ways in which checkpoints store experts.
 
-Published checkpoints have a tensor for each matrix of each expert; others one for all experts of a layer.
+Published checkpoints have one tensor per matrix and expert; others have one for all experts of a layer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TOP_KS = ("num_experts_per_tok", "moe_k")
 
 
 def _name(fields: Fields, names: tuple[str, ...]) -> str:
-    """The name that is there, or the first one."""
+    """The first of `names` that is present, or the first."""
     return next((name for name in names if fields.has(name)), names[0])
 
 
 def read_experts(fields: Fields, *, intermediate_size: str, **choices: Any) -> Experts:
-    """intermediate_size: the name of the field. choices: fields of Experts that the family decides; `layers` is all of
-    them unless it says so. Raises ModelError."""
+    """intermediate_size: name of the field. choices: fields of Experts set by the family; `layers` defaults to all.
+    Raises ModelError."""
     count, top_k = _name(fields, _COUNTS), _name(fields, _TOP_KS)
     if "layers" not in choices:
         choices["layers"] = tuple(range(layer_count(fields)))
@@ -51,8 +51,8 @@ def read_experts(fields: Fields, *, intermediate_size: str, **choices: Any) -> E
 
 
 def read_sigmoid_experts(fields: Fields) -> Experts:
-    """Those of DeepSeek-V3 and its relatives: scores by themselves, a bias for the choice, groups, plain layers first,
-    and experts that all tokens take, which are one."""
+    """Experts like DeepSeek-V3's: sigmoid scores, a bias for the choice, groups, leading plain layers, and shared
+    experts merged into one."""
     first, groups = fields.integer("first_k_dense_replace", 0, minimum=0), fields.integer("n_group", 1)
     shared = fields.integer("n_shared_experts", 0, minimum=0) * fields.integer("moe_intermediate_size")
     experts = read_experts(
@@ -75,7 +75,7 @@ def read_sigmoid_experts(fields: Fields) -> Experts:
 
 
 def sparse_layers(fields: Fields) -> tuple[int, ...]:
-    """Layers with experts, as mlp_only_layers and decoder_sparse_step say."""
+    """Layers with experts, according to mlp_only_layers and decoder_sparse_step."""
     step = fields.integer("decoder_sparse_step", 1)
     plain = fields.integers("mlp_only_layers") if fields.has("mlp_only_layers") else ()
     return tuple(i for i in range(layer_count(fields)) if i not in plain and (i + 1) % step == 0)

@@ -1,4 +1,4 @@
-"""ModernBERT: bidirectional with local layers and two rotary bases, gated, norms before blocks."""
+"""ModernBERT: bidirectional with local layers and two rotary bases, gated, pre-norm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POOLINGS = {"cls": "first", "mean": "mean"}
 
 
 def _kinds(fields: Fields) -> tuple[str, ...]:
-    """Of attention, by layer."""
+    """The kind of attention of each layer."""
     count = layer_count(fields)
     if fields.has("layer_types"):
         kinds = fields.texts("layer_types", count)
@@ -45,7 +45,7 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """local_attention counts the tokens on both sides."""
+    """local_attention counts tokens on both sides."""
     kinds, (_, _, head_dim) = _kinds(fields), head_sizes(fields)
     positions = fields.integer("max_position_embeddings", 8192)
     nested = fields.table("rope_parameters") or Fields({}, fields.origin)

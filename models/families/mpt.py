@@ -1,4 +1,4 @@
-"""MPT: ALiBi, layer norms and matrices without biases, bounded q, k and v."""
+"""MPT: ALiBi, layer norms and matrices without biases, clipped q, k and v."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """alibi_bias_max counts, as in the authors' code; transformers takes 8 whatever it is."""
+    """alibi_bias_max applies, as in the authors' code; transformers always uses 8."""
     fields = fields.renamed(
         hidden_size="d_model",
         num_attention_heads="n_heads",
@@ -60,8 +60,8 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Of training, and of the code that ran it; a table of positions is not there beside ALiBi. The attention's table has
-# what every table of transformers has.
+# Options of training and of the code that ran it; beside ALiBi there is no position table. The attention table also has
+# the keys of every transformers table.
 _HARMLESS = """
     emb_pdrop embedding_fraction init_config init_device learned_pos_emb tokenizer_name verbose attn_config.attn_impl
     attn_config.model_type

@@ -1,4 +1,4 @@
-"""Nomic BERT (nomic-embed-text): BERT with rotary positions and gated blocks, without most biases."""
+"""Nomic BERT (nomic-embed-text): BERT with rotary positions and gated blocks, mostly without biases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AUTHORS_LAYOUT = Layout(
     unused=(),
 )
 _THETA = 1000.0
-# By the names of the authors' own code, which most checkpoints come with.
+# Names in the authors' own code, which most checkpoints come with.
 _THEIRS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -48,7 +48,7 @@ _THEIRS = {
 
 
 def _read_rope(fields: Fields, positions: int, head_dim: int) -> Rope:
-    """The authors' code has a factor of its own, by which the rotary base grows beyond the length of training."""
+    """The authors' code has its own factor, by which the rotary base grows beyond the training length."""
     rope = read_rope(fields, positions, head_dim, theta=_THETA)
     if not fields.has("rotary_scaling_factor"):
         return rope

@@ -1,4 +1,4 @@
-"""OLMo: norms without weights, bounded q, k and v. OLMo 2: norms after the blocks, q and k normed as a whole."""
+"""OLMo: norms without weights, clipped q, k and v. OLMo 2: norms after blocks, q and k normed as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.standard import standard_config
 
-_EPS = 1e-5  # as config.json does not say
+_EPS = 1e-5  # not stated in config.json
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:

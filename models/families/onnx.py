@@ -1,4 +1,4 @@
-"""Models whose structure was recovered from an ONNX graph: every choice is in the configuration."""
+"""Models recovered from an ONNX graph; the configuration states every choice."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ def _read(fields: Fields, _: Fields) -> ModelConfig:
 
 
 ONNX = Family(MODEL_TYPE, _read, _LAYOUT.weight_map)
-"""Names of tensors are our own: `sources/onnx` knows which initializer each is."""
+"""Tensor names are llmc's own; `sources/onnx` maps them to initializers."""

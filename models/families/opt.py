@@ -1,4 +1,4 @@
-"""OPT: a table of positions that begins at the third row, layer norms, ReLU."""
+"""OPT: a position table that begins at the third row, layer norms, ReLU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAYOUT = Layout(
     norm="model.decoder.final_layer_norm",
     unused=(),
 )
-_EPS = 1e-5  # of torch's layer norm, as config.json does not say
+_EPS = 1e-5  # torch's layer norm; not stated in config.json
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -54,7 +54,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Some checkpoints are of the decoder alone.
+# Some checkpoints contain only the decoder.
 OPT = Family(
     "opt",
     read_config,

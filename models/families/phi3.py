@@ -1,4 +1,4 @@
-"""Phi-3, 3.5 and 4: Llama with fused projections, a window on every layer, and long rotary factors."""
+"""Phi-3, 3.5 and 4: Llama with fused projections, a window on every layer, and longrope factors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
 
 
-# What Phi-4-mini's own code could do, and does not.
+# Options of Phi-4-mini's own code that are off.
 _NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}
 PHI3 = Family("phi3", read_config, _LAYOUT.weight_map, neutral=_NEUTRAL)

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: layer norms, experts by sparse mixing of the two best."""
+"""Phi-3.5-MoE: layer norms, sparse mixing of the two best experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STACKED = stacked(Layout(router="mlp.router"))
 
 
 def _rope(fields: Fields) -> Rope:
-    """short_mscale and long_mscale, which are equal, are the factor of longrope."""
+    """short_mscale and long_mscale are equal and give longrope's factor."""
     table = rope_table(fields)
     scales = {table.number(name) for name in ("short_mscale", "long_mscale") if table.has(name)}
     if len(scales) > 1:

@@ -1,4 +1,4 @@
-"""Qwen, the first one: q, k and v in one matrix with biases, and the gate second."""
+"""Qwen, first generation: q, k and v in one matrix with biases; up before gate."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """intermediate_size is that of gate and up together. Beyond seq_length tokens, the length of training, frequencies
-    are those of the longest text, and queries grow with their position."""
+    """intermediate_size is that of gate and up together. Beyond the training length seq_length, frequencies are those
+    of the longest text, and queries grow with position."""
     if (inner := fields.integer("intermediate_size")) % 2:
         raise ModelError(f"{fields.origin}: intermediate_size {inner} is odd, but it counts gate and up")
     length = fields.integer("seq_length", fields.integer("max_position_embeddings", 8192))
@@ -49,7 +49,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Of training and of the code that ran it.
+# Options of training and of the code that ran it.
 _HARMLESS = """
     attn_dropout_prob emb_dropout_prob bf16 fp16 fp32 onnx_safe softmax_in_fp32 use_cache_kernel use_cache_quantization
     max_position_embeddings

@@ -10,7 +10,7 @@ from llmc.models.standard import standard_config, windows_by_layer
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """The sliding window counts only with use_sliding_window, from layer max_window_layers on or by layer_types."""
+    """The sliding window applies only with use_sliding_window, from layer max_window_layers on or by layer_types."""
     windows = windows_by_layer(fields)
     return standard_config(
         fields,
@@ -22,7 +22,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Read where use_sliding_window is true, the second without layer types.
+# Read if use_sliding_window is true; the second only without layer types.
 QWEN2 = Family(
     "qwen2",
     read_config,

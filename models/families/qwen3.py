@@ -1,4 +1,4 @@
-"""Qwen3: a norm on each head of q and k, and a head_dim of its own."""
+"""Qwen3: a norm on each head of q and k, and an independent head_dim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.models.standard import standard_config, windows_by_layer
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """attention_bias stands for all four projections of attention; head_dim is 128 unless told."""
+    """attention_bias applies to all four attention projections; head_dim defaults to 128."""
     bias = fields.flag("attention_bias", False)
     windows = windows_by_layer(fields)
     return standard_config(
@@ -25,14 +25,14 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# As the authors of Qwen3-Reranker ask; what they ask for where nobody says otherwise is `tasks.INSTRUCTION`.
+# The prompt of Qwen3-Reranker's authors; its default instruction is `tasks.INSTRUCTION`.
 _RANK = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-# Read where use_sliding_window is true, the second without layer types.
+# Read if use_sliding_window is true; the second only without layer types.
 QWEN3 = Family(
     "qwen3",
     read_config,

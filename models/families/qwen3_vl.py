@@ -1,4 +1,4 @@
-"""Qwen3-VL, for text: the decoder is Qwen3's, or that of the mixtures among Qwen3."""
+"""Qwen3-VL, for text: the decoder is Qwen3's, dense or a mixture of experts."""
 
 from __future__ import annotations
 

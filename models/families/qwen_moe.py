@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE, Qwen2-57B-A14B, and the mixtures among Qwen3: experts in some layers, of Qwen2 with a shared one."""
+"""Qwen1.5-MoE, Qwen2-57B-A14B and Qwen3 MoE: experts in some layers; Qwen2's have a shared expert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_qwen3(fields: Fields, generation: Fields) -> ModelConfig:
-    """A window is that of all layers."""
+    """A window applies to all layers."""
     bias = fields.flag("attention_bias", False)
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
     experts = read_experts(
@@ -53,7 +53,7 @@ def read_qwen3(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 _OTHERS = (stacked().weight_map,)
-# Read where use_sliding_window is true.
+# Read if use_sliding_window is true.
 _WINDOWS = frozenset({"sliding_window", "max_window_layers"})
 QWEN2_MOE = Family("qwen2_moe", read_qwen2, LLAMA_LAYOUT.weight_map, other_maps=_OTHERS, harmless=_WINDOWS)
 QWEN3_MOE = Family(

@@ -1,4 +1,4 @@
-"""Mixtures whose router gives each expert a score of its own: GLM-4.5 and 4.6 (glm4_moe), dots.llm1."""
+"""Mixtures with sigmoid router scores: GLM-4.5 and 4.6 (glm4_moe), dots.llm1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.models.rope_fields import read_rope
 from llmc.models.standard import head_sizes, layer_count, standard_config, windows_by_type
 
 _LAYOUT = Layout(shared="mlp.shared_experts")
-# The layer behind the last one guesses the token after the next.
+# The layer after the last predicts the token after the next.
 _GLM_LAYOUT = replace(_LAYOUT, other_modules=("model.layers.{}.",))
 
 
@@ -32,7 +32,7 @@ def read_glm4(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_dots1(fields: Fields, generation: Fields) -> ModelConfig:
-    """A window is that of layers from max_window_layers on, or as layer_types says."""
+    """A window applies to layers from max_window_layers on, or by layer_types."""
     layers, bias = layer_count(fields), fields.flag("attention_bias", False)
     window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
     first = fields.integer("max_window_layers", 62, minimum=0)
@@ -53,6 +53,6 @@ GLM4_MOE = Family(
     read_glm4,
     _GLM_LAYOUT.weight_map,
     other_maps=(stacked(_GLM_LAYOUT).weight_map,),
-    harmless=frozenset({"num_nextn_predict_layers"}),  # layers that guess further tokens
+    harmless=frozenset({"num_nextn_predict_layers"}),  # multi-token prediction layers
 )
 DOTS1 = Family("dots1", read_dots1, _LAYOUT.weight_map, other_maps=(stacked(_LAYOUT).weight_map,))

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that have no positions."""
+"""SmolLM3: Llama with some layers without positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmc.models.standard import layer_count, standard_config, windows_by_type
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """no_rope_layers is 1 for layers that are rotated."""
+    """no_rope_layers is 1 for rotated layers."""
     count, bias = layer_count(fields), fields.flag("attention_bias", False)
     if fields.has("no_rope_layers"):
         rotated = fields.integers("no_rope_layers", count)
@@ -34,7 +34,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Read where something newer or a flag does not say otherwise; the last never, as in transformers.
+# Read unless something newer or a flag overrides them; the last is never read, as in transformers.
 SMOLLM3 = Family(
     "smollm3",
     read_config,

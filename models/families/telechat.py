@@ -1,4 +1,4 @@
-"""TeleChat and TeleChat2: k and v of each head side by side, biases of what ends a block."""
+"""TeleChat and TeleChat2: k and v interleaved by head; biases on each block's last matrix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Frequencies are those of the longest text, of training at least; beyond it cosines grow, too."""
+    """Frequencies are those of the longest text, at least of training; beyond it cosines grow too."""
     fields = fields.renamed(
         num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size"
     )
@@ -53,6 +53,6 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# How it was run, and how long texts may be.
+# How it was run, and the maximum text length.
 _HARMLESS = frozenset({"flash_attn", "logn", "seq_length", "max_position_embeddings"})
 TELECHAT = Family("telechat", read_config, _LAYOUT.weight_map, harmless=_HARMLESS)

@@ -1,4 +1,4 @@
-"""Vectors of models that write text otherwise, laid out as Llama: the last token knows all of its text."""
+"""Vectors from Llama-like text models: the last token has seen all of its text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _head(config: ModelConfig, fields: Fields, labels: int) -> Pooled:
 
 
 def text_vectors(classifier: str, rank_tokens: tuple[str, ...] = (), rank_template: str = "") -> TextVectors:
-    """See `Vectors`. Embedding models are stored without the name of the whole model in front."""
+    """See `Vectors`. Embedding checkpoints omit the prefix of the whole model."""
     return {
         "weight_map": _LAYOUT.weight_map,
         "other_maps": (_LAYOUT.moved("model.", "").weight_map,),

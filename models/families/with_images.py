@@ -1,4 +1,4 @@
-"""What families share whose models read images and texts: llmc has the decoder of texts, with a config in a table."""
+"""Shared by families that read images and text: llmc has the text decoder, whose config is in a nested table."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OF_IMAGES = frozenset({
     "image_token_id", "mm_tokens_per_image", "video_token_id", "vision_token_id", "vision_start_token_id",
     "vision_end_token_id",
 })  # fmt: skip
-"""Harmless: where images are in a text, and what reads them."""
+"""Harmless keys: positions of images in text, and the vision encoder."""
 
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None) -> Fields:
-    """What config.json says of the decoder. defaults: what it leaves out where it is as in most models. Whether the
-    embedding is tied, the whole says first."""
+    """The decoder's fields in config.json. defaults: values omitted when usual. The outer table decides first whether
+    the embedding is tied."""
     text = fields.table(_TEXT)
     if text is None:
         raise ModelError(f"{fields.origin} lacks the field {_TEXT!r}")
@@ -61,10 +61,10 @@ def within(layout: Layout, *others: str) -> Layout:
 
 
 def harmless_with_images(names: frozenset[str]) -> frozenset[str]:
-    """names: those that are harmless in the decoder's table."""
+    """names: harmless keys of the decoder's table."""
     return OF_IMAGES | nested(_TEXT, HARMLESS | names)
 
 
 def neutral_with_images(values: Mapping[str, Any]) -> dict[str, Any]:
-    """values: those that change nothing in the decoder's table."""
+    """values: neutral keys and values of the decoder's table."""
     return {f"{_TEXT}.{name}": value for name, value in {**NEUTRAL, **values}.items()}

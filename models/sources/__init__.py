@@ -1,1 +1,1 @@
-"""Where a model comes from: one file or folder per format, behind the classes of `base.py`."""
+"""Model sources: one file or folder per format, implementing the classes of `base.py`."""

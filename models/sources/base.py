@@ -1,4 +1,4 @@
-"""What the compiler asks of a model, whatever format it lies in."""
+"""The compiler's interface to a model in any file format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.models.weight_map import WeightMap
 
 
 class Tensor(ABC):
-    """A tensor whose values are still in the model's files."""
+    """A tensor whose values stay in the model's files until read."""
 
     @property
     @abstractmethod
@@ -23,14 +23,14 @@ class Tensor(ABC):
 
     @abstractmethod
     def read(self, first: int, out: Array) -> None:
-        """Writes rows [first, first + len(out)) to `out`, f32, bf16 or f16 and maybe strided, rounded to its dtype.
+        """Writes rows [first, first + len(out)) to `out` (f32, bf16 or f16, possibly strided), rounded to its dtype.
 
-        Threads may read at once. Raises ModelError for values that are none.
+        Thread-safe. Raises ModelError for invalid values.
         """
 
     @property
     def stored(self) -> Stored | None:
-        """The same matrix in a format that kernels read; None where `read` is all there is."""
+        """The matrix in a format that kernels read directly; None if only `read` is possible."""
         return None
 
 
@@ -49,9 +49,9 @@ class ArrayTensor(Tensor):
 
 
 class Checkpoint(ABC):
-    """The tensors of a model under the names that weight maps use, which are those of transformers.
+    """The tensors of a model, under transformers' names, which weight maps use.
 
-    Opening one reads headers only. path: what errors call it. config_name: what errors call its configuration.
+    Opening reads headers only. path, config_name: names of checkpoint and configuration in errors.
     """
 
     path: Path
@@ -66,63 +66,63 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> str:
-        """How the tensor is stored: f32, f16, bf16, or the format's own name of another type in lower case."""
+        """The stored dtype: f32, f16, bf16, or another type's own name in lower case."""
 
     @abstractmethod
     def check_dtype(self, name: str) -> None:
-        """Raises ModelError unless the tensor is there in a type that `tensor` reads."""
+        """Raises ModelError unless the tensor exists in a dtype that `tensor` reads."""
 
     @abstractmethod
     def tensor(self, name: str) -> Tensor:
-        """The tensor, not read yet. Raises ModelError, see `check_dtype`."""
+        """The tensor, not read yet. Raises ModelError as `check_dtype` does."""
 
     @abstractmethod
     def release(self) -> None:
-        """Gives back the memory of what was read, which is read from the files again when it is asked for.
+        """Releases memory of read data, which is read again from the files on demand.
 
-        Threads may read at the same time.
+        Threads may read concurrently.
         """
 
     def weight_map(self, config: ModelConfig) -> WeightMap | None:
-        """Where it has the parameters of the model; None where that is as the family says."""
+        """The sources of the model's parameters; None if the family's own map applies."""
         return None
 
     def adapted(self) -> frozenset[str]:
-        """Names of tensors that adapters change: the model must read them."""
+        """Names of tensors that adapters change; the model must read them."""
         return frozenset()
 
     def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
-        """float32 [layers, 2, heads]: what keys, and values, of a KV cache of this type are divided by; None where the
-        model states nothing of it. Raises ModelError."""
+        """float32 [layers, 2, heads]: the divisors of keys and values for a KV cache of this dtype; None if the model
+        states none. Raises ModelError."""
         return None
 
     def called(self, name: str) -> str:
-        """What the files call the tensor."""
+        """The tensor's name in the files."""
         return name
 
     def notes(self) -> tuple[str, ...]:
-        """What of the files is not taken as it is, in sentences."""
+        """Sentences on data that is not used exactly as stored."""
         return ()
 
 
 class ModelFiles(ABC):
-    """The files beside the weights that an artifact copies: tokenizer, chat template, generation settings."""
+    """Files beside the weights that an artifact copies: tokenizer, chat template, generation settings."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Raises ModelError where something else has the name, or what the file is made of is damaged."""
+        """Whether the file exists. Raises ModelError if something else has its name, or its source is damaged."""
 
     @abstractmethod
     def open(self, name: str) -> BinaryIO:
-        """The file to read from, at its start. Raises ModelError, and FileNotFoundError where there is none."""
+        """Opens the file at its start. Raises ModelError, and FileNotFoundError if there is none."""
 
     @abstractmethod
     def place(self, name: str) -> str:
-        """What errors call the file."""
+        """The file's name in errors."""
 
 
 class FolderFiles(ModelFiles):
-    """Files that lie in a directory."""
+    """Files in a directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,10 +138,10 @@ class FolderFiles(ModelFiles):
 
 
 class ModelSource(ABC):
-    """A model at a path; nothing is read before it is asked for. Every method may raise ModelError.
+    """A model at a path; nothing is read before it is needed. Every method may raise ModelError.
 
-    allow_unknown_config: fields of its configuration that llmc does not know are ignored, not refused. task, pooling:
-    what the model is to do, of `task_names`.
+    allow_unknown_config: ignore unknown fields of its configuration instead of refusing them. task, pooling: the
+    requested use, from `task_names`.
     """
 
     def __init__(
@@ -153,21 +153,21 @@ class ModelSource(ABC):
 
     @abstractmethod
     def config(self) -> ModelConfig:
-        """Raises ModelError on a missing or malformed field, on one that may matter and is not known, and on a model
-        that is not supported."""
+        """Raises ModelError for a missing or malformed field, an unknown one that may matter, or an unsupported
+        model."""
 
     @abstractmethod
     def ignored_config(self) -> tuple[str, ...]:
-        """Sentences about what the configuration says that is not known."""
+        """Sentences on unknown fields of the configuration."""
 
     @property
     @abstractmethod
     def is_quantized(self) -> bool:
-        """Whether some of its tensors may be; without them `Tensor.stored` need not be looked for."""
+        """Whether some tensors may be quantized; otherwise `Tensor.stored` need not be tried."""
 
     @abstractmethod
     def checkpoint(self) -> Checkpoint:
-        """Its tensors, every header checked."""
+        """The model's tensors, with every header checked."""
 
     @abstractmethod
     def model_files(self) -> ModelFiles: ...
@@ -178,4 +178,4 @@ class ModelSource(ABC):
 
     @abstractmethod
     def all_files(self) -> Iterator[Path]:
-        """Files that have any part in an artifact of the model, for the key of a cached one."""
+        """All files that affect an artifact of the model, for the key of a cached artifact."""

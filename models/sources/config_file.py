@@ -1,4 +1,4 @@
-"""A config.json alone: what a model is can be told, and nothing of its tensors."""
+"""A config.json alone, which describes a model but not its tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "config.json"
 
 
 class ConfigFileSource(FolderSource):
-    """The file may have any name; what stands beside it counts only where it is called config.json."""
+    """The file may have any name; neighbouring files are read only if it is called config.json."""
 
     def __init__(
         self, file: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
@@ -32,12 +32,12 @@ class ConfigFileSource(FolderSource):
 
     @property
     def is_quantized(self) -> bool:
-        """No tensor is at hand that could be."""
+        """False: there are no tensors."""
         return False
 
     def quantized_by(self) -> str | None:
-        """The method by which its weights are quantized; None: they are not. Raises ModelError for one that is not
-        read."""
+        """The quantization method of the weights; None if they are not quantized. Raises ModelError for an unsupported
+        one."""
         settings = self.quantization
         try:
             return None if settings is None else quantization_method(settings)

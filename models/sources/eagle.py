@@ -1,4 +1,4 @@
-"""The directory of an EAGLE head, beside the model that it guesses for."""
+"""The directory of an EAGLE head, opened together with the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from llmc.models.sources.safetensors import SafetensorsCheckpoint
 
 _MATRICES = ("embed.weight", "lm_head.weight")
 _OF_EAGLE_3 = ("draft_vocab_size", "target_hidden_size", "eagle_config")
-"""Fields of a config.json that heads of EAGLE-3 have, which read hidden states of three layers."""
+"""Config fields of EAGLE-3 heads, which read hidden states of three layers."""
 _TENSORS_OF_EAGLE_3 = ("d2t", "t2d", "midlayer.hidden_norm.weight")
 
 
 class _HeadCheckpoint(JoinedCheckpoint):
-    """The tensors of a head, and of its model the matrices that it shares. shared: what the model calls them."""
+    """The tensors of a head, with the matrices that it shares with its model. shared: their names in the model."""
 
     def __init__(self, head: Checkpoint, model: Checkpoint, shared: dict[str, str]) -> None:
         super().__init__(head, {OF_MODEL: model})
@@ -40,7 +40,7 @@ class _HeadCheckpoint(JoinedCheckpoint):
 
 
 class EagleSource(ModelSource):
-    """model: the one that the head at `path` guesses for, as it is compiled."""
+    """model: the model that the head at `path` drafts for, as it is compiled."""
 
     def __init__(self, path: Path, model: ModelSource) -> None:
         super().__init__(path, allow_unknown_config=model.allow_unknown_config)
@@ -54,7 +54,7 @@ class EagleSource(ModelSource):
 
     @cached_property
     def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
-        """(what its config.json says as far as its model leaves it open, what of it is ignored)."""
+        """(configuration: its own, completed by the model's; ignored fields)."""
         fields, model = Fields.read(self.path / "config.json"), self._model.config()
         for name in _OF_EAGLE_3:
             if fields.has(name):

@@ -1,4 +1,4 @@
-"""Directories in Hugging Face's format: config.json, safetensors and tokenizer files."""
+"""Directories in Hugging Face format: config.json, safetensors and tokenizer files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmc.quantize.formats.base import QuantizeError
 _EMBEDDING = "embed.weight"
 _OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ = "hf_quant_config.json", "quantize_config.json"
 QUANT_FILES = (_OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ)
-"""Where some tools say how weights are quantized; others do so in config.json."""
+"""Files in which some tools state quantization; others state it in config.json."""
 _SETTINGS = "quantization_config"
 
 
@@ -40,18 +40,18 @@ class FolderSource(ModelSource):
         return Fields.read(self.config_file)
 
     def _optional(self, name: str) -> Fields | None:
-        """A file of JSON that not every model has."""
+        """An optional JSON file."""
         return Fields.read(self.path / name) if has_file(self.path / name) else None
 
     @cached_property
     def _quant_config(self) -> Mapping[str, Any] | None:
-        """What Model Optimizer writes beside config.json."""
+        """Model Optimizer's settings beside config.json."""
         found = self._optional(_OF_MODEL_OPTIMIZER)
         return None if found is None else found.values
 
     @cached_property
     def _values(self) -> Mapping[str, Any]:
-        """config.json, with the settings of AutoGPTQ's file in their place."""
+        """config.json, with settings from AutoGPTQ's file inserted."""
         found = None if self._fields.has(_SETTINGS) else self._optional(_OF_AUTO_GPTQ)
         if found is None:
             return self._fields.values
@@ -59,7 +59,7 @@ class FolderSource(ModelSource):
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """What config files say of how weights are quantized."""
+        """The quantization settings in config files."""
         try:
             return quantization_settings(self._values, self._quant_config)
         except QuantizeError as error:
@@ -70,7 +70,7 @@ class FolderSource(ModelSource):
         return self.quantization is not None
 
     def config(self) -> ModelConfig:
-        """From config.json and, where present, generation_config.json."""
+        """Reads config.json and, if present, generation_config.json."""
         return self._read_config[0]
 
     def ignored_config(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class FolderSource(ModelSource):
 
     @cached_property
     def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
-        """(what it says, what of it is ignored)."""
+        """(configuration, ignored fields)."""
         fields = with_model_type(self._fields)
         family = family_of(fields)
         empty = Fields({}, str(self.path / "generation_config.json"))
@@ -89,7 +89,7 @@ class FolderSource(ModelSource):
 
     @property
     def _dense_folders(self) -> tuple[str, ...]:
-        """Directories that have a linear layer over the pooled row each."""
+        """Directories with one linear layer each over the pooled row."""
         pooled = self.config().pooled
         sources = () if pooled is None else tuple(dense.source for dense in pooled.dense if dense.source)
         return tuple(source.removesuffix(".linear") for source in sources)
@@ -104,7 +104,7 @@ class FolderSource(ModelSource):
             return SafetensorsCheckpoint(self.path)
         targets = get_family(self.config().model_type).weight_map(self.config()).targets
         sources = {source.name for target in targets for source in target.sources}
-        # Routers are left as they are by most, and some settings do not say so.
+        # Most tools leave routers unquantized, and some settings do not say so.
         matrices = (t for t in targets if t.dtype == "act" and t.name != _EMBEDDING and not t.precise)
         linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]
         return open_quantized(self.path, self._values, self._quant_config, linears, sources)
@@ -113,7 +113,7 @@ class FolderSource(ModelSource):
         return TokenizerFolderFiles(self.path)
 
     def weight_files(self) -> Iterator[Path]:
-        """What the numbers of a quantized one mean is said in config files."""
+        """Includes config files, which define the meaning of quantized numbers."""
         yield from sorted(self.path.glob("*.safetensors"))
         yield from (self.path / name / "model.safetensors" for name in self._dense_folders)
         if self.is_quantized:

@@ -1,4 +1,4 @@
-"""A checkpoint whose last layers lie in checkpoints of their own."""
+"""A checkpoint whose last layers are in other checkpoints."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from llmc.models.sources.base import Checkpoint, Tensor
 
 
 class JoinedCheckpoint(Checkpoint):
-    """The tensors of `whole`, and of each of `parts` under the part's name and a dot."""
+    """The tensors of `whole`, and those of each of `parts` with the part's name and a dot in front."""
 
     def __init__(self, whole: Checkpoint, parts: Mapping[str, Checkpoint]) -> None:
         self.path, self.config_name = whole.path, whole.config_name
         self._whole, self._parts = whole, parts
 
     def _at(self, name: str) -> tuple[Checkpoint, str]:
-        """Who has the tensor, and what it is called there."""
+        """(checkpoint that has the tensor, its name there)."""
         part, _, own = name.partition(".")
         return (self._parts[part], own) if part in self._parts else (self._whole, name)
 

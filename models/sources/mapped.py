@@ -1,4 +1,4 @@
-"""Mapped files: a page that was read is memory of the process until it is given back."""
+"""Mapped files: pages that were read count as process memory until released."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import mmap
 
 
 def release(mapped: mmap.mmap) -> None:
-    """Gives back the pages of a file mapped to be read; each is mapped again when it is read again."""
+    """Releases the pages of a read-only mapping; they are mapped again on the next read."""
     if hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)

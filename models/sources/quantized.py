@@ -1,4 +1,4 @@
-"""Checkpoints in safetensors that others quantized: their matrices, as the weights that weight maps name."""
+"""Quantized safetensors checkpoints: presents their matrices as the weights that weight maps name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from llmc.quantize.formats.integers import ZERO, Integers
 
 _WEIGHT = ".weight"
 STACK = "_blocks"
-"""What the name of a tensor with the numbers of several matrices ends with."""
-_ROWS = 256  # that are dequantized at a time
+"""Suffix of a tensor with the numbers of several matrices."""
+_ROWS = 256  # rows dequantized at a time
 _GROUP_UNIT, _FLOAT_GROUP_UNIT = 32, 16
 
 
 def weight_format(matrix: StoredMatrix) -> WeightFormat | None:
-    """The format that has the numbers of a matrix as they are; None where there is none."""
+    """The format that holds a matrix's numbers unchanged; None if there is none."""
     format = matrix.format
     unit = _GROUP_UNIT if format.kind == "int" else _FLOAT_GROUP_UNIT
     if format.group_size != WHOLE_ROW and format.group_size % unit:
@@ -96,7 +96,7 @@ class _StackedNumbers(Stored):
 
 
 class _StackTensor(Tensor):
-    """Matrices of one shape, one below the other."""
+    """Stacked matrices of one shape."""
 
     def __init__(self, matrices: Sequence[StoredMatrix]) -> None:
         self._matrices = [_MatrixTensor(matrix) for matrix in matrices]
@@ -118,7 +118,7 @@ class _StackTensor(Tensor):
 
 
 def _of_stack(rows: int, first: int, count: int) -> Iterator[tuple[int, int, slice]]:
-    """Rows [first, first + count) of matrices of so many rows: (matrix, first row of it, where its rows go)."""
+    """Splits rows [first, first + count) of stacked matrices: (matrix, first row in it, destination rows)."""
     at = 0
     while at < count:
         number, begin = divmod(first + at, rows)
@@ -128,9 +128,9 @@ def _of_stack(rows: int, first: int, count: int) -> Iterator[tuple[int, int, sli
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A checkpoint whose `PREFIX.weight` are what its quantized matrices stand for; the others are as they are.
+    """A checkpoint in which `PREFIX.weight` stands for a quantized matrix; other tensors are unchanged.
 
-    Stacks of matrices have the name of the tensor with their numbers, and are one below the other.
+    Stacks of matrices have the name of the tensor with their numbers.
     """
 
     config_name = "config.json"
@@ -177,7 +177,7 @@ class QuantizedCheckpoint(Checkpoint):
             raise ModelError(f"{self.path}: {error}") from None
 
     def notes(self) -> tuple[str, ...]:
-        """How inputs of layers are rounded otherwise than the checkpoint wants it."""
+        """Sentences on layer inputs that are rounded differently from what the checkpoint requests."""
         wanted: Counter[str] = Counter()
         for matrix in self._matrices.values():
             activation = matrix.activation
@@ -195,8 +195,8 @@ class QuantizedCheckpoint(Checkpoint):
 def open_quantized(
     path: Path, config: Mapping[str, Any], other: Mapping[str, Any] | None, linears: Iterable[str], known: set[str]
 ) -> QuantizedCheckpoint:
-    """config, other: config.json and, where there is one, hf_quant_config.json. linears: prefixes of the model's linear
-    layers; known: names of its tensors. Raises ModelError."""
+    """config, other: config.json, and hf_quant_config.json if there is one. linears: prefixes of the model's linear
+    layers. known: names of its tensors. Raises ModelError."""
     plain = SafetensorsCheckpoint(path)
     tensors = plain.stored_tensors()
     try:

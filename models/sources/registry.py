@@ -1,4 +1,4 @@
-"""The source of the model at a path."""
+"""Opens the source of the model at a path."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def open_source(
     task: str = "auto",
     pooling: str = "auto",
 ) -> ModelSource:
-    """A .gguf or .onnx file, or a directory in Hugging Face's format. Raises ModelError for a path that is neither.
+    """Opens a .gguf or .onnx file, or a directory in Hugging Face format. Raises ModelError for any other path.
 
-    adapters: directories of LoRA adapters that are merged into the weights, in this order. allow_unknown_config, task,
+    adapters: directories of LoRA adapters to merge into the weights, in this order. allow_unknown_config, task,
     pooling: see `ModelSource`.
     """
     path = Path(path)
@@ -34,7 +34,7 @@ def open_source(
 
 
 def open_head(path: Path, model: ModelSource) -> ModelSource:
-    """A head that guesses for `model`. Raises ModelError for a path that is no directory."""
+    """Opens a drafting head for `model`. Raises ModelError unless the path is a directory."""
     if not path.is_dir():
         raise ModelError(f"{path} is not a directory; pass that of an EAGLE head, with config.json and safetensors")
     return EagleSource(path, model)

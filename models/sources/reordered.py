@@ -1,4 +1,4 @@
-"""Matrices with their rows or columns in another order: what weights of linear layers in act-order are packed from."""
+"""Matrices with reordered rows or columns: the sources of act-order weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from llmc.models.sources.base import Tensor
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.base import Quantized
 
-_ROWS = 1024  # that are read at a time
+_ROWS = 1024  # rows read at a time
 Order = NDArray[np.int32]
 
 
 class Readable(Protocol):
-    """What `Tensor` and parameters have in common."""
+    """The common interface of `Tensor` and parameters."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -28,7 +28,7 @@ class Readable(Protocol):
 
 
 class _InOwnOrder(Stored):
-    """Numbers as they lie, of the matrix whose columns are in that order."""
+    """Numbers as stored, of the matrix with columns in stored order."""
 
     def __init__(self, stored: Stored) -> None:
         self._stored, self.format, self.int8_inputs = stored, stored.format, stored.int8_inputs
@@ -38,8 +38,10 @@ class _InOwnOrder(Stored):
 
 
 class ColumnsTaken(Tensor):
-    """The matrix whose column j is column columns[j] of another one, in the order of its stored numbers. With columns
-    [matrices, K] that holds of each of so many equal blocks of its rows."""
+    """The matrix whose column j is column columns[j] of another, in the order of its stored numbers.
+
+    With columns [matrices, K] this applies to each of that many equal blocks of rows.
+    """
 
     def __init__(self, whole: Readable, stored: Stored | None, columns: Order) -> None:
         self._whole, self._stored, self._columns = whole, stored, columns
@@ -59,7 +61,7 @@ class ColumnsTaken(Tensor):
             np.copyto(out[at : at + _ROWS], self._taken(some, first + at))
 
     def _taken(self, rows: Array, first: int) -> Array:
-        """Rows from the row `first` on."""
+        """Reorders the columns of rows from row `first` on."""
         if self._columns.ndim == 1:
             found: Array = rows[:, self._columns]
             return found
@@ -76,7 +78,7 @@ class _ScatteredRows(Stored):
         self.format, self.int8_inputs, self.columns = stored.format, stored.int8_inputs, stored.columns
 
     def read(self, first: int, out: Quantized) -> None:
-        """Goes through all rows in the order in which they are stored."""
+        """Reads all rows in stored order."""
         wanted, k = self._order[first : first + len(out.numbers)], out.numbers.shape[1]
         held = Quantized.empty(self.format, min(_ROWS, len(self._order)), k)
         for begin in range(0, len(self._order), _ROWS):
@@ -91,7 +93,7 @@ class _ScatteredRows(Stored):
 
 
 class RowsTaken(Tensor):
-    """The tensor whose row i is row order[i] of another one."""
+    """The tensor whose row i is row order[i] of another."""
 
     def __init__(self, whole: Readable, stored: Stored | None, order: Order) -> None:
         self._whole, self._stored, self._order = whole, stored, order
@@ -106,7 +108,7 @@ class RowsTaken(Tensor):
 
     def read(self, first: int, out: Array) -> None:
         wanted = self._order[first : first + len(out)]
-        # Rows that follow each other in both orders are read at once.
+        # Read rows at once that are consecutive in both orders.
         starts = np.concatenate(([0], np.flatnonzero(np.diff(wanted) != 1) + 1, [len(wanted)]))
         for begin, end in itertools.pairwise(starts.tolist()):
             if end > begin:
@@ -114,8 +116,7 @@ class RowsTaken(Tensor):
 
 
 def _halves(blocks: int, rows: int, first: int, count: int) -> Iterator[tuple[int, int, slice]]:
-    """Rows [first, first + count) of `PairsParted`, of so many rows in all: (first row of the pairs, which of two each
-    is, where those go)."""
+    """Splits rows [first, first + count) of `PairsParted`: (first row of the pairs, parity, destination rows)."""
     half, at = rows // (2 * blocks), 0
     while at < count:
         number, begin = divmod(first + at, half)
@@ -141,7 +142,7 @@ class _PairsParted(Stored):
 
 
 class PairsParted(Tensor):
-    """Of each of `blocks` equal blocks of rows the even ones, then the odd ones."""
+    """The even rows, then the odd rows, of each of `blocks` equal blocks."""
 
     def __init__(self, whole: Readable, stored: Stored | None, blocks: int) -> None:
         self._whole, self._stored, self._blocks = whole, stored, blocks

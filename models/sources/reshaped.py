@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint has in another shape than the model, or that the model has a function of."""
+"""Tensors that the model needs in another shape, or as a function of the stored values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmc.models.weight_map import HeadPart
 
 
 def _whole(tensor: Tensor) -> Array:
-    """In its dtype where it is at hand, else f32."""
+    """The whole tensor: in its dtype if it is in memory, else f32."""
     return tensor.array if isinstance(tensor, ArrayTensor) else _values(tensor)
 
 
 @lru_cache(maxsize=4)
 def _values(tensor: Tensor) -> Array:
-    """f32, kept for the next rows: these lie all over the file."""
+    """The whole tensor in f32, cached because later rows are scattered over the file."""
     out = np.empty(tensor.shape, np.float32)
     tensor.read(0, out)
     return out
@@ -28,7 +28,7 @@ def _values(tensor: Tensor) -> Array:
 
 @lru_cache(maxsize=16)
 def _matrix(stack: Tensor, index: int) -> Array:
-    """One of matrices [count, rows, columns], in their dtype where they are at hand, else f32."""
+    """One of the matrices [count, rows, columns]: in their dtype if in memory, else f32."""
     if isinstance(stack, ArrayTensor):
         found: Array = stack.array[index]
         return found
@@ -38,7 +38,7 @@ def _matrix(stack: Tensor, index: int) -> Array:
 
 
 class Transposed(Tensor):
-    """The matrix that is stored [columns, rows]."""
+    """A matrix stored as [columns, rows]."""
 
     def __init__(self, stored: Tensor) -> None:
         self._stored = stored
@@ -52,7 +52,7 @@ class Transposed(Tensor):
 
 
 class Flattened(Tensor):
-    """The rows of a matrix one after the other."""
+    """A matrix as one vector, row by row."""
 
     def __init__(self, matrix: Tensor) -> None:
         self._matrix = matrix
@@ -67,7 +67,7 @@ class Flattened(Tensor):
 
 
 class Parted(Tensor):
-    """So many matrices of equal size, [count, rows, columns], which are stored one below the other."""
+    """Stacked matrices seen as [count, rows, columns]."""
 
     def __init__(self, joined: Tensor, count: int) -> None:
         self._joined, self._count = joined, count
@@ -83,7 +83,7 @@ class Parted(Tensor):
 
 
 class Stacked(Tensor):
-    """Matrices [count, rows, columns], one below the other. turned: they are stored [count, columns, rows]."""
+    """Matrices [count, rows, columns], stacked. turned: stored as [count, columns, rows]."""
 
     def __init__(self, matrices: Tensor, *, turned: bool = False) -> None:
         self._matrices, self._turned = matrices, turned
@@ -104,7 +104,7 @@ class Stacked(Tensor):
 
 
 class Shifted(Tensor):
-    """A tensor of float32 with a constant added."""
+    """A float32 tensor plus a constant."""
 
     def __init__(self, whole: Readable, plus: float) -> None:
         self._whole, self._plus = whole, np.float32(plus)
@@ -135,7 +135,7 @@ class Mapped(Tensor):
 
 
 class OfHeads(Tensor):
-    """What `HeadPart` takes of each head of a matrix, as floats."""
+    """The `HeadPart` of each head of a matrix, as floats."""
 
     def __init__(self, whole: Readable, part: HeadPart) -> None:
         self._whole, self._part = whole, part
@@ -156,7 +156,7 @@ class OfHeads(Tensor):
             at += len(some)
 
     def _head(self, head: int) -> Array:
-        """f32, the part of one head, kept for the next rows."""
+        """The part of one head in f32, cached for the next rows."""
         kept, found = self._kept
         if kept != head:
             found = np.empty((self._part.count, self._whole.shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""The tensors of safetensors files, mapped and read when asked for."""
+"""The tensors of safetensors files, mapped and read on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmc.quantize.checkpoints import CARRIERS, StoredTensor
 from llmc.regular_file import JsonError, parse_json
 
 _DTYPES = {name.upper(): dtype for name, dtype in DTYPES.items()}
-# Room for 100,000 tensors; as Python objects a header takes up to 30 times as much.
+# Room for 100,000 tensors; as Python objects a header takes up to 30 times its size.
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_DIMENSIONS, _MAX_DTYPE_LENGTH, _MAX_NAME_BYTES = 8, 16, 255
 _AGAIN = "download the checkpoint again"
@@ -30,7 +30,7 @@ _AGAIN = "download the checkpoint again"
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of a file. dtype: safetensors' name. begin, end: bytes from the start of the file."""
+    """A tensor of a file. dtype: safetensors' name. begin, end: byte offsets in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,12 +39,12 @@ class _Entry:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a shard may be called so. NUL and half of a surrogate pair, which no path can have, are not printable."""
+    """Whether a shard may have this name. NUL and lone surrogates, impossible in paths, are not printable."""
     return Path(name).name == name != "" and name.isprintable() and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 class _File:
-    """One mapped safetensors file, its header fully checked."""
+    """One mapped safetensors file with a fully checked header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class _File:
         return {name: self._entry(name, value, start) for name, value in header.items() if name != "__metadata__"}
 
     def _check_overlaps(self) -> None:
-        """No byte may belong to two tensors."""
+        """Raises ModelError if a byte belongs to two tensors."""
         by_place = sorted(self.entries.items(), key=lambda item: (item[1].begin, item[1].end))
         for (name, entry), (next_name, next_entry) in pairwise(by_place):
             if next_entry.begin < entry.end:
@@ -110,7 +110,7 @@ class _File:
         return _Entry(dtype, shape, start + begin, start + end)
 
     def check_dtype(self, name: str) -> None:
-        """Raises ModelError on a dtype that is not supported."""
+        """Raises ModelError for an unsupported dtype."""
         dtype = self.entries[name].dtype
         if dtype not in _DTYPES:
             raise ModelError(f"{self.path}: tensor {name} has dtype {dtype}, which is not one of {', '.join(_DTYPES)}")
@@ -169,7 +169,7 @@ class SafetensorsCheckpoint(Checkpoint):
             if not _is_plain(file_name):
                 raise ModelError(f"{index}: shard {brief(file_name)} is not a plain file name; {_AGAIN}")
             shards[file_name] = _File(self.path / file_name)
-        # A tensor that only a shard knows is listed too, so that the weight map can object to it.
+        # A tensor known only to a shard is listed as well, so that the weight map can reject it.
         files = {name: shard for shard in shards.values() for name in shard.entries}
         for name, file_name in table.items():
             if name not in shards[file_name].entries:
@@ -199,7 +199,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._files[name].check_dtype(name)
 
     def stored_tensors(self) -> dict[str, StoredTensor]:
-        """All of them by name, as bits; nothing but headers is read."""
+        """All tensors by name, as bits; reads only headers."""
         return {name: file.stored(name) for name, file in self._files.items()}
 
     def tensor(self, name: str) -> ArrayTensor:

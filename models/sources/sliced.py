@@ -1,4 +1,4 @@
-"""Equal parts of matrices: what one of several ranks has of a weight, as floats or as its numbers are stored."""
+"""Equal parts of matrices: one rank's share of a weight, as floats or in stored form."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from llmc.models.sources.reordered import Readable
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.base import WHOLE_ROW, Quantized, WeightFormat
 
-_ROWS = 1024  # that are read at a time
+_ROWS = 1024  # rows read at a time
 Ranges = Sequence[tuple[int, int]]
-"""First row and number of rows of each."""
+"""(first row, number of rows) of each range."""
 
 
 def splits_columns(format: WeightFormat, columns: int) -> bool:
-    """Whether a row of several times `columns` elements has no group, and no block of groups, across two parts."""
+    """Whether rows split into parts of `columns` elements without cutting a group or a block of groups."""
     sizes = (format.group_size, getattr(format, "block", WHOLE_ROW))
     return all(size == WHOLE_ROW or columns % size == 0 for size in sizes)
 
 
 class _Ranges:
-    """Of rows of a whole, one below the other. Experts are hundreds, and rows are read a panel at a time."""
+    """Concatenated ranges of rows. A mixture has hundreds, and rows are read a panel at a time."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._begins = [begin for begin, _ in ranges]
@@ -37,7 +37,7 @@ class _Ranges:
         return self._starts[-1]
 
     def places(self, first: int, count: int) -> Iterator[tuple[int, slice]]:
-        """Of rows [first, first + count): the first row of the whole, and where it and those behind it go."""
+        """Splits rows [first, first + count) by range: (first row of the whole, destination rows)."""
         at, index = first, bisect_right(self._starts, first) - 1
         while at < first + count:
             end = min(first + count, self._starts[index + 1])
@@ -58,7 +58,7 @@ class _StoredRows(Stored):
 
 
 class RowsOf(Tensor):
-    """Ranges of rows of another tensor, one below the other."""
+    """Ranges of rows of another tensor, concatenated."""
 
     def __init__(self, whole: Readable, stored: Stored | None, ranges: Ranges) -> None:
         self._whole, self._stored, self._ranges = whole, stored, _Ranges(ranges)
@@ -90,13 +90,13 @@ class _StoredColumns(Stored):
             np.copyto(some.numbers, whole.numbers[:, self._first : self._first + count])
             for name, plane in some.planes.items():
                 of_row = whole.planes[name]
-                # One for the whole row, or one for each so many elements.
+                # One scale for the whole row, or one per group of elements.
                 begin = 0 if of_row.shape[1] == plane.shape[1] else self._first * of_row.shape[1] // self._columns
                 np.copyto(plane, of_row[:, begin : begin + plane.shape[1]])
 
 
 class ColumnsOf(Tensor):
-    """Columns [first, first + count) of a matrix. Its numbers are at hand where groups end at both; see
+    """Columns [first, first + count) of a matrix. Its stored numbers are usable if groups end at both bounds; see
     `splits_columns`."""
 
     def __init__(self, whole: Readable, stored: Stored | None, first: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that a checkpoint stores quantized, as they are: what the packer takes over without rounding anything."""
+"""Numbers that a checkpoint stores quantized; the packer copies them without rounding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmc.quantize.formats.base import Quantized, WeightFormat
 class Stored(ABC):
     """A matrix [N, K] in a weight format.
 
-    format: of its numbers. int8_inputs: the checkpoint was made for inputs that are rounded to int8. columns: number j
-    of a row is that of column columns[j] of the weight; None: of column j. is_scattered: any read goes through the
+    format: of its numbers. int8_inputs: whether the checkpoint expects inputs rounded to int8. columns: number j of a
+    row belongs to column columns[j] of the weight; None for identity. is_scattered: whether any read must scan the
     whole matrix.
     """
 
@@ -26,12 +26,12 @@ class Stored(ABC):
 
     @abstractmethod
     def read(self, first: int, out: Quantized) -> None:
-        """Writes rows [first, first + len(out.numbers)). Threads may read at once.
+        """Writes rows [first, first + len(out.numbers)). Thread-safe.
 
-        Raises ModelError for what no weight has.
+        Raises ModelError for invalid values.
         """
 
     def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
-        """This matrix and others, all in one format that holds them exactly; None where there is none."""
+        """This matrix and others, all in one format that holds them exactly; None if there is none."""
         all_of = (self, *others)
         return all_of if len({(one.format, one.int8_inputs) for one in all_of}) == 1 else None

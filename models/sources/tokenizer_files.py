@@ -1,4 +1,4 @@
-"""The tokenizer of a directory that has none in tokenizer.json: made of the file that it has."""
+"""Makes tokenizer.json for a directory without one, from the tokenizer files that it has."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ _MADE = "tokenizer.json"
 _ADDED = "added_tokens.json"
 _NAMES = ("tokenizer.model", "qwen.tiktoken", "tiktoken.model")
 TOKENIZER_SOURCES = (*_NAMES, _ADDED)
-"""What tokenizer.json may be made of."""
+"""Files from which tokenizer.json may be made."""
 _MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What a tokenizer's own code has beside SentencePiece's file. bos: texts begin with that token by themselves.
-    special: control tokens behind the pieces; unseen: those of them that are not found in texts, where they are words.
-    prefix: what every text begins with."""
+    """Facts in a tokenizer's own code, besides SentencePiece's file.
+
+    bos: whether texts begin with that token by default. special: control tokens after the pieces. unseen: those of them
+    that are ordinary words in texts. prefix: tokens that begin every text.
+    """
 
     bos: bool = True
     special: tuple[str, ...] = ()
@@ -67,8 +69,7 @@ _INSTEAD = (
 
 
 class TokenizerFolderFiles(FolderFiles):
-    """Files of a directory, and tokenizer.json, which is made of SentencePiece's or tiktoken's file where there is
-    one and no tokenizer.json."""
+    """Files of a directory; without a tokenizer.json, one is made from SentencePiece's or tiktoken's file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -89,7 +90,7 @@ class TokenizerFolderFiles(FolderFiles):
 
     @cached_property
     def _source(self) -> Path | None:
-        """What tokenizer.json is made of."""
+        """The file from which tokenizer.json is made, or None."""
         return next((self._of / name for name in _NAMES if has_file(self._of / name)), None)
 
     @cached_property
@@ -121,7 +122,7 @@ class TokenizerFolderFiles(FolderFiles):
         pieces, kinds = model.vocabulary, (UNUSED if text in own.unseen else CONTROL for text in own.special)
         pieces = replace(pieces, texts=(*pieces.texts, *own.special), kinds=(*pieces.kinds, *kinds))
         vocabulary = self._with_added(pieces, settings)
-        # Tokens that were added are below every piece.
+        # Added tokens have ids below every piece.
         scores = (*model.scores, *(-1e4 for _ in vocabulary.texts[len(model.scores) :]))
         parts = (bpe if model.is_bpe else unigram)(vocabulary, scores, model.normalization)
         return self._whole(parts, vocabulary, settings, own.bos, own.prefix)
@@ -129,7 +130,7 @@ class TokenizerFolderFiles(FolderFiles):
     def _of_tiktoken(self, data: bytes, name: str, settings: Fields) -> str:
         encoding = ENCODINGS.get(name)
         if encoding is None and settings.has("added_tokens_decoder") and name == "PreTrainedTokenizerFast":
-            # As beside Llama 3's, whose tokens it lists.
+            # As for Llama 3, whose tokens it lists.
             encoding = ENCODINGS[""]
         if encoding is None:
             raise self._unknown_class(name, ENCODINGS)
@@ -144,13 +145,13 @@ class TokenizerFolderFiles(FolderFiles):
     ) -> str:
         bos = settings.flag("add_bos_token", begins) and vocabulary.bos is not None
         eos = settings.flag("add_eos_token", False) and vocabulary.eos is not None
-        # Pieces, which come first, may look the same.
+        # Pieces come first, and may have the same text.
         ids = {text: token for token, text in enumerate(vocabulary.texts)}
         before = tuple(ids[token] for token in prefix)
         return whole(parts, replace(vocabulary, prefix=before), bos=bos, eos=eos)
 
     def _with_added(self, vocabulary: Vocabulary, settings: Fields) -> Vocabulary:
-        """With the tokens of tokenizer_config.json and added_tokens.json, and the roles that the former gives."""
+        """Adds the tokens of tokenizer_config.json and added_tokens.json, and the roles from the former."""
         found: dict[int, tuple[str, bool]] = {}
         for text, token in self._json(_ADDED).values.items():
             found[_id(token, self._of / _ADDED)] = (text, False)
@@ -165,7 +166,7 @@ class TokenizerFolderFiles(FolderFiles):
             while len(texts) <= token:
                 texts.append(f"[PAD{len(texts)}]")
                 kinds.append(UNUSED)
-            # Pieces that are listed as well are what they were.
+            # Listed pieces keep their kind.
             if texts[token] != text or kinds[token] == UNUSED or is_special:
                 texts[token], kinds[token] = text, CONTROL if is_special else USER_DEFINED
         names = {role: _text_of(settings.raw(f"{role}_token", None)) for role in ("bos", "eos")}
@@ -180,13 +181,13 @@ class TokenizerFolderFiles(FolderFiles):
 
 
 def _text_of(token: Any) -> str | None:
-    """A token as config files have it: its text, or an object with that."""
+    """The text of a token in config files: a string, or an object that contains it."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
 def _id(token: Any, origin: object) -> int:
-    """Raises ModelError for what is no token id."""
+    """A valid token id. Raises ModelError otherwise."""
     number = int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 9 else token
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 21:
         raise ModelError(f"{origin}: {brief(token)} is no token id; download it again")

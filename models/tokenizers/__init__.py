@@ -1,1 +1,1 @@
-"""From tokenizers of other formats to tokenizer.json, which is what the runtime reads; one writer for all formats."""
+"""Converts tokenizers of other formats to tokenizer.json, which the runtime reads; one writer for all formats."""

@@ -1,4 +1,4 @@
-"""What every tokenizer.json has, of whatever model: tokens that are found before a text is cut, and those around it."""
+"""Parts of every tokenizer.json: added tokens, which are matched before splitting, and tokens around a text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from llmc.models.tokenizers.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vo
 
 
 def added_tokens(vocabulary: Vocabulary, normalized: Collection[int] = ()) -> list[dict[str, Any]]:
-    """Control tokens, which decoding leaves out, and those that a model's authors added.
+    """Control tokens, which decoding omits, and tokens added by a model's authors.
 
-    normalized: those of the latter that are found in the normalized text, not in the text as it is.
+    normalized: ids of those matched in the normalized instead of the original text.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False}
     found = []
@@ -23,8 +23,10 @@ def added_tokens(vocabulary: Vocabulary, normalized: Collection[int] = ()) -> li
 
 
 def around(vocabulary: Vocabulary, *, bos: bool, eos: bool, between: int | None = None) -> dict[str, Any] | None:
-    """The post-processor that puts the prefix and bos before a text and eos behind it. between: so many more of eos
-    stand between the texts of a pair; None: the second one is as the first."""
+    """The post-processor that adds the prefix and bos before a text, and eos after it.
+
+    between: number of additional eos between the texts of a pair; None if the second text is treated like the first.
+    """
     before = [*vocabulary.prefix, *([vocabulary.bos] if bos and vocabulary.bos is not None else [])]
     behind = [vocabulary.eos] if eos and vocabulary.eos is not None else []
     if not before and not behind:

@@ -1,4 +1,4 @@
-"""Byte-level BPE: merges of the bytes of a text, which regular expressions have cut."""
+"""Byte-level BPE: merges bytes of pieces that regular expressions split."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmc.models.tokenizers.vocabulary import Vocabulary
 _PLAIN = frozenset((*range(33, 127), *range(161, 173), *range(174, 256)))
 _OTHERS = iter(range(256, 512))
 BYTE_LETTERS = tuple(chr(byte if byte in _PLAIN else next(_OTHERS)) for byte in range(256))
-"""The letter that stands for each byte in a vocabulary, as GPT-2 has it."""
+"""The letter for each byte in a vocabulary, as in GPT-2."""
 
 
 def byte_level(vocabulary: Vocabulary, pre: PreTokenizer, merges: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """tokenizer.json without what surrounds a text. merges: pairs in the order of merging."""
+    """tokenizer.json without the tokens around a text. merges: pairs in merge order."""
     cuts = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
         for expression in pre.expressions

@@ -1,6 +1,6 @@
-"""SentencePiece's table of replacements, as steps that a tokenizer.json has: Unicode's NFKC, and where it is another.
+"""SentencePiece's replacement table as normalizer steps of tokenizer.json: NFKC, plus the differences.
 
-The library's own reader of such tables goes by whole graphemes and lets long ones be, which SentencePiece does not.
+The library's own reader of such tables works on whole graphemes and skips long ones, unlike SentencePiece.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from llmc.models.errors import ModelError
 _MAX_ENTRIES, _MAX_KEY, _MOST_OTHERS = 1 << 20, 64, 1000
 _BETWEEN = "\U0010ffff"
 _KEPT = range(0x10FF00, 0x10FFFE)
-"""Private characters, which stand for those that NFKC must not see."""
+"""Private characters that stand in for characters that NFKC must not change."""
 
 
 def normalizer_steps(charsmap: bytes, origin: str) -> tuple[list[dict[str, Any]], frozenset[str]]:
-    """(steps of a normalizer, texts that they replace beside what NFKC does). Raises ModelError for a table that is
-    damaged or too far from NFKC. origin: what errors call the tokenizer."""
+    """(normalizer steps, texts replaced in addition to NFKC).
+
+    Raises ModelError for a table that is damaged or too far from NFKC. origin: the tokenizer's name in errors.
+    """
     from tokenizers.normalizers import NFKC
 
     try:
@@ -30,7 +32,7 @@ def normalizer_steps(charsmap: bytes, origin: str) -> tuple[list[dict[str, Any]]
         raise ModelError(f"{origin}: its table of replacements is damaged ({error}); download it again") from None
 
     def nfkc(texts: list[str]) -> list[str]:
-        # All at once: nothing is composed with a private character.
+        # All at once: nothing composes with a private character.
         return NFKC().normalize_str(_BETWEEN.join(texts)).split(_BETWEEN)
 
     others = {
@@ -59,13 +61,13 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _any_of(texts: list[str]) -> str:
-    """A regular expression of the texts, the longest first."""
+    """A regular expression that matches the texts, longest first."""
     ordered = sorted(texts, key=lambda text: (-len(text), text))
     return "|".join("".join(f"\\x{{{ord(letter):X}}}" for letter in text) for text in ordered)
 
 
 def _entries(charsmap: bytes) -> dict[bytes, bytes]:
-    """What is replaced by what: a double-array trie of keys, whose leaves are places in a list of values."""
+    """The replacements: a double-array trie of keys, whose leaves are offsets into a list of values."""
     size = int.from_bytes(charsmap[:4], "little")
     if size % 4 or not 4 <= size <= len(charsmap) - 4:
         raise ValueError(f"a trie of {size} bytes in a table of {len(charsmap)}")
@@ -92,7 +94,7 @@ def _offsets(units: NDArray[np.uint32]) -> _Ints:
 
 
 def _children(units: NDArray[np.uint32], places: _Ints, parents: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints]:
-    """(parent, byte, place, whether a key ends there) of every child of these nodes."""
+    """(parent, byte, position, whether a key ends) of every child of these nodes."""
     parts = []
     for letter in range(1, 256):
         at = places ^ letter

@@ -1,4 +1,4 @@
-"""The whole of a tokenizer.json."""
+"""Assembles a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmc.models.tokenizers.vocabulary import Vocabulary
 
 
 def whole(parts: Mapping[str, Any], vocabulary: Vocabulary, *, bos: bool, eos: bool, between: int | None = None) -> str:
-    """parts: of `byte_level`, `bpe`, `unigram` or `word_piece`. bos, eos: whether texts begin and end with these
+    """parts: from `byte_level`, `bpe`, `unigram` or `word_piece`. bos, eos: whether texts begin and end with these
     tokens. between: as in `around`."""
     document = {
         "version": "1.0",

@@ -1,7 +1,7 @@
-"""Regular expressions that cut a text before its bytes are merged, by the name of `tokenizer.ggml.pre`.
+"""Regular expressions that split a text before byte merging, by their name in `tokenizer.ggml.pre`.
 
-They are those of the models' own tokenizers. Each one cuts what the ones before it have left; what none matches stays
-whole between its matches.
+They are those of the models' own tokenizers. Each splits the pieces left by earlier ones; text between matches stays
+whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CHINESE = r"[一-龥ࠀ-一가-퟿]+"
 
 
 def _modern(numbers: str) -> str:
-    """The expression of GPT-4's kind, which differs between models in how long a number is."""
+    """GPT-4's expression; models differ in the length of numbers."""
     return (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+"
@@ -25,14 +25,14 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _cased(contractions: str, numbers: str) -> str:
-    """Words end where lower case goes over to upper case."""
+    """Words also end where lower case turns to upper case."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}"
     return rf"{words}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _of_kimi() -> str:
-    """As gpt-4o's, but for Chinese characters, which are words of their own."""
+    """As gpt-4o's, except that Chinese characters are separate words."""
     no_han = r"&&[^\p{Han}]]"
     upper, lower = _UPPER.replace("]", no_han), _LOWER.replace("]", no_han)
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -42,8 +42,8 @@ def _of_kimi() -> str:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """expressions: one after another. nfc: whether characters are composed first. ignore_merges: a piece that is a
-    token is one, whatever merges say. bos: whether texts begin with the bos token where the file does not say."""
+    """expressions: applied in order. nfc: compose characters first. ignore_merges: a piece that is a token is used
+    whole, regardless of merges. bos: whether texts begin with bos if the file does not say."""
 
     expressions: tuple[str, ...]
     nfc: bool = False
@@ -51,7 +51,7 @@ class PreTokenizer:
     bos: bool = False
 
     def merging_whole_first(self) -> PreTokenizer:
-        """With ignore_merges."""
+        """A copy with ignore_merges."""
         return replace(self, ignore_merges=True)
 
 
@@ -60,7 +60,7 @@ _DIGITS = PreTokenizer((r"\p{N}", _GPT2))
 _PLAIN = PreTokenizer((_GPT2,))
 _GPT4 = PreTokenizer((_modern(r"\p{N}"),))
 _DBRX = PreTokenizer((_modern(r"\p{N}{1,3}"),))
-# Letters with cases, but those of some scripts: small Armenian ones, Georgian, parts of Latin, mathematical ones.
+# Cased letters, except in some scripts: small Armenian, Georgian, parts of Latin, mathematical.
 _CASED_LETTERS = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}\x{A790}-\x{AB68}"
     r"\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1DFFF}]]"

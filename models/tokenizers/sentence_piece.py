@@ -1,4 +1,4 @@
-"""SentencePiece's tokenizers: BPE, whose scores say what is merged first, and unigrams, whose scores add up."""
+"""SentencePiece tokenizers: BPE, whose scores give the merge order, and unigram, whose scores add up."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from llmc.models.tokenizers.vocabulary import BYTE, NORMAL, UNKNOWN, USER_DEFINE
 
 SPACE = "▁"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-# Real pieces have some dozens of characters, and their merges twice those of the vocabulary.
+# Real pieces have dozens of characters, and their merges number twice the vocabulary.
 _MAX_PIECE, _MOST_WRITTEN = 1024, 64
-# Below every score: what no text is made of.
+# Below every score: for tokens that never occur in text.
 _NEVER = 1000.0
-# Of a token of its authors, which SentencePiece prefers to every piece; by comparison with what it cuts.
+# Score of an author-defined token, which SentencePiece prefers to every piece; found by comparing results.
 _OWN = 0.5
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """What is done to a text first. charsmap: a compiled table of replacements, as NFKC. adds_space: at the beginning.
-    removes_spaces: those at both ends, and of several in a row all but one. own: ids of tokens that are found in the
-    normalized text; other ones that were added are found before."""
+    """Text normalization. charsmap: a compiled replacement table, such as NFKC. adds_space: at the beginning.
+    removes_spaces: at both ends, and all but one of several. own: ids of tokens matched in normalized text; other added
+    tokens are matched before."""
 
     charsmap: bytes = b""
     adds_space: bool = True
@@ -37,13 +37,13 @@ class Normalization:
 
 
 def bpe(vocabulary: Vocabulary, scores: Sequence[float], by: Normalization) -> dict[str, Any]:
-    """tokenizer.json without what surrounds a text."""
+    """tokenizer.json without the tokens around a text."""
     ids, merges = vocabulary.ids(), _merges(vocabulary, vocabulary.ids(), scores)
     own = [t for t in sorted(by.own) if vocabulary.kinds[t] == USER_DEFINED]
     steps = _normalizer(vocabulary, own, by)
     cut = None
     if own and by.adds_space:
-        # Tokens that are found in normalized texts are normalized first, and would all begin with a space.
+        # Tokens matched in normalized text are normalized themselves, and would all get a leading space.
         of_text = sorted((vocabulary.texts[token] for token in own), key=lambda text: (-len(text), text))
         cut = {"type": "Split", "pattern": {"Regex": "|".join(map(re.escape, of_text))}, "behavior": "Isolated",
                "invert": False}  # fmt: skip
@@ -61,7 +61,7 @@ def bpe(vocabulary: Vocabulary, scores: Sequence[float], by: Normalization) -> d
             "end_of_word_suffix": None,
             "fuse_unk": True,
             "byte_fallback": _has_bytes(vocabulary),
-            # What is cut out is a token as it is.
+            # A matched token is used unchanged.
             "ignore_merges": cut is not None,
             "vocab": ids,
             "merges": merges,
@@ -70,7 +70,7 @@ def bpe(vocabulary: Vocabulary, scores: Sequence[float], by: Normalization) -> d
 
 
 def unigram(vocabulary: Vocabulary, scores: Sequence[float], by: Normalization) -> dict[str, Any]:
-    """tokenizer.json without what surrounds a text."""
+    """tokenizer.json without the tokens around a text."""
     kinds = vocabulary.kinds
     normal = [score for score, kind in zip(scores, kinds, strict=True) if kind == NORMAL]
     unknown = _unknown(vocabulary)
@@ -99,14 +99,14 @@ def unigram(vocabulary: Vocabulary, scores: Sequence[float], by: Normalization) 
 
 
 def _as_pieces(vocabulary: Vocabulary, own: Sequence[int]) -> Vocabulary:
-    """With these tokens as what a text is made of, not added to it."""
+    """Treats these tokens as ordinary pieces instead of added tokens."""
     found = frozenset(own)
     kinds = tuple(NORMAL if token in found else kind for token, kind in enumerate(vocabulary.kinds))
     return replace(vocabulary, kinds=kinds)
 
 
 def _normalizer(vocabulary: Vocabulary, own: Sequence[int], by: Normalization) -> dict[str, Any]:
-    """own: tokens that SentencePiece keeps from being normalized. Raises ModelError where that cannot be."""
+    """own: tokens that SentencePiece does not normalize. Raises ModelError if that cannot be expressed."""
     steps: list[dict[str, Any]] = []
 
     def change(pattern: dict[str, str], content: str) -> None:
@@ -131,7 +131,7 @@ def _normalizer(vocabulary: Vocabulary, own: Sequence[int], by: Normalization) -
 
 
 def _decoder(by: Normalization) -> dict[str, Any]:
-    # A text without spaces to remove begins with none.
+    # A text with spaces preserved gets no leading one.
     count = _MAX_PIECE if by.removes_spaces and not by.own else int(by.adds_space)
     strip = [{"type": "Strip", "content": " ", "start": count, "stop": 0}] if count else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -145,7 +145,7 @@ def _unknown(vocabulary: Vocabulary) -> str | None:
 
 
 def _has_bytes(vocabulary: Vocabulary) -> bool:
-    """Whether every byte is a token. Raises ModelError for one that is none."""
+    """Whether every byte is a token. Raises ModelError for an invalid byte token."""
     found = [text for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True) if kind == BYTE]
     odd = next((text for text in found if _BYTE.fullmatch(text) is None), None)
     if odd is not None:
@@ -154,7 +154,7 @@ def _has_bytes(vocabulary: Vocabulary) -> bool:
 
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Every way to make a piece of two, best score first; of one score the piece that comes first, as do its ways."""
+    """All ways to form a piece from two, best score first; ties in order of pieces."""
     texts, found, written = vocabulary.texts, list[tuple[float, int, int, int]](), 0
     most = _MOST_WRITTEN * sum(map(len, texts)) + (1 << 20)
     for text, token in ids.items():

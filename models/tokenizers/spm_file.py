@@ -1,4 +1,4 @@
-"""SentencePiece's tokenizer.model, a protobuf message: its pieces, and how it normalizes a text."""
+"""SentencePiece's tokenizer.model, a protobuf message: its pieces and normalization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_PIECES = 1 << 22
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """vocabulary, scores: by token id. is_bpe: otherwise it is of unigrams."""
+    """vocabulary, scores: by token id. is_bpe: BPE if true, else unigram."""
 
     vocabulary: Vocabulary
     scores: tuple[float, ...]
@@ -27,11 +27,11 @@ class SentencePieceModel:
 
 
 class _Broken(ValueError):
-    """What is no message."""
+    """Data that is not a valid message."""
 
 
 def read_spm(data: bytes, origin: str) -> SentencePieceModel:
-    """Raises ModelError for what is none, and for one whose ways llmc does not have. origin: what errors call it."""
+    """Raises ModelError for invalid data, or unsupported settings. origin: its name in errors."""
     try:
         return _read(data, origin)
     except (_Broken, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ def _read(data: bytes, origin: str) -> SentencePieceModel:
             )
 
     def control(field: int, usual: int) -> int | None:
-        """An id that the trainer gave to a control token."""
+        """The id that the trainer assigned to a control token."""
         token = trainer.get(field, usual)
         return token if token < len(kinds) and kinds[token] == CONTROL else None
 
@@ -103,7 +103,7 @@ def _bytes(message: dict[int, Any], field: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protobuf message: an integer, bytes or a float."""
+    """(number, value) of each field in a protobuf message: integer, bytes or float."""
     at = 0
 
     def varint() -> int:

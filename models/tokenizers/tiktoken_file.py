@@ -1,4 +1,4 @@
-"""tiktoken's files: one token a line, its bytes in base64 and its rank, by which bytes are merged."""
+"""tiktoken files: one token per line, its bytes in base64 and its rank, which is the merge priority."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MAX_TOKENS, _MAX_TOKEN_BYTES = 1 << 22, 1024
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a tokenizer's own code has beside the file. special: control tokens behind those of the file. prefix: what
-    every text begins with."""
+    """Facts in a tokenizer's own code, besides the file. special: control tokens after the file's. prefix: tokens that
+    begin every text."""
 
     pre: PreTokenizer
     special: tuple[str, ...]
@@ -46,11 +46,11 @@ ENCODINGS = {
     "ChatGLM4Tokenizer": Encoding(PRE_TOKENIZERS["dbrx"].merging_whole_first(), _GLM4, prefix=("[gMASK]", "<sop>")),
     "": Encoding(PRE_TOKENIZERS["llama-bpe"], _llama3(), bos="<|begin_of_text|>"),
 }
-"""By tokenizer_class of tokenizer_config.json; without one, that of Llama 3, as Meta publishes it."""
+"""By tokenizer_class in tokenizer_config.json; without one, Llama 3's, as Meta publishes it."""
 
 
 def is_tiktoken(data: bytes) -> bool:
-    """Whether a file called tokenizer.model is one: SentencePiece's begins with a byte that no base64 has."""
+    """Whether a file named tokenizer.model is tiktoken's: SentencePiece's begins with a byte that base64 lacks."""
     return data[:1] not in (b"", b"\n")
 
 
@@ -82,7 +82,7 @@ def tiktoken_vocabulary(ranks: Sequence[bytes], encoding: Encoding, origin: str)
 
 
 def tiktoken_merges(ranks: Sequence[bytes]) -> list[tuple[str, str]]:
-    """Every way to make a token of two, by rank."""
+    """All ways to form a token from two, by rank."""
     known = set(ranks)
     return [
         (_letters(token[:at]), _letters(token[at:]))

@@ -1,18 +1,18 @@
-"""Tokens with their kinds, and which of them begin and end texts, whatever format they come from."""
+"""Tokens with their kinds, and those that begin and end texts, from any format."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""As SentencePiece numbers them, and llama.cpp after it."""
+"""SentencePiece's numbering, which llama.cpp shares."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """texts, kinds: by token id. origin: the file. bos, eos, unknown, padding: ids, None where there is none.
+    """texts, kinds: by token id. origin: the file. bos, eos, unknown, padding: ids, or None.
 
-    ends: every token that ends a text, `eos` first. prefix: tokens that every text begins with, before bos.
+    ends: all tokens that end a text, `eos` first. prefix: tokens before bos at the start of every text.
     """
 
     texts: tuple[str, ...]
@@ -26,7 +26,7 @@ class Vocabulary:
     prefix: tuple[int, ...] = ()
 
     def ids(self) -> dict[str, int]:
-        """Token ids by text, without tokens that only fill the embedding; of equal texts the first."""
+        """Token ids by text, without tokens that only pad the embedding; the first of equal texts."""
         found: dict[str, int] = {}
         for token, (text, kind) in enumerate(zip(self.texts, self.kinds, strict=True)):
             if kind != UNUSED:

@@ -1,4 +1,4 @@
-"""BERT's tokenizer: words cut into the longest pieces from the left, those behind the first marked."""
+"""BERT's tokenizer: splits words into the longest pieces from the left; pieces after the first are marked."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from llmc.models.tokenizers.added import added_tokens
 from llmc.models.tokenizers.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
 _INNER = "##"
-_MOST_CHARACTERS = 100  # of a word: a longer one is the unknown token
+_MOST_CHARACTERS = 100  # longer words become the unknown token
 
 
 def word_piece(vocabulary: Vocabulary) -> dict[str, Any]:
-    """tokenizer.json without what surrounds a text; pieces inside of words begin with ##. Letters become small, and
-    lose their accents, where no piece has a capital. Raises ModelError."""
+    """tokenizer.json without the tokens around a text; pieces inside words begin with ##. Text is lower-cased and loses
+    accents if no piece has a capital. Raises ModelError."""
     unknown = vocabulary.unknown
     if unknown is None:
         unknown = next((token for token, text in enumerate(vocabulary.texts) if text == "[UNK]"), None)
@@ -42,5 +42,5 @@ def word_piece(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a token is one in brackets, which is no piece of words."""
+    """Whether a token is in brackets, and thus not a piece of words."""
     return text.startswith("[") and text.endswith("]")

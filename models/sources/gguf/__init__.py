@@ -1,1 +1,1 @@
-"""GGUF, the format of llama.cpp: one file, or several, with the metadata, the tokenizer and the tensors of a model."""
+"""GGUF, llama.cpp's format: a model's metadata, tokenizer and tensors in one file or several."""

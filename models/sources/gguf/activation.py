@@ -1,4 +1,4 @@
-"""What a GGUF file has in its metadata that checkpoints have in tensors: the parameters of xIELU, by layer."""
+"""xIELU's parameters per layer: metadata in GGUF, tensors in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmc.models.sources.gguf.metadata import Metadata
 
 _LEARNED = ("alpha_p", "alpha_n")
 _CONSTANTS = {"beta": 0.5, "eps": -1e-6}
-"""What every model has."""
+"""Constants of every such model."""
 
 
 def activation_values(metadata: Metadata, config: ModelConfig) -> dict[str, Array]:
-    """By the names that checkpoints have for them; empty where the activation has none. Raises ModelError."""
+    """Values by checkpoint tensor name; empty for other activations. Raises ModelError."""
     if config.activation != "xielu":
         return {}
     for name, value in _CONSTANTS.items():
@@ -33,7 +33,7 @@ def activation_values(metadata: Metadata, config: ModelConfig) -> dict[str, Arra
 
 
 def _numbers(metadata: Metadata, key: str, count: int) -> list[float]:
-    """One a layer."""
+    """One number per layer."""
     array = metadata.array(key)
     if array is None:
         raise metadata.missing(key)

@@ -1,4 +1,4 @@
-"""An architecture of llama.cpp: the family that reads it, and what its tensors are called here and there."""
+"""A llama.cpp architecture: the family that reads it, and its tensor names here and there."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from llmc.models.weight_map import WeightMap
 _OUR_NUMBER = re.compile(r"\.(\d+)\.", re.ASCII)
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)", re.ASCII)
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies: no weight, a part of the configuration."""
+"""Divisors of the rotary frequencies; configuration, not a weight."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-"""The same of longrope, for long and for short texts."""
+"""longrope's divisors, for long and for short texts."""
 NO_WEIGHTS = frozenset({ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
 _ONE_ROW = "ffn_gate_inp_shexp.weight"
-"""A matrix of one row, which files have as a vector."""
+"""A one-row matrix that files store as a vector."""
 _BY_HEAD = frozenset({"attn_k_b.weight", "attn_v_b.weight"})
-"""Matrices of all heads, which are one here."""
+"""Per-head matrices that are one matrix here."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of a file, or a part of it. expert: of a tensor of all experts, or of several matrices, which one; None:
-    all of it. one_row: it is a matrix of one row, whatever its shape. by_head: it is matrices one below the other."""
+    """A tensor of a file, or a part of it.
+
+    expert: number of an expert, or of a matrix, in a tensor of several; None for the whole tensor. one_row: a one-row
+    matrix, whatever its stored shape. by_head: stacked per-head matrices.
+    """
 
     name: str
     expert: int | None = None
@@ -37,7 +40,7 @@ class Place:
     by_head: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the part, where the file's tensor has that shape."""
+        """The part's shape, given the stored tensor's."""
         if self.expert is not None:
             return stored[1:]
         if self.by_head:
@@ -47,12 +50,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Architecture:
-    """model_type: of the family. layout: where the file has what; converters take apart or put together what
-    checkpoints have otherwise, so it is not the family's, and its names are Llama's where nothing else counts.
-    paired: rows of q and k are in the order of `HeadRows`. gated: its feed-forward blocks are. others: parts of layers
-    that llama.cpp calls otherwise than it does in most architectures. mixture: what it is where there are experts.
-    truncated: yarn stretches a range of whole elements. of_layers, of_model: tensors that most architectures have not,
-    theirs to ours, {} in ours for a matrix of several. weights: what makes the weight map of the layout."""
+    """The mapping of a llama.cpp architecture.
+
+    model_type: of the family.
+    layout: of the file. It differs from the family's, because converters split or merge tensors; unless stated
+    otherwise, names are Llama's.
+    paired: rows of q and k have the order of `HeadRows`.
+    gated: of feed-forward blocks.
+    others: names of layer parts that differ from most architectures.
+    mixture: the architecture used if there are experts.
+    truncated: yarn rounds its range to whole elements.
+    of_layers, of_model: names of tensors that few architectures have, theirs → ours; {} in ours numbers the matrices of
+    one tensor.
+    weights: makes the weight map of the layout.
+    """
 
     name: str
     model_type: str
@@ -67,7 +78,7 @@ class Architecture:
     weights: Callable[[Layout, ModelConfig], WeightMap] = Layout.weight_map
 
     def fitted(self, names: Container[str]) -> Architecture:
-        """The same for a file that has these tensors: some have two or three parts as one."""
+        """The mapping for a file with these tensors: some files merge two or three parts."""
         layout = self.layout
         if "blk.0.attn_qkv.weight" in names:
             layout = replace(layout, qkv=("self_attn.qkv_proj",))
@@ -76,7 +87,7 @@ class Architecture:
         if any(f"blk.{i}.ffn_gate_up_exps.weight" in names for i in (0, 1)):
             layout = replace(layout, expert_gate_up=("mlp.experts.{}.gate_up_proj.weight",))
         if "blk.0.attn_norm_2.weight" in names:
-            # Of Falcon's two norms the second is that of attention.
+            # The second of Falcon's two norms is attention's.
             others = {"attn_norm": layout.mlp_norm, "attn_norm_2": layout.attention_norm}
             return replace(self, layout=layout, others=others)
         return replace(self, layout=replace(layout, parted_latent="blk.0.attn_k_b.weight" in names))
@@ -87,20 +98,20 @@ class Architecture:
 
     @cached_property
     def layer(self) -> Mapping[str, str]:
-        """What tensors of a layer are called, theirs to ours."""
+        """Names of layer tensors, theirs → ours."""
         return {**layer_names(self.layout, self.others, gated=self.gated), **self.of_layers}
 
     @cached_property
     def experts(self) -> Mapping[str, str]:
-        """The same of tensors of all experts, ours with {} for the expert's number."""
+        """Names of tensors of all experts, theirs → ours with {} for the expert's number."""
         return expert_names(self.layout)
 
     def has_paired_rows(self, name: str) -> bool:
-        """Whether the file's tensor `name` has."""
+        """Whether rows of the file's tensor `name` are paired."""
         return self.paired and _PAIRED.fullmatch(name) is not None
 
     def places(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Place]]:
-        """What we call the file's tensor, or the parts of it; its own name where it has none here."""
+        """Our name for the file's tensor, or for each of its parts; its own name if there is none."""
         found = LAYER.fullmatch(name)
         if found is None:
             ours = self._whole.get(name, name)
@@ -127,7 +138,7 @@ class Architecture:
         return re.compile(re.escape(self.layout.layer).replace(r"\{\}", r"(\d+)") + r"\.(.+)", re.ASCII)
 
     def their_name(self, name: str) -> str:
-        """What the file calls the tensor that we call so."""
+        """The file's name for our tensor `name`."""
         found = self._our_layer.fullmatch(name)
         if found is None:
             return self._theirs.get(name) or self._theirs.get(_OUR_NUMBER.sub(".{}.", name), name)

@@ -1,4 +1,4 @@
-"""Architectures of llama.cpp that llmc has, by exact name."""
+"""llama.cpp architectures that llmc supports, by exact name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_GPT_OSS = Layout(
     expert_down_bias="mlp.experts.{}.down_proj.bias",
 )
 _POSITIONS = Layout(positions="model.embed_positions", embed_norm="model.embed_norm")
-# Of encoders, whose norms stand behind the blocks.
+# Encoders, with norms after blocks.
 _OF_BERT = Layout(
     positions="model.embed_positions",
     embed_norm="model.embed_norm",
@@ -37,7 +37,7 @@ _OF_MODERN_BERT = Layout(embed_norm="model.embed_norm", dense=("classifier.dense
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
-        # Mistral's models as well, which are converted to it, and InternLM3's.
+        # Also Mistral's and InternLM3's models, which converters store as llama.
         Architecture("llama", "llama", paired=True, mixture=Architecture("llama", "mixtral", _OF_MIXTRAL, paired=True)),
         Architecture("qwen2", "qwen2"),
         Architecture("qwen3", "qwen3"),
@@ -111,7 +111,7 @@ ARCHITECTURES = {
         Architecture("stablelm", "stablelm"),
         Architecture("starcoder", "gpt_bigcode", _POSITIONS, gated=False),
         Architecture("xverse", "xverse", paired=True),
-        # BERT, RoBERTa and XLM-RoBERTa, whose positions begin at 0 in files.
+        # BERT, RoBERTa and XLM-RoBERTa; positions begin at 0 in files.
         Architecture("bert", "bert", _OF_BERT, gated=False, others=_BERT_NORMS),
         Architecture("nomic-bert", "nomic_bert", _OF_BERT, others=_BERT_NORMS),
         Architecture("modern-bert", "modernbert", _OF_MODERN_BERT),
@@ -120,7 +120,7 @@ ARCHITECTURES = {
 
 
 def get_architecture(name: str, origin: str) -> Architecture:
-    """Raises ModelError naming those that are known."""
+    """The architecture `name`. Raises ModelError naming the known ones."""
     found = ARCHITECTURES.get(name)
     if found is None:
         raise ModelError(

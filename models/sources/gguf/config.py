@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata to the configuration of a model, through the family that reads config.json."""
+"""From GGUF metadata to a model's configuration, through the family that reads config.json."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from llmc.models.sources.gguf.reader import Reader
 from llmc.models.sources.gguf.rope_metadata import Factors, latent_yarn, rope_scaling, with_factors
 from llmc.models.sources.gguf.task import with_task_of_file
 
-# Scales that no model of the architectures has, and what they are where they change nothing.
+# Scales unused by these architectures, with the values at which they have no effect.
 _WITHOUT_EFFECT = {
     "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0,
     "attention.scale": 0.0, "logit_scale": 0.0, "residual_scale": 0.0, "embedding_scale": 0.0,
     "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0, "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0, "expert_count": 0, "expert_group_scale": 0.0, "router_logit_softcapping": 0.0,
 }  # fmt: skip
-# Of what else has a part in no logit: the tensors say the vocabulary, a factor or a type how frequencies are scaled.
+# Other metadata without effect on logits: tensors give the vocabulary size, and a factor or type gives the scaling.
 _HARMLESS = (
     "vocab_size", "tensor_data_layout", "pooling_type", "expert_used_count", "rope.scaling.finetuned",
     "classifier.output_labels", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
@@ -48,11 +48,11 @@ def read_config(
     task: str = "auto",
     pooling: str = "auto",
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """(the configuration, sentences about the metadata that are ignored).
+    """(configuration, sentences on ignored metadata).
 
-    shapes: of tensors by the file's names, which say what is tied and what has a bias. dtype: of the matrices, as
-    ModelConfig has it. factors: of the rotary frequencies. allow_unknown: metadata of the
-    architecture that nobody reads are no error. task, pooling: as `ModelSource` has them. Raises ModelError."""
+    shapes: tensor shapes by the file's names, which show ties and biases. dtype: of the matrices, as in ModelConfig.
+    factors: divisors of rotary frequencies. allow_unknown: accept unread metadata of the architecture. task, pooling:
+    as in `ModelSource`. Raises ModelError."""
     origin = metadata.origin
     key = f"{architecture.name}.{{}}".format
     more = more_fields(metadata, architecture, shapes)
@@ -100,14 +100,14 @@ def read_config(
 
 
 def _check_without_effect(metadata: Metadata, key: Callable[[str], str], origin: str) -> None:
-    """Of what nobody read."""
+    """Checks the metadata that nobody read."""
     for name, neutral in _WITHOUT_EFFECT.items():
         if not metadata.was_read(key(name)) and metadata.number(key(name), neutral) != neutral:
             raise ModelError(f"{origin}: metadata {key(name)} is {metadata.number(key(name))}, which is not supported")
 
 
 def _as_tensors_say(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """The model with the biases that there are, and experts in the layers that have some."""
+    """The configuration with the biases and expert layers that the tensors show."""
 
     def has(*parts: str) -> bool:
         return any(f"blk.0.{part}.bias" in shapes for part in parts)
@@ -138,6 +138,6 @@ def _vocabulary(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:
 
 
 def _share(part: int, whole: int) -> float:
-    """The least number that makes `part` of `whole` when the product is cut to an integer."""
+    """The least number whose product with `whole`, truncated, is `part`."""
     share = part / whole
     return share if int(whole * share) == part else math.nextafter(share, 2.0)

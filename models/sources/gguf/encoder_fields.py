@@ -1,4 +1,4 @@
-"""What the metadata of encoders say, as config.json has it, and how rows become vectors."""
+"""Encoder metadata as config.json fields, and pooling."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from llmc.models.sources.gguf.reader import Reader
 
-_PERIOD = 3  # of ModernBERT's layers, of which the first has no window
+_PERIOD = 3  # ModernBERT layers; the first of them has no window
 
 
 def _bert(read: Reader) -> dict[str, Any]:
-    """Of each table the file has the rows that there are."""
+    """The file states each table's size."""
     types, positions = read.shapes.get("token_types.weight"), read.shapes.get("position_embd.weight")
     found = {**read.eps(), "type_vocab_size": types[0] if types else 1}
     return found | ({"max_position_embeddings": positions[0]} if positions else {})
 
 
 def _modern_bert(read: Reader) -> dict[str, Any]:
-    """The window counts the tokens on both sides."""
+    """The window counts tokens on both sides."""
     theta = read.number("rope.freq_base", 160000.0)
     return {
         **read.eps(),

@@ -1,4 +1,5 @@
-"""One mapped GGUF file, its header fully checked: no count or offset in it is used before the file's size allows it."""
+"""One mapped GGUF file with a fully checked header: no count or offset is used before it is checked against the
+size."""
 
 from __future__ import annotations
 
@@ -23,17 +24,17 @@ from llmc.regular_file import open_regular
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-# As Python objects a header takes many times its bytes; real ones have some dozens of keys and some thousand tensors.
+# Python objects of a header take many times its bytes; real headers have dozens of keys and thousands of tensors.
 _MAX_KEYS, _MAX_TENSORS = 1 << 16, 100_000
 _MAX_DIMENSIONS, _MAX_NAME_BYTES, _MAX_ALIGNMENT = 4, 255, 1 << 20
 _DEFAULT_ALIGNMENT = 32
-# The least that an entry takes: length, type and a byte; length, dimensions, type, offset.
+# Minimum bytes of an entry: length, type and a byte; or length, dimensions, type, offset.
 _LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a file. shape: as numpy has it, columns last. begin, end: bytes from the start of the file."""
+    """A tensor of a file. shape: in numpy's order, columns last. begin, end: byte offsets in the file."""
 
     shape: tuple[int, ...]
     type: StoredType
@@ -42,7 +43,7 @@ class Entry:
 
 
 class GgufFile:
-    """A file and what its header says. followed: the path, which a user gave, may be a link to anywhere."""
+    """A file and its header. followed: the path may be a link to anywhere, because a user gave it."""
 
     def __init__(self, path: Path, *, followed: bool = False) -> None:
         self.path = path
@@ -100,7 +101,7 @@ class GgufFile:
         return name, tuple(reversed(sizes)), type, cursor.number("<Q", f"the offset of {called}")
 
     def _check_overlaps(self, cursor: Cursor) -> None:
-        """No byte may belong to two tensors."""
+        """Raises ModelError if a byte belongs to two tensors."""
         by_place = sorted(self.tensors.items(), key=lambda item: (item[1].begin, item[1].end))
         for (name, entry), (next_name, next_entry) in pairwise(by_place):
             if next_entry.begin < entry.end:
@@ -121,7 +122,7 @@ class GgufFile:
 
 
 def _counts(cursor: Cursor) -> tuple[int, int]:
-    """Numbers of tensors and of metadata."""
+    """(number of tensors, number of metadata entries)."""
     origin, start = cursor.origin, bytes(cursor.data[:4])
     if start != MAGIC:
         raise ModelError(f"{origin} is no GGUF file: it begins with {brief(start)}, not with {brief(MAGIC)}")

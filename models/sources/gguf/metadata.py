@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF file's metadata: every wrong or missing value is one clear sentence."""
+"""Typed access to GGUF metadata: every invalid or missing value gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _MAX_INTEGER = (1 << 31) - 1
 
 
 class Metadata:
-    """Values by key. origin: the file. Every accessor raises ModelError on a value of the wrong type or range, and on
-    a missing one without a default. It remembers which keys were asked for."""
+    """Values by key. origin: the file.
+
+    Accessors raise ModelError for a value of wrong type or range, and for a missing one without a default. Accessed
+    keys are remembered.
+    """
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self._values = values
@@ -31,12 +34,11 @@ class Metadata:
         return self._values.get(key, default)
 
     def was_read(self, key: str) -> bool:
-        """Whether somebody asked for it."""
+        """Whether the key was accessed."""
         return key in self._read
 
     def unread(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Keys that begin with `prefix` and that nobody asked for, with their values; an array as errors
-        show it."""
+        """(key, value) of keys with `prefix` never accessed; arrays in the form for errors."""
         for key, value in self._values.items():
             if key.startswith(prefix) and key not in self._read:
                 yield key, value.brief() if isinstance(value, ArrayValue) else value
@@ -96,14 +98,14 @@ class Metadata:
         return array.strings()
 
     def flags(self, key: str) -> list[bool] | None:
-        """A list of true and false; None where there is no list."""
+        """A list of bools; None if there is no list."""
         value = self._get(key)
         if not isinstance(value, ArrayValue):
             return None
         return [bool(flag) for flag in value.flags()]
 
     def same_integer(self, key: str, default: int | None = None) -> int:
-        """An integer, or an array of one integer again and again: what may differ by layer, and does not."""
+        """An integer, or an array that repeats one integer: values that could differ by layer but do not."""
         value = self._get(key, default)
         if not isinstance(value, ArrayValue):
             return self.integer(key, default)

@@ -1,4 +1,4 @@
-"""What the metadata of mixtures of experts and of latent attention say, as config.json has it."""
+"""Metadata of mixtures of experts and latent attention, as config.json fields."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.reader import Reader
 
-_SIGMOID = 2  # of expert_gating_func; 1 is a softmax
+_SIGMOID = 2  # value of expert_gating_func; 1 is a softmax
 _WITHOUT_NORMED_HEADS = 128  # experts of Llama 4 Maverick
 
 
 def _experts(read: Reader) -> dict[str, Any]:
-    """By all names that families have for their number; n_shared_experts: as many as the shared matrices are of."""
+    """The number of experts, under all families' names. n_shared_experts: number of experts merged in the shared
+    matrices."""
     count, top_k = read.integer("expert_count"), read.integer("expert_used_count")
     inner = read.integer("expert_feed_forward_length", _inner(read) or None)
     shared = read.rows("ffn_up_shexp.weight")
@@ -34,12 +35,12 @@ def _experts(read: Reader) -> dict[str, Any]:
 
 
 def _inner(read: Reader) -> int:
-    """Rows of an expert's gate, where no metadata say it."""
+    """Rows of an expert's gate, if metadata do not state them."""
     return read.rows("ffn_gate_exps.weight") or read.rows("ffn_gate_up_exps.weight") // 2
 
 
 def _weights(read: Reader, *, normalised: bool) -> dict[str, Any]:
-    """How scores become weights. normalised: what a file means that does not say."""
+    """How scores become weights. normalised: the default of files that do not say."""
     scale = read.number("expert_weights_scale", 0.0)
     groups = read.metadata.integer(read.key("expert_group_count"), 1, minimum=0) or 1
     top = read.metadata.integer(read.key("expert_group_used_count"), 1, minimum=0) or 1
@@ -62,7 +63,7 @@ def _only(read: Reader, function: int) -> None:
 
 
 def _of_whole_model(read: Reader) -> dict[str, Any]:
-    """Experts in every layer, as wide as the metadata say of all."""
+    """Experts in every layer, with the width given for the whole model."""
     read.no_window()
     return {**_experts(read), "intermediate_size": _inner(read)}
 
@@ -83,7 +84,7 @@ def _granite(read: Reader) -> dict[str, Any]:
 
 
 def _qwen2moe(read: Reader) -> dict[str, Any]:
-    """Weights of the chosen experts stay as they are."""
+    """Weights of chosen experts are not normalised."""
     read.no_window()
     shared = read.rows("ffn_up_shexp.weight")
     read.integer("expert_shared_feed_forward_length", shared)
@@ -127,13 +128,13 @@ def _deepseek(read: Reader) -> dict[str, Any]:
 
 
 def _leading(read: Reader) -> None:
-    """Which layers have experts tensors say, too."""
+    """Marks the number of leading plain layers as read; tensors show it too."""
     read.metadata.integer(read.key("leading_dense_block_count"), 0, minimum=0)
     read.metadata.integer(read.key("interleave_moe_layer_step"), 1, minimum=0)
 
 
 def _latent(read: Reader, *, rotated_halves: bool = False) -> dict[str, Any]:
-    """Sizes of latent attention; where heads are kept apart from the key that all share, those are the first names."""
+    """Sizes of latent attention; files that keep heads apart from the shared key use the first names."""
     apart = read.metadata.has(read.key("attention.key_length_mla"))
     key, value = (f"attention.{part}_length{'_mla' if apart else ''}" for part in ("key", "value"))
     heads, rotated = read.metadata.same_integer(read.key("attention.head_count")), read.integer("rope.dimension_count")
@@ -156,7 +157,7 @@ def _latent(read: Reader, *, rotated_halves: bool = False) -> dict[str, Any]:
 
 
 def _deepseek2(read: Reader) -> dict[str, Any]:
-    """V2 and what is like it has a softmax, V3, R1 and Kimi K2 scores of each expert by itself."""
+    """V2 and relatives use a softmax; V3, R1 and Kimi K2 use sigmoid scores."""
     read.no_window()
     _leading(read)
     if not read.metadata.integer(read.key("expert_count"), 0, minimum=0):
@@ -170,7 +171,7 @@ def _deepseek2(read: Reader) -> dict[str, Any]:
 
 
 def _minicpm3(read: Reader) -> dict[str, Any]:
-    """Factors that llama.cpp knows of the one model that there is."""
+    """Multipliers that llama.cpp hard-codes for the only model."""
     read.no_window()
     return {**_latent(read, rotated_halves=True), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 
@@ -190,13 +191,13 @@ def _ernie(read: Reader) -> dict[str, Any]:
 
 
 def _gpt_oss(read: Reader) -> dict[str, Any]:
-    """Every other layer has a window, the first one among them."""
+    """Every other layer has a window, starting with the first."""
     window = {"sliding_window": read.integer("attention.sliding_window"), "layer_types": read.kinds(2)}
     return {**_experts(read), "intermediate_size": _inner(read), **window}
 
 
 def _llama4(read: Reader) -> dict[str, Any]:
-    """Chunks are of 8192 tokens unless the file has none; intermediate_size is that of an expert."""
+    """Chunks have 8192 tokens unless the file has none; intermediate_size is an expert's."""
     _leading(read)
     _only(read, _SIGMOID)
     plain = read.metadata.has(read.key("attention.sliding_window")) and not read.window()

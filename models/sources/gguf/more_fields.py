@@ -1,4 +1,4 @@
-"""What the metadata of one architecture say that others' do not, as its family's config.json has it."""
+"""Metadata specific to one architecture, as fields of its family's config.json."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral, qwen3moe
 from llmc.models.sources.gguf.reader import Reader, Shapes
 from llmc.models.sources.gguf.streams import read_streams
 
-_LOCAL_THETA = 10000.0  # of Gemma 3's layers with windows, where a file does not say
-# llama.cpp knows those whose scores have another scale by the number of their layers, and Baichuan's with ALiBi.
+_LOCAL_THETA = 10000.0  # default for Gemma 3's windowed layers
+# llama.cpp recognises models with another score scale by their number of layers, and likewise Baichuan with ALiBi.
 _LARGEST_GEMMA_2, _LARGEST_GEMMA_3, _LARGEST_BAICHUAN = 46, 62, 40
-_PERIOD = 4  # of layers, of which the last has no window
+_PERIOD = 4  # layers; the last of them has no window
 
 
 def plain(read: Reader) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def plain(read: Reader) -> dict[str, Any]:
 
 
 def _llama(read: Reader) -> dict[str, Any]:
-    """With a window on every layer it is a mistral, with experts a mixtral."""
+    """Windows on every layer make it a mistral, experts a mixtral."""
     if read.architecture.model_type == "mixtral":
         return mixtral(read)
     window = read.window()
@@ -64,12 +64,12 @@ def granite(read: Reader) -> dict[str, Any]:
 
 
 def _starcoder2(read: Reader) -> dict[str, Any]:
-    """No file says of windows; llama.cpp has none."""
+    """Files do not state windows; llama.cpp uses none."""
     return {**plain(read), "use_bias": read.has("attn_q.bias"), "sliding_window": None}
 
 
 def _baichuan(read: Reader) -> dict[str, Any]:
-    """The large ones have ALiBi, whose code knows the length of texts by another name."""
+    """Large models use ALiBi; their code names the text length differently."""
     if read.integer("block_count") != _LARGEST_BAICHUAN:
         return plain(read)
     return {**plain(read), "max_position_embeddings": None, "model_max_length": read.integer("context_length")}
@@ -86,13 +86,13 @@ def _cohere2(read: Reader) -> dict[str, Any]:
 
 
 def _exaone4(read: Reader) -> dict[str, Any]:
-    """The small ones have no windows."""
+    """Small models have no windows."""
     window = read.window()
     return read.eps() | ({"sliding_window": window, "layer_types": read.kinds(_PERIOD)} if window else {})
 
 
 def _falcon(read: Reader) -> dict[str, Any]:
-    """Models of more than one KV head are the newer ones, the large ones among them with two norms."""
+    """Models with several KV heads are the newer ones; among these, large ones have two norms."""
     heads = read.metadata.same_integer(read.key("attention.head_count_kv"), 1)
     norms = 2 if read.has("attn_norm_2.weight") else 1
     new = heads > 1 or norms > 1
@@ -106,7 +106,7 @@ def _falcon(read: Reader) -> dict[str, Any]:
 
 
 def _gpt2(read: Reader) -> dict[str, Any]:
-    """n_head, multi_query: of StarCoder."""
+    """n_head, multi_query: for StarCoder."""
     heads = read.metadata.same_integer(read.key("attention.head_count"))
     one = read.metadata.same_integer(read.key("attention.head_count_kv"), heads) == 1
     return {**plain(read), "n_head": heads, "multi_query": one}
@@ -118,7 +118,7 @@ def _gptneox(read: Reader) -> dict[str, Any]:
 
 
 def _minicpm(read: Reader) -> dict[str, Any]:
-    """What older files do not say is what llama.cpp takes."""
+    """Defaults of older files are llama.cpp's."""
     hidden, layers = read.integer("embedding_length"), read.integer("block_count")
     return {
         **plain(read),
@@ -148,7 +148,7 @@ def _phi3(read: Reader) -> dict[str, Any]:
 
 
 def _qwen(read: Reader) -> dict[str, Any]:
-    """The length counts gate and up. llama.cpp neither stretches frequencies of long texts nor makes queries grow."""
+    """The length counts gate and up. llama.cpp neither stretches frequencies for long texts nor grows queries."""
     return {**plain(read), "use_dynamic_ntk": False, "use_logn_attn": False}
 
 
@@ -160,7 +160,7 @@ def _behind_images(read: Reader) -> dict[str, Any]:
 
 
 def _stablelm(read: Reader) -> dict[str, Any]:
-    """Both blocks read one norm where there is one."""
+    """Both blocks read one norm if there is only one."""
     read.flag("use_parallel_residual", True)
     parallel, normed = not read.has("ffn_norm.weight"), read.has("attn_q_norm.weight")
     return {**plain(read), "use_parallel_residual": parallel, "qk_layernorm": normed}
@@ -195,6 +195,6 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
 
 
 def more_fields(metadata: Metadata, architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
-    """Fields of config.json beside those that all architectures have. Raises ModelError."""
+    """Additional config.json fields of the architecture. Raises ModelError."""
     read = _READERS.get(architecture.name, plain)
     return read(Reader(metadata, architecture, shapes))

@@ -1,4 +1,4 @@
-"""What llama.cpp calls the parts of a model, by what a layout of checkpoints calls them."""
+"""llama.cpp's names for parts of a model, by their names in a checkpoint layout."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from llmc.models.layout import Layout
 
 LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)", re.ASCII | re.DOTALL)
-"""A tensor of a layer: its number, and what it is there."""
+"""A layer's tensor: layer number, and name within the layer."""
 _KINDS = ("weight", "bias")
-# Of latent attention, whose names all checkpoints share.
+# Latent attention, whose names all checkpoints share.
 _LATENT = {
     "attn_q_a": "q_a_proj",
     "attn_q_a_norm": "q_a_layernorm",
@@ -24,7 +24,7 @@ _LATENT = {
 
 
 def whole_names(layout: Layout) -> dict[str, str]:
-    """Of tensors outside of layers, theirs to ours, each with its suffix."""
+    """Names of tensors outside layers, theirs → ours, with suffixes."""
     modules = {
         "token_embd": layout.embed,
         "token_embd_norm": layout.embed_norm,
@@ -38,8 +38,11 @@ def whole_names(layout: Layout) -> dict[str, str]:
 
 
 def layer_names(layout: Layout, others: Mapping[str, str], *, gated: bool) -> dict[str, str]:
-    """Of a layer's tensors, theirs to ours, each with its suffix; of two of theirs for one of ours the first is the
-    usual one. others: modules that an architecture calls otherwise."""
+    """Names of a layer's tensors, theirs → ours, with suffixes. If two of theirs map to one of ours, the first is the
+    usual one.
+
+    others: modules that an architecture names differently.
+    """
     of_expert = {f"ffn_{part}_shexp": f"{layout.shared}.{part}_proj" for part in ("gate", "up", "down")}
     feed_forward = _feed_forward(layout) if gated else {"ffn_up": layout.up}
     attention = {"attn_qkv": layout.qkv[0]} if len(layout.qkv) == 1 else dict(
@@ -74,7 +77,7 @@ def _feed_forward(layout: Layout) -> dict[str, str]:
 
 
 def expert_names(layout: Layout) -> dict[str, str]:
-    """Of tensors of all experts of a layer, theirs to ours, which have {} for the expert's number."""
+    """Names of tensors of all experts of a layer, theirs → ours with {} for the expert's number."""
     one = len(layout.expert_gate_up) == 1
     theirs = ("ffn_gate_up_exps",) if one else ("ffn_gate_exps", "ffn_up_exps")
     found = dict(zip((f"{name}.weight" for name in theirs), layout.expert_gate_up, strict=True))
@@ -84,10 +87,10 @@ def expert_names(layout: Layout) -> dict[str, str]:
 
 
 def inverse(names: Mapping[str, str]) -> dict[str, str]:
-    """Ours to theirs."""
+    """The inverse mapping."""
     return {ours: theirs for theirs, ours in reversed(tuple(names.items()))}
 
 
 def layers_with(part: str, names: Iterator[str]) -> tuple[int, ...]:
-    """The numbers of layers that have a tensor, in order."""
+    """Numbers of layers with a tensor, ascending."""
     return tuple(sorted(int(found[1]) for name in names if (found := LAYER.fullmatch(name)) and found[2] == part))

@@ -1,4 +1,4 @@
-"""Reading the metadata of one architecture by their short names."""
+"""Reads an architecture's metadata by short names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Reader:
         return self.metadata.number(self.key(name), default)
 
     def cap(self, name: str) -> float | None:
-        """A bound; None without one."""
+        """A bound; None if there is none."""
         return self.number(name, 0.0) or None
 
     def window(self) -> int:
-        """Of tokens, 0 for none."""
+        """The window in tokens; 0 for none."""
         return self.metadata.integer(self.key("attention.sliding_window"), 0, minimum=0)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -44,23 +44,23 @@ class Reader:
         return f"blk.0.{part}" in self.shapes
 
     def rows(self, part: str) -> int:
-        """Of that matrix in the first layer that has it; 0 where there is none."""
+        """Rows of that matrix in the first layer that has it; 0 if none has."""
         layers = layers_with(part, iter(self.shapes))
         return self.shapes[f"blk.{layers[0]}.{part}"][-2] if layers else 0
 
     def eps(self) -> dict[str, Any]:
-        """Of norms, by all names that families have for it."""
+        """The epsilon of norms, under all families' names."""
         kinds = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
         found = [self.number(kind) for kind in kinds if self.metadata.has(self.key(kind))]
         return dict.fromkeys(_EPS_NAMES, found[0] if found else self.number(kinds[0]))
 
     def layers(self) -> int:
-        """Those behind the last one guess further tokens."""
+        """Number of layers; those after the last do multi-token prediction."""
         count = self.integer("block_count")
         return count - self.metadata.integer(self.key("nextn_predict_layers"), 0, minimum=0, maximum=count - 1)
 
     def kinds(self, period: int, *, full_first: bool = False) -> list[str]:
-        """Of attention, by layer, where one in so many has no window: the last of them, or the first."""
+        """Kind of attention per layer, if one in `period` layers has no window: the last of them, or the first."""
         count, name = self.layers(), self.key("attention.sliding_window_pattern")
         if (flags := self.metadata.flags(name)) is not None:
             if len(flags) < count:
@@ -74,7 +74,7 @@ class Reader:
             raise self.metadata.wrong(self.key("attention.sliding_window"), "0")
 
     def head_scalar(self, layers: int) -> float:
-        """What scores are divided by the root of: a head's elements, or of a model of so many layers its share of the
+        """The number whose root divides scores: head elements or, for a model of `layers` layers, its share of the
         hidden size."""
         heads = self.metadata.same_integer(self.key("attention.head_count"))
         share = self.integer("embedding_length") // heads

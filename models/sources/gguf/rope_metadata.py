@@ -1,4 +1,4 @@
-"""How a GGUF file says that rotary frequencies are stretched: by metadata, or by factors that are tensors of it."""
+"""Scaling of rotary frequencies in a GGUF file: metadata, or factor tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from llmc.models.sources.gguf.architecture import LONG_FACTORS, ROPE_FACTORS, SH
 from llmc.models.sources.gguf.metadata import Metadata
 
 Factors = Mapping[str, Array]
-"""By the names of tensors."""
+"""Factors by tensor name."""
 
 
 def rope_scaling(metadata: Metadata, key: str, context: int, factors: Factors) -> dict[str, Any] | None:
-    """`rope_scaling` as config.json has it. key: of the metadata; context: tokens of the longest text."""
+    """`rope_scaling` in config.json's form. key: of the metadata. context: longest text in tokens."""
     kind = metadata.text(f"{key}.type", "none")
     factor = metadata.number(f"{key}.factor", 0.0)
     if LONG_FACTORS in factors or SHORT_FACTORS in factors:
@@ -54,13 +54,13 @@ def _yarn(metadata: Metadata, key: str, context: int, factor: float) -> dict[str
 
 
 def latent_yarn(metadata: Metadata, key: str, scaling: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The same of latent attention: scores grow by what the metadata say, cosines not at all."""
+    """The same for latent attention: scores grow as the metadata say; cosines do not."""
     if scaling is None or scaling["rope_type"] != "yarn":
         return scaling
     grown = metadata.number(f"{key}.yarn_log_multiplier", 0.0)
     if not grown:
         return {**scaling, "attention_factor": 1.0}
-    # A tenth of what checkpoints have, as a float32.
+    # A tenth of the checkpoint's value, as a float32.
     multiplier = round(10 * grown, 7)
     return {**scaling, "mscale": multiplier, "mscale_all_dim": multiplier}
 
@@ -93,7 +93,7 @@ def _check(factors: Array, name: str, origin: str) -> None:
 
 
 def with_factors(config: ModelConfig, factors: Array, origin: str) -> RopeScaling | None:
-    """Divisors of the frequencies, which other scaling there is none beside."""
+    """Divisors of the frequencies, which exclude any other scaling."""
     if factors.shape != (config.rope.dim // 2,):
         raise ModelError(
             f"{origin}: tensor {ROPE_FACTORS} has shape {list(factors.shape)} where the metadata imply "

@@ -1,4 +1,4 @@
-"""A model that is split over several GGUF files, named MODEL-00001-of-00003.gguf and so on."""
+"""A model split over several GGUF files, MODEL-00001-of-00003.gguf and so on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_SHARDS = 99_999
 
 
 def shard_paths(path: Path) -> tuple[Path, ...]:
-    """Files of the model whose first file is `path`, as its name says; just that one where it says nothing."""
+    """Files of the model whose first file is `path`, according to its name; `path` alone if it is not numbered."""
     found = _NAME.fullmatch(path.name)
     if found is None or int(found["number"]) != 1:
         return (path,)
@@ -24,7 +24,7 @@ def shard_paths(path: Path) -> tuple[Path, ...]:
 
 
 def open_shards(path: Path) -> tuple[GgufFile, ...]:
-    """The files of the model at `path`, in order. Raises ModelError where one is missing or none of this model's."""
+    """The files of the model at `path`, in order. Raises ModelError if one is missing or foreign."""
     first = GgufFile(path, followed=True)
     count = first.metadata.integer(_COUNT, 1, minimum=0, maximum=_MAX_SHARDS)
     if count <= 1:

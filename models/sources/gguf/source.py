@@ -1,4 +1,4 @@
-"""A model in GGUF: its metadata, tensors and tokenizer as the compiler asks for them."""
+"""A GGUF model for the compiler: metadata, tensors and tokenizer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ _EMBEDDING = "token_embd.weight"
 
 
 class GgufCheckpoint(Checkpoint):
-    """The tensors of a model's files. rows: of q and k, where the file has them in another order. values: what
-    the metadata have of tensors."""
+    """The tensors of a model's files. rows: orders of q and k rows in the file. values: tensors stored as metadata."""
 
     config_name = "its metadata"
 
@@ -80,7 +79,7 @@ class GgufCheckpoint(Checkpoint):
         return self._entry(name).type.name.lower()
 
     def check_dtype(self, name: str) -> None:
-        # Every type that a header may have is read.
+        # Every type allowed in a header is readable.
         self.dtype(name)
 
     def tensor(self, name: str) -> Tensor:
@@ -106,7 +105,7 @@ class GgufSource(ModelSource):
 
     @cached_property
     def _tensors(self) -> dict[str, GgufFile]:
-        """The file of every tensor."""
+        """The file of each tensor."""
         return {name: file for file in self._files for name in file.tensors}
 
     @property
@@ -131,7 +130,7 @@ class GgufSource(ModelSource):
 
     @cached_property
     def _config(self) -> tuple[ModelConfig, tuple[str, ...]]:
-        """(the configuration, what of the metadata is ignored)."""
+        """(configuration, ignored metadata)."""
         architecture, vocabulary = self._architecture, self._vocabulary
         ends, bos = (vocabulary.ends, vocabulary.bos) if vocabulary is not None else ((), None)
         return read_config(
@@ -158,7 +157,7 @@ class GgufSource(ModelSource):
         return True
 
     def _dtype(self) -> str:
-        """Of the type that most elements have; what is quantized has more bits than bf16 at most."""
+        """The type of most elements; quantized tensors count as bf16."""
         elements: Counter[str] = Counter()
         for name, file in self._tensors.items():
             entry = file.tensors[name]
@@ -167,12 +166,12 @@ class GgufSource(ModelSource):
         return most if most in DTYPES else "bf16"
 
     def _rope_factors(self) -> dict[str, Array]:
-        """By the names of the tensors."""
+        """Factors by tensor name."""
         found = {}
         for name in sorted(NO_WEIGHTS & self._tensors.keys()):
             file = self._tensors[name]
             shape = file.tensors[name].shape
-            # No head is as large; the shape is checked before anything of its size is made.
+            # No head is that large; the shape is checked before allocating.
             if len(shape) != 1 or shape[0] > 1 << 15:
                 raise ModelError(f"{file.path}: tensor {name} has shape {list(shape)}, which is no list of factors")
             found[name] = np.empty(shape, np.float32)
@@ -181,13 +180,13 @@ class GgufSource(ModelSource):
 
     def checkpoint(self) -> GgufCheckpoint:
         config = self.config()
-        # What is not rotated at all is in the order of what is rotated whole.
+        # Unrotated heads are ordered like fully rotated ones.
         rows = HeadRows(config.head_dim, config.head_dim if config.rope.theta is None else config.rope.dim)
         values = activation_values(self._metadata, config)
         return GgufCheckpoint(self.path, self._of_model(config), self._architecture, rows, values)
 
     def _of_model(self, config: ModelConfig) -> dict[str, GgufFile]:
-        """Without layers behind the last one, which guess further tokens, where the metadata tell of such."""
+        """Tensors without layers after the last (multi-token prediction), if metadata mention any."""
         if not self._metadata.integer(f"{self._architecture.name}.nextn_predict_layers", 0, minimum=0):
             return self._tensors
         layers = {name: LAYER.fullmatch(name) for name in self._tensors}

@@ -1,4 +1,4 @@
-"""Blocks whose numbers are kept: the weight format that each type fits with every bit, and rows in it."""
+"""Blocks used without requantization: the weight format that holds each type exactly, and its rows."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LAYOUTS: dict[str, Affine] = {
     "IQ4_NL": Affine(4, 32, 32, offsets=False, table="iq4_nl"),
     "IQ4_XS": Affine(4, 32, offsets=False, table="iq4_nl"),
 }
-"""Numbers of 2 and 3 bits take 4, those of 6 bits 8. Groups that are blocks, without offsets, are `Integers`, or
-`Codes` where they have a table."""
+"""2- and 3-bit numbers take 4 bits, 6-bit ones 8. Single-group blocks without offsets become `Integers`, or `Codes`
+with a table."""
 
 
 class StoredBlocks(Stored):
-    """A matrix of one type. parts: of rows [first, first + count); at_once: rows that are read at a time.
+    """A matrix of one type. parts: fields of rows [first, first + count). at_once: rows read at a time.
 
-    layout: that of its type. held: the same, or one that holds other types, too.
+    layout: of its type. held: the same, or a layout that also holds other types.
     """
 
     def __init__(self, parts: Callable[[int, int], Parts], at_once: int, layout: Affine, held: Affine) -> None:
@@ -65,7 +65,7 @@ class StoredBlocks(Stored):
             self._write_pair(offset, parts.shift, out, OFFSET, SHIFT)
 
     def _write_pair(self, of_block: Array, of_group: Array | None, out: Quantized, whole: str, times: str) -> None:
-        """What a block has, and what its groups multiply that by. of_group: None for ones."""
+        """Writes block values and group multipliers. of_group: None for ones."""
         format, layout, rows = self.held, self.layout, len(out.numbers)
         groups = np.ones((len(of_block), layout.block // layout.group_size), np.int16) if of_group is None else of_group
         if format.stepped:
@@ -73,14 +73,16 @@ class StoredBlocks(Stored):
             np.copyto(out.planes[times], np.repeat(bytes_, layout.group_size // format.group_size, 1), casting="unsafe")
             found = np.repeat(of_block.reshape(rows, -1), layout.block // format.block, 1)
         else:
-            # A half by a byte is a float32 with every bit.
+            # A half times a byte is exact in float32.
             products = (of_block * groups.astype(np.float32)).reshape(rows, -1)
             found = np.repeat(products, layout.group_size // format.group_size, 1)
         np.copyto(out.planes[whole], found)
 
     def alike(self, others: Sequence[Stored]) -> Sequence[Stored] | None:
-        """Matrices of other types are held in the smaller of both groups, with offsets where one has them, and in the
-        most bits that one has. Numbers of both signs, of one, and codes do not go together: all take 8 bits.
+        """Holds matrices of several types in one layout: the smaller groups, offsets if any has them, the most bits of
+        any.
+
+        Signed numbers, unsigned numbers and codes do not mix; they all take 8 bits.
         """
         blocks = [other for other in others if isinstance(other, StoredBlocks)]
         if len(blocks) < len(others):
@@ -96,7 +98,7 @@ class StoredBlocks(Stored):
 
 
 class StoredCodes(Stored):
-    """A matrix of MXFP4. blocks: uint8 [blocks, bytes of one] of rows [first, first + count)."""
+    """An MXFP4 matrix. blocks: uint8 [blocks, bytes of a block] of rows [first, first + count)."""
 
     def __init__(self, blocks: Callable[[int, int], Array], at_once: int) -> None:
         self._blocks, self._at_once = blocks, at_once

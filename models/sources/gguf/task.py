@@ -1,4 +1,4 @@
-"""What a GGUF file is compiled for: to write text, to give vectors of texts, or to score them."""
+"""The task that a GGUF file is compiled for: generating text, embedding texts, or scoring them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def with_task_of_file(
     asked: str,
     pooling: str,
 ) -> ModelConfig:
-    """The model as it does a task of TASKS with a pooling of POOLINGS; "auto": what the file says. key: of the
-    metadata that say how rows are pooled. Raises ModelError for what it cannot do."""
+    """The model set up for a task of TASKS and a pooling of POOLINGS; "auto" follows the file. key: prefix of metadata
+    on pooling. Raises ModelError for a task it cannot do."""
     return with_pooling(_doing(config, metadata, key, family, shapes, asked), metadata.origin, pooling)
 
 
@@ -75,7 +75,7 @@ def _has_head(shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _ranking(config: ModelConfig, origin: str, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """Of the first row, as RoBERTa's classifier has it."""
+    """Scores from the first row, as RoBERTa's classifier does."""
     labels = shapes[f"{_LAST}.weight"][0]
     if labels != 1:
         raise ModelError(f"{origin}: --task rank needs a model of one label, and this has {labels}")

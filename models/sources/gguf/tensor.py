@@ -1,4 +1,4 @@
-"""A tensor of a GGUF file: its rows in our order, dequantized some blocks at a time."""
+"""A tensor of a GGUF file, with rows in our order, dequantized a few blocks at a time."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from llmc.models.sources.gguf.types import StoredType
 from llmc.models.sources.stored import Stored
 
 _PLAIN = {name.upper(): dtype for name, dtype in DTYPES.items()}
-_ELEMENTS = 1 << 16  # whose temporaries stay in cache
+_ELEMENTS = 1 << 16  # temporaries of this size stay in cache
 
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows of q and k as llama.cpp keeps them for rope of neighbours: pairs side by side, which are half of the
-    rotated elements apart with us.
+    """Row order of q and k in llama.cpp files with interleaved rope: rotation pairs are neighbours; ours are
+    half-split.
 
-    head_dim: rows of a head; rotary_dim: of which the first so many are in pairs.
+    head_dim: rows per head. rotary_dim: the number of leading ones in pairs.
     """
 
     head_dim: int
     rotary_dim: int
 
     def stored(self, rows: Array) -> Array:
-        """Where rows of ours are in the file."""
+        """File positions of our rows."""
         head, within = np.divmod(rows, self.head_dim)
         half = self.rotary_dim // 2
         paired = np.where(within < half, 2 * within, 2 * (within - half) + 1)
@@ -44,7 +44,7 @@ class HeadRows:
 
 
 class QuantizedTensor(Tensor):
-    """A tensor of blocks. called: its name in errors. order: None where rows are as they should be."""
+    """A tensor of blocks. called: its name in errors. order: None if rows are in our order."""
 
     def __init__(
         self, called: str, rows: Array, shape: tuple[int, ...], type: StoredType, order: HeadRows | None
@@ -80,17 +80,17 @@ class QuantizedTensor(Tensor):
         return PARTS[self._type.name](self._blocks(first, count))
 
     def _values(self, first: int, count: int) -> Array:
-        """float32 [count, columns] of some rows."""
+        """float32 [count, columns] of rows [first, first + count)."""
         blocks = self._blocks(first, count)
         values = np.empty((len(blocks), self._type.elements), np.float32)
-        # A scale of the largest size by a number may be infinite; that is the value, then.
+        # The largest scale times a number may be infinite; infinity is then the value.
         with np.errstate(over="ignore"):
             dequantize(self._type.name, blocks, values)
         found: Array = values.reshape(count, -1)
         return found
 
     def _blocks(self, first: int, count: int) -> Array:
-        """uint8 [blocks, bytes of one] of some rows in our order. Raises ModelError."""
+        """uint8 [blocks, bytes of a block] of rows in our order. Raises ModelError."""
         rows = np.arange(first, first + count)
         stored = rows if self._order is None else self._order.stored(rows)
         # Contiguous rows are a view of the file.
@@ -101,7 +101,7 @@ class QuantizedTensor(Tensor):
 
     def _check_scales(self, blocks: Array, rows: Array) -> None:
         for at in self._type.scales:
-            # Finite unless all bits of the exponent are set, which are in the second byte.
+            # Finite unless all exponent bits, in the second byte, are set.
             bad = (blocks[:, at + 1] & 0x7C) == 0x7C
             if bad.any():
                 block = int(bad.argmax())
@@ -117,7 +117,7 @@ class QuantizedTensor(Tensor):
 
 
 class _OrderedArray(Tensor):
-    """A tensor of numbers whose rows are in another order."""
+    """An unquantized tensor with reordered rows."""
 
     def __init__(self, array: Array, order: HeadRows) -> None:
         self._array, self._order = array, order
@@ -131,11 +131,11 @@ class _OrderedArray(Tensor):
 
 
 def open_tensor(file: GgufFile, place: Place, order: HeadRows | None = None) -> Tensor:
-    """A tensor of a file, or a part of it, not read yet. order: of its rows, where it is not ours."""
+    """A tensor of a file, or a part of it, not read yet. order: of its rows, if not ours."""
     entry, rows = file.tensors[place.name], file.rows(place.name)
     shape = place.shape(entry.shape)
     if place.expert is not None:
-        # Of a bias it is one.
+        # The order of a bias, seen as a one-column matrix.
         each = math.prod(shape[:-1])
         rows = rows[place.expert * each : (place.expert + 1) * each]
     if entry.type.name not in _PLAIN:

@@ -1,17 +1,17 @@
-"""How tensors of a GGUF file are stored: types by their code, those that are read and those that are only known."""
+"""Tensor types of GGUF by code: those that are read, and those that are merely known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 QK_K = 256
-"""Elements of a block of the K types."""
+"""Elements in a block of the K types."""
 
 
 @dataclass(frozen=True)
 class StoredType:
-    """elements: of a block; nbytes: of a block in the file. scales: where a block has f16 scales, in bytes. power:
-    where it has a power of two in a byte, biased by 127, of which 255 is no number; None: nowhere."""
+    """elements: per block. nbytes: per block. scales: byte offsets of f16 scales in a block. power: offset of a power
+    of two in a byte, with bias 127; 255 is NaN; None if there is none."""
 
     name: str
     elements: int
@@ -41,7 +41,7 @@ READ: dict[int, StoredType] = {
     23: StoredType("IQ4_XS", QK_K, 136, (0,)),
     39: StoredType("MXFP4", 32, 17, power=0),
 }
-"""Types that llmc reads, by code."""
+"""Readable types, by code."""
 
 _KNOWN = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
@@ -50,5 +50,5 @@ _KNOWN = {
 
 
 def type_name(code: int) -> str:
-    """What llama.cpp calls a type; its number where llmc has not heard of it."""
+    """llama.cpp's name for a type; its number if unknown."""
     return READ[code].name if code in READ else _KNOWN.get(code, str(code))

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: typed values, of which arrays stay in the file until they are asked for."""
+"""Typed GGUF metadata values; arrays stay in the file until accessed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SCALARS = {
     5: ("<i", "int32"), 6: ("<f", "float32"), 7: ("<B", "bool"), 10: ("<Q", "uint64"), 11: ("<q", "int64"),
     12: ("<d", "float64"),
 }  # fmt: skip
-"""Format and name by code."""
+"""struct format and name, by code."""
 _SIZES = {code: struct.calcsize(format) for code, (format, _) in _SCALARS.items()}
 _FLOAT32, _BOOL = 6, 7
 _MAX_DEPTH = 4
 _MAX_KEY_BYTES = 256
-# Strings of an array are walked in Python: more than any vocabulary has merges.
+# Arrays of strings are walked in Python; this exceeds any vocabulary's merges.
 _MAX_STRINGS = 8_000_000
 
 
 class Cursor:
-    """Reads a mapped file from front to back; every length is checked against what is left of the file."""
+    """Reads a mapped file from front to back; every length is checked against the remaining bytes."""
 
     def __init__(self, data: memoryview, origin: str) -> None:
         self.data, self.origin, self.at = data, origin, 0
@@ -49,7 +49,7 @@ class Cursor:
         return value
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A count of things that take at least so many bytes each."""
+        """A count of items of at least `least_bytes` each."""
         value: int = self.number("<Q", what)
         if value * least_bytes > self.left:
             raise self.broken(f"{what} is {value}, more than the {self.left} bytes behind it hold")
@@ -77,7 +77,7 @@ class Cursor:
         if type in _SCALARS:
             value = self.number(_SCALARS[type][0], f"the value of {key}")
             if type == _FLOAT32:
-                # The shortest decimal that rounds to it, which is what the model's authors wrote: 1e-6, say.
+                # The shortest decimal that rounds to it, which is what the authors wrote, such as 1e-6.
                 return float(str(np.float32(value)))
             return bool(value) if type == _BOOL else value
         if type == STRING:
@@ -121,7 +121,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class ArrayValue:
-    """An array of the metadata. type: of an element, by code; begin, end: its bytes in the file."""
+    """A metadata array. type: of elements, by code. begin, end: its bytes in the file."""
 
     source: Cursor
     key: str
@@ -152,7 +152,7 @@ class ArrayValue:
         return found
 
     def numbers(self) -> list[Any]:
-        """Integers or floats, as Python's."""
+        """Integers or floats, as Python numbers."""
         if self.type not in _SCALARS or self.type == _BOOL:
             raise self._wrong("numbers")
         format = np.dtype(_SCALARS[self.type][0])
@@ -160,7 +160,7 @@ class ArrayValue:
         return values
 
     def flags(self) -> list[int]:
-        """Bools, or integers in their place."""
+        """Bools, or integers used as such."""
         if self.type in (_FLOAT32, 12) or self.type not in _SCALARS:
             raise self._wrong("true or false")
         values: list[int] = np.frombuffer(

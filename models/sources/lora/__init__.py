@@ -1,1 +1,1 @@
-"""LoRA adapters that are merged into the weights of a model."""
+"""LoRA adapters merged into a model's weights."""

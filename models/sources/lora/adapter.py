@@ -1,7 +1,7 @@
 """LoRA adapters as PEFT writes them: adapter_config.json, and adapter_model.safetensors beside it.
 
-Hu et al., arXiv 2106.09685: a linear's weight W [N, K] becomes W + scale B A, of A [r, K] and B [N, r]. DoRA (Liu et
-al., arXiv 2402.09353) then gives each row a length of its own.
+Hu et al., arXiv 2106.09685: a linear's weight W [N, K] becomes W + scale · B A, with A [r, K] and B [N, r]. DoRA (Liu
+et al., arXiv 2402.09353) then rescales each row to a learned length.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from llmc.peft_format import (
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to one matrix of the model.
+    """The low-rank change of one matrix of the model.
 
-    a: float32 [r, columns]; b: [rows, r]; scale: of their product. length: of DoRA, [rows], what each row becomes long.
-    turned: the product is transposed before it is added.
+    a: float32 [r, columns]. b: [rows, r]. scale: of their product. length: DoRA's row lengths, [rows]. turned: whether
+    the product is transposed before it is added.
     """
 
     a: Array
@@ -59,7 +59,7 @@ class LowRank:
         return (columns, rows) if self.turned else (rows, columns)
 
     def rows(self, first: int, count: int) -> NDArray[np.float64]:
-        """Rows [first, first + count) of the product, as the model has them."""
+        """Rows [first, first + count) of the product, in the model's orientation."""
         some = slice(first, first + count)
         if self.turned:
             return self.scale * (self.a[:, some].T.astype(np.float64) @ self.b.T.astype(np.float64))
@@ -68,8 +68,8 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """low_rank: by the name of the weight that it changes. whole: tensors that stand in place of the model's. Names are
-    those of the class that was trained: a checkpoint may leave out what they begin with."""
+    """low_rank: changes, by weight name. whole: tensors that replace the model's. Names are those of the trained class;
+    a checkpoint may omit their prefix."""
 
     path: Path
     low_rank: Mapping[str, LowRank]
@@ -81,7 +81,7 @@ class LoraAdapter:
 
     @classmethod
     def read(cls, path: Path) -> LoraAdapter:
-        """Raises ModelError for what is no LoRA adapter, and for one of a kind that cannot be merged."""
+        """Reads an adapter. Raises ModelError if it is no LoRA adapter, or of a kind that cannot be merged."""
         if not has_file(path / CONFIG):
             raise ModelError(f"{path} has no {CONFIG}; give the directory of a LoRA adapter as PEFT saves it")
         config = Fields.read(path / CONFIG)
@@ -150,7 +150,7 @@ def _values(tensor: Tensor) -> Array:
 
 
 def _of_module(config: Fields, name: str, module: str, default: float) -> float:
-    """The number of the first pattern that is the end of a module's name, as PEFT looks it up."""
+    """The number for the first pattern that matches the end of a module's name, as PEFT does."""
     patterns = config.table(name)
     if patterns is None:
         return default
@@ -177,10 +177,9 @@ def _check_kind(config: Fields) -> None:
 
 
 class Merged(Tensor):
-    """A matrix with low-rank changes added, in float32.
+    """A matrix plus low-rank changes, in float32.
 
-    Rows are computed some at a time, always the same ones together: products of matrices are rounded otherwise in
-    other company.
+    Rows are computed in fixed runs: the rounding of matrix products depends on which rows are computed together.
     """
 
     _ROWS = 64

@@ -1,4 +1,4 @@
-"""A model with LoRA adapters merged into its weights, one after another."""
+"""A model with LoRA adapters merged into its weights, in order."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class MergedSource(ModelSource):
 
 
 def _own_name(adapter: LoraAdapter, theirs: str, names: Collection[str]) -> str:
-    """What the checkpoint calls a tensor; some leave out the first part of transformers' name."""
+    """The checkpoint's name for a tensor; some omit the first part of transformers' name."""
     for name in (theirs, theirs.partition(".")[2]):
         if name in names:
             return name

@@ -1,1 +1,1 @@
-"""Models in ONNX: graphs as exporters write them, of which the structure and the weights are recovered."""
+"""ONNX models: recovers structure and weights from exported graphs."""

@@ -1,4 +1,4 @@
-"""Which activation a function of single numbers is: it is computed, and compared with those that llmc has."""
+"""Identifies the activation that a scalar function is, by evaluating it and comparing with those llmc has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.models.sources.onnx.rows import Flat, FlatPart, Term, Unrecognised
 from llmc.models.sources.onnx.terms import Elementwise, parts_of
 
 _CLOSE = 3e-5
-"""gelu and its approximations differ by 2e-4 and more."""
+"""gelu and its approximations differ by at least 2e-4."""
 _erf = np.vectorize(math.erf)
 
 
@@ -62,8 +62,8 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """What a feed-forward block makes of a layer. inner: elements that the activation is of; up: those that its result
-    is multiplied by, None for nothing. Both without a factor."""
+    """The activated input of a feed-forward block's last layer. inner: elements that the activation is applied to. up:
+    elements that multiply its result; None for none. Both without a factor."""
 
     activation: Activation
     inner: FlatPart
@@ -71,7 +71,7 @@ class Activated:
 
 
 def read_activated(flat: Flat) -> Activated:
-    """Raises Unrecognised for a function that llmc has not."""
+    """Raises Unrecognised for a function that llmc does not have."""
     leaves: list[FlatPart] = []
     _collect(flat, leaves)
     grid = np.linspace(-7.0, 7.0, 141)
@@ -102,7 +102,7 @@ def _named(curve: Array) -> Activation:
 
 
 def _collect(flat: Flat, leaves: list[FlatPart]) -> None:
-    """The elements of layers that a function is of."""
+    """Collects the layer elements that a function depends on."""
     for part in parts_of(flat):
         if isinstance(part.term, Elementwise):
             _check_plain(part)
@@ -123,7 +123,7 @@ def _same(a: FlatPart, b: FlatPart) -> bool:
 
 
 def _value(flat: Flat, leaves: list[FlatPart], at: list[Array]) -> Array:
-    """Of one element, for some values of the leaves."""
+    """Evaluates the function for one element at given values of the leaves."""
     total: Array = np.zeros(len(at[0]))
     if flat.const is not None:
         if (flat.const != flat.const.flat[0]).any():

@@ -1,4 +1,4 @@
-"""Weights of onnxruntime's operator MatMulNBits: integers of 4 or 8 bits, in blocks with a scale each.
+"""Weights of onnxruntime's operator MatMulNBits: 4- or 8-bit integers, in blocks with one scale each.
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 OPERATOR = ("com.microsoft", "MatMulNBits")
 NUMBERS, SCALES, ZEROS, ORDER, BIAS = 1, 2, 3, 4, 5
-"""Places of its inputs, the first of which is multiplied."""
+"""Positions of its inputs; input 0 is the activation."""
 PARTS = (NUMBERS, SCALES, ZEROS, ORDER)
 _BITS, _STEP = (4, 8), 32
 BLOCK_TYPES = tuple(f"int{bits}" for bits in _BITS)
-"""How types of matrices are called."""
-_ELEMENTS = 1 << 16  # whose temporaries stay in cache
+"""Type names of such matrices."""
+_ELEMENTS = 1 << 16  # temporaries of this size stay in cache
 
 
 class File(Protocol):
-    """What is asked of an `OnnxFile`."""
+    """The interface of `OnnxFile` that is used here."""
 
     path: Path
     model: onnx.ModelProto
@@ -49,14 +49,14 @@ class File(Protocol):
 
 
 def values_name(node: onnx.NodeProto) -> str:
-    """What the matrix that a node multiplies by is called, as a tensor of floats [n, k]."""
+    """The name of the matrix [n, k] that a node multiplies by, seen as a float tensor."""
     return f"{node.input[NUMBERS]}/values"
 
 
 @dataclass(frozen=True, eq=False)
 class BlockMatrix:
-    """A matrix [n, k] of a file. called: the tensor in errors. numbers: uint8 [n, bytes of a row]; scales: [n, blocks];
-    zeros: uint8 [n, bytes of a row], None: each is the middle of the range."""
+    """A matrix [n, k] of a file. called: its tensor's name in errors. numbers: uint8 [n, bytes of a row]. scales: [n,
+    blocks]. zeros: uint8 [n, bytes of a row]; None if all are the middle of the range."""
 
     called: str
     shape: tuple[int, int]
@@ -70,16 +70,16 @@ class BlockMatrix:
         return f"int{self.format.bits}"
 
     def tensor(self, rows: NDArray[np.int64] | None) -> Tensor:
-        """Those rows, None: all."""
+        """The given rows; None for all."""
         return _BlockTensor(self, rows)
 
     def unpacked(self, packed: Array, count: int) -> Array:
-        """uint8 [rows, count]."""
+        """Unpacked numbers, uint8 [rows, count]."""
         found: Array = nibbles(packed)[:, :count] if self.format.bits == 4 else packed[:, :count]
         return found
 
     def read(self, rows: Any, out: Quantized) -> None:
-        """rows: a slice, or which. Raises ModelError."""
+        """rows: a slice or indices. Raises ModelError."""
         scales = self.scales[rows].astype(np.float32)
         if not np.isfinite(scales).all():
             wrong = scales[~np.isfinite(scales)][0]
@@ -123,13 +123,13 @@ class _BlockTensor(Tensor):
 
 
 def block_matrices(file: File) -> dict[str, BlockMatrix]:
-    """By `values_name`. Raises ModelError."""
+    """Matrices by `values_name`. Raises ModelError."""
     nodes = [node for node in file.model.graph.node if (node.domain, node.op_type) == OPERATOR]
     return {values_name(node): _Reader(file, node).matrix() for node in nodes}
 
 
 class _Reader:
-    """What one node says, checked."""
+    """The checked attributes and inputs of one node."""
 
     def __init__(self, file: File, node: onnx.NodeProto) -> None:
         self._file, self._node = file, node
@@ -149,7 +149,7 @@ class _Reader:
         return value
 
     def _array(self, place: int, what: str, count: int, dtypes: frozenset[np.dtype[Any]]) -> Array:
-        """Raises ModelError unless there are so many elements."""
+        """Raises ModelError unless the input has `count` elements."""
         name = self._node.input[place] if self._has(place) else ""
         if name not in self._file.initializers:
             raise self._wrong(f"has no {what} in the file; export the model with its weights as initializers")

@@ -1,4 +1,4 @@
-"""Operators that TVM's importer lacks, or imports as something that is no longer seen for what it is."""
+"""Operators that TVM's importer lacks, or imports in a form that can no longer be recognised."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MICROSOFT = "com.microsoft"
 
 
 def _gather(_: Any, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
-    """TVM's looks for negative indices, which no token has."""
+    """TVM's own version handles negative indices, which tokens never have."""
     return relax.op.take(inputs[0], inputs[1], attributes.get("axis", 0))
 
 
 def _power(builder: Any, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    """The exponent may be of another type."""
+    """The exponent may have another type."""
     dtype = inputs[0].ty.dtype
     return relax.op.power(inputs[0], builder.normalize(relax.op.astype(inputs[1], dtype)))
 
@@ -59,7 +59,7 @@ def _simplified_norm(_: Any, inputs: list[Any], attributes: Mapping[str, Any]) -
 
 
 def _skip_simplified_norm(builder: Any, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
-    """Results: the norm, two that nobody reads, the sum."""
+    """Results: the norm, two unused ones, the sum."""
     total = _added(builder, _added(builder, inputs[0], inputs[1]), inputs[3])
     normed = builder.normalize(relax.op.nn.rms_norm(total, inputs[2], [-1], attributes.get("epsilon", 1e-5)))
     return relax.Tuple([normed, _nothing(), _nothing(), total])
@@ -97,4 +97,4 @@ CONVERTERS: Mapping[tuple[str, str], Convert] = {
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
     (_MICROSOFT, "QuickGelu"): _quick_gelu,
 }
-"""By domain and operator; "" is ONNX's own."""
+"""By (domain, operator); "" is ONNX's own domain."""

@@ -1,4 +1,4 @@
-"""Runs an imported graph on what its values are for a token (`rows.py`) in place of numbers."""
+"""Evaluates an imported graph symbolically: values are what they are for a token (`rows.py`), not numbers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from llmc.models.sources.onnx.terms import (
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Values that are known. name: in the graph, where they are one of its; table: rows of a matrix that they are; ids:
-    which input's they are."""
+    """Known values. name: in the graph, if they have one. table: rows of a matrix that they are. ids: the input whose
+    ids they are."""
 
     array: Array
     name: str = ""
@@ -49,13 +49,13 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class NotANumber:
-    """Where weights of attention are none."""
+    """Marks where attention weights are NaN."""
 
     of: Scores
 
 
 BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What a graph may bring about that nobody exports."""
+"""Exceptions that a graph no exporter writes may cause."""
 Value = Any
 """Known, Rows, Scores, Matrix, NotANumber, or a tuple of them."""
 _UNARY = ("tanh", "erf", "sigmoid", "exp", "log", "abs", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.relu", "softplus")
@@ -74,19 +74,19 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 
 
 class Evaluation:
-    """What the values of an imported graph are. Raises ModelError naming the node of a value that is none known."""
+    """The values of an imported graph. Raises ModelError naming the node of an unrecognised value."""
 
     def __init__(self, file: OnnxFile, imported: Imported) -> None:
         self._file, self._imported = file, imported
         self.probe: Probe = imported.inputs.probe
-        # By names of variables, of which there are no two alike.
+        # By variable name, which is unique.
         self._values: dict[str, Value] = {}
         for var in imported.function.params:
             self._values[var.name] = self._given(imported.given[var.name], _shape(var))
         self._run()
 
     def output(self, name: str) -> Value:
-        """What an output of the graph is."""
+        """The value of an output of the graph."""
         return self._values[self._imported.outputs[name].name]
 
     def _given(self, given: Given, shape: tuple[int, ...]) -> Value:
@@ -151,7 +151,7 @@ class Evaluation:
             return function_of(name.removeprefix("nn."), values[0])
         raise Unrecognised(f"computes {name} of {_kinds(values)}")
 
-    # Places
+    # Data movement
 
     def _reshaped(self, x: Value, shape: tuple[int, ...], name: str) -> Value:
         function = np.broadcast_to if name == "broadcast_to" else np.reshape
@@ -188,7 +188,7 @@ class Evaluation:
         shape = x.array.shape if isinstance(x, Known) else x.shape
         index = [slice(None)] * len(shape)
         for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
-            # As ONNX has it: an end before the first element goes backwards through it.
+            # As in ONNX: an end before the first element slices backwards through it.
             index[axis] = slice(begin, None if step < 0 and end < -shape[axis] else end, step)
         return self._taken(x, tuple(index))
 
@@ -226,7 +226,7 @@ class Evaluation:
         return concatenated(parts, axis, parts[0].space)
 
     def _cache(self, past: Rows, new: Rows, axis: int) -> Rows:
-        """Rows of the cache, and behind them those of this step."""
+        """Rows of the cache, followed by those of this step."""
         probe, term = self.probe, past.flat.only
         if not isinstance(term, Past) or new.flat.size != past.flat.size:
             raise Unrecognised("joins rows of the cache and others that are not alike")
@@ -273,10 +273,10 @@ class Evaluation:
         by: Any = ids.ids
         return new_rows(Embedding(weight.shape[1], weight, by), tok)
 
-    # Numbers
+    # Arithmetic
 
     def _astype(self, call: Any, x: Value) -> Value:
-        """Roundings in between are not those of the artifact, whatever it is computed in."""
+        """Intermediate rounding is ignored: the artifact has its own."""
         dtype = str(call.attrs.dtype)
         if isinstance(x, Known):
             return Known(x.array.astype(dtype), x.name)
@@ -303,7 +303,7 @@ class Evaluation:
         return x.plus(self._table_rows(y.table, x))
 
     def _table_rows(self, table: Table, x: Rows) -> Rows:
-        """Rows of a matrix chosen by the positions of tokens, or of one row for all."""
+        """Rows of a matrix selected by token positions, or one row for all."""
         probe, rows = self.probe, self._file.shape(table.name)
         weight = Matrix((rows[0], rows[1]), table.name)
         shape = (probe.batch, probe.tokens)
@@ -391,7 +391,7 @@ class Evaluation:
         return self._bounded("minimum", x, y)
 
     def _bounded(self, op: str, x: Value, y: Value) -> Value:
-        """Bounds that no number of a model reaches are none."""
+        """A bound that no number of a model reaches is ignored."""
         if isinstance(x, Known) and isinstance(y, Known):
             return Known(_NUMPY[op](x.array, y.array))
         if isinstance(x, Known):
@@ -443,7 +443,7 @@ class Evaluation:
 
     def _where(self, _: Any, condition: Value, x: Value, y: Value) -> Value:
         if isinstance(condition, NotANumber) and isinstance(x, Known) and not x.array.any() and y is condition.of:
-            # A token that sees no key, which there is none of here.
+            # For tokens that see no key; none exist here.
             return y
         if isinstance(condition, Known):
             for scores, other, keep in ((x, y, True), (y, x, False)):
@@ -471,7 +471,7 @@ _WORDS = {
 
 
 def _kinds(values: Sequence[Value]) -> str:
-    """Values in words."""
+    """Kinds of values, in words."""
     return " and ".join(
         ("weights of attention" if value.softmax else "scores of attention")
         if isinstance(value, Scores)

@@ -1,4 +1,4 @@
-"""One ONNX file, mapped, and the files of external data beside it: every place checked before anything is read."""
+"""One mapped ONNX file, and its external data files; every location is checked before reading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
     11: np.dtype(np.float64),
     16: np.dtype(ml_dtypes.bfloat16),
 }
-"""By the numbers of TensorProto."""
+"""By number in TensorProto."""
 OLDEST_OPSET = 13
 _EXTERNAL = 1
 _AGAIN = "export the model again, or download it again"
@@ -53,10 +53,10 @@ class _Place:
 
 
 class OnnxFile:
-    """A model and where its tensors are.
+    """A model, and the locations of its tensors.
 
-    model: the protobuf, in which large tensors have no data. opset: of ONNX's own operators. blocks: matrices of
-    integers, which have a shape and a dtype as if they were initializers of floats.
+    model: the protobuf, without data of large tensors. opset: of ONNX's own operators. blocks: integer matrices,
+    presented with shape and dtype of float initializers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,13 +145,13 @@ class OnnxFile:
         return tuple(self.initializers[name].dims) if block is None else block.shape
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
-        """None for a type that is not read."""
+        """The dtype; None for an unsupported type."""
         if name in self.blocks:
             return self.blocks[name].scales.dtype
         return DTYPES.get(self.initializers[name].data_type)
 
     def array(self, name: str) -> Array:
-        """The values, of large ones a view of the file. Raises ModelError."""
+        """The values; for large tensors a view of the file. Raises ModelError."""
         import onnx
 
         place = self._places.get(name)
@@ -166,7 +166,7 @@ class OnnxFile:
         return found
 
     def files(self) -> tuple[Path, ...]:
-        """The model, then the files of its data."""
+        """The model file, then its data files."""
         return tuple(self._maps)
 
     def release(self) -> None:
@@ -175,7 +175,7 @@ class OnnxFile:
 
 
 def _map(path: Path, *, followed: bool = False) -> mmap.mmap:
-    """followed: the path, which a user gave, may be a link to anywhere."""
+    """followed: the path may be a link to anywhere, because a user gave it."""
     try:
         with open_regular(path) if followed else open_file(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -190,7 +190,7 @@ def _map(path: Path, *, followed: bool = False) -> mmap.mmap:
 
 
 def _parsed(data: bytes, path: Path) -> onnx.ModelProto:
-    """With the model's own functions written out. Raises ModelError."""
+    """The parsed model with its local functions inlined. Raises ModelError."""
     import onnx
     import onnx.inliner
 
@@ -200,6 +200,6 @@ def _parsed(data: bytes, path: Path) -> onnx.ModelProto:
         if len(model.functions):
             model = onnx.inliner.inline_local_functions(model)
     except Exception as error:
-        # Protobuf's and ONNX's own, which have nothing else in common.
+        # Exceptions of Protobuf and ONNX, which share no base.
         raise ModelError(f"{path} is no ONNX model ({brief(str(error))}); {_AGAIN}") from None
     return model

@@ -1,4 +1,4 @@
-"""Fused operators of onnxruntime, written out: what they compute, in ONNX's own operators."""
+"""Expands onnxruntime's fused operators into ONNX's own operators."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ATTENTION = (MICROSOFT, "GroupQueryAttention")
 
 
 class NotWrittenOut(Exception):
-    """A setting of an operator that llmc has not; the message says which, as in `has the attribute …`."""
+    """An unsupported setting of an operator; the message states it, as in `has the attribute …`."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One node. shapes: of its inputs, by place; known: values of inputs that are known."""
+    """One node. shapes: of its inputs, by position. known: values of known inputs."""
 
     node: onnx.NodeProto
     shapes: Sequence[tuple[int, ...] | None]
@@ -39,7 +39,7 @@ class Call:
         return place < len(self.node.input) and bool(self.node.input[place])
 
     def values(self, place: int) -> Array:
-        """Raises NotWrittenOut for an input that is there and not known."""
+        """Raises NotWrittenOut for an input that is present but not known."""
         found = self.known[place] if self.has(place) else None
         if found is None:
             raise NotWrittenOut(f"reads values that are not known in its input {place}")
@@ -47,7 +47,7 @@ class Call:
 
 
 class Written:
-    """The nodes that stand for one, in order, and the constants that they read."""
+    """The nodes that replace one, in order, and the constants that they read."""
 
     def __init__(self, call: Call) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -73,7 +73,7 @@ class Written:
 
 
 def _heads(out: Written, x: str, shape: tuple[int, ...], heads: int) -> tuple[str, int]:
-    """([batch, heads, tokens, elements], elements of a head) of rows [batch, tokens, heads · elements]."""
+    """Splits rows [batch, tokens, heads · elements] into ([batch, heads, tokens, elements], elements per head)."""
     batch, tokens, width = shape
     if width % heads:
         raise NotWrittenOut(f"has rows of {width} elements for {heads} heads")
@@ -82,14 +82,14 @@ def _heads(out: Written, x: str, shape: tuple[int, ...], heads: int) -> tuple[st
 
 
 def _joined(out: Written, x: str, batch: int, tokens: int, width: int, to: str) -> str:
-    """The inverse."""
+    """The inverse of `_heads`."""
     turned = out.add("Transpose", x, perm=[0, 2, 1, 3])
     return out.add("Reshape", turned, out.shape(batch, tokens, width), to=to)
 
 
 def _rotated(out: Written, x: str, shape: tuple[int, ...], cos: Array, sin: Array, *, pairs: bool) -> str:
-    """x [batch, heads, tokens, elements]; cos, sin [batch or 1, tokens, rotated / 2]. pairs: neighbours are rotated
-    together, not those half a head apart."""
+    """Rotates x [batch, heads, tokens, elements] by cos, sin [batch or 1, tokens, rotated / 2]. pairs: interleaved
+    rotation, not half-split."""
     half, dim = cos.shape[-1], shape[-1]
     cosines, sines = (out.constant(table[:, None]) for table in (cos, sin))
     if pairs:
@@ -139,7 +139,10 @@ def _rotary(call: Call) -> Written:
 
 def _grouped_query(call: Call) -> Written:
     """GroupQueryAttention: query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache,
-    sin_cache. Texts without padding, whose earlier tokens are all those of the cache."""
+    sin_cache.
+
+    Texts must have no padding, with the cache holding all earlier tokens.
+    """
     out = Written(call)
     heads, kv_heads = call.attribute("num_heads", 0), call.attribute("kv_num_heads", 0)
     for place in range(9, len(call.node.input)):
@@ -198,7 +201,7 @@ def _repeated(out: Written, x: str, shape: tuple[int, ...], heads: int) -> str:
 
 
 def _causal(out: Written, call: Call, before: int, tokens: int) -> str:
-    """The mask that onnxruntime's kernel applies, by a name that two looks at a graph share."""
+    """The mask of onnxruntime's kernel, under a name shared by two imports of a graph."""
     hidden = np.arange(before + tokens) > before + np.arange(tokens)[:, None]
     name = f"{call.node.name or call.node.output[0]}/written/causal"
     out.constants[name] = np.where(hidden, -np.inf, 0.0).astype(np.float32)[None, None]
@@ -219,9 +222,9 @@ FUSED: Mapping[tuple[str, str], Callable[[Call], Written]] = {
     _ATTENTION: _grouped_query,
     BLOCKS: _block_product,
 }
-"""By domain and operator. Raise NotWrittenOut."""
+"""By (domain, operator). They raise NotWrittenOut."""
 
 
 def has_fused_attention(file: OnnxFile) -> bool:
-    """Whether an operator makes its own mask, by lengths of texts that lie at their beginning."""
+    """Whether an operator makes its own mask from lengths of texts, which start at their beginning."""
     return any((node.domain, node.op_type) == _ATTENTION for node in file.model.graph.node)

@@ -1,6 +1,6 @@
-"""TVM's importer of ONNX, with sizes known: what follows from them and from given inputs is computed at once.
+"""TVM's ONNX importer with known sizes: everything that depends only on them and on given inputs is computed at import.
 
-The nodes that are left depend on the tokens' values. TVM imports each; an error names the node.
+The remaining nodes depend on the tokens' values. TVM imports each; errors name the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llmc.models.sources.onnx.fused import FUSED, Call, NotWrittenOut
 from llmc.models.sources.onnx.probe import TOKENS, TYPES, Inputs
 
 _MATRIX_READERS = {"MatMul": 2, "Gemm": 2, "Gather": 1}
-"""Ops, and how many of their first inputs are matrices where they are initializers."""
+"""Number of leading inputs of each op that are matrices if they are initializers."""
 _PASSED_ON = ("Cast", "Transpose", "Identity")
 _KEEPS_TOKENS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 _SHORT = (FLOATS["f16"], FLOATS["bf16"])
@@ -39,8 +39,8 @@ _LARGEST_CONSTANT_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a matrix that are added to something. name: of the initializer. indices: which, as the values have them
-    without the last axis."""
+    """Rows of a matrix that are added to something. name: of the initializer. indices: row numbers, shaped like the
+    values without the last axis."""
 
     name: str
     indices: Array
@@ -48,8 +48,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Given:
-    """What a parameter of the imported function stands for. One of: matrix: an initializer; past: a cache; ids: token
-    or type ids; array: values that are known, with their name in the graph and the table that they are rows of."""
+    """The meaning of a parameter of the imported function. Exactly one applies: matrix: an initializer. past: a cache.
+    ids: token or type ids. array: known values, with their name in the graph and the table whose rows they are."""
 
     matrix: str | None = None
     past: str | None = None
@@ -60,7 +60,7 @@ class Given:
 
 
 def matrices_of(file: OnnxFile) -> frozenset[str]:
-    """Initializers that are weights of linear layers and embeddings: they are not read before they are packed."""
+    """Initializers that are weights of linear layers or embeddings; they are not read before packing."""
     names = {
         name
         for name, tensor in file.initializers.items()
@@ -77,15 +77,16 @@ def matrices_of(file: OnnxFile) -> frozenset[str]:
 
 
 def node_called(node: onnx.NodeProto) -> str:
-    """As in `node /model/layers.0/Add (Add)`."""
+    """A node for errors, as in `node /model/layers.0/Add (Add)`."""
     kind = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     return f"node {brief_name(node.name or node.output[0])} ({brief_name(kind)})"
 
 
 class Imported(ONNXGraphImporter):  # type: ignore[misc]
-    """One import. function: of Relax; given: its parameters by name; outputs: the graph's, by name, where the function
-    computes them; known: values that are computed, by name.
+    """One import.
 
+    function: of Relax. given: its parameters, by name. outputs: the graph's outputs that the function computes, by
+    name. known: computed values, by name.
     Raises ModelError naming a node that cannot be imported.
     """
 
@@ -97,7 +98,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         self.given: dict[str, Given] = {}
         self._ids: dict[str, str] = {}
         self._tables: dict[str, Table] = {}
-        # Known values before they were rounded to 16 bits: angles of rotations want all of theirs.
+        # Known values before rounding to 16 bits: rotation angles need full precision.
         self._exact: dict[str, Array] = {}
         self._made: list[tuple[int, onnx.NodeProto]] = []
         self._parameters: list[relax.Var] = []
@@ -115,7 +116,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         try:
             return self._function()
         except BaseException:
-            # It warns of blocks that were begun and not ended.
+            # It warns of builder blocks left open.
             self.bb._end_block()
             raise
 
@@ -135,7 +136,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         return self.bb.get()["main"]
 
     def called(self, variable: str) -> str:
-        """The node that a variable of the function comes from."""
+        """The node from which a variable of the function comes."""
         number = _number(variable)
         for made, node in self._made:
             if number is not None and made >= number:
@@ -145,7 +146,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
     def _node(self, node: onnx.NodeProto) -> None:
         names = [name for name in node.input if name]
         if (node.domain, node.op_type) == BLOCKS:
-            # What a matrix is made of is read when it is packed.
+            # The inputs of a matrix are read when it is packed.
             names = [name for i, name in enumerate(node.input) if name and i not in PARTS]
         for name in names:
             self._load(name)
@@ -161,7 +162,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
             self._convert(node)
 
     def _write_out(self, node: onnx.NodeProto) -> None:
-        """A fused operator, as several."""
+        """Expands a fused operator."""
         shapes = [self._shape_of(name) if name in self.known or name in self._nodes else None for name in node.input]
         call = Call(node, shapes, [self.known.get(name) for name in node.input])
         try:
@@ -180,7 +181,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         return tuple(int(dim) for dim in self._nodes[name].ty.shape)
 
     def _load(self, name: str) -> None:
-        """An initializer that is read, with its values unless it is a matrix."""
+        """Loads an initializer; a matrix only by shape."""
         if name in self.known or name in self._nodes:
             return
         if name in self.inputs.past:
@@ -257,7 +258,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
                 self._exact[node.output[0]] = exact
 
     def _keep(self, node: onnx.NodeProto, source: str) -> None:
-        """Ids stay ids and rows of a table stay rows when only their shape changes."""
+        """Ids and table rows keep that role when only their shape changes."""
         name = node.output[0]
         if source in self._ids:
             self._ids[name] = self._ids[source]
@@ -266,13 +267,13 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
             self._tables[name] = Table(table.name, table.indices.reshape(shape[:-1]))
 
     def _looks_up(self, node: onnx.NodeProto) -> bool:
-        """Whether it takes rows of a matrix that no ids choose."""
+        """Whether the node selects rows of a matrix other than by ids."""
         if node.op_type != "Gather" or node.input[0] not in self._matrices:
             return False
         return node.input[1] in self.known and node.input[1] not in self._ids
 
     def _look_up(self, node: onnx.NodeProto) -> None:
-        """Rows of a matrix at places that are known."""
+        """Selects matrix rows at known positions."""
         name, indices = node.input[0], self.known[node.input[1]]
         rows, axis = self._file.shape(name)[0], next((a.i for a in node.attribute if a.name == "axis"), 0)
         if axis != 0 or (indices.size and not -rows <= indices.min() <= indices.max() < rows):
@@ -318,7 +319,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         return made if isinstance(made, relax.Var) else self.bb.emit(made)
 
     def _value(self, name: str) -> Any:
-        """What a node reads. Numbers, and lists of whole ones, are constants, for many converters want them to be."""
+        """A node's input. Numbers and integer lists become constants, which many converters require."""
         if name in self._nodes:
             return self._nodes[name]
         array = self.known[name]
@@ -339,7 +340,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
 
 
 class _Arguments(list[Any]):
-    """Inputs that are missing are None, as converters expect."""
+    """Missing inputs are None, as converters expect."""
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, int) and item >= len(self):
@@ -348,19 +349,19 @@ class _Arguments(list[Any]):
 
 
 def _last_line(error: Exception) -> str:
-    """Without the traces that TVM puts before its words."""
+    """The error's last line, without TVM's traces before it."""
     return brief((str(error).strip().splitlines() or [type(error).__name__])[-1])
 
 
 def _gathered(node: onnx.NodeProto, data: Array, indices: Array) -> Array:
-    """GatherElements, which the reference of ONNX does not compute for some shapes."""
+    """GatherElements; ONNX's reference fails for some shapes."""
     axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
     some = tuple(slice(size) if i != axis % data.ndim else slice(None) for i, size in enumerate(indices.shape))
     return np.take_along_axis(data[some], indices, axis)
 
 
 def _needed(graph: onnx.GraphProto) -> set[str]:
-    """Names of all that outputs depend on."""
+    """Names of everything that outputs depend on."""
     needed = {value.name for value in graph.output}
     for node in reversed(graph.node):
         if any(name in needed for name in node.output):
@@ -369,6 +370,6 @@ def _needed(graph: onnx.GraphProto) -> set[str]:
 
 
 def _number(variable: str) -> int | None:
-    """Variables are lv, lv1, lv2, …, in the order in which they are made."""
+    """The number in a variable's name (lv, lv1, lv2, …, in order of creation)."""
     found = re.fullmatch(r"lv(\d*)", variable)
     return int(found[1] or 0) if found else None

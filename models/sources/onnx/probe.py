@@ -1,4 +1,4 @@
-"""What a graph is looked at with: small inputs whose sizes are known, so that its arithmetic on sizes can be done."""
+"""The inputs with which a graph is examined: small, with known sizes, so that shape arithmetic can be evaluated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 TOKENS, TYPES, MASK, POSITION_IDS = "input_ids", "token_type_ids", "attention_mask", "position_ids"
 _PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _FIRST_TOKEN = 5
-"""Smaller ids are often those of padding and the like, which some graphs treat in another way."""
+"""Smaller ids are often padding or special, which some graphs treat differently."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """batch texts of `past` tokens that are in the cache already and `tokens` new ones. padded: the last text has one
-    token less, before the others where there is a cache, else behind them."""
+    """`batch` texts with `past` cached tokens and `tokens` new ones. padded: the last text is one token shorter; the
+    padding is in front if there is a cache, else at the end."""
 
     batch: int
     tokens: int
@@ -37,7 +37,7 @@ class Probe:
         return self.past + self.tokens
 
     def seen(self, causal: bool) -> Array:
-        """bool [batch, keys]: which are no padding."""
+        """bool [batch, keys]: which keys are not padding."""
         seen = np.ones((self.batch, self.keys), np.bool_)
         if self.padded:
             seen[-1, 0 if causal else -1] = False
@@ -46,8 +46,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Inputs:
-    """values: of inputs whose values are given, by name; past: shapes of the caches, by name; axes: which of these is
-    that of tokens; dtypes: of these."""
+    """values: given inputs, by name. past: shapes of caches, by name. axes: their token axis. dtypes: of the caches."""
 
     probe: Probe
     has_past: bool
@@ -62,13 +61,13 @@ def has_past(file: OnnxFile) -> bool:
 
 
 def past_name(name: str) -> tuple[int, str] | None:
-    """(layer, "key" or "value") of an input that is a cache."""
+    """(layer, "key" or "value") of a cache input; None for other names."""
     found = _PAST.fullmatch(name)
     return (int(found[1]), found[2]) if found else None
 
 
 def probe_inputs(file: OnnxFile, probe: Probe) -> Inputs:
-    """The inputs of the graph. Raises ModelError for one that llmc does not know."""
+    """The inputs of the graph. Raises ModelError for an unknown one."""
     cached = has_past(file)
     if not cached:
         probe = Probe(probe.batch, probe.tokens, 0, probe.padded)
@@ -101,13 +100,12 @@ def probe_inputs(file: OnnxFile, probe: Probe) -> Inputs:
 
 
 def _inputs(file: OnnxFile) -> list[onnx.ValueInfoProto]:
-    """Without initializers, which older files list as well."""
+    """Inputs without initializers, which older files also list."""
     return [value for value in file.model.graph.input if value.name not in file.initializers]
 
 
 def _past_shape(file: OnnxFile, value: onnx.ValueInfoProto, probe: Probe) -> tuple[tuple[int, ...], int]:
-    """([batch, heads, past, elements], the axis of the past), the order of the last three as it is: the second size
-    without a number is that of the past."""
+    """([batch, heads, past, elements] in the graph's order, axis of the past): the second dynamic size is the past."""
     dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     free = [i for i, size in enumerate(dims) if size <= 0]
     if len(dims) != 4 or len(free) != 2 or free[0] != 0:

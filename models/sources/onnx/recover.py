@@ -1,4 +1,4 @@
-"""From the structure of a graph to a configuration, and to the tensors of the model that it describes."""
+"""From a graph's structure to a configuration and the model's tensors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stated:
-    """What the graph does not say, and config files do. max_len: tokens of the longest text, None where they do not say
-    either. ropes: rotary positions that they may mean."""
+    """Facts from config files that the graph does not show. max_len: longest text in tokens; None if unknown. ropes:
+    candidate rotary positions."""
 
     max_len: int | None
     ropes: tuple[Rope, ...]
@@ -43,7 +43,7 @@ class Recovered:
 
 
 def recover(structure: Structure, probe: Probe, far: Imported | None, stated: Stated, dtype: str) -> Recovered:
-    """Raises Unrecognised for layers that differ, or a model that llmc has no blocks for."""
+    """Raises Unrecognised for layers that differ, or a model that llmc cannot express."""
     return _Recovery(structure, probe, far, stated).recovered(dtype)
 
 
@@ -72,7 +72,7 @@ class _Recovery:
             self._place_mlp(f"layers.{i}", config, mlp)
         return Recovered(config, self._tensors)
 
-    # The configuration
+    # Configuration
 
     def _config(self, dtype: str) -> ModelConfig:
         structure, base = self._structure, self._structure.base
@@ -160,7 +160,7 @@ class _Recovery:
     def _ropes(
         self, attentions: Sequence[Attention], windows: Sequence[int], max_len: int
     ) -> tuple[tuple[Rope, float], tuple[Rope, float]]:
-        """Of layers without and with a window, rotary positions and the factor of their cosines."""
+        """(rotary positions, cosine factor) of layers without and with a window."""
         turned = [(a.q, window > 0) for a, window in zip(attentions, windows, strict=True) if len(a.q.angles)]
         if not turned:
             return (NO_ROPE, 1.0), (NO_ROPE, 1.0)
@@ -178,8 +178,8 @@ class _Recovery:
         return full, windowed
 
     def _scale(self, attention: Attention, rope_factor: float) -> float:
-        """Of scores, with what queries and keys are multiplied by."""
-        # What tanh is taken of was divided by the bound before.
+        """The score scale, including factors of queries and keys."""
+        # tanh's argument was divided by the bound before.
         scale = attention.term.scores.scale * (attention.term.scores.cap or 1.0)
         for heads in (attention.q, attention.k):
             rotated = len(heads.angles) > 0
@@ -223,7 +223,7 @@ class _Recovery:
         return 1 if all(a.before is m.before for a, m in self._structure.layers) else 2
 
     def _pooled(self) -> Pooled | None:
-        """Without the pooling of rows, which config files say."""
+        """The pooled head, without its pooling, which config files state."""
         structure = self._structure
         if structure.head is not None:
             return None
@@ -266,7 +266,7 @@ class _Recovery:
             raise Unrecognised("adds a bias to a norm by the root of the mean square")
 
     def _place_linear(self, name: str, layer: Linear, rows: Array, *, bias: bool, more: Array | None = None) -> None:
-        """rows: that are taken of it, in this order. more: is added to the bias."""
+        """rows: rows to take, in this order. more: added to the bias."""
         self._tensors[f"{name}.weight"] = Weight(layer.weight.transposed, rows)
         if bias:
             own = np.zeros(len(rows), np.float32) if layer.bias is None else layer.bias[rows]
@@ -298,7 +298,7 @@ class _Recovery:
         self._place_linear(name, layer, rows, bias=config.attention_bias, more=bias)
 
     def _check_caches(self, name: str, attention: Attention) -> None:
-        """That each layer keeps its keys and values where no other does."""
+        """Checks that each layer uses caches of its own."""
         if attention.caches is None:
             return
         layer = int(name.rpartition(".")[2])
@@ -326,7 +326,7 @@ def _linear(term: Any) -> Linear:
 
 
 def _one(values: Iterable[T], what: str) -> T:
-    """What all layers have. Raises Unrecognised where they differ."""
+    """The value common to all layers. Raises Unrecognised if they differ."""
     found = list(dict.fromkeys(values))
     if len(found) != 1:
         raise Unrecognised(f"has layers of different {what}: {', '.join(map(str, found[:4])) or 'none'}")
@@ -334,6 +334,6 @@ def _one(values: Iterable[T], what: str) -> T:
 
 
 def _nice(scale: float, head_dim: int) -> float:
-    """The scale that float32 was rounded from, where it is the usual one."""
+    """The usual scale if float32 was rounded from it."""
     usual = head_dim**-0.5
     return usual if abs(scale - usual) <= 1e-6 * usual else float(str(np.float32(scale)))

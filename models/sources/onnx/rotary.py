@@ -1,4 +1,4 @@
-"""Heads of queries, keys and values: which elements of a row they are, and how positions rotate them."""
+"""Heads of queries, keys and values: their elements in a row, and their rotation by positions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from llmc.models.sources.onnx.rows import Flat, Term, Unrecognised
 from llmc.models.sources.onnx.terms import parts_of
 
 _CLOSE, _CLOSE_IN_SHORT = 1e-4, 8e-3
-"""Cosines and sines that differ by less are the same ones; where a graph has them in 16 bits."""
+"""Tolerances for cosines and sines; the second for graphs that store them in 16 bits."""
 _SHORT = (DTYPES["f16"], DTYPES["bf16"])
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """source: whose elements they are. idx: int [heads, head_dim], which ones; those that are rotated come first, as
-    llmc has them: the first of each pair, then the second ones. order: int [head_dim], the places in the graph's heads
-    that they are taken from. angles: float64, of a rotation by one position, one for each pair, falling; amplitude:
-    what cosines and sines are multiplied by; factor: what all other elements are, 1 where there are none. bias: float32
-    [heads, head_dim], added, None for nothing. is_short: angles are known as well as 16 bits tell.
+    """source: the term whose elements they are.
+    idx: int [heads, head_dim], the elements; rotated ones first in llmc's order: firsts of pairs, then seconds.
+    order: int [head_dim], their positions in the graph's heads.
+    angles: float64, rotation per position of each pair, descending. amplitude: factor of cosines and sines. factor: of
+    all other elements; 1 if there are none.
+    bias: float32 [heads, head_dim], added; None for none.
+    is_short: angles are known only to 16-bit precision.
     """
 
     source: Term
@@ -44,7 +46,7 @@ class Heads:
 
 
 def read_heads(flat: Flat, head_dim: int, probe: Probe) -> Heads:
-    """Raises Unrecognised for rows that are no heads, or rotated in another way than rotary embeddings do."""
+    """Raises Unrecognised for rows that are not heads, or are rotated otherwise."""
     parts = parts_of(flat)
     if not parts or any(part.term is not parts[0].term for part in parts):
         raise Unrecognised("attends to sums of several layers")
@@ -58,7 +60,7 @@ def read_heads(flat: Flat, head_dim: int, probe: Probe) -> Heads:
     if flat.const is not None:
         raise Unrecognised("adds something to rotated heads")
     coefs = np.stack([np.broadcast_to(part.coef, (probe.batch * probe.tokens, flat.size)) for part in parts])
-    # The first text is the one without padding.
+    # The first text has no padding.
     coefs = coefs[:, : probe.tokens].astype(np.float64)
     sources = np.stack([part.idx for part in parts])
     used = coefs.any(axis=1)
@@ -77,7 +79,7 @@ def read_heads(flat: Flat, head_dim: int, probe: Probe) -> Heads:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Places of a head that are rotated together. first_slot, second_slot: which of two sources is the place's own."""
+    """Head positions that are rotated together. first_slot, second_slot: which of two sources is the position's own."""
 
     first: int
     second: int
@@ -117,7 +119,7 @@ def _rotated(source: Term, source_of: Array, coefs: Array, turns: Array, probe: 
 
 
 def _partners(sources: Array, turns: Array) -> Sequence[tuple[int, int]]:
-    """Places of one head that are made of the same two elements."""
+    """Positions of one head that depend on the same two elements."""
     of: dict[frozenset[int], list[int]] = {}
     for place in np.flatnonzero(turns):
         of.setdefault(frozenset(sources[:, place].tolist()), []).append(int(place))
@@ -127,7 +129,7 @@ def _partners(sources: Array, turns: Array) -> Sequence[tuple[int, int]]:
 
 
 def _pair(a: int, b: int, sources: Array, coefs: Array, close: float) -> _Pair:
-    """coefs [2, head_dim] of a token at position 1."""
+    """coefs: [2, head_dim] of a token at position 1."""
     slot = 0 if sources[0, b] == sources[0, a] else 1
     matrix = np.array([[coefs[0, a], coefs[1, a]], [coefs[slot, b], coefs[1 - slot, b]]])
     slots = [0, 1 - slot]
@@ -145,7 +147,7 @@ def _pair(a: int, b: int, sources: Array, coefs: Array, close: float) -> _Pair:
 
 
 def _check_angles(pairs: Sequence[_Pair], coefs: Array, probe: Probe, close: float) -> None:
-    """That every token is rotated by its position times the angles."""
+    """Checks that every token is rotated by its position times the angles."""
     if not pairs:
         raise Unrecognised("scales heads by their position")
     amplitude = pairs[0].amplitude
@@ -159,8 +161,8 @@ def _check_angles(pairs: Sequence[_Pair], coefs: Array, probe: Probe, close: flo
 
 
 def rope_of(heads: Heads, stated: Sequence[Rope], max_len: int) -> tuple[Rope, float]:
-    """(the rotary positions of angles, the factor of cosines and sines that it has). stated: what config.json says,
-    which wins where it is that."""
+    """(rotary positions with these angles, their cosine factor). stated: candidates from config.json, preferred if they
+    match."""
     dim, angles = 2 * len(heads.angles), heads.angles
     for rope in stated:
         if rope.theta is not None and rope.dim == dim:

@@ -1,8 +1,8 @@
-"""Values of a graph as what they are for each token: combinations of the elements of rows, with known coefficients.
+"""Symbolic values of a graph: each element is a combination of elements of a token's rows, with known coefficients.
 
-A tensor of the graph is held element by element: which token an element belongs to, and the sum that it is. So
-reshapes, transposes, slices and concatenations are those of numpy, whatever way an exporter has written them, and what
-they come to is read off at the end. `Term`s are what rows are made by; `Flat` is what a token's row is, in order.
+A tensor is represented elementwise: the token of each element, and the sum that it equals. So reshapes, transposes,
+slices and concatenations are numpy's, however an exporter writes them; the result is read off at the end. A `Term` is a
+source of rows; `Flat` is a token's row, in order.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import numpy as np
 from llmc.models.convert import Array
 
 Space = Literal["new", "cached", "all"]
-"""Tokens of this step, those of the cache, or both, one after the other."""
+"""Tokens of this step, cached tokens, or both in order."""
 
 
 class Unrecognised(Exception):
-    """A step that is none of a model that llmc knows; the message says what is done, as in `adds rows of tokens`."""
+    """A step that occurs in no known model; the message states it, as in `adds rows of tokens`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A row for each token. width: its elements."""
+    """A source of one row per token. width: elements of a row."""
 
     width: int
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A weight [rows, columns] as the graph reads it. name: of the initializer; array: in its place, where the values
-    were computed. turned: the initializer is [columns, rows]."""
+    """A weight [rows, columns] as the graph reads it. name: of the initializer. array: computed values instead. turned:
+    the initializer is [columns, rows]."""
 
     shape: tuple[int, int]
     name: str | None = None
@@ -48,7 +48,7 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Element idx of a term's row times coef, for each element of a tensor; idx, coef: of its shape."""
+    """coef times element idx of a term's row, for each element of a tensor; idx and coef have its shape."""
 
     term: Term
     idx: Array
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class FlatPart:
-    """idx [elements]; coef float32 [elements], or [tokens, elements] where it differs from token to token."""
+    """idx [elements]; coef float32 [elements], or [tokens, elements] if it differs between tokens."""
 
     term: Term
     idx: Array
@@ -65,19 +65,19 @@ class FlatPart:
 
     @cached_property
     def is_whole(self) -> bool:
-        """The row of the term as it is, times a number for each element."""
+        """Whether it is the term's whole row in order, up to factors."""
         return self.coef.ndim == 1 and np.array_equal(self.idx, np.arange(self.term.width))
 
     @cached_property
     def factor(self) -> float | None:
-        """The number that all elements are multiplied by, None where there are several."""
+        """The common factor of all elements; None if they differ."""
         first = self.coef.flat[0] if self.coef.size else np.float32(1)
         return float(first) if np.all(self.coef == first) else None
 
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """A token's row: a sum of parts, plus const, which is as `FlatPart.coef`, None for nothing."""
+    """A token's row: a sum of parts, plus const, shaped like `FlatPart.coef`; None for none."""
 
     size: int
     parts: tuple[FlatPart, ...]
@@ -85,7 +85,7 @@ class Flat:
 
     @property
     def only(self) -> Term | None:
-        """The term whose row this is as it is."""
+        """The term whose unmodified row this is, or None."""
         if len(self.parts) != 1 or self.const is not None:
             return None
         part = self.parts[0]
@@ -110,7 +110,7 @@ def _equal(a: Array | None, b: Array | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A tensor of the graph. tok: int32, of its shape: the token that each element belongs to. const: what is added."""
+    """A tensor of the graph. tok: int32, same shape: the token of each element. const: added values."""
 
     tok: Array
     parts: tuple[Part, ...]
@@ -122,13 +122,13 @@ class Rows:
         return self.tok.shape
 
     def moved(self, function: Callable[[Array], Array]) -> Rows:
-        """The same elements in other places."""
+        """The same elements, rearranged by `function`."""
         parts = tuple(Part(part.term, function(part.idx), function(part.coef)) for part in self.parts)
         const = None if self.const is None else function(self.const)
         return Rows(function(self.tok), parts, const, self.space)
 
     def scaled(self, by: Array) -> Rows:
-        """Times known numbers, of a shape that broadcasts with this one."""
+        """Multiplied by known numbers of a broadcastable shape."""
         whole = self._broadcast(by.shape)
         by = np.broadcast_to(np.asarray(by, np.float32), whole.shape)
         parts = tuple(Part(part.term, part.idx, part.coef * by) for part in whole.parts)
@@ -158,7 +158,7 @@ class Rows:
 
     @cached_property
     def _order(self) -> tuple[Array, Array]:
-        """(tokens that there are, places of each one's elements in the flattened tensor [tokens, elements])."""
+        """(tokens, flat positions of each one's elements [tokens, elements])."""
         flat = self.tok.ravel()
         tokens, counts = np.unique(flat, return_counts=True)
         if not len(counts) or (counts != counts[0]).any():
@@ -168,7 +168,7 @@ class Rows:
 
     @cached_property
     def flat(self) -> Flat:
-        """The row of each token, its elements in the order of the tensor. Raises Unrecognised."""
+        """Each token's row, with elements in the tensor's order. Raises Unrecognised."""
         _, order = self._order
         parts = tuple(
             FlatPart(part.term, _alike(part.idx.ravel()[order]), _maybe_alike(part.coef.ravel()[order]))
@@ -180,7 +180,7 @@ class Rows:
         return Flat(order.shape[1], parts, const)
 
     def of(self, term: Term) -> Rows:
-        """The tensor whose elements are those of a term, each that of the element here, by its place in `flat`."""
+        """A tensor of the same shape with a term's elements, by position in `flat`."""
         _, order = self._order
         idx = np.empty(self.tok.size, np.int32)
         idx[order] = np.arange(order.shape[1], dtype=np.int32)
@@ -203,7 +203,7 @@ def _maybe_alike(rows: Array) -> Array:
 
 
 def together(a: Rows, b: Rows) -> tuple[Rows, Rows]:
-    """Both in one shape, every element of the same token. Raises Unrecognised where tokens meet others."""
+    """Both in a common shape with equal tokens per element. Raises Unrecognised if tokens mix."""
     shape = np.broadcast_shapes(a.shape, b.shape)
     found = tuple(x if x.shape == shape else x.moved(lambda array: np.broadcast_to(array, shape)) for x in (a, b))
     if a.space != b.space or not np.array_equal(found[0].tok, found[1].tok):
@@ -212,14 +212,14 @@ def together(a: Rows, b: Rows) -> tuple[Rows, Rows]:
 
 
 def new_rows(term: Term, tok: Array, space: Space = "new") -> Rows:
-    """Whole rows of a term, its elements on a last axis. tok: without that."""
+    """Whole rows of a term, with elements on a new last axis. tok: without that axis."""
     shape = (*tok.shape, term.width)
     idx = np.broadcast_to(np.arange(term.width, dtype=np.int32), shape)
     return Rows(np.broadcast_to(tok[..., None], shape), (Part(term, idx, _ones(shape)),), None, space)
 
 
 def concatenated(rows: Sequence[Rows], axis: int, space: Space) -> Rows:
-    """Tensors one behind the other. What a term's n-th part is in one, joins what is its n-th part in others."""
+    """Concatenates tensors; the n-th parts of equal terms are merged."""
     slots: dict[tuple[int, int], tuple[Term, dict[int, Part]]] = {}
     for number, one in enumerate(rows):
         count: dict[int, int] = {}

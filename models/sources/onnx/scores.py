@@ -1,4 +1,4 @@
-"""Attention as graphs have it: scores of queries and keys, masks, softmax, and the values that it weighs."""
+"""Attention in graphs: scores of queries and keys, masks, softmax, and weighted values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmc.models.sources.onnx.probe import Probe
 from llmc.models.sources.onnx.rows import Flat, Rows, Term, Unrecognised
 
 _BLOCKED = -1e4
-"""What is added to scores that shall not count is at most this; f16 holds no more than -65504."""
+"""Upper bound of values that mask a score out; f16 cannot go below -65504."""
 
 
 @dataclass(frozen=True)
 class MaskStep:
-    """A mask that is added to scores, or where whose values are `keep` scores stay. name: of the known value."""
+    """A mask that is added to scores, or keeps those where it equals `keep`. name: of the known value."""
 
     name: str
     keep: bool | None = None
@@ -26,10 +26,10 @@ class MaskStep:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """[batch, heads, tokens, keys] in the shape of the graph. q, k: float rows of a token, [heads · head_dim] each.
+    """Scores [batch, heads, tokens, keys], in the graph's shape. q, k: rows of a token, [heads · head_dim] each.
 
-    scale: of q · k. cap: of tanh, None for none; capped: what it is multiplied by until then. mask: what is added,
-    float64 of the whole, None for nothing; steps: how it came to be. softmax: whether these are weights by now.
+    scale: of q · k. cap: of tanh; None for none. capped: factor up to the tanh. mask: added float64 values; None for
+    none. steps: how the mask was formed. softmax: whether these are weights already.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Scores:
 
     def times(self, factor: Array) -> Scores:
         by = float(factor.reshape(())) if factor.size == 1 else 0.0
-        # What a mask takes away is gone, whatever it is multiplied by.
+        # A masked score stays masked under any factor.
         taken = self.mask is None or bool(((self.mask == 0) | (self.mask <= _BLOCKED)).all())
         if self.softmax or factor.size != 1 or not (self.mask is None or (by > 0 and taken)):
             raise Unrecognised("multiplies scores of attention behind their mask")
@@ -56,13 +56,13 @@ class Scores:
         return replace(self, scale=self.scale * by)
 
     def capped(self) -> Scores:
-        """By tanh."""
+        """Bounded by tanh."""
         if self.softmax or self.mask is not None or self.cap is not None:
             raise Unrecognised("takes tanh of scores behind their mask")
         return replace(self, cap=1.0)
 
     def masked(self, values: Array, name: str, keep: bool | None = None) -> Scores:
-        """values: float ones are added; bool ones with `keep`: scores stay where they are that."""
+        """values: floats are added; bools with `keep` keep scores where they equal it."""
         if self.softmax:
             raise Unrecognised("masks the weights of attention")
         before = np.zeros(self.shape) if self.mask is None else self.mask
@@ -83,15 +83,15 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Attended(Term):
-    """What attention makes of a token: its heads, one after the other. scores: with their weights; v: of keys' tokens,
-    [heads · elements]."""
+    """The attention output of a token: its heads in order. scores: the weights. v: rows of keys' tokens, [heads ·
+    elements]."""
 
     scores: Scores
     v: Flat
 
 
 def scores_of(q: Rows, k: Rows, batch: int) -> Scores:
-    """q [..., tokens, head_dim] times k [..., head_dim, keys]; what stands before is texts by heads."""
+    """q [..., tokens, head_dim] · k [..., head_dim, keys]; leading axes are texts by heads."""
     _, tokens, dim = _heads(q, batch)
     heads, dim_k, keys = _heads(k, batch)
     if k.space == "cached" or q.space != "new" or dim_k != dim or q.tok.size != batch * heads * tokens * dim:
@@ -102,7 +102,7 @@ def scores_of(q: Rows, k: Rows, batch: int) -> Scores:
 
 
 def attended(weights: Scores, v: Rows) -> Rows:
-    """weights [..., tokens, keys] times v [..., keys, elements]."""
+    """weights [..., tokens, keys] · v [..., keys, elements]."""
     if not weights.softmax:
         raise Unrecognised("multiplies scores without a softmax by values")
     heads, keys, width = _heads(v, weights.batch)
@@ -127,7 +127,7 @@ def _heads(x: Rows, batch: int) -> tuple[int, int, int]:
 
 
 def _check_tokens(x: Rows, batch: int, heads: int, tokens: int, token_axis: int) -> None:
-    """That texts are on the first axis and tokens where they should be."""
+    """Checks that the first axis is texts and that tokens are on the expected axis."""
     shape = [batch, heads, *x.shape[-2:]]
     wanted = np.arange(batch * tokens).reshape([batch, 1, *(tokens if i == token_axis else 1 for i in (2, 3))])
     if not np.array_equal(x.tok.reshape(shape), np.broadcast_to(wanted, shape)):
@@ -136,17 +136,17 @@ def _check_tokens(x: Rows, batch: int, heads: int, tokens: int, token_axis: int)
 
 @dataclass(frozen=True)
 class Sight:
-    """What tokens see. causal: those before them and themselves, else all; window: of these the last so many, or those
-    less than so far away, 0 for all."""
+    """Which keys tokens see. causal: only those up to themselves. window: of these the last `window`, or those less
+    than that far away; 0 for all."""
 
     causal: bool
     window: int = 0
 
 
 def sight_of(scores: Scores, probe: Probe, far: Imported | None) -> Sight:
-    """far: an import of the graph with a long text, which shows windows; None where nobody says how long texts are.
+    """far: an import of the graph with a long text, which reveals windows; None if the text length is unknown.
 
-    Raises Unrecognised for a mask that no model of llmc has.
+    Raises Unrecognised for a mask of no supported kind.
     """
     heads = scores.mask if scores.mask is None else scores.mask.reshape(scores.batch, scores.heads, *scores.shape[-2:])
     for causal in (True, False):
@@ -170,7 +170,7 @@ def _seen(probe: Probe, causal: bool) -> Array:
 
 
 def _agrees(mask: Array | None, seen: Array, probe: Probe, causal: bool) -> bool:
-    """Whether tokens that are no padding see what they should, and nothing is added to what they see."""
+    """Whether all tokens but padding see the expected keys, with nothing added to their scores."""
     if mask is None:
         return bool(seen.all())
     valid = probe.seen(probe.past > 0)[:, probe.past :]
@@ -183,7 +183,7 @@ def _agrees(mask: Array | None, seen: Array, probe: Probe, causal: bool) -> bool
 
 
 def _window(scores: Scores, far: Imported, *, causal: bool) -> int:
-    """Keys that the last token sees, 0 for all that it may."""
+    """Number of keys that the last token sees; 0 for all."""
     probe = far.inputs.probe
     mask = np.zeros((1, 1, probe.tokens, probe.keys))
     for step in scores.steps:

@@ -1,8 +1,8 @@
-"""A model as an ONNX graph: its configuration and its weights are recovered from what the graph computes.
+"""A model as an ONNX graph: recovers configuration and weights from what the graph computes.
 
-docs/onnx.md says how. The graph is imported by TVM with small inputs (`importer.py`). Its values are followed as
-combinations of the elements of each token's row (`evaluate.py`). Layers are read off its output (`structure.py`), and a
-configuration and the places of weights off them (`recover.py`). What is left over is refused by the name of its node.
+docs/onnx.md explains it. TVM imports the graph with small inputs (`importer.py`). Values are tracked as combinations of
+elements of each token's row (`evaluate.py`). Layers are read off the output (`structure.py`), then configuration and
+weight locations off the layers (`recover.py`). Anything unexplained is refused, naming its node.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from llmc.models.sources.onnx.rows import Rows
 
 _SUBFOLDER = "onnx"
-"""Of a model on the hub, whose other files lie above it."""
+"""Subfolder of hub models, whose other files are one level up."""
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _BESIDE = (".json", ".model", ".jinja", ".txt", ".tiktoken")
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""What families call the tokens of the longest text."""
+"""Families' names for the longest text in tokens."""
 _PROBE = Probe(batch=2, tokens=3, past=1, padded=True)
 _FAR, _FAR_AT_ONCE, _MOST_AT_ONCE = 8190, 1026, 4098
-"""Tokens in the cache of the second look at a graph, which shows sliding windows; of a text where there is no cache,
-for its mask grows with their square."""
+"""(cached tokens of the second import of a graph, which reveals sliding windows; tokens of a text without a cache,
+whose mask grows quadratically; most of those)."""
 _OUTPUTS = ("logits", "last_hidden_state", "token_embeddings")
 Kind = Literal["logits", "rows", "labels"]
 
@@ -65,7 +65,7 @@ class OnnxSource(ModelSource):
 
     @cached_property
     def _folder(self) -> Path:
-        """Where config.json and the tokenizer are."""
+        """The folder of config.json and the tokenizer."""
         own = self.path.parent
         beside = any(has_file(own / name) for name in (_CONFIG, "tokenizer.json"))
         return own.parent if own.name == _SUBFOLDER and not beside else own
@@ -119,7 +119,7 @@ class OnnxSource(ModelSource):
         return _Known(kind, value.flat.size, recovered)
 
     def _far(self, longest: int, *, cached: bool) -> Probe:
-        """A text that is longer than windows are."""
+        """A text longer than any window."""
         window = self._window() + 2
         if cached:
             return Probe(1, 2, max(2, min(longest - 2, max(_FAR, window))), False)
@@ -130,12 +130,12 @@ class OnnxSource(ModelSource):
         return next((fields.integer(name) for name in _LENGTHS if fields.has(name)), None)
 
     def _window(self) -> int:
-        """Of config.json, 0 where it has none; the graph says whether it counts."""
+        """The window in config.json; 0 if none. The graph decides whether it applies."""
         fields = self._config_fields
         return fields.integer("sliding_window", minimum=0) if fields.has("sliding_window") else 0
 
     def _ropes(self, head_dim: int, dim: int, longest: int | None) -> tuple[Rope, ...]:
-        """What config.json may say of rotary positions."""
+        """Candidate rotary positions from config.json."""
         if not dim or longest is None:
             return ()
         try:
@@ -144,7 +144,7 @@ class OnnxSource(ModelSource):
             return ()
 
     def _dtype(self, matrices: frozenset[str]) -> str:
-        """Of the type that most elements have; what is quantized has fewer bits than bf16."""
+        """The type of most elements; quantized ones count as bf16."""
         elements: Counter[str] = Counter()
         names = {dtype: name for name, dtype in DTYPES.items()}
         for name in matrices:
@@ -158,7 +158,7 @@ class OnnxSource(ModelSource):
 
     @cached_property
     def _with_task(self) -> ModelConfig:
-        """Raises ModelError for a task that the graph is not for."""
+        """Raises ModelError for a task that the graph cannot do."""
         known, fields = self._known, self._config_fields
         config, asked = known.recovered.config, self.task
         can = {"logits": ("generate",), "rows": ("embed",), "labels": ("rank", "classify")}[known.kind]

@@ -1,4 +1,4 @@
-"""The layers of a model, found from what its output is: the sum that runs through it, and what reads and adds to it."""
+"""Finds a model's layers from its output: the residual stream, and the blocks that read it and add to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmc.models.sources.onnx.terms import Cache, Elementwise, Embedding, First,
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """scores' heads: q [heads], k and v [KV heads]; caches: the inputs that k and v are kept in, None without one."""
+    """scores: with heads q [heads], k and v [KV heads]. caches: inputs that hold k and v; None without a cache."""
 
     term: Attended
     q: Heads
@@ -27,8 +27,8 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What is added to the stream. reads: the stream that it reads; before, after: norms; out: its last layer; factor:
-    what its result is multiplied by."""
+    """A block that adds to the stream. reads: the stream it reads. before, after: norms. out: its last layer. factor:
+    of its result."""
 
     reads: Flat
     before: Norm | None
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """What the first layer reads. factor: of the tokens' vectors. norm: of all."""
+    """The input of the first layer. factor: of token vectors. norm: of the sum."""
 
     tokens: Embedding
     factor: float
@@ -52,7 +52,7 @@ class Base:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What a model that gives logits has behind its layers. multiplier, cap: of logits."""
+    """The end of a model that returns logits. multiplier, cap: of logits."""
 
     linear: Linear
     multiplier: float = 1.0
@@ -61,7 +61,7 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """final: the norm behind the layers. head: None for a model that gives rows. dense: linear layers over the first
+    """final: the norm after the layers. head: None for a model that returns rows. dense: linear layers over the first
     token's row, each with whether tanh follows."""
 
     base: Base
@@ -73,7 +73,7 @@ class Structure:
 
 
 def read_structure(output: Flat, probe: Probe, kind: Literal["logits", "rows", "labels"]) -> Structure:
-    """Raises Unrecognised for a model that is built in another way."""
+    """Raises Unrecognised for a model of another structure."""
     head: Head | None = None
     dense: tuple[tuple[Linear, bool], ...] = ()
     if kind == "logits":
@@ -92,7 +92,7 @@ def read_structure(output: Flat, probe: Probe, kind: Literal["logits", "rows", "
     if not blocks:
         raise Unrecognised("has no layers of attention and feed-forward blocks")
     if not sums and blocks[0].before is not None and blocks[0].before is base.norm:
-        # The norm of the embeddings, whose result the stream begins with.
+        # The embeddings' norm, with whose result the stream begins.
         blocks[0] = replace(blocks[0], before=None)
     layers, residual = _layers(blocks, sums=sums)
     return Structure(base, layers, residual, final, head, dense)
@@ -134,18 +134,18 @@ def _dense(output: Flat) -> tuple[tuple[tuple[Linear, bool], ...], Flat]:
 
 
 def _is_sum_norm(norm: Norm) -> bool:
-    """Whether this is a norm of what a block made and what it read, or of the embeddings, and not that of a model's
+    """Whether the norm applies to a block's result plus its input, or to the embeddings, rather than to the model's
     end."""
     parts = parts_of(norm.x)
     if all(isinstance(part.term, Embedding) for part in parts):
         return True
-    # Of a sum, the stream before is a norm as well.
+    # In a sum norm, the stream before it is a norm as well.
     norms = [part for part in parts if isinstance(part.term, Norm) and not isinstance(part.term.x.only, Linear)]
     return len(parts) == 2 and len(norms) == 1 and any(isinstance(part.term, Linear) for part in parts)
 
 
 def _walk(stream: Flat, probe: Probe) -> tuple[Base, list[Block], bool]:
-    """(what the first layer reads, blocks in order, whether norms are those of sums)."""
+    """(input of the first layer, blocks in order, whether norms apply to sums)."""
     blocks: list[Block] = []
     while True:
         only = stream.only
@@ -204,7 +204,7 @@ def _base(flat: Flat) -> Base:
 
 
 def _block(part: FlatPart, probe: Probe, *, sums: bool) -> Block:
-    """sums: norms stand behind sums, and none before blocks."""
+    """sums: norms follow sums, and none precede blocks."""
     after, term = None, part.term
     if isinstance(term, Norm):
         after, inner = term, term.x.only
@@ -225,7 +225,7 @@ def _block(part: FlatPart, probe: Probe, *, sums: bool) -> Block:
 
 
 def _common(layers: list[Term]) -> Flat:
-    """What linear layers read, all the same."""
+    """The common input of linear layers."""
     reads = [layer.x for layer in layers if isinstance(layer, Linear)]
     if not reads or not all(reads[0].same(other) for other in reads[1:]):
         raise Unrecognised("reads different rows in one block")
@@ -233,7 +233,7 @@ def _common(layers: list[Term]) -> Flat:
 
 
 def _normed(read: Flat, *, sums: bool) -> tuple[Flat, Norm | None]:
-    """(the stream, the norm before the block)."""
+    """(stream, norm before the block)."""
     only = read.only
     if isinstance(only, Norm) and not sums:
         return only.x, only
@@ -241,7 +241,7 @@ def _normed(read: Flat, *, sums: bool) -> tuple[Flat, Norm | None]:
 
 
 def linear_of(heads: Heads) -> tuple[Linear, Norm | None]:
-    """The layer that heads come from, and the norm of heads in between."""
+    """The layer that heads come from, and the per-head norm in between."""
     source, norm = heads.source, None
     if isinstance(source, Norm):
         norm = source
@@ -278,7 +278,7 @@ def _close(q: Heads, k: Heads) -> bool:
 
 
 def _kept(flat: Flat, heads: int, dim: int, probe: Probe) -> tuple[str | None, Heads]:
-    """(the input that earlier rows are in, the heads of a token), of which each is read by so many of `heads`."""
+    """(cache input, heads of a token); each KV head serves several of `heads` query heads."""
     parts = parts_of(flat)
     cache = parts[0].term if len(parts) == 1 else None
     if not isinstance(cache, Cache):
@@ -294,7 +294,7 @@ def _kept(flat: Flat, heads: int, dim: int, probe: Probe) -> tuple[str | None, H
 
 
 def _once(found: Heads, heads: int) -> Heads:
-    """Heads that several read stand beside each other: each once."""
+    """Removes the adjacent copies of heads that several query heads share."""
     first = [i for i in range(heads) if i == 0 or list(found.idx[i]) != list(found.idx[i - 1])]
     _check_shared([sum(j <= i for j in first) - 1 for i in range(heads)], len(first))
     bias = None if found.bias is None else found.bias[first]
@@ -308,7 +308,7 @@ def _check_shared(of: list[int], count: int) -> None:
 
 
 def _layers(blocks: list[Block], *, sums: bool) -> tuple[tuple[tuple[Block, Block], ...], Residual]:
-    """Pairs of an attention and a feed-forward block, and where norms stand."""
+    """Pairs of attention and feed-forward blocks, and the placement of norms."""
     if len(blocks) % 2:
         raise Unrecognised("has an attention without a feed-forward block, or the other way round")
     first, second = blocks[0], blocks[1]
@@ -331,7 +331,7 @@ def _layers(blocks: list[Block], *, sums: bool) -> tuple[tuple[tuple[Block, Bloc
 
 def _residual(layers: list[tuple[Block, Block]], *, sums: bool, parallel: bool) -> Residual:
     blocks = [block for layer in layers for block in layer]
-    # The first one may read the stream as it begins, where all others have norms before them.
+    # The first block may read the raw stream where later ones have norms before them.
     first = blocks[0].before is None and not parallel and any(block.before is not None for block in blocks)
     befores = {block.before is not None for block in blocks[first:]}
     afters = {block.after is not None for block in blocks}

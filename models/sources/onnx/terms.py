@@ -1,4 +1,4 @@
-"""What makes rows: the kinds of `Term`, and the functions of single tokens, in which norms are recognised."""
+"""Kinds of `Term`, and functions on tokens, in which norms are recognised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.models.sources.onnx.rows import Flat, FlatPart, Matrix, Rows, Term, Un
 
 @dataclass(frozen=True, eq=False)
 class Embedding(Term):
-    """Rows of a matrix [rows, width], chosen by token ids, by type ids, or by positions, which begin at row `first`."""
+    """Rows of a matrix [rows, width], selected by token ids, type ids, or positions, which begin at row `first`."""
 
     weight: Matrix
     by: Literal["input_ids", "token_type_ids", "position_ids"]
@@ -31,7 +31,7 @@ class Linear(Term):
 
 @dataclass(frozen=True, eq=False)
 class Elementwise(Term):
-    """A function of numbers, of each element."""
+    """An elementwise function."""
 
     op: str
     args: tuple[Flat, ...]
@@ -39,7 +39,7 @@ class Elementwise(Term):
 
 @dataclass(frozen=True, eq=False)
 class Mean(Term):
-    """The means of groups of `size` elements that follow each other."""
+    """Means of groups of `size` consecutive elements."""
 
     x: Flat
     size: int
@@ -47,7 +47,7 @@ class Mean(Term):
 
 @dataclass(frozen=True, eq=False)
 class Norm(Term):
-    """Each of `groups` equal groups normed by itself, times a weight, plus a bias, float32 [width] or None."""
+    """A norm of each of `groups` equal groups, times a weight, plus a bias; both float32 [width] or None."""
 
     kind: Literal["rms", "layer"]
     x: Flat
@@ -59,14 +59,14 @@ class Norm(Term):
 
 @dataclass(frozen=True, eq=False)
 class Past(Term):
-    """What an input has of tokens before. name: of the input."""
+    """Rows of earlier tokens in an input. name: of the input."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Cache(Term):
-    """Rows of earlier tokens, and of new ones behind them."""
+    """Rows of earlier tokens, followed by new ones."""
 
     past: Past
     new: Flat
@@ -74,7 +74,7 @@ class Cache(Term):
 
 @dataclass(frozen=True, eq=False)
 class First(Term):
-    """The row of the first token of a text."""
+    """The row of a text's first token."""
 
     x: Flat
 
@@ -97,7 +97,7 @@ def function_of(op: str, *args: Rows) -> Rows:
 
 
 def shifted(x: Rows, by: Array) -> Rows:
-    """x plus known numbers: the bias of a linear or of a norm becomes a part of it."""
+    """x plus known numbers, which become the bias of a linear or a norm."""
     total, only = x.shifted(by), x.flat.only
     if (isinstance(only, Linear) or (isinstance(only, Norm) and only.weight is not None)) and only.bias is None:
         const = total.flat.const
@@ -107,7 +107,7 @@ def shifted(x: Rows, by: Array) -> Rows:
 
 
 def scaled(x: Rows, by: Array) -> Rows:
-    """x times known numbers: the weight of a norm becomes a part of it."""
+    """x times known numbers, which become a norm's weight."""
     result, only = x.scaled(by), x.flat.only
     if isinstance(only, Norm) and only.weight is None and only.bias is None and by.size > 1:
         coef = result.flat.parts[0].coef
@@ -117,7 +117,7 @@ def scaled(x: Rows, by: Array) -> Rows:
 
 
 def mean(x: Rows, axis: int, keepdims: bool) -> Rows:
-    """Over the last axis, which is of one token."""
+    """Mean over the last axis, within one token."""
     if axis not in (-1, x.tok.ndim - 1) or (x.tok != x.tok[..., :1]).any():
         raise Unrecognised("takes a mean over several tokens")
     size = x.shape[-1]
@@ -157,7 +157,7 @@ def power(x: Rows, exponent: float) -> Rows:
 
 
 def _normed(x: Rows, factor: Rows) -> Rows | None:
-    """x times the reciprocal root of the mean of its square, None where that is not what the factor is."""
+    """x divided by its root mean square; None unless the factor is that reciprocal root."""
     if x.space != factor.space or len(factor.parts) != 1 or factor.const is not None:
         return None
     root = factor.parts[0].term
@@ -177,7 +177,7 @@ def _normed(x: Rows, factor: Rows) -> Rows | None:
 
 
 def _mean_square(flat: Flat) -> tuple[int, float, Flat] | None:
-    """(elements of a group, eps, of what) of a mean of squares plus a small number."""
+    """(elements per group, eps, operand) of a mean of squares plus a small number."""
     if len(flat.parts) != 1 or flat.parts[0].factor != 1.0 or not flat.parts[0].is_whole:
         return None
     mean_of = flat.parts[0].term
@@ -193,12 +193,12 @@ def _mean_square(flat: Flat) -> tuple[int, float, Flat] | None:
 
 
 def _decimal(number: float | np.float32) -> float:
-    """The shortest decimal that rounds to it, which is what somebody wrote."""
+    """The shortest decimal that rounds to it, as somebody wrote it."""
     return float(str(np.float32(number)))
 
 
 def _less_mean(flat: Flat, size: int) -> Flat | None:
-    """What has its own mean taken off, None where nothing has."""
+    """The operand of a subtraction of its own mean, or None."""
     for part in flat.parts:
         rest = Flat(flat.size, tuple(p for p in flat.parts if p is not part), flat.const)
         if (
@@ -213,7 +213,7 @@ def _less_mean(flat: Flat, size: int) -> Flat | None:
 
 
 def normed(kind: Literal["rms", "layer"], x: Rows, weight: Array, bias: Array | None, eps: float) -> Rows:
-    """By one operator, over the last axis."""
+    """A norm by a single operator, over the last axis."""
     if (x.tok != x.tok[..., :1]).any():
         raise Unrecognised("norms several tokens together")
     flat = x.flat
@@ -222,5 +222,5 @@ def normed(kind: Literal["rms", "layer"], x: Rows, weight: Array, bias: Array | 
 
 
 def parts_of(flat: Flat) -> tuple[FlatPart, ...]:
-    """The parts that are more than nothing."""
+    """The non-zero parts."""
     return tuple(part for part in flat.parts if np.any(part.coef))

@@ -1,4 +1,4 @@
-"""The tensors of a recovered model: which rows of which initializer, or values that the graph computes."""
+"""The tensors of a recovered model: rows of initializers, or values that the graph computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """Rows of a matrix [rows, columns]; None: all of them."""
+    """Rows of a matrix [rows, columns]; None for all."""
 
     matrix: Matrix
     rows: Array | None = None
@@ -31,11 +31,11 @@ class Weight:
         return count, self.matrix.shape[1]
 
     def blocks(self, file: OnnxFile) -> BlockMatrix | None:
-        """Where it is of integers."""
+        """The integer matrix, if it is one."""
         return None if self.matrix.name is None else file.blocks.get(self.matrix.name)
 
     def stored(self, file: OnnxFile) -> Array:
-        """As it lies, of floats."""
+        """The float matrix as stored."""
         if self.matrix.array is not None:
             return self.matrix.array
         assert self.matrix.name is not None
@@ -55,7 +55,7 @@ class Weight:
 
 
 class OnnxCheckpoint(Checkpoint):
-    """tensors: by the names of `families/onnx.py`: rows of matrices, or vectors."""
+    """tensors: rows of matrices or vectors, by the names of `families/onnx.py`."""
 
     config_name = "its graph"
 

@@ -1,4 +1,4 @@
-"""The bytes of an ONNX file, without its weights: a protobuf whose large tensors stay where they are in the file."""
+"""The bytes of an ONNX file without its weights: a protobuf whose large tensors stay in the file."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from llmc.models.errors import ModelError
 
 Buffer = memoryview
 _BYTES = 2
-"""The wire type of what begins with its length."""
-# Numbers of fields, of onnx.proto.
+"""The wire type of length-prefixed fields."""
+# Field numbers of onnx.proto.
 _GRAPH = 7
 _INITIALIZER, _DOC, _VALUE_INFO = 5, 10, 13
 _NAME, _RAW_DATA = 8, 9
 _SMALL_BYTES = 1 << 12
-"""Data of at most so many bytes stay in the model."""
+"""Tensor data up to this size stays in the model."""
 _MOST_BYTES = 256 << 20
-"""Of a model without its large tensors, which becomes Python objects. Real ones have some MiB."""
+"""Size limit of a model without large tensors, which becomes Python objects; real ones have a few MiB."""
 
 
 class WireError(Exception):
-    """Bytes that are no protobuf; the message says why."""
+    """Bytes that are not a protobuf; the message says why."""
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """model: a ModelProto without large data. places: of those by the name of the tensor, (begin, end) in bytes."""
+    """model: a ModelProto without large data. places: tensor name → (begin, end) in bytes."""
 
     model: bytes
     places: dict[str, tuple[int, int]]
@@ -34,7 +34,7 @@ class Skeleton:
 
 @dataclass(frozen=True)
 class _Field:
-    """number: of the field; begin: where its tag is; value, end: its value, of `_BYTES` without the length."""
+    """number: of the field. begin: offset of its tag. value, end: its value, without the length for `_BYTES`."""
 
     number: int
     wire: int
@@ -44,7 +44,7 @@ class _Field:
 
 
 def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
-    """(the number at a place, where the next byte is)."""
+    """(number at an offset, offset of the next byte)."""
     number = shift = 0
     while at < end:
         byte = data[at]
@@ -82,7 +82,7 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[_Field]:
 
 
 def _tagged(number: int, parts: list[Buffer | bytes]) -> list[Buffer | bytes]:
-    """A field of `_BYTES` made of parts."""
+    """A `_BYTES` field made of parts."""
     return [_encoded(number << 3 | _BYTES) + _encoded(sum(map(len, parts))), *parts]
 
 
@@ -96,7 +96,7 @@ def _encoded(number: int) -> bytes:
 
 
 def read_skeleton(data: Buffer, origin: str) -> Skeleton:
-    """Raises ModelError for what is no protobuf of a model."""
+    """Raises ModelError unless the data is a protobuf of a model."""
     try:
         places: dict[str, tuple[int, int]] = {}
         parts: list[Buffer | bytes] = []
@@ -125,7 +125,7 @@ def _graph(data: Buffer, graph: _Field, places: dict[str, tuple[int, int]]) -> l
         if field.wire == _BYTES and field.number == _INITIALIZER:
             parts += _tagged(_INITIALIZER, _tensor(data, field, places))
         elif field.number not in (_DOC, _VALUE_INFO):
-            # What exporters say of values in between follows from the nodes.
+            # Exporters' statements on intermediate values follow from the nodes.
             parts.append(data[field.begin : field.end])
     return parts
 

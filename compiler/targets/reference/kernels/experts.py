@@ -1,7 +1,7 @@
 """Expert kernels: one row per (token, expert) pair, in token order.
 
-The index holds the number of pairs, then each pair's expert. With `some`, a pair whose expert another rank holds has a row
-of the last expert's weights, which is not added.
+The index holds the number of pairs, then each pair's expert. With `some`, a pair whose expert another rank holds
+has a row of the last expert's weights, which is not added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From blocks of a quantized tensor to float32, bit for bit as the gguf package of llama.cpp has it.
+"""Dequantizes blocks to float32, bit-identical to llama.cpp's gguf package.
 
-A function takes blocks, uint8 [blocks, bytes of a block], and gives their `Parts`. One file for a kind of blocks.
+Each function maps blocks, uint8 [blocks, bytes of a block], to `Parts`. One file per kind of block.
 """

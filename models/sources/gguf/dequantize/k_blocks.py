@@ -21,13 +21,13 @@ def q3_k(blocks: Array) -> Parts:
     signed = scales.view(np.int8)
     signed -= 32
     numbers = pairs_of_bits(blocks[:, 32:96], 32).view(np.int8)
-    # The third bit is of a number that is not lowered by 4.
+    # The third bit is set for numbers that are not lowered by 4.
     numbers -= ((bits(blocks[:, :32], 32) ^ 1) << 2).view(np.int8)
     return Parts(numbers, halves(blocks, 108), signed)
 
 
 def _scales_and_minima(blocks: Array) -> tuple[Array, Array]:
-    """[blocks, 8] each, of Q4_K and Q5_K: twelve bytes with eight scales and eight minima of 6 bits."""
+    """[blocks, 8] each, for Q4_K and Q5_K: twelve bytes hold eight scales and eight minima of 6 bits."""
     low, mid, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((low & 63, (high & 15) | ((low >> 2) & 48)), axis=1)
     minima = np.concatenate((mid & 63, (high >> 4) | ((mid >> 2) & 48)), axis=1)

@@ -1,4 +1,4 @@
-"""What blocks say of their elements before anything is multiplied."""
+"""The fields of blocks, before any multiplication."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llmc.models.convert import Array
 
 @dataclass(frozen=True)
 class Parts:
-    """value = scale · step · number − offset · shift, products rounded to float32 one by one from the left.
+    """value = scale · step · number − offset · shift, with each product rounded to float32, from the left.
 
-    numbers: int8 [blocks, elements of a block]; scale, offset: float32 [blocks, 1]; step, shift: integers [blocks,
-    groups of a block], 1 where they are None.
+    numbers: int8 [blocks, elements of a block]. scale, offset: float32 [blocks, 1]. step, shift: integers [blocks,
+    groups of a block]; None means 1.
     """
 
     numbers: Array
@@ -24,7 +24,7 @@ class Parts:
     shift: Array | None = None
 
     def write(self, out: Array) -> None:
-        """The values, to float32 [blocks, elements of a block]."""
+        """Writes the values to float32 [blocks, elements of a block]."""
         scale = self.scale if self.step is None else self.scale * self.step
         grouped = out.reshape(*scale.shape, -1)
         np.multiply(scale[:, :, None], self.numbers.reshape(grouped.shape), out=grouped)

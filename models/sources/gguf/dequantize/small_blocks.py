@@ -1,4 +1,4 @@
-"""Blocks of 32 elements with one scale, of which some have a minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0."""
+"""Blocks of 32 elements with one scale, some with a minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def q4_1(blocks: Array) -> Parts:
 
 
 def _five_bits(blocks: Array, at: int) -> Array:
-    """Four bytes of fifth bits, then the others."""
+    """Four bytes of fifth bits, then the low nibbles."""
     numbers = nibbles(blocks[:, at + 4 :], 16)
     numbers |= np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
     return numbers.view(np.int8)

@@ -1,4 +1,4 @@
-"""Blocks of 4 bits an element that stand for the values of one table: IQ4_NL, IQ4_XS and MXFP4."""
+"""Blocks of 4-bit codes of one table: IQ4_NL, IQ4_XS and MXFP4."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def iq4_nl(blocks: Array) -> Parts:
 
 
 def iq4_xs(blocks: Array) -> Parts:
-    """Eight groups, with scales of 6 bits: the upper two in a word, the lower four in bytes."""
+    """Eight groups with 6-bit scales: the upper two bits in a word, the lower four in bytes."""
     word = np.ascontiguousarray(blocks[:, 2:4]).view("<u2")
     upper = (word >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & 3
     scales = (nibbles(blocks[:, 4:8], 1) | (upper << 4)).view(np.int8)
@@ -28,6 +28,6 @@ def iq4_xs(blocks: Array) -> Parts:
 
 
 def mxfp4(blocks: Array) -> Parts:
-    """A power of two, then floats of 4 bits, which are halves of whole numbers."""
+    """A power of two, then 4-bit floats, which are multiples of 1/2."""
     half_power = power_of(blocks[:, :1]) / np.float32(2)
     return Parts(_TWICE_E2M1[nibbles(blocks[:, 1:], 16)], half_power)

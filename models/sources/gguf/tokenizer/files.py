@@ -1,4 +1,4 @@
-"""The tokenizer files that a Hugging Face model has, made of a GGUF file's metadata."""
+"""The tokenizer files of a Hugging Face model, generated from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from llmc.models.tokenizers.word_piece import word_piece
 
 _MODELS = ("gpt2", "llama", "bert", "t5")
 _TEMPLATE = "tokenizer.chat_template"
-# From general.sampling to generation_config.json.
+# Copied from general.sampling to generation_config.json.
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 
 
 class TokenizerFiles(ModelFiles):
-    """vocabulary: None where the file has no tokenizer; then there is only what says how a text ends."""
+    """vocabulary: None if the file has no tokenizer; then only end tokens are written."""
 
     def __init__(self, metadata: Metadata, vocabulary: Vocabulary | None) -> None:
         self._metadata, self._vocabulary = metadata, vocabulary
@@ -84,7 +84,7 @@ class TokenizerFiles(ModelFiles):
             return whole(bpe(vocabulary, scores, by), vocabulary, bos=bos, eos=eos)
         removes = has("tokenizer.ggml.remove_extra_whitespaces", True)
         by = replace(by, charsmap=read_charsmap(metadata), removes_spaces=removes)
-        # As RoBERTa's pairs are.
+        # Like RoBERTa's pairs.
         return whole(unigram(vocabulary, scores, by), vocabulary, bos=bos, eos=eos, between=1)
 
     @property
@@ -98,7 +98,7 @@ class TokenizerFiles(ModelFiles):
         return model
 
     def _surrounds(self) -> tuple[bool, bool]:
-        """Whether texts begin with bos and end with eos; where the file does not say, as llama.cpp takes it."""
+        """(whether texts begin with bos, whether they end with eos); llama.cpp's defaults if the file does not say."""
         bos = pre_tokenizer(self._metadata).bos if self._model == "gpt2" else True
         has = self._metadata.flag
         eos = self._model in ("bert", "t5")
@@ -120,7 +120,7 @@ class TokenizerFiles(ModelFiles):
         return {**config, "chat_template": others} if others else config
 
     def _named_templates(self) -> list[dict[str, str]]:
-        """Templates for tools and the like, beside the one of every chat."""
+        """Named templates, such as for tools, besides the default chat template."""
         found = []
         for key in self._metadata.all_keys():
             if key.startswith(f"{_TEMPLATE}."):

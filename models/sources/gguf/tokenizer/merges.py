@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata say of how texts are cut, and of what is merged in which order."""
+"""Pre-tokenizer and merges in GGUF metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PRE, _MERGES, _SCORES = "tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokeniz
 
 
 def pre_tokenizer(metadata: Metadata) -> PreTokenizer:
-    """Raises ModelError naming those that are known."""
+    """The file's pre-tokenizer. Raises ModelError naming the known ones."""
     name = metadata.text(_PRE, "default")
     found = PRE_TOKENIZERS.get(name)
     if found is None:
@@ -26,10 +26,10 @@ def pre_tokenizer(metadata: Metadata) -> PreTokenizer:
 
 
 def read_merges(metadata: Metadata, ids: dict[str, int]) -> list[list[str]]:
-    """Pairs in the order of merging; both and what they make must be tokens."""
+    """Pairs in merge order; both parts and their result must be tokens."""
     found = []
     for index, merge in enumerate(metadata.strings(_MERGES)):
-        # A first part may begin with a space only in tokenizers that are not of bytes.
+        # A first part may begin with a space only in tokenizers that do not work on bytes.
         left, space, right = merge.partition(" ")
         if not left or not space or left not in ids or right not in ids or left + right not in ids:
             raise ModelError(
@@ -54,7 +54,7 @@ def read_scores(metadata: Metadata, count: int) -> list[float]:
 
 
 def read_charsmap(metadata: Metadata) -> bytes:
-    """A compiled table of replacements; empty where there is none."""
+    """A compiled table of replacements; empty if there is none."""
     array = metadata.array(_CHARSMAP)
     if array is None:
         return b""

@@ -1,4 +1,4 @@
-"""Tokens of a GGUF file with their kinds, and which of them begin and end texts."""
+"""Tokens of a GGUF file with their kinds, and those that begin and end texts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmc.models.tokenizers.word_piece import is_whole
 
 MODEL = "tokenizer.ggml.model"
 TOKENS = "tokenizer.ggml.tokens"
-# Control tokens that end a turn or a text in every model that has them, as llama.cpp holds.
+# Control tokens that always end a turn or a text, according to llama.cpp.
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
 })  # fmt: skip
 
 
 def has_tokenizer(metadata: Metadata) -> bool:
-    """Whether the file has one: some are of models alone."""
+    """Whether the file has a tokenizer; some contain only a model."""
     return metadata.has(TOKENS) or metadata.text(MODEL, "none") not in ("none", "no_vocab")
 
 
@@ -35,14 +35,14 @@ def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
 
     def token(name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
-        # The largest unsigned number is how llama.cpp writes that there is none.
+        # llama.cpp writes the largest unsigned number for "none".
         if not metadata.has(key) or metadata.integer(key, minimum=-1, maximum=(1 << 32) - 1) in (-1, (1 << 32) - 1):
             return None
         return metadata.integer(key, minimum=0, maximum=len(texts) - 1)
 
     eos = token("eos")
     if metadata.text(MODEL, "none") == "bert":
-        # Of which converters name the one that separates texts, and the one that they begin with.
+        # Converters name only the separator and the first token.
         return Vocabulary(texts, kinds, origin, _of(token, "cls", "bos"), _of(token, "seperator", "eos"),
                           token("unknown"), token("padding"))  # fmt: skip
     by_text = [i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind == CONTROL and text in _ENDS]
@@ -53,12 +53,12 @@ def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
 
 
 def _of(token: Callable[[str], int | None], name: str, other: str) -> int | None:
-    """The id of a token that has a role, or another one."""
+    """The id of the token with a role, under either name."""
     return token(other) if (found := token(name)) is None else found
 
 
 def as_pieces(vocabulary: Vocabulary) -> Vocabulary:
-    """Words' first pieces, which a file marks by SentencePiece's space, without it; the other ones as BERT has them."""
+    """Word-initial pieces, marked by SentencePiece's space in files, lose it; other pieces get BERT's marks."""
 
     def text(token: int) -> str:
         found = vocabulary.texts[token]
@@ -77,7 +77,7 @@ def _kinds(metadata: Metadata, count: int) -> tuple[int, ...]:
     kinds = array.integers()
     if len(kinds) != count:
         raise metadata.wrong(key, f"a list of {count} types")
-    # 0 is what no converter means, and llama.cpp takes for no kind at all.
+    # 0 is unused by converters, and llama.cpp treats it as no kind.
     unknown = next((kind for kind in kinds if not 0 <= kind <= BYTE), None)
     if unknown is not None:
         raise ModelError(f"{metadata.origin}: metadata {key} has the type {brief(unknown)}, which is not one of 0 to 6")
