@@ -59,14 +59,16 @@ class HeadPart:
 class Target:
     """A parameter and its sources: one tensor, or several stacked.
 
-    dtype: "act" for weights in the activation dtype, "f32" for norms and biases. makes: of a gated layer whose result
-    one linear layer reads and nothing else, the name of that one's weight: row i of gate and of up is its column i.
-    rows: int32, its row i is row rows[i] of the sources; None: all in their order. plus: is added to every value.
-    pairs: in so many blocks of rows the even ones are taken first, then the odd ones; 0: all in their order.
-    of_rows: what float32 rows become, each by itself; None: what they are. precise: a small matrix on which much
-    depends; llmc does not round it. matrices: equal blocks of rows, whose columns may be stored in orders of their own.
-    part: what of each head is taken; it is always floats, however the matrix is
-    stored.
+    dtype: "act" for weights in the activation dtype, "f32" for norms and biases.
+    makes: for a gated layer read by exactly one linear layer, that layer's weight; rows i of gate and up correspond to
+    its column i.
+    rows: int32; row i is row rows[i] of the sources; None for identity.
+    plus: added to every value.
+    pairs: number of blocks of rows in which even rows come first, then odd ones; 0 for identity.
+    of_rows: function applied to each float32 row; None for identity.
+    precise: a small, sensitive matrix, which llmc does not quantize.
+    matrices: number of equal blocks of rows, whose columns may be stored in orders of their own.
+    part: the part of each head that is taken; always as floats.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The Python API on an event loop: many tasks share one engine, which runs in a thread of its own."""
+"""The Python API for an event loop: many tasks share one engine, which runs in its own thread."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from .server.requests import EngineRequest
 
 
 class AsyncLLM(Opened, AsyncVectorCalls):
-    """An opened artifact for the tasks of one event loop; use it as an asynchronous context manager, or `close` it.
+    """An opened artifact for the tasks of one event loop; use it as an async context manager, or `close` it.
 
-    Options are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits it would get alone.
-    A warm-up runs before the constructor returns; misses are compiled for from the first request on. Raises as `LLM`.
+    Options and errors are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits that it
+    would get alone. The warm-up runs before the constructor returns. Background compilation of misses starts with the
+    first request.
     """
 
     engine: AsyncEngine
@@ -62,11 +63,11 @@ class AsyncLLM(Opened, AsyncVectorCalls):
         template_variables: Mapping[str, Any] | None = None,
         lora: Lora = None,
     ) -> AsyncGenerator[TokenDelta, None]:
-        """What one prompt or conversation gains, or several, as it comes; each delta names its prompt and output.
+        """Streams the output of one or several prompts or conversations; each delta names its prompt and output.
 
         Arguments are those of `LLM.stream`. A request that the engine fails ends with a delta that has an `error`.
-        Closing the iterator (aclose), and cancelling the task that reads it, cancels what still runs. Raises
-        RequestError and ChatTemplateError at the first step, QueueFull when max_waiting requests wait already.
+        Closing the iterator (aclose), or cancelling the task that reads it, cancels running requests. Raises
+        RequestError or ChatTemplateError at the first step, QueueFull if max_waiting requests already wait.
         """
         requests = await self._prepared(prompts, params, tools, template_variables, lora)
         async with self._open(requests) as streams, contextlib.aclosing(merged(streams)) as deltas:
@@ -82,7 +83,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
         template_variables: Mapping[str, Any] | None = None,
         lora: Lora = None,
     ) -> list[RequestOutput]:
-        """The outputs of a prompt, or of several in input order; arguments and errors as `stream` has them.
+        """The outputs of one or several prompts, in input order; arguments and errors as for `stream`.
 
         Cancelling the task cancels the requests.
         """
@@ -115,7 +116,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
         return self.engine.stats()
 
     async def close(self) -> None:
-        """Cancels what still runs or compiles and releases the engine; may be called twice."""
+        """Cancels running requests and compilations, and releases the engine; idempotent."""
         if self._started is not None:
             await self.engine.drain(0)
         await asyncio.to_thread(self.engine.close)
@@ -130,17 +131,17 @@ class AsyncLLM(Opened, AsyncVectorCalls):
     async def _start(self) -> None:
         if self._started is None:
             self._started = asyncio.create_task(self.engine.start())
-        # A task that is cancelled here must not take the engine with it.
+        # Shielded: cancelling a task here must not cancel the engine.
         await asyncio.shield(self._started)
 
     async def _prepared(self, *arguments: Any) -> list[PreparedRequest]:
         await self._start()
-        # Tokenizing a long prompt, or compiling a grammar, would hold up every other task.
+        # In a thread: tokenizing a long prompt or compiling a grammar would block all other tasks.
         return await asyncio.to_thread(self.prepare, *arguments)
 
     @contextlib.asynccontextmanager
     async def _open(self, requests: Sequence[PreparedRequest]) -> AsyncIterator[list[RequestStream]]:
-        """Submits all requests; those that still run at the end are cancelled."""
+        """Submits all requests; cancels those still running on exit."""
         streams: list[RequestStream] = []
         try:
             for request in requests:

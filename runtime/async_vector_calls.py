@@ -1,4 +1,4 @@
-"""`AsyncLLM`'s calls for models that give vectors."""
+"""`AsyncLLM`'s calls for models that return vectors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .vector_task import Vector, VectorTask
 
 
 class AsyncVectorCalls(VectorPrompts):
-    """What `AsyncLLM` has beside the calls that write text. Cancelling a task cancels its requests."""
+    """`AsyncLLM`'s vector calls. Cancelling a task cancels its requests."""
 
     engine: AsyncEngine
 
     async def embed(
         self, prompts: Texts, *, dimensions: int | None = None, truncate: bool = False
     ) -> list[EmbeddingOutput]:
-        """Arguments and errors as `LLM.embed` has them."""
+        """Arguments and errors: as for `LLM.embed`."""
         task = self._task("embed")
         task.check_dimensions(dimensions)
         ids = await asyncio.to_thread(self._ids, task, prompts, truncate)
@@ -40,25 +40,25 @@ class AsyncVectorCalls(VectorPrompts):
         instruction: str | None = None,
         truncate: bool = False,
     ) -> list[ScoreOutput]:
-        """Arguments and errors as `LLM.score` has them."""
+        """Arguments and errors: as for `LLM.score`."""
         task = self._task("rank")
         ids = await asyncio.to_thread(self._pairs, task, queries, documents, instruction, truncate)
         return scores_of(task, ids, await self._rows(task, ids))
 
     async def classify(self, prompts: Texts, *, truncate: bool = False) -> list[LabelOutput]:
-        """Arguments and errors as `LLM.classify` has them."""
+        """Arguments and errors: as for `LLM.classify`."""
         task = self._task("classify")
         ids = await asyncio.to_thread(self._ids, task, prompts, truncate)
         return labels_of(task, ids, await self._rows(task, ids))
 
     @abstractmethod
     async def _start(self) -> None:
-        """The engine runs when this returns."""
+        """Starts the engine, if it does not run yet."""
 
     async def _rows(self, task: VectorTask, ids: Ids) -> list[Vector]:
-        """What the engine gives for each. Raises RequestError for the first that it fails; the others are cancelled."""
+        """The vector of each prompt. Raises RequestError for the first that fails; the others are cancelled."""
         await self._start()
-        # The engine's queue is for all tasks, so a long list does not fill it.
+        # All tasks share the engine's queue, so a long list must not fill it.
         room = asyncio.Semaphore(4 * self.engine.max_num_seqs + 64)
 
         async def row(index: int, prompt: list[int]) -> Vector:

@@ -1,4 +1,4 @@
-"""Beam search from Python, under the names that vLLM has for it."""
+"""Beam search from Python, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .params import EarlyStopping, SamplingParams
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """Beam search of one request: in each step the beam_width likeliest continuations of all beams go on.
+    """Beam search of one request: each step keeps the beam_width likeliest continuations over all beams.
 
-    A beam that ends is worth the sum of its logprobs, divided by its number of tokens to the power of length_penalty.
-    An eos counts as a token.
-    early_stopping: when the search ends, once beam_width beams have ended. False: no running beam would be better at
-    its present length. True: at once. "never": none could become better within max_tokens.
-    logprobs: 0 … 20 alternatives beside each token.
+    The score of a finished beam is the sum of its logprobs divided by (number of tokens) ^ length_penalty. An eos
+    counts as a token.
+    early_stopping: when to end once beam_width beams have finished. False: when no running beam would score better at
+    its present length. True: immediately. "never": when none could score better within max_tokens.
+    logprobs: 0 … 20 alternatives per token.
     Raises RequestError for a value out of range, when the search begins.
     """
 
@@ -29,7 +29,7 @@ class BeamSearchParams:
     logprobs: int = 0
 
     def sampling(self) -> SamplingParams:
-        """The same as parameters of `generate`, which tell all beams."""
+        """Parameters for `generate` that return all beams."""
         return SamplingParams(
             n=self.beam_width,
             beam_width=self.beam_width,

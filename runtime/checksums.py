@@ -1,7 +1,6 @@
-"""Reads every byte of an artifact and compares it with the checksums in graphs.bin and manifest.json (FORMAT.md).
+"""Checks every byte of an artifact against the checksums in graphs.bin and manifest.json (FORMAT.md).
 
-In Python, so that it also works where the artifact's instruction set cannot run; `binding.Artifact.verify` is the
-native one.
+In Python, so that it works without the artifact's instruction set; `binding.Artifact.verify` is the native check.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Damage:
-    """A range of a file that is not what was compiled; what: the tensor or part, offset and bytes in the file."""
+    """A damaged range of a file. what: the tensor or part; offset and size in bytes."""
 
     file: str
     what: str
@@ -41,14 +40,14 @@ class _Part:
     what: str
     offset: int
     bytes: int
-    crc32: int | None  # None: padding, all zero
+    crc32: int | None  # None for padding, which must be zero
 
 
 def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda done, total: None) -> list[Damage]:
-    """Every damaged part of the code files and weights.safetensors, in the order of the files; `tables` is graphs.bin.
+    """All damaged parts of the code files and weights.safetensors, in file order. tables: of graphs.bin.
 
-    Raises FormatError where a file is missing, has another size, or the disk does not deliver it. It is also raised
-    where the manifest or a file that was copied from the model is damaged.
+    Raises FormatError if a file is missing, has another size, or cannot be read. Also if the manifest, or a file copied
+    from the model, is damaged.
     """
     try:
         check_listed(artifact)
@@ -81,7 +80,7 @@ def verify_artifact(artifact: Path, tables: Tables, progress: Progress = lambda 
 
 
 def _parts(artifact: Path, tables: Tables) -> list[_Part]:
-    """All bytes of the files beside graphs.bin, each in one part."""
+    """All bytes of the files besides graphs.bin, each in exactly one part."""
     header = tables.header
     weights = "weights.safetensors"
     parts = [
@@ -101,7 +100,7 @@ def _parts(artifact: Path, tables: Tables) -> list[_Part]:
 
 
 def _header_bytes(path: Path) -> int:
-    """Bytes of a safetensors header with its length."""
+    """Size of a safetensors header, with its length prefix."""
     try:
         with open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")

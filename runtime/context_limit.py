@@ -1,4 +1,4 @@
-"""How many tokens one request may have: what the model was compiled for, or less where the KV pool holds less."""
+"""The most tokens of a request: the compiled limit, or less if the KV pool holds less."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ if TYPE_CHECKING:
     from llmc.runtime.binding import ArtifactInfo, Engine
 
 DEFAULT_KV_BYTES = 1 << 30
-"""The most that an engine's KV pool takes unless kv_bytes or num_blocks says otherwise; see llmc.h."""
+"""Default limit of an engine's KV pool, without kv_bytes or num_blocks; see llmc.h."""
 _RAISE = "raise kv_bytes (--kv-bytes)"
 
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """Prompt and output of a request together. tokens: the most there may be. model_tokens: the artifact's
-    max-model-len. kv_bytes: of the smallest KV pool that holds so many. least_output: tokens that a prompt must leave
-    room for."""
+    """The limit on prompt plus output. tokens: the limit. model_tokens: the artifact's max-model-len. kv_bytes: of the
+    smallest KV pool for that. least_output: tokens that a prompt must leave free."""
 
     tokens: int
     model_tokens: int
@@ -26,9 +25,9 @@ class ContextLimit:
 
     @classmethod
     def of_engine(cls, engine: Engine, info: ArtifactInfo) -> ContextLimit:
-        """The limit of an engine that runs the artifact of `info`."""
+        """The limit for an engine that runs the artifact `info`."""
         blocks = -(-info.max_model_len // info.block_size)
-        # One more: the dummy block of padding.
+        # Plus the dummy block for padding.
         return cls(
             engine.stats.max_request_tokens,
             info.max_model_len,
@@ -38,17 +37,17 @@ class ContextLimit:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens that a prompt may have."""
+        """Most tokens of a prompt."""
         return self.tokens - self.least_output
 
     @property
     def by_pool(self) -> bool:
-        """The KV pool holds fewer tokens than the model could take."""
+        """Whether the KV pool, not the model, sets the limit."""
         return self.tokens < self.model_tokens
 
     @property
     def warning(self) -> str | None:
-        """One sentence for a pool that is too small for the model's context; None for any other."""
+        """One sentence if the pool is too small for the model's context; else None."""
         if not self.by_pool:
             return None
         return (
@@ -57,7 +56,7 @@ class ContextLimit:
         )
 
     def refusal(self, num_prompt_tokens: int) -> str | None:
-        """Why a prompt of so many tokens cannot run, as the end of a sentence; None when it can."""
+        """Why a prompt of this many tokens cannot run, as the end of a sentence; None if it can."""
         if num_prompt_tokens <= self.longest_prompt:
             return None
         shorten = f"shorten it to at most {self.longest_prompt}"
@@ -67,7 +66,7 @@ class ContextLimit:
         return f"{num_prompt_tokens} tokens and max-model-len is {self.tokens}: {shorten}, {more}"
 
     def finish_detail(self, num_tokens: int) -> str | None:
-        """What ended a request of so many tokens, prompt and output; None when its max_tokens did."""
+        """The limit that ended a request of this many tokens, prompt and output; None if max_tokens did."""
         if num_tokens < self.tokens:
             return None
         if self.by_pool:

@@ -1,4 +1,4 @@
-"""The artifact of a model that guesses for another one."""
+"""The artifact of a draft model, which speculates for another one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def draft_memory(draft: Path | None) -> DraftMemory | None:
-    """What a draft takes of memory, None without one. Raises the binding's errors."""
+    """Memory that a draft takes; None without one. Raises the binding's errors."""
     if draft is None:
         return None
     with Artifact(draft) as artifact:
@@ -26,8 +26,8 @@ def draft_memory(draft: Path | None) -> DraftMemory | None:
 
 @contextmanager
 def opened_draft(draft: Path | None, model: Path) -> Iterator[Artifact | None]:
-    """The artifact of a draft, closed again when engines that keep a reference were made. Raises RequestError where its
-    tokens are not those of the artifact `model`, and the binding's errors."""
+    """A draft's artifact, closed on exit; engines keep a reference. Raises RequestError if its tokens differ from those
+    of the artifact `model`, and the binding's errors."""
     if draft is None:
         yield None
         return

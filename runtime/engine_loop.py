@@ -1,4 +1,4 @@
-"""The engine's loop where requests wait in one thread: steps it, and hands events to the requests they are about."""
+"""The engine loop for requests that wait in one thread: steps the engine, and dispatches events to requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .frontend import PreparedRequest
 from .gathered import Gathered
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 
-# What the engine may refuse in one request that the checks before cannot see; any other error is the engine's own.
-# Not found is an adapter that was unloaded meanwhile.
+# Errors that the engine may raise for one request, and earlier checks cannot foresee; others are the engine's own. Not
+# found means that an adapter was unloaded meanwhile.
 REFUSALS = ("invalid_argument", "not_found", "out_of_range", "out_of_memory")
 
 
@@ -26,7 +26,7 @@ OnStep = Callable[[int], None]
 
 
 class Job:
-    """A request on its way through the engine. `gathered` holds what `gather` has taken."""
+    """A request in progress. gathered: deltas taken by `gather`."""
 
     def __init__(self, request: PreparedRequest, limit: ContextLimit) -> None:
         self.request = request
@@ -39,16 +39,16 @@ class Job:
         self.told = False
 
     def gather(self, told: Callable[[TokenDelta], None] | None = None) -> None:
-        """Takes the deltas so far, and tells them."""
+        """Takes the pending deltas, and reports them."""
         self.gathered.take_all(self.generation, told)
 
     def output(self) -> RequestOutput:
-        """The request, ended."""
+        """The finished request."""
         self.gather()
         return self.request.output(self.gathered, self.generation.timings(self.submit_ns))
 
     def take(self, event: Event) -> None:
-        """Takes an event that is about this request."""
+        """Takes an event of this request."""
         self.generation.take(event)
         if self.guides is None:
             return
@@ -62,21 +62,21 @@ class Job:
 
 
 class EngineLoop:
-    """Runs jobs through `engine`. Several runs may be open at once: each step serves them all."""
+    """Runs jobs through `engine`. Several runs may be open at once; each step serves them all."""
 
     def __init__(self, engine: Any, max_num_seqs: int) -> None:
         self._engine = engine
-        # Enough to keep the engine's queue full, few enough that a million prompts do not sit in it.
+        # Enough to keep the engine's queue full, few enough that a million prompts do not fill it.
         self._window = 4 * max_num_seqs + 64
         self._jobs: dict[int, tuple[Job, list[Job]]] = {}
 
     def run(
         self, jobs: Iterable[Job], stepped: Callable[[int], None] | None = None
     ) -> Generator[list[Job], None, None]:
-        """Runs `jobs`; after each step yields those with news, each one a last time when it is done.
+        """Runs `jobs`; after each step yields those with news, and each a last time when it is done.
 
-        stepped: called after each step with the number of tokens it brought. Closing it, and whatever it raises,
-        cancels what still runs.
+        stepped: called after each step with its number of tokens. Closing the generator, or any exception, cancels
+        running jobs.
         """
         waiting = iter(jobs)
         running: dict[int, Job] = {}
@@ -108,7 +108,7 @@ class EngineLoop:
             self._abandon(running)
 
     def _step(self) -> int:
-        """One step of the engine; returns how many tokens it brought."""
+        """Runs one engine step; returns its number of tokens."""
         progressed = self._engine.step()
         events = self._engine.poll()
         num_tokens = 0
@@ -134,7 +134,7 @@ class EngineLoop:
         return num_tokens
 
     def _submit(self, job: Job) -> None:
-        """Gives the job its id; without one it has failed, because the engine refused it."""
+        """Submits the job; one without an id was refused by the engine, and has failed."""
         request = job.request
         wants: dict[str, Any] = {}
         if request.params.prompt_logprobs is not None:
@@ -155,18 +155,18 @@ class EngineLoop:
         assert job.guides is not None
         try:
             if job.guides.finished(event.output_index):
-                # The text is complete. The engine ends it by an eos, which is not told any more.
+                # The text is complete. The engine ends it by an eos, which is no longer reported.
                 job.generation.finish_output(event.output_index)
             set_masks(self._engine, event.request_id, event.output_index, job.guides)
         except GuideError as error:
             job.generation.fail(RequestFailure("guide", str(error)))
 
     def _abandon(self, running: Iterable[int]) -> None:
-        """Cancels the requests that still run, and nobody waits for any more."""
+        """Cancels requests that still run and are no longer awaited."""
         left = [engine_id for engine_id in running if self._jobs.pop(engine_id, None) is not None]
         for engine_id in left:
             self._cancel(engine_id)
-        # Others' steps cancel them as well.
+        # Steps of other runs also process the cancellations.
         while left and not self._jobs and self._engine.step():
             self._engine.poll()
         if left and not self._jobs:
@@ -176,6 +176,6 @@ class EngineLoop:
         try:
             self._engine.cancel(request_id)
         except LlmcError as error:
-            # It finished in the very step whose tokens ended it here.
+            # It finished in the same step whose tokens ended it here.
             if error.name != "not_found":
                 raise

@@ -10,16 +10,16 @@ import threading
 
 
 def _end_with_parent() -> None:
-    """Nothing is ever written to the standard input: it ends with the process of rank 0."""
+    """Ends the process when its standard input, to which nothing is written, closes with rank 0's process."""
     while os.read(0, 1):
         pass
     os._exit(1)
 
 
 def main() -> int:
-    """Does this rank's part until rank 0 ends; 1 when a rank has failed."""
+    """Does this rank's part until rank 0 ends; returns 1 if a rank has failed."""
     work = json.loads(sys.argv[1])
-    # Rank 0 drains on these, and needs this rank until it has.
+    # Rank 0 drains on these signals, and needs this rank until then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -41,5 +41,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     code = main()
     sys.stderr.flush()
-    # The thread that waits for rank 0 reads still.
+    # Skips interpreter shutdown: the thread that waits for rank 0 is still reading.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` share: tokenizer, sampling defaults, and prompts that are checked before any runs."""
+"""Shared by `LLM` and `AsyncLLM`: tokenizer, sampling defaults, and validation of all prompts before any runs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = "str | Sequence[int] | Messages"
 Prompts: TypeAlias = "Prompt | Sequence[Prompt]"
-"""A text, token ids or a conversation, or a list of them."""
+"""A text, token ids or a conversation, or a list of these."""
 Lora: TypeAlias = "str | Sequence[str | None] | None"
-"""The name of a LoRA adapter for all prompts, or one each; None for the model alone."""
+"""Name of a LoRA adapter for all prompts, or one per prompt; None for the bare model."""
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A prompt that was checked. text: None when it was not given as one. make_guide: makes one a continuation.
-    adapter: the engine's number of a LoRA adapter, 0 for none."""
+    """A validated prompt. text: None if it was not given as text. make_guide: makes a guide per continuation. adapter:
+    the engine's number; 0 for none."""
 
     index: int
     text: str | None
@@ -45,11 +45,11 @@ class PreparedRequest:
     adapter: int = 0
 
     def generation(self, limit: ContextLimit) -> Generation:
-        """What takes the engine's events of this request."""
+        """The object that takes the engine's events of this request."""
         return Generation(self.token_ids, self.params, self.decode, limit, self.index)
 
     def output(self, gathered: Gathered, timings: Timings) -> RequestOutput:
-        """The request, ended."""
+        """The finished request."""
         asked = self.params.prompt_logprobs is not None
         return RequestOutput(
             index=self.index,
@@ -64,8 +64,8 @@ class PreparedRequest:
 
 
 class Frontend:
-    """Prompts of an artifact. max_model_len: tokens a request may have, prompt and output, as `limit` has it.
-    vector_task: of a model that gives vectors, None for one that writes text. adapters: those of the engine."""
+    """Prompts of an artifact. max_model_len: most tokens of a request, prompt plus output; see `limit`. vector_task:
+    None for a model that generates text. adapters: of the engine."""
 
     adapters: Adapters
 
@@ -89,24 +89,26 @@ class Frontend:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The artifact's tokenizer, read at first use. Raises TokenizerError when it has none."""
+        """The artifact's tokenizer, read on first use. Raises TokenizerError if there is none."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.path, self._chat_template)
         return self._tokenizer
 
     @property
     def model_type(self) -> str | None:
-        """The family that the artifact was compiled from; None when its manifest does not say."""
+        """The model family of the artifact; None if its manifest does not say."""
         return read_model_type(self.path)
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """The model's own sampling defaults (generation_config.json) with `overrides` that are not None."""
+        """The model's own sampling defaults (generation_config.json), overridden by those `overrides` that are not
+        None."""
         return SamplingParams.from_generation_config(self.generation_config, **overrides)
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
-        """Token ids of a conversation up to where the assistant's answer starts; options as ChatTemplates.render's."""
+        """Token ids of a conversation up to the start of the assistant's answer; options as for
+        ChatTemplates.render."""
         text = self.tokenizer.apply_chat_template(messages, **options)
-        # The template writes the special tokens itself.
+        # The template itself writes the special tokens.
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def prepare(
@@ -117,7 +119,7 @@ class Frontend:
         template_variables: Mapping[str, Any] | None = None,
         lora: Lora = None,
     ) -> list[PreparedRequest]:
-        """Checks all prompts; params: one for all, one each, or None for the model's defaults; lora: the name of an
+        """Validates all prompts. params: one for all, one each, or None for the model's defaults. lora: name of an
         adapter for all, or one each. Raises RequestError."""
         if self.vector_task is not None:
             self.vector_task.must_be("generate")
@@ -137,7 +139,7 @@ class Frontend:
         return [replace(one, adapter=adapter) for one, adapter in zip(prepared, adapters, strict=True)]
 
     def _adapter_ids(self, lora: Lora, count: int) -> list[int]:
-        """The engine's numbers of the adapters of so many prompts."""
+        """The engine's adapter numbers for `count` prompts."""
         names = [lora] * count if lora is None or isinstance(lora, str) else list(lora)
         if len(names) != count:
             raise RequestError(f"{len(names)} names of adapters for {count} prompts: give one, or one each")
@@ -161,13 +163,13 @@ class Frontend:
         try:
             tokenizer = self.tokenizer
         except TokenizerError:
-            # Prompts of token ids run without a tokenizer, but not with a damaged one; only text needs one.
+            # Prompts of token ids run without a tokenizer, but not with a damaged one; only text needs it.
             if text is not None or params.stop or (self.path / "tokenizer.json").exists():
                 raise
         return PreparedRequest(index, text, token_ids, params, decoder(tokenizer, params), self._guide_maker(params))
 
     def _guide_maker(self, params: SamplingParams) -> Callable[[], TokenGuide] | None:
-        """Makes the guide of a continuation; None for a request without."""
+        """Makes guides, one per continuation; None for an unguided request."""
         if params.guided is None:
             return None
         if not isinstance(params.guided, Guided):
@@ -183,11 +185,11 @@ def is_chat(item: Any) -> bool:
 
 
 def is_one(prompts: Any) -> bool:
-    """Whether `prompts` is one prompt: a text, token ids or a conversation."""
+    """Whether `prompts` is a single prompt: a text, token ids or a conversation."""
     first = prompts[0] if isinstance(prompts, Sequence) and len(prompts) > 0 else None
     return isinstance(prompts, str) or isinstance(first, int) or is_chat(prompts)
 
 
 def as_batch(prompts: Any) -> list[Any]:
-    """The prompts as a list of them."""
+    """The prompts as a list."""
     return [prompts] if is_one(prompts) else list(prompts)

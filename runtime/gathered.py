@@ -1,5 +1,5 @@
-"""The deltas of a request put together, held in few bytes and few objects. Thousands of continuations may wait for the
-last of them, and Python's collector walks every container there is."""
+"""The merged deltas of a request, held in few bytes and objects: thousands of continuations may be pending, and
+Python's garbage collector walks every container."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .generation import Generation
 from .outputs import CompletionOutput, RequestFailure, TokenDelta, TokenLogprob
 from .params import SamplingParams
 
-# A continuation that has ended: text, token ids, packed logprobs, and how it ended. The collector does not walk a plain
-# tuple of texts and numbers.
+# A finished continuation: text, token ids, packed logprobs, and its end. The collector skips plain tuples of texts and
+# numbers.
 _Packed = tuple[bytes, bytes]
 _Whole = tuple[str, tuple[int, ...], tuple[_Packed, ...] | None, tuple[str | None, str | int | None, str | None]]
 
 
 class _Part:
-    """A continuation that goes on. logprobs: of each delta, packed; None: nobody asked for them."""
+    """A running continuation. logprobs: packed, per delta; None if not requested."""
 
     __slots__ = ("logprobs", "text", "token_ids")
 
@@ -53,7 +53,7 @@ def _output(index: int, whole: _Whole) -> CompletionOutput:
 
 
 class Gathered:
-    """The deltas of one request, put together. prompt_logprobs: one entry a prompt token but the first, or None."""
+    """The merged deltas of one request. prompt_logprobs: one entry per prompt token except the first, or None."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
@@ -64,7 +64,7 @@ class Gathered:
         self._ended: dict[int, _Whole] = {}
 
     def add(self, delta: TokenDelta) -> None:
-        """Takes the next delta."""
+        """Adds the next delta."""
         which = delta.output_index
         part = self._parts.get(which)
         if part is None:
@@ -78,7 +78,7 @@ class Gathered:
             self._ended[which] = self._parts.pop(which).whole(delta)
 
     def take_all(self, generation: Generation, told: Callable[[TokenDelta], None] | None = None) -> None:
-        """Takes what a generation has gained, and tells it."""
+        """Takes all pending deltas of a generation, and reports them."""
         while (delta := generation.next_delta()) is not None:
             self.add(delta)
             if told is not None:
@@ -92,7 +92,7 @@ class Gathered:
 
     @property
     def outputs(self) -> tuple[CompletionOutput, ...]:
-        """The continuations, made anew at each look; one without an end has the reason "error"."""
+        """The continuations, rebuilt on each access; an unfinished one has the reason "error"."""
         return tuple(_output(index, self._whole(index)) for index in range(self._params.n))
 
     def _whole(self, index: int) -> _Whole:

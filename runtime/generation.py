@@ -1,6 +1,6 @@
-"""One request on its way: the engine's events in; text, tokens, logprobs and reasons of its continuations out.
+"""A request in progress: turns the engine's events into text, tokens, logprobs and finish reasons of continuations.
 
-`LLM`, `AsyncLLM` and the server all read the engine through this one machine. It knows neither threads nor HTTP.
+`LLM`, `AsyncLLM` and the server all use this class. It knows neither threads nor HTTP.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger("llmc")
 
 
 def decoder(tokenizer: Tokenizer | None, params: SamplingParams) -> Decode:
-    """Token ids to text as a request wants it; without a tokenizer all text is empty."""
+    """A function from token ids to text, with a request's options; without a tokenizer all text is empty."""
     if tokenizer is None:
         return lambda token_ids: ""
-    # Looked up at each call, so that a tokenizer may be watched.
+    # Looked up on each call, so that tests can wrap the tokenizer.
     return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
 
 
 class _Output:
-    """One continuation, and what it has gained since somebody last looked. text: None before its first token, as many
-    thousands may wait."""
+    """One continuation, and its news since the last look. text: None before its first token, since thousands may
+    wait."""
 
     __slots__ = (
         *("text", "num_tokens", "last_token_ns", "finish_reason", "stop_reason", "finish_detail"),
@@ -57,17 +57,15 @@ class _Output:
 
 
 class Diverged(Exception):
-    """A token was drawn that is not the one that another engine drew of the same request."""
+    """The engine drew another token than another engine did for the same request."""
 
 
 class Generation:
-    """Takes the events of one request, in order, and gives out deltas whenever somebody looks; those that nobody has
-    taken yet are merged.
+    """Takes the events of one request, in order, and returns deltas on demand; deltas not yet taken are merged.
 
-    index: what the deltas carry. decode: as `decoder` makes it. limit: names what ends a request that fills it.
-    told: tokens by output index that the reader has from elsewhere: they are one delta of their own, and the request
-    fails where the engine draws others. resumes: the only continuation there is, of whose told tokens the engine was
-    given all but the last.
+    index: copied to the deltas. decode: from `decoder`. limit: names the limit that ends a full request. told: tokens,
+    by output index, that the reader already has. They form a separate delta, and the request fails if the engine draws
+    others. resumes: the only continuation; the engine was given all its told tokens but the last.
     """
 
     def __init__(
@@ -101,12 +99,12 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """All continuations have ended, whether or not their last deltas were taken."""
+        """Whether all continuations have ended, even if their last deltas were not taken."""
         return self._num_ended == len(self._outputs)
 
     @property
     def engine_done(self) -> bool:
-        """The engine has nothing more to say. False when a stop string or a guide ended what it would go on with."""
+        """Whether the engine has nothing more to report. False if a stop string or a guide ended a text early."""
         return self._num_ended_by_engine == len(self._outputs)
 
     @property
@@ -116,13 +114,13 @@ class Generation:
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
-        """Of each continuation; "error" for one that has not ended."""
+        """Per continuation; "error" for an unfinished one."""
         return tuple(output.finish_reason or "error" for output in self._outputs)
 
     def timings(self, submit_ns: int) -> Timings:
-        """Times since submission; submit_ns is on time.monotonic_ns()."""
+        """Times since submission. submit_ns: on time.monotonic_ns()."""
         first, last = self.first_token_ns, max(output.last_token_ns for output in self._outputs)
-        # With n > 1 the continuations run side by side: a token time is that of one of them.
+        # With n > 1 continuations run in parallel: time per token is that of a single one.
         steps = max(output.num_tokens for output in self._outputs) - 1
         return Timings(
             ttft_s=(first - submit_ns) / 1e9 if first else None,
@@ -131,7 +129,7 @@ class Generation:
         )
 
     def take(self, event: Event) -> None:
-        """Takes an event of the engine that is about this request."""
+        """Takes an event of this request."""
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
         if event.kind in ("finished", "failed"):
             self._num_ended_by_engine += 1
@@ -139,7 +137,7 @@ class Generation:
             self._take(event)
         except Diverged as error:
             self.fail(RequestFailure("diverged", str(error)))
-        except Exception as error:  # whatever a tokenizer's decoder raises must end this request, not the others
+        except Exception as error:  # any exception of a tokenizer's decoder must end only this request
             log.debug("the answer of a request cannot be turned into text", exc_info=True)
             self.fail(RequestFailure("internal", f"the answer cannot be turned into text: {error}"))
 
@@ -148,7 +146,7 @@ class Generation:
         self._finish(self._outputs[output_index], "stop")
 
     def fail(self, failure: RequestFailure) -> None:
-        """Ends what still runs with the reason "error"."""
+        """Ends all running continuations with the reason "error"."""
         self.failure = self.failure or failure
         for output in self._outputs:
             if output.finish_reason is None:
@@ -156,7 +154,7 @@ class Generation:
                 self._num_ended += 1
 
     def next_delta(self) -> TokenDelta | None:
-        """What a continuation has gained; None when none has anything new."""
+        """The news of a continuation; None if there are none."""
         for index, output in enumerate(self._outputs):
             if not output.changed or output.finish_told:
                 continue
@@ -165,7 +163,7 @@ class Generation:
             if output.owes_told and output.num_tokens >= len(output.told_token_ids):
                 return self._told(index, output)
             failed = output.finish_reason == "error"
-            # What came before an error is told by itself: a reader may want to raise at the error.
+            # News before an error are a separate delta: a reader may raise at the error.
             before = failed and bool(output.new_token_ids or any(output.new_text))
             ended = output.finish_reason is not None and not before
             text, token_ids = "".join(output.new_text), tuple(output.new_token_ids)
@@ -189,7 +187,7 @@ class Generation:
         return None
 
     def _give(self, output: _Output) -> None:
-        """Brings a continuation to where the engine goes on with it."""
+        """Advances a continuation to the point where the engine resumes it."""
         for token_id in output.told_token_ids[:-1]:
             output.told_text.append(self._text(output).push(token_id))
             output.num_tokens += 1
@@ -240,7 +238,7 @@ class Generation:
         self._finish(output, event.finish_reason or "stop", end)
 
     def _count(self, output: _Output, event: Event) -> None:
-        """Counts a token that was sampled, of text or at its end."""
+        """Counts a sampled token, within the text or at its end."""
         if output.num_tokens:
             self.token_gaps_ns.append(event.time_ns - output.last_token_ns)
         self.first_token_ns = self.first_token_ns or event.time_ns

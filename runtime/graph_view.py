@@ -1,4 +1,4 @@
-"""What people want to see of one graph: commands with named, shaped buffers, and how they flow from one to the next."""
+"""A readable view of a graph: commands with named, shaped buffers, and the flow of data between them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ATTENTION = FAMILIES.index("attention")
 _ROPE = FAMILIES.index("rope")
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
-# Kernels of latent attention, which have rows of float32 where others of their family have packed activations.
+# Kernels of latent attention with float32 rows where others of their family have packed activations.
 _PLAIN_ROWS = ("head_linear", "latent_attention")
-# Kernels of other families that make packed activations.
+# Kernels of other families that write packed activations.
 _PACKING = ("packed_head_linear", "silu_gate")
 
 
 @dataclass(frozen=True)
 class BufferView:
-    """One argument of a kernel. offset: in the arena or the weight; bytes: of a pool, one block.
+    """One argument of a kernel. offset: in the arena or the weight. bytes: its size; for a pool, of one block.
 
-    name: unique in the graph for each value: an arena buffer that is written again gets a new one.
+    name: unique per value; an arena buffer that is rewritten gets a new name.
     """
 
     kind: str
@@ -43,15 +43,15 @@ class BufferView:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     def at(self, use: BufferView) -> BufferView:
-        """The same value where another command uses it."""
+        """The same value as used by another command."""
         return replace(use, dtype=self.dtype, shape=self.shape)
 
 
 @dataclass(frozen=True)
 class CommandView:
-    """One kernel call; op is the kernel template's name; layer -1: none.
+    """One kernel call. op: the kernel template's name. layer: -1 for none.
 
-    name: unique in the graph: the module whose weight the command reads, as in `layers.0.mlp.down`, or layer and op.
+    name: unique in the graph: the module whose weight it reads, as in `layers.0.mlp.down`, or layer and op.
     """
 
     index: int
@@ -66,7 +66,7 @@ class CommandView:
 
 @dataclass(frozen=True)
 class ArenaValue:
-    """A value in the arena, from the command that writes it to the last that reads it (indices)."""
+    """A value in the arena, from the command that writes it to its last reader (indices)."""
 
     name: str
     dtype: str
@@ -78,12 +78,12 @@ class ArenaValue:
 
 
 def op_of(symbol: str) -> str:
-    """The kernel template behind a symbol, `op_` and a hash."""
+    """The kernel template of a symbol, `op_` and a hash."""
     return symbol.rsplit("_", 1)[0] or symbol
 
 
 def group_of(layer: int, index: int, first: int) -> str:
-    """What stands for a layer: "layer 3", or where a command of none is; first: the first command of a layer."""
+    """The label of a layer, "layer 3"; for commands outside layers, another one. first: first command of a layer."""
     return f"layer {layer}" if layer >= 0 else "before layers" if index < first else "after layers"
 
 
@@ -91,7 +91,7 @@ def is_written(family: int, kind: str, position: int, count: int) -> bool:
     """Whether a command of `family` writes its operand of `kind`, at `position` of `count`."""
     if kind in ("k_pool", "v_pool"):
         return family == _ROPE
-    # Of attention, results of segments of the context, beside the output.
+    # Attention also writes results of context segments.
     partial = kind == "arena" and family == _ATTENTION and position == count - 2 > 1
     return position == count - 1 or partial
 
@@ -104,7 +104,7 @@ def _row_unit(graph: Graph, rows: int) -> int:
 
 
 def _arena_type(tables: Tables, graph: Graph, size: int, packed: bool, rows: int) -> tuple[str, tuple[Dim, ...]]:
-    """dtype and logical shape: graphs.bin only has bytes, but FORMAT.md fixes the layout of what is in between."""
+    """(dtype, logical shape): graphs.bin only has sizes, but FORMAT.md fixes the layout of intermediate values."""
     code = tables.model.act_dtype if packed else 0
     tile = _row_unit(graph, rows) if packed else 1
     row_bytes, rest = divmod(size, -(-rows // tile) * tile)
@@ -122,7 +122,7 @@ def _buffers(
     for position, operand in enumerate(operands):
         kind, index, size = OPERAND_KINDS[operand.kind], operand.index, operand.bytes
         written = is_written(command.family, kind, position, len(operands))
-        # A gather reads all tokens; it and what follows it write the rows that are sampled.
+        # A gather reads all tokens; it and its successors write sampled rows.
         rows = graph.max_samples if sampled and (written or command.family != _GATHER) else graph.max_tokens
         dtype, shape = "f32", tuple[Dim, ...]()
         if kind == "arena":
@@ -149,7 +149,7 @@ def _buffers(
             width = (keys, model.block_size) if kind == "k_pool" else (model.block_size, values)
             shape = ("num_blocks", model.num_kv_heads, width[0] // lanes, width[1], lanes)
         views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))
-    # Reads first: a kernel may write where it reads.
+    # Reads first: a kernel may write in place.
     named = [
         v if v.kind in ("weight", "input", "adapters") else replace(v, name=_version(v.name, versions)) for v in views
     ]
@@ -166,7 +166,7 @@ def _version(name: str, versions: dict[str, int]) -> str:
 
 
 def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
-    """The command list of `graph` with names, dtypes, shapes and byte counts of every buffer."""
+    """The command list of `graph` with names, dtypes, shapes and sizes of every buffer."""
     versions: dict[str, int] = {}
     sampled = False
     views = []
@@ -177,7 +177,7 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
         family = FAMILIES[command.family]
         views.append(CommandView(index, "", symbol, op_of(symbol), family, command.layer, command.barrier, buffers))
     views = _named(views)
-    # Only the layer that reads an activation tells that it is packed, and its weight that it is int8.
+    # Only the layer that reads an activation shows that it is packed, and only its weight that it is int8.
     read = {x.name: x for command in views if (x := _linear_input(command)) is not None}
     return [
         replace(command, buffers=tuple(read.get(buffer.name, buffer).at(buffer) for buffer in command.buffers))
@@ -186,20 +186,21 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
 
 
 def _module(command: CommandView) -> str:
-    """The module whose weight a command reads; empty: none. Tables such as rope's serve every layer and name none."""
+    """The module whose weight a command reads; empty if none. Tables such as rope's serve every layer and do not
+    count."""
     if command.layer >= 0 and not any(b.name.startswith(f"layers.{command.layer}.") for b in command.buffers):
         return ""
     return next((b.name.rpartition(".")[0] for b in command.buffers if b.kind == "weight"), "")
 
 
 def _layer(command: CommandView) -> int:
-    """graphs.bin tells the layer of what reads the KV cache; the others are where their weights are."""
+    """graphs.bin states the layer of KV cache accesses; other commands belong to the layer of their weights."""
     found = _IN_LAYER.match(_module(command))
     return int(found[1]) if found and command.layer < 0 else command.layer
 
 
 def _named(views: list[CommandView]) -> list[CommandView]:
-    """With each command's layer and name. A command without weights, between two of a layer, is of that layer."""
+    """Adds each command's layer and name. A command without weights, between two of a layer, belongs to that layer."""
     layers = [_layer(command) for command in views]
     for i, layer in enumerate(layers[1:-1], 1):
         if layer < 0 and not _module(views[i]) and layers[i - 1] == layers[i + 1]:
@@ -215,7 +216,8 @@ def _named(views: list[CommandView]) -> list[CommandView]:
 
 
 def role_of(command: CommandView, buffer: BufferView) -> str:
-    """What a buffer is to its command: `x`, `residual`, `weight`, `scale`, `k_pool`, `positions`, … `y` is written."""
+    """The role of a buffer in its command: `x`, `residual`, `weight`, `scale`, `k_pool`, `positions`, …; `y` is
+    written."""
     if buffer.kind == "weight":
         return buffer.name.rpartition(".")[2]
     if buffer.kind != "arena":
@@ -227,7 +229,7 @@ def role_of(command: CommandView, buffer: BufferView) -> str:
 
 
 def _linear_input(command: CommandView) -> BufferView | None:
-    """The activation that a linear layer reads; an int8 one has numbers, and 4 bytes a scale and a group's sum."""
+    """The activation that a linear layer reads; an int8 one has numbers, and 4 bytes per scale and per group sum."""
     if command.family != FAMILIES[_LINEAR] or command.buffers[0].kind != "arena":
         return None
     x = command.buffers[0]
@@ -246,7 +248,7 @@ def _linear_input(command: CommandView) -> BufferView | None:
 
 
 def memory_plan(commands: list[CommandView]) -> list[ArenaValue]:
-    """The values in the arena in the order of their first use."""
+    """The values in the arena, in order of first use."""
     values: dict[str, ArenaValue] = {}
     for command in commands:
         for buffer in command.buffers:

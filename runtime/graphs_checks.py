@@ -1,4 +1,5 @@
-"""What FORMAT.md demands of the tables in graphs.bin, as the native reader checks it: codes, indices, sizes, reach."""
+"""FORMAT.md's requirements on the tables of graphs.bin, checked as by the native reader: codes, indices, sizes,
+reach."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _MAX_STATES_WIDTH = 1 << 20
 _ALL_REDUCE, _ALL_GATHER = range(len(COLLECTIVES))
 _ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT, _ADAPTERS, _STATES = range(len(OPERAND_KINDS))
 _CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""A plain file name: no artifact makes anybody look outside of itself."""
+"""A plain file name: an artifact must not refer outside itself."""
 
 
 class FormatError(ValueError):
@@ -47,7 +48,7 @@ def need(condition: bool, message: str) -> None:
 
 
 def check_tables(tables: Tables) -> None:
-    """Raises FormatError with one sentence for the first thing that FORMAT.md does not allow."""
+    """Raises FormatError with one sentence for the first violation of FORMAT.md."""
     _check_code(tables.code)
     _check_model(tables.model)
     _check_kernels(tables)
@@ -152,14 +153,14 @@ def _check_ranks(tables: Tables) -> None:
 def _check_operands(tables: Tables) -> None:
     model, weights, adapters = tables.model, tables.weights, tables.adapters
     inputs = len(GRAPH_INPUTS) if adapters else len(INPUTS)
-    # What a rank has of its own, operands name as rank 0 has it.
+    # Operands name a rank's own weights by rank 0's name.
     named = model.num_shared_weights + tables.num_rank_weights
     limits = (1, named, inputs, model.num_layers, model.num_layers, 1, len(adapters), int(model.states_width > 0))
     blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
     for i, (kind, index, offset, size) in enumerate(tables.operands):
         need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
         name = OPERAND_KINDS[kind]
-        # The index means nothing for the arena.
+        # The index is unused for the arena.
         need(kind == _ARENA or index < limits[kind], f"operand {i} names {name} {index} of {limits[kind]}")
         what = f"operand {i}, {name}"
         need(offset % ALIGNMENT == 0, f"{what}, is at byte {offset}, not a multiple of {ALIGNMENT}")
@@ -194,7 +195,8 @@ def _check_commands(tables: Tables) -> None:
 
 
 def _check_collective(tables: Tables, graph: Graph, command: Command, collective: CollectiveRecord) -> None:
-    """Its rows lie in the arena or the output, all that the graph may have of them, and a bias in a weight."""
+    """Checks that its rows are in the arena or the output, that they cover all of the graph's rows, and that a bias is
+    a weight."""
     what = f"graph {graph.name} has an {COLLECTIVES[collective.op]} that"
     rows = (graph.max_tokens, graph.max_samples)[collective.rows]
     whole = rows * collective.width * 4
@@ -236,7 +238,7 @@ def _check_graphs(tables: Tables) -> None:
 
 
 def _check_total(version: int, graph: Graph) -> None:
-    """What a graph for a total of contexts may say; earlier versions have none."""
+    """Checks a graph for a total of contexts; earlier versions have none."""
     blocks = graph.max_blocks
     need(not blocks or version >= VERSION, f"graphs.bin of version {version} has no graph for a total, as {graph.name}")
     sound = PHASES[graph.phase] == "decode" and graph.max_seqs <= blocks and graph.max_blocks_per_seq <= blocks
@@ -244,11 +246,11 @@ def _check_total(version: int, graph: Graph) -> None:
 
 
 _Buffer = tuple[int, int]
-"""Kind and index of a buffer whose size is the graph's own: arena, input, output or states."""
+"""(kind, index) of a buffer sized by the graph: arena, input, output or states."""
 
 
 def _reach(operands: tuple[OperandRecord, ...]) -> dict[_Buffer, int]:
-    """How far a command's operands reach into the graph's buffers, in bytes."""
+    """The end, in bytes, of a command's accesses to each of the graph's buffers."""
     ends: dict[_Buffer, int] = {}
     for o in operands:
         if o.kind in (_ARENA, _INPUT, _OUTPUT, _STATES):
@@ -266,7 +268,7 @@ def _merged(reaches: list[dict[_Buffer, int]]) -> dict[_Buffer, int]:
 
 
 def _capacity(graph: Graph, model: ModelRecord, kind: int, index: int) -> int:
-    """Bytes of a buffer of the graph."""
+    """Size in bytes of a buffer of the graph."""
     if kind == _ARENA:
         return graph.arena_bytes
     if kind == _OUTPUT:

@@ -1,4 +1,4 @@
-"""Reads graphs.bin (FORMAT.md) in plain Python, for tools and tests: bytes → tables."""
+"""Reads graphs.bin (FORMAT.md) in plain Python, for tools and tests."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _read_sections(data: memoryview, num_sections: int, version: int) -> dict[in
 
 
 class _Reader:
-    """Takes what can be read at all; `check_tables` says whether it may be so."""
+    """Parses everything parseable; `check_tables` decides on validity."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -128,7 +128,7 @@ class _Reader:
         )
 
     def _one(self, name: str) -> tuple[int, ...]:
-        """The record of a section that has one."""
+        """The record of a section with exactly one."""
         count = self._sections[SECTIONS[name]].count
         need(count == 1, f"graphs.bin has {count} {name} records instead of 1")
         return next(self._records(name))
@@ -196,16 +196,16 @@ class _Reader:
 
 
 def parse_graphs(data: bytes) -> Tables:
-    """The tables in `data`, fully checked. Raises FormatError with one sentence for what FORMAT.md does not allow."""
+    """The tables in `data`, fully checked. Raises FormatError with one sentence for a violation of FORMAT.md."""
     tables = _Reader(memoryview(data)).tables()
     check_tables(tables)
     return tables
 
 
 def read_graphs(artifact: Path) -> Tables:
-    """The tables of the artifact directory `artifact` (or of a graphs.bin), and a look at the sizes of its files.
+    """The tables of the artifact directory `artifact` (or of a graphs.bin); also checks the sizes of its files.
 
-    Raises FormatError, naming the path, if it is not an artifact or is damaged; `verify_artifact` reads the rest.
+    Raises FormatError, naming the path, if it is not an artifact or is damaged; `verify_artifact` checks all bytes.
     """
     artifact = Path(artifact)
     path = artifact / "graphs.bin" if artifact.is_dir() else artifact

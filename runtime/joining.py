@@ -1,4 +1,4 @@
-"""Graphs that join a running engine: those of its artifact with buckets added."""
+"""Graphs that join a running engine: those added to its artifact."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from llmc.runtime.warm_up.measuring import light_load
 
 
 def take_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> range:
-    """Takes over the graphs of the artifact `path`, appends them to `graphs` and returns their indices; from any
-    thread.
+    """Takes over the graphs of the artifact `path`, appends them to `graphs`, and returns their indices; thread-safe.
 
-    No request uses them yet. Raises LlmcError; the engine then goes on with the graphs it has.
+    No request uses them yet. Raises LlmcError; the engine then continues with its present graphs.
     """
     with Artifact(path) as artifact:
         known = artifact.graphs()
         new = engine.add_graphs(artifact)
-    # In place, and before requests run in them: observers hold this list.
+    # In place, and before requests use them: observers hold this list.
     graphs.extend(known[new.start : new.stop])
     return new
 
 
 def join_graphs(engine: Engine, graphs: list[GraphInfo], path: Path) -> int:
-    """As take_graphs, but each is replayed once between two steps, and requests use it from then on; how many."""
+    """As take_graphs, but replays each once between two steps and enables it; returns their number."""
     new = take_graphs(engine, graphs, path)
     for index in new:
         load = light_load(graphs[index])

@@ -1,4 +1,4 @@
-"""The Python API: an artifact, opened, and batches of prompts run through its engine."""
+"""The Python API: an opened artifact, and batches of prompts run through its engine."""
 
 from __future__ import annotations
 
@@ -30,43 +30,42 @@ Progress = Callable[[int, int, int], None]
 
 
 class LLM(Opened, VectorCalls):
-    """An opened artifact with an engine of its own; not thread-safe, close it or use it as a context manager.
+    """An opened artifact with its own engine. Not thread-safe; close it, or use it as a context manager.
 
     path: artifact directory.
-    num_threads: threads of a step; 0: every CPU that this process may use.
-    pin_threads: each thread keeps to a CPU of its own.
-    idle_spin_us: microseconds that idle threads spin before they sleep.
-    max_num_seqs: sequences that run at once; 0: the artifact's.
-    max_tokens_per_step: tokens of a step with prefill; 0: the largest graph.
-    max_waiting: requests that the engine's queue holds; 0: 65536.
-    priority_patience: steps in which a request waits behind a higher priority; 0: 512. Then the one that has been there
-    longest counts as the highest.
-    kv_bytes: bytes of the KV pool; 0: room for max_num_seqs sequences of max_model_len, at most 1 GiB. A pool
-    that holds less than max_model_len limits requests, and a warning says so.
-    num_blocks: KV blocks of the pool; wins over kv_bytes.
-    swap_bytes: bytes of host memory for KV blocks of preempted sequences, where a device has memory of its own; 0: they
-    are computed again.
-    prefix_cache: whether KV blocks of equal prompt prefixes are reused.
-    speculate: guesses of next tokens, which change no result. "ngram" or "ngram:K" takes them from prompt and output,
-    at most K in a step; "draft" or "draft:K" from the artifact `draft`. None: "draft" with one, else "off".
-    miss_policy: what runs a step that no bucket holds. "background" also compiles the bucket in a process of the lowest
-    priority, adds it to the artifact and has its graph join this engine. Closing ends what still compiles.
-    on_bucket_news: callback for each such bucket, on another thread; None: the logger `llmc.misses` is told.
-    record_misses: file that all misses are appended to, for `llmc buckets misses`.
-    weight_memory: where weights are read, see WEIGHT_MEMORY; changes no result.
-    device_options: options of an OpenCL or CUDA device; other kinds have none. With `eager` kernels are launched one by
-    one, and no graph is recorded. `device_number` is that of `llmc devices`. `program_cache` is a folder.
-    `opencl_library` and `cuda_library` are paths. `graph_mib` is what instances of CUDA graphs may take.
+    num_threads: threads per step; 0 for every CPU that this process may use.
+    pin_threads: whether each thread is bound to its own CPU.
+    idle_spin_us: microseconds that idle threads spin before sleeping.
+    max_num_seqs: most sequences run at once; 0 for the artifact's limit.
+    max_tokens_per_step: most tokens of a step with prefill; 0 for the largest graph's.
+    max_waiting: capacity of the engine's queue; 0 for 65536.
+    priority_patience: steps that a request waits behind higher priorities; 0 for 512. Then the oldest request counts as
+    highest.
+    kv_bytes: bytes of the KV pool; 0 for max_num_seqs sequences of max_model_len, at most 1 GiB. A pool smaller than
+    max_model_len limits requests, with a warning.
+    num_blocks: KV blocks of the pool; overrides kv_bytes.
+    swap_bytes: bytes of host memory for KV blocks of preempted sequences, on a device with its own memory; 0 recomputes
+    them.
+    prefix_cache: whether to reuse KV blocks of equal prompt prefixes.
+    speculate: speculative decoding, which changes no result. "ngram" or "ngram:K" takes draft tokens from prompt and
+    output, at most K per step; "draft" or "draft:K" from the artifact `draft`. None: "draft" if there is one, else
+    "off". miss_policy: what runs a step that no bucket holds. "background" also compiles the bucket in a
+    lowest-priority process, adds it to the artifact, and lets its graph join this engine. Closing stops the
+    compilation. on_bucket_news: callback for each such bucket, on another thread; None logs to `llmc.misses`.
+    record_misses: file to which all misses are appended, for `llmc buckets misses`.
+    weight_memory: where weights are read from, see WEIGHT_MEMORY; changes no result.
+    device_options: options of an OpenCL or CUDA device; other kinds have none. `eager` launches kernels one by one
+    instead of recording a graph. `device_number` is that of `llmc devices`. `program_cache` is a folder.
+    `opencl_library` and `cuda_library` are paths. `graph_mib` limits the memory of CUDA graph instances.
     chat_template: text of a chat template instead of the model's own.
-    memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as those
-    flags of `llmc serve`; `budget` tells what was decided.
-    skip_warmup: False makes every graph warm before the first request. True: a graph's first use pays for what it
-    touches first.
-    warmup_seconds: seconds that the warm-up replays graphs; it walks through the rest.
-    on_warm_step: callback for each graph that is warm.
-    lora: LoRA adapters to load, path by name, of an artifact that was compiled with --lora-slots.
-    Raises the binding's error when the artifact is not valid or does not run on this machine, BudgetError, BucketError
-    for a record that cannot be written, and ModelPathError for "background" where the compiler is not installed.
+    memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as the
+    flags of `llmc serve`. The attribute `budget` has the result.
+    skip_warmup: False warms every graph before the first request. True leaves that cost to a graph's first use.
+    warmup_seconds: seconds for which the warm-up replays graphs; the rest is only walked through.
+    on_warm_step: callback for each warmed graph.
+    lora: LoRA adapters to load, name → path; the artifact must be compiled with --lora-slots.
+    Raises the binding's error if the artifact is invalid or cannot run on this machine; BudgetError; BucketError if the
+    record cannot be written; ModelPathError for "background" without the compiler.
     """
 
     _misses: MissHandling | None = None
@@ -112,15 +111,15 @@ class LLM(Opened, VectorCalls):
         progress: Progress | None = None,
         lora: Lora = None,
     ) -> list[RequestOutput]:
-        """Runs a batch of prompts (texts, lists of token ids, conversations) and returns their outputs in input order.
+        """Runs a batch of prompts (texts, token id lists, conversations); returns their outputs in input order.
 
-        params: one for all or one a prompt; None: `default_params()`.
-        lora: name of an adapter that is loaded, for all or one a prompt; None: the model alone.
+        params: one for all, or one per prompt; None for `default_params()`.
+        lora: name of a loaded adapter, one for all or one per prompt; None for the bare model.
         on_output: called with each output as its request finishes.
-        on_delta: called with what continuations gained, after each step.
-        Every prompt is checked before any runs. Raises RequestError for one that is empty, too long or has token ids
-        out of range. A request that the engine fails says why in its output's `error`; the others go on. When a
-        callback or a signal raises, what still runs is cancelled and the error goes on.
+        on_delta: called after each step with the news of each continuation.
+        All prompts are checked before any runs. Raises RequestError for one that is empty, too long, or has token ids
+        out of range. A request that the engine fails states the reason in its output's `error`; others continue. If a
+        callback or a signal raises, running requests are cancelled and the exception propagates.
         """
         requests = self.prepare(prompts, params, lora=lora)
         outputs: list[RequestOutput | None] = [None] * len(requests)
@@ -160,8 +159,8 @@ class LLM(Opened, VectorCalls):
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or a list of them, rendered with the model's chat template.
 
-        tools: JSON schemas of functions the model may call. template_variables: what else the template reads, as in
-        {"enable_thinking": False}. Raises RequestError and ChatTemplateError as well.
+        tools: JSON schemas of functions that the model may call. template_variables: further template variables, as in
+        {"enable_thinking": False}. Also raises ChatTemplateError.
         """
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         variables = dict(template_variables or {})
@@ -176,7 +175,7 @@ class LLM(Opened, VectorCalls):
         progress: Progress | None = None,
         lora: Lora = None,
     ) -> list[RequestOutput]:
-        """`generate` by beam search: the beam_width outputs of each prompt, best first, with their logprobs."""
+        """`generate` by beam search: the beam_width best outputs of each prompt, best first, with logprobs."""
         return self.generate(prompts, params.sampling(), progress=progress, lora=lora)
 
     def stream(
@@ -188,20 +187,22 @@ class LLM(Opened, VectorCalls):
         template_variables: Mapping[str, Any] | None = None,
         lora: Lora = None,
     ) -> Generator[TokenDelta, None, None]:
-        """What one prompt or conversation gains, or several, as it comes; each delta names its prompt and output.
+        """Streams the output of one or several prompts or conversations; each delta names its prompt and output.
 
-        Arguments and errors are those of `generate` and `chat`, prompts are checked at once. A request that the engine
-        fails ends with a delta that has an `error`. Closing the iterator cancels what still runs; several may be open.
+        Arguments and errors are those of `generate` and `chat`; prompts are checked immediately. A request that the
+        engine fails ends with a delta that has an `error`. Closing the iterator cancels running requests. Several
+        iterators may be open.
         """
         return self._deltas(self.prepare(prompts, params, tools, template_variables, lora))
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Loads a LoRA adapter, as PEFT saves it, for requests to choose by name. Raises AdapterError, and then nothing
-        has changed."""
+        """Loads a LoRA adapter in PEFT's format, for requests to select by name. Raises AdapterError, and then changes
+        nothing."""
         self.adapters.load(name, Path(path))
 
     def unload_adapter(self, name: str) -> None:
-        """No new request finds it; those that run with it end with it. Raises AdapterError for an unknown name."""
+        """New requests no longer find the adapter; running ones finish with it. Raises AdapterError for an unknown
+        name."""
         self.adapters.unload(name)
 
     def _deltas(self, requests: Sequence[PreparedRequest]) -> Generator[TokenDelta, None, None]:
@@ -216,8 +217,8 @@ class LLM(Opened, VectorCalls):
         return self.engine.stats
 
     def graph_use(self) -> list[dict[str, Any]]:
-        """Graphs that were replayed: {"graph": "decode:4x512", "replays": …, "tokens": valid tokens carried}."""
-        uses = zip(self.graphs, self.engine.graph_use(), strict=False)  # a graph may join between the two
+        """Graphs that were replayed: {"graph": "decode:4x512", "replays": …, "tokens": valid tokens}."""
+        uses = zip(self.graphs, self.engine.graph_use(), strict=False)  # a graph may join between the two calls
         return [
             {"graph": str(graph.bucket), "replays": replays, "tokens": tokens}
             for graph, (replays, tokens) in uses
@@ -225,16 +226,16 @@ class LLM(Opened, VectorCalls):
         ]
 
     def add_graphs(self, path: Path) -> int:
-        """Takes over the graphs of `path`, this artifact with buckets added, and returns how many; from any thread.
+        """Takes over the new graphs of `path`, this artifact with buckets added; returns their number. Thread-safe.
 
-        Changes no result. Raises LlmcError; the engine then goes on with the graphs it has.
+        Changes no result. Raises LlmcError; the engine then continues with its present graphs.
         """
         num_new = join_graphs(self.engine, self.graphs, path)
         self.warm_up.joined(self.graphs[len(self.graphs) - num_new :])
         return num_new
 
     def close(self) -> None:
-        """Ends what compiles in the background, and releases engine and artifact; may be called twice."""
+        """Stops background compilation, and releases engine and artifact; idempotent."""
         if self._misses is not None:
             self._misses.close()
         self.engine.close()

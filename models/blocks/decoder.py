@@ -97,8 +97,9 @@ class Decoder(Block):
     act_dtype: "f32", "bf16" or "f16", for linear weights and activations that feed a linear.
     max_len: positions in the rotary tables.
     With tied embeddings lm_head.weight is the embedding's parameter, without a name of its own. With ALiBi there is a
-    buffer slopes, float32 [H]; where another rank holds some of E experts, expert_places, float32 [E]. A pooled model has no lm_head and returns no logits. states_norm is a copy of norm for
-    exported hidden states, so that the norm that rounds rows for lm_head is unchanged.
+    buffer slopes, float32 [H]; where another rank holds some of E experts, expert_places, float32 [E]. A pooled model
+    has no lm_head and returns no logits. states_norm is a copy of norm for exported hidden states, so that the norm that
+    rounds rows for lm_head is unchanged.
     """
 
     slopes: Tensor | None

@@ -1,1 +1,1 @@
-"""LoRA adapters that are loaded while the model serves, and chosen by name."""
+"""LoRA adapters loaded while the model serves, and selected by name."""

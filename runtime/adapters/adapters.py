@@ -1,4 +1,4 @@
-"""The adapters of an engine, by name: loaded into its slots, and unloaded."""
+"""The adapters of an engine, by name: loads them into its slots and unloads them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .tensors import AdapterError
 
 
 class LoadedError(AdapterError):
-    """A name that an adapter has already."""
+    """An adapter with this name is already loaded."""
 
 
 class UnknownAdapterError(AdapterError):
-    """A name that no adapter has."""
+    """No adapter has this name."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One that is loaded. id: the engine's. rank: the largest of its matrices."""
+    """A loaded adapter. id: the engine's number. rank: the largest of its matrices."""
 
     name: str
     path: Path
@@ -39,7 +39,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class _Place:
-    """A module in the artifact: layer and part as the engine counts them, sizes, and the order of its rows there."""
+    """A module in the artifact: layer and part in the engine's numbering, sizes, and its row order there."""
 
     linear: int
     part: int
@@ -49,7 +49,7 @@ class _Place:
 
 
 class Adapters:
-    """Of one engine, which may step meanwhile; from any thread."""
+    """The adapters of one engine, which may be stepping; thread-safe."""
 
     def __init__(self, path: Path, artifact: Artifact, engine: Any) -> None:
         """path: of the artifact."""
@@ -61,32 +61,32 @@ class Adapters:
 
     @property
     def slots(self) -> int:
-        """How many are loaded at once; 0: the artifact takes none."""
+        """Number of adapters that can be loaded at once; 0 if the artifact takes none."""
         return int(self._artifact.info.adapter_slots)
 
     def all(self) -> list[Adapter]:
-        """Those that are loaded, oldest first."""
+        """The loaded adapters, oldest first."""
         with self._lock:
             return list(self._loaded.values())
 
     def find(self, name: str) -> Adapter | None:
-        """The adapter of a name, None where it is not loaded."""
+        """The adapter called `name`; None if it is not loaded."""
         with self._lock:
             return self._loaded.get(name)
 
     def count(self, number: int) -> None:
-        """Notes a request with the adapter of this number."""
+        """Counts a request for the adapter with this number."""
         with self._lock:
             if any(adapter.id == number for adapter in self._loaded.values()):
                 self._requests[number] = self._requests.get(number, 0) + 1
 
     def requests(self) -> dict[str, int]:
-        """How many requests each adapter had since it was loaded."""
+        """Requests per adapter since it was loaded."""
         with self._lock:
             return {name: self._requests.get(adapter.id, 0) for name, adapter in self._loaded.items()}
 
     def id_of(self, name: str | None) -> int:
-        """The engine's number of an adapter, 0 for none. Raises UnknownAdapterError."""
+        """The engine's number of an adapter; 0 for none. Raises UnknownAdapterError."""
         if name is None:
             return 0
         found = self.find(name)
@@ -95,15 +95,15 @@ class Adapters:
         return found.id
 
     def load(self, name: str, path: Path) -> Adapter:
-        """Reads an adapter and gives it a slot. Raises AdapterError; then nothing has changed.
+        """Loads an adapter into a slot. Raises AdapterError, and then changes nothing.
 
-        Steps go on meanwhile. Until it is there no request finds it.
+        Steps continue meanwhile. Requests find the adapter only once it is loaded.
         """
         if not name:
             raise AdapterError("the name of an adapter is empty; give it one")
         if self.slots == 0:
             raise AdapterError(f"{self._path} takes no adapters; compile the model with --lora-slots")
-        # One after the other; who asks for a name does not wait.
+        # One load at a time; lookups do not wait for it.
         with self._loading:
             known = self.all()
             if any(adapter.name == name for adapter in known):
@@ -118,7 +118,7 @@ class Adapters:
             try:
                 number = int(self._engine.load_adapter(matrices))
             except LlmcError as error:
-                # Requests may still use one that was unloaded.
+                # Requests may still use an adapter that was unloaded.
                 raise AdapterError(str(error)) from None
             adapter = Adapter(name, path, number, max(change.rank for change in changes.values()))
             with self._lock:
@@ -126,7 +126,7 @@ class Adapters:
         return adapter
 
     def unload(self, name: str) -> None:
-        """Requests that run with it end with it, new ones do not find it. Raises UnknownAdapterError."""
+        """New requests no longer find the adapter; running ones finish with it. Raises UnknownAdapterError."""
         with self._lock:
             adapter = self._loaded.pop(name, None)
             if adapter is not None:
@@ -142,7 +142,7 @@ class Adapters:
     def _matrices(self, path: Path, changes: Mapping[str, LowRank]) -> Iterable[AdapterMatrix]:
         places, most_rank = self._module_places(), int(self._artifact.info.adapter_rank)
         for module, change in changes.items():
-            # A checkpoint may leave out what names begin with in the class that was trained.
+            # Checkpoints may omit the name prefix of the trained class.
             place = places.get(module) or places.get(module.partition(".")[2])
             if place is None:
                 raise AdapterError(
@@ -164,7 +164,7 @@ class Adapters:
             yield AdapterMatrix(place.linear, place.part, change.scale, change.a, np.ascontiguousarray(b))
 
     def _module_places(self) -> dict[str, _Place]:
-        """Of each module that adapters may change, read from the manifest at first use."""
+        """The place of each module that adapters may change, read from the manifest on first use."""
         if self._places is None:
             lora = read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
             numbers = {linear.name: number for number, linear in enumerate(self._artifact.adapter_linears())}

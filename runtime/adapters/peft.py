@@ -32,12 +32,12 @@ _AS_SAVED = "give the directory of a LoRA adapter as PEFT's save_pretrained writ
 
 
 class NoAdapterError(AdapterError):
-    """There is no adapter at a path."""
+    """There is no adapter at the path."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to one module: scale · b a. a: float32 [rank, inputs]; b: [outputs, rank]."""
+    """A module's change, scale · b a. a: float32 [rank, inputs]. b: [outputs, rank]."""
 
     a: Array
     b: Array
@@ -49,10 +49,9 @@ class LowRank:
 
 
 def read_adapter(path: Path) -> dict[str, LowRank]:
-    """What an adapter adds, by the name that the model it was trained on has for the module.
+    """The changes of an adapter, by module name in the model that it was trained on.
 
-    Raises NoAdapterError where there is none, and AdapterError for one that is damaged, or of a kind that can only be
-    merged.
+    Raises NoAdapterError if there is none, and AdapterError if it is damaged, or of a kind that can only be merged.
     """
     config = _config(path)
     _check_kind(path / CONFIG, config)
@@ -101,7 +100,7 @@ def _check_kind(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
-    """Module, "a" or "b", and values of each tensor."""
+    """(module, "a" or "b", values) of each tensor."""
     for full, values in read_tensors(file):
         if not full.startswith(PREFIX):
             raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
@@ -131,7 +130,7 @@ def _low_rank(path: Path, config: Mapping[str, Any], module: str, parts: Mapping
 
 
 def _number(file: Path, config: Mapping[str, Any], patterns: str, module: str, default: str) -> float:
-    """A number of a module: that of its pattern, or else that of all modules."""
+    """A module's number: from the first matching pattern, else the common one."""
     table = config.get(patterns) or {}
     if not isinstance(table, dict):
         raise AdapterError(f"{file}: {patterns} is {shown(table)}, which is no JSON object")

@@ -22,11 +22,11 @@ _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 class AdapterError(RequestError):
-    """An adapter that cannot be loaded or is not there; the message is one sentence."""
+    """An adapter cannot be loaded, or does not exist; the message is one sentence."""
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
-    """Name and values of each tensor. Raises AdapterError for a file that is damaged, or has tensors of other types."""
+    """(name, values) of each tensor. Raises AdapterError for a damaged file, or for tensors of other dtypes."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -59,7 +59,7 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, entry: Any, size: int) -> tuple[str, tuple[int, ...], int, int]:
-    """Type, shape, first byte and end of a tensor."""
+    """(dtype, shape, begin, end) of a tensor, in bytes."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         whole = all(type(value) is int and value >= 0 for value in (*shape, begin, end))

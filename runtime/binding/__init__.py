@@ -1,4 +1,4 @@
-"""Python over the C ABI: artifacts, devices, the replayer and the engine. Imports neither torch nor tvm."""
+"""Python bindings of the C ABI: artifacts, devices, the replayer and the engine. Imports neither torch nor tvm."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ F64P = POINTER(c_double)
 
 
 def _each(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    """Fields of one type, in order."""
+    """Several fields of one type, in order."""
     return [(name, kind) for name in names]
 
 
@@ -372,7 +372,7 @@ class SimLoad(ctypes.Structure):
 
 
 _E = POINTER(Error)
-# name → argument types; every one of them returns llmc_status.
+# name → argument types; every function returns llmc_status.
 _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_open": [c_char_p, POINTER(c_void_p), _E],
     "llmc_artifact_verify": [c_void_p, _E],
@@ -443,7 +443,7 @@ _VOID_FUNCTIONS: dict[str, list[object]] = {
 
 
 def library_candidates() -> list[Path]:
-    """Where libllmc.so may lie; an editable install keeps it in site-packages, away from the sources."""
+    """Places of libllmc.so; an editable install keeps it in site-packages, away from the sources."""
     override = os.environ.get("LLMC_LIBRARY")
     if override:
         return [Path(override)]
@@ -459,7 +459,7 @@ def library_candidates() -> list[Path]:
 
 
 def load_library() -> ctypes.CDLL:
-    """Loads libllmc.so and declares its functions. LLMC_LIBRARY is the default path when it is set."""
+    """Loads libllmc.so and declares its functions. LLMC_LIBRARY overrides the path."""
     candidates = library_candidates()
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:

@@ -1,4 +1,4 @@
-"""The matrices of a LoRA adapter, for Python and for the C ABI."""
+"""LoRA adapter matrices, in Python and for the C ABI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from llmc.runtime.binding.artifact import AdapterLinear
 
 @dataclasses.dataclass(frozen=True)
 class AdapterMatrix:
-    """What a LoRA adapter adds to a part of a linear layer, both as Artifact.adapter_linears counts them: scale · b a.
+    """A LoRA adapter's change of a part of a linear layer: scale · b a. Layer and part are numbered as in
+    Artifact.adapter_linears.
 
     a: float32 [rank, columns]; b: float32 [rows, rank].
     """
@@ -28,10 +29,10 @@ class AdapterMatrix:
 
 
 class NativeMatrices:
-    """An array of llmc_adapter_matrix, which is valid as long as this lives."""
+    """An array of llmc_adapter_matrix, valid while this object lives."""
 
     def __init__(self, matrices: Sequence[AdapterMatrix], linears: Sequence[AdapterLinear]) -> None:
-        """Raises IndexError and ValueError for matrices that do not fit the artifact's layers."""
+        """Raises IndexError or ValueError for matrices that do not fit the artifact's layers."""
         native, kept = (abi.AdapterMatrix * len(matrices))(), []
         for to, matrix in zip(native, matrices, strict=True):
             a, b = (np.ascontiguousarray(part, dtype=np.float32) for part in (matrix.a, matrix.b))

@@ -16,12 +16,12 @@ from llmc.runtime.binding.handle import Handle, call, plain, sized
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactInfo:
-    """llmc_artifact_info of llmc.h: counts, the model's sizes, bytes, and what it was compiled for.
+    """llmc_artifact_info of llmc.h: counts, sizes of the model, bytes, and the target.
 
-    vector_width: floats of the vector that a prompt gives in place of tokens, 0: the model writes text. whole_prompts
-    1: a step must hold all tokens of a prompt. num_adapter_linears: layers that LoRA adapters may be added to, of which
-    adapter_slots are loaded at once, of rank adapter_rank at most; adapter_bytes: of one.
-    num_ranks: processes that run it together, each of which reads rank_weight_bytes.
+    vector_width: floats of the vector returned per prompt; 0 if the model generates text. whole_prompts: 1 if a step
+    must hold all tokens of a prompt. num_adapter_linears: layers that adapters can change. adapter_slots: most adapters
+    loaded at once. adapter_rank: their largest rank. adapter_bytes: size of one slot. num_ranks: processes that run it
+    together; each reads rank_weight_bytes.
     """
 
     num_graphs: int
@@ -54,7 +54,7 @@ class ArtifactInfo:
 
 @dataclasses.dataclass(frozen=True)
 class AdapterLinear:
-    """llmc_adapter_linear of llmc.h: a layer that adapters may be added to, by its weight. rows: of each part."""
+    """llmc_adapter_linear of llmc.h: a layer that adapters can change, by its weight. rows: of each part."""
 
     name: str
     columns: int
@@ -63,8 +63,8 @@ class AdapterLinear:
 
 @dataclasses.dataclass(frozen=True)
 class GraphInfo:
-    """llmc_graph_info of llmc.h: a bucket, what its graph holds at most, and the bytes of its arena. max_blocks: KV
-    blocks of all sequences together, of a bucket for a total of contexts; else 0."""
+    """llmc_graph_info of llmc.h: a bucket, its graph's capacity, and bytes of its arena. max_blocks: for a
+    total-context bucket, KV blocks of all sequences together; else 0."""
 
     phase: str
     batch: int
@@ -79,7 +79,7 @@ class GraphInfo:
 
     @property
     def bucket(self) -> Bucket:
-        """What the graph was compiled for."""
+        """The bucket that the graph was compiled for."""
         return Bucket(self.phase, self.batch, self.seq, self.max_blocks > 0)
 
 
@@ -88,7 +88,7 @@ def _text(value: Any) -> Any:
 
 
 class Artifact(Handle):
-    """An opened artifact directory. Engines and replayers made from it stay valid after close()."""
+    """An opened artifact directory. Engines and replayers made from it remain valid after close()."""
 
     _destroy = "llmc_artifact_close"
 
@@ -106,9 +106,9 @@ class Artifact(Handle):
         return ArtifactInfo(**{name: _text(value) for name, value in plain(info).items()})
 
     def verify(self) -> None:
-        """Reads all weights and compares them with their checksums; raises LlmcError that names what is damaged.
+        """Checks all weights against their checksums. Raises LlmcError naming a damaged one.
 
-        Costs one pass over weights.safetensors; other threads go on meanwhile, and engines may run.
+        Reads weights.safetensors once; other threads and engines continue meanwhile.
         """
         call("llmc_artifact_verify", self.pointer)
 
@@ -117,7 +117,7 @@ class Artifact(Handle):
         return [self._graph(index) for index in range(self.info.num_graphs)]
 
     def adapter_linears(self) -> list[AdapterLinear]:
-        """The layers that adapters may be added to, by index."""
+        """The layers that adapters can change, by index."""
         return [self._adapter_linear(index) for index in range(self.info.num_adapter_linears)]
 
     def _adapter_linear(self, index: int) -> AdapterLinear:

@@ -1,4 +1,4 @@
-"""Devices that run artifacts, through the C ABI: which kinds there are, and one that is opened."""
+"""Devices that run artifacts, through the C ABI: the available kinds, and an opened device."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DeviceOption = str | int | bool
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """A kind of device that this library has: its name, as artifacts say it, and a line about it."""
+    """A kind of device in this library: its name in artifacts, and a one-line description."""
 
     name: str
     summary: str
 
 
 def device_kinds() -> list[DeviceKind]:
-    """All kinds, in the order in which they registered."""
+    """All kinds, in order of registration."""
     count = c_uint64()
     call("llmc_device_list_kinds", None, 0, byref(count))
     native = (abi.DeviceKind * max(1, count.value))()
@@ -40,7 +40,7 @@ def device_kinds() -> list[DeviceKind]:
 
 
 def _defaults(kind: str) -> dict[str, DeviceOption]:
-    """What this process gives a device beside what is asked for."""
+    """Default options that this process gives a device."""
     if kind == "cuda":
         return {"library": cuda_library()}
     return {"library": opencl_library(), "cache": str(cache_root() / "opencl")} if kind == "opencl" else {}
@@ -51,15 +51,15 @@ def _text(value: DeviceOption) -> str:
 
 
 class Device(Handle):
-    """An opened device. Engines and replayers made on it go on after close()."""
+    """An opened device. Engines and replayers made on it remain valid after close()."""
 
     _destroy = "llmc_device_close"
 
     def __init__(self, kind: str, options: Mapping[str, DeviceOption] | None = None) -> None:
-        """options: those of the kind, as llmc_device_open of llmc.h lists them. Raises LlmcError.
+        """options: of the kind, as listed at llmc_device_open in llmc.h. Raises LlmcError.
 
-        Where they are not given, the library of "opencl" is `llmc.opencl_loader.opencl_library()`, and its cache a
-        folder of llmc's cache directory; the library of "cuda" is `llmc.cuda_loader.cuda_library()`.
+        Defaults: for "opencl", library `llmc.opencl_loader.opencl_library()` and a cache folder in llmc's cache
+        directory; for "cuda", library `llmc.cuda_loader.cuda_library()`.
         """
         super().__init__()
         given = {key: _text(value) for key, value in {**_defaults(kind), **(options or {})}.items()}
@@ -74,7 +74,7 @@ class Device(Handle):
 
     @property
     def facts(self) -> dict[str, str]:
-        """What it is and can do, by name."""
+        """Its identity and capabilities, by name."""
         count = c_uint64()
         call("llmc_device_get_facts", self.pointer, None, 0, byref(count))
         native = (abi.KeyValue * count.value)()
@@ -83,8 +83,10 @@ class Device(Handle):
 
 
 WEIGHT_MEMORY = ("auto", "mapped", "copied")
-"""Where a CPU reads weights: in their mapped file, or in huge pages, to which "auto" moves large ones as it runs and to
-which "copied" moves them at once; see llmc.h."""
+"""Memory from which a CPU reads weights: the mapped file, or huge pages.
+
+"auto" moves large weights to huge pages while running; "copied" does so at once. See llmc.h.
+"""
 DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "cpu": {
         "num_threads": "threads",
@@ -109,16 +111,19 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "cuda_library": "library",
     },
 }
-"""By kind: keyword arguments of engines and replayers that go to the device that they open, and its names for them."""
+"""Per kind: keyword arguments of engines and replayers that are passed to the device, and the device's names for
+them."""
 RANK_CPUS = "rank_cpus"
-"""The CPUs of each rank of an artifact for several, as `parse_rank_cpus` takes them."""
+"""The CPUs of each rank of a multi-rank artifact, as parsed by `parse_rank_cpus`."""
 OPTION_NAMES = frozenset({RANK_CPUS, *(name for names in DEVICE_OPTIONS.values() for name in names)})
-"""Those of all kinds. None stands for the default; one that the artifact's kind does not have changes nothing."""
+"""Options of all kinds. None means the default; an option unknown to the artifact's kind has no effect."""
 
 
 def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None) -> Iterator[Device]:
-    """Rank 0's device. The others do their part of the first thing that is made on it: in processes that are started
-    here, or in this one where mpirun has started it as one of them; its end is then that of the process."""
+    """Rank 0's device. The other ranks run as child processes, or, under mpirun, as processes started by it.
+
+    A process that mpirun started as another rank ends here, when its part is done.
+    """
     kind = artifact.info.target_kind
     mpi = mpi_rank()
     if mpi is not None:
@@ -140,14 +145,14 @@ def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str |
 def _started_by_mpi(
     mpi: MpiRank, artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None
 ) -> Iterator[Device]:
-    """Raises SystemExit where this process is another rank than 0, when that rank's part is done."""
+    """Raises SystemExit in a process that is not rank 0, when its part is done."""
     kind, num_ranks = artifact.info.target_kind, artifact.info.num_ranks
     given = {**given, "mpi": mpi.library, "ranks": num_ranks}
     with cpus_of_rank(mpi, num_ranks, cpus):
         if mpi.rank > 0:
             raise SystemExit(follow_rank(mpi, artifact.pointer, lambda: Device(kind, given)))
         opened = Device(kind, given)
-        opened.ranks = MpiRanks(opened)  # which keeps it open as long as the engine asks for failures
+        opened.ranks = MpiRanks(opened)  # keeps it open while the engine queries failures
         try:
             yield opened
         except BaseException:
@@ -161,9 +166,9 @@ def _started_by_mpi(
 def device_for(
     artifact: Artifact, device: Device | None, options: Mapping[str, DeviceOption | None]
 ) -> Iterator[Device]:
-    """`device`, or one of the artifact's kind for as long as it takes to make something on it.
+    """`device`, or else a temporary one of the artifact's kind, on which something can be made.
 
-    options: of them, those among OPTION_NAMES; a device that is open has its own. Raises LlmcError and TypeError.
+    options: those among OPTION_NAMES; not allowed for an open device. Raises LlmcError or TypeError.
     """
     kind = artifact.info.target_kind
     names = DEVICE_OPTIONS.get(kind, {})

@@ -29,15 +29,15 @@ _FOREVER = 2**64 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """What wait found: events to poll, work to step; neither after a timeout."""
+    """Result of wait. events: there are events to poll. work: there is work to step. Both false after a timeout."""
 
     events: bool
     work: bool
 
 
 class Engine(Handle):
-    """Continuous batching. submit, cancel, set_token_mask, wait and the statistics may be called from any thread, also
-    while another one is in step; poll from one thread at a time."""
+    """Continuous batching. submit, cancel, set_token_mask, wait and statistics are thread-safe, also during step; poll
+    from one thread at a time."""
 
     _destroy = "llmc_engine_destroy"
     _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {
@@ -50,10 +50,10 @@ class Engine(Handle):
     def __init__(
         self, artifact: Artifact, *, device: Device | None = None, draft: Artifact | None = None, **options: Any
     ) -> None:
-        """Options are the fields of llmc_engine_options, miss_policy also by the names of MISS_POLICIES.
+        """Options are the fields of llmc_engine_options; miss_policy may also be a name of MISS_POLICIES.
 
-        device: without one, a device of the artifact's kind is opened, with the options among OPTION_NAMES. draft: a
-        smaller model that guesses; it may be closed afterwards.
+        device: None opens one of the artifact's kind, with the options among OPTION_NAMES. draft: a draft model for
+        speculation; it may be closed afterwards.
         """
         super().__init__()
         self._num_graphs = artifact.info.num_graphs
@@ -103,13 +103,15 @@ class Engine(Handle):
     ) -> int:
         """Queues a request and returns its id. Other keyword arguments override fields of `params`.
 
-        guided: each token needs a mask (set_token_mask). num_prompt_logprobs: None, or 0 … 20 alternatives beside each
-        of the prompt's tokens. deadline_ns: on time.monotonic_ns(), when the request ends with reason "timeout"; 0:
-        never. vector: of a model that gives vectors, an array of vector_width numbers, which is filled before the
-        request is "finished"; it is kept until then. adapter: what load_adapter returned, 0: none.
-
-        num_output_tokens: so many at the end of prompt_ids were drawn already, elsewhere, as continuation output_index
-        of a request with the same seed; what follows has the bits that it would have had there. Raises LlmcError.
+        guided: each token needs a mask (set_token_mask).
+        num_prompt_logprobs: None, or 0 … 20 alternatives for each prompt token.
+        deadline_ns: on time.monotonic_ns(); the request then ends with reason "timeout"; 0 for never.
+        vector: for a model that returns vectors: array of vector_width floats, filled before "finished" and referenced
+        until then.
+        adapter: from load_adapter; 0 for none.
+        num_output_tokens: this many tokens at the end of prompt_ids were drawn elsewhere, as continuation output_index
+        of a request with the same seed. What follows has the bits that it would have had there.
+        Raises LlmcError.
         """
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
         prompt, native = int32("prompt_ids", prompt_ids), NativeSampling(chosen)
@@ -128,7 +130,7 @@ class Engine(Handle):
         if vector.dtype != np.float32 or vector.ndim != 1 or not vector.flags.c_contiguous:
             raise TypeError(f"vector is {vector.dtype} of shape {vector.shape}; pass a float32 array of 1 dimension")
         request.vector, request.vector_capacity = vector.ctypes.data_as(POINTER(c_float)), vector.size
-        # Held, so that the last event of the request cannot be polled before its array is known here.
+        # Locked, so that the request's last event cannot be polled before its array is registered.
         with self._vectors_lock:
             call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))
             self._vectors[request_id.value] = vector
@@ -139,10 +141,10 @@ class Engine(Handle):
         call("llmc_engine_cancel", self.pointer, request_id)
 
     def load_adapter(self, matrices: Sequence[AdapterMatrix]) -> int:
-        """Loads an adapter into a free slot, beside a step in flight; returns the number that requests name it by.
+        """Loads an adapter into a free slot, also during a step; returns its number for requests.
 
-        What no matrix is of stays as the model has it. Raises LlmcError, "queue_full" where every slot is taken, and
-        IndexError and ValueError for matrices that do not fit the artifact.
+        Layers without a matrix stay unchanged. Raises LlmcError ("queue_full" if every slot is taken), and IndexError
+        or ValueError for matrices that do not fit the artifact.
         """
         native = NativeMatrices(matrices, self._adapter_linears)
         number = c_uint64()
@@ -150,12 +152,14 @@ class Engine(Handle):
         return number.value
 
     def unload_adapter(self, adapter: int) -> None:
-        """No new request may use it; its slot is free when those that do have ended. Raises LlmcError."""
+        """Stops new requests from using it; its slot is freed when running ones end. Raises LlmcError."""
         call("llmc_engine_unload_adapter", self.pointer, adapter)
 
     def set_token_mask(self, request_id: int, output_index: int, words: npt.ArrayLike) -> None:
-        """The tokens a guided continuation may take next: words is uint32 [1 … ceil(vocab_size / 32)], bit t % 32 of
-        word t / 32 allows token t. Each mask serves one token; see llmc.h. Raises LlmcError.
+        """The tokens that a guided continuation may take next.
+
+        words: uint32 [1 … ceil(vocab_size / 32)]; bit t % 32 of word t / 32 allows token t. Each mask serves one token;
+        see llmc.h. Raises LlmcError.
         """
         array = np.ascontiguousarray(words)
         if array.dtype not in (np.uint32, np.int32) or array.ndim != 1:
@@ -166,8 +170,10 @@ class Engine(Handle):
     def set_token_masks(
         self, request_id: int, output_index: int, words: Sequence[npt.NDArray[np.uint32]], guesses: Sequence[int]
     ) -> None:
-        """The mask of the next token, then one behind each guess, so that a step may check these guesses. Tokens past
-        the end of a mask are not allowed. Guesses change no token. Raises LlmcError."""
+        """Sets the mask of the next token, then one after each guess, so that a step may verify these guesses.
+
+        Tokens beyond the end of a mask are forbidden. Guesses never change the result. Raises LlmcError.
+        """
         if len(words) != len(guesses) + 1:
             raise ValueError(f"there are {len(words)} masks for {len(guesses)} guesses; pass one more than guesses")
         masks, tokens = np.zeros((len(words), max(map(len, words))), np.uint32), int32("guesses", guesses)
@@ -180,8 +186,8 @@ class Engine(Handle):
         )
 
     def guesses(self, request_id: int, output_index: int) -> list[int]:
-        """Tokens that may follow the text of a guided continuation, which "needs_mask": those that are worth a mask.
-        Raises LlmcError."""
+        """Likely next tokens of a guided continuation that "needs_mask": those worth computing masks for. Raises
+        LlmcError."""
         if self.speculate_tokens == 0:
             return []
         tokens, count = (c_int32 * self.speculate_tokens)(), c_uint64()
@@ -192,7 +198,7 @@ class Engine(Handle):
         return tokens[: count.value]
 
     def wait(self, timeout_s: float | None = None) -> Ready:
-        """Blocks, without the interpreter's lock, until there are events or work, or for timeout_s (None: no limit)."""
+        """Blocks, with the GIL released, until there are events or work, or for timeout_s (None: no limit)."""
         if self.ranks is not None:
             self.ranks.check()
         ready = c_uint32()
@@ -201,15 +207,15 @@ class Engine(Handle):
         return Ready(events=bool(ready.value & 1), work=bool(ready.value & 2))
 
     def warm_graph(self, graph: int) -> int:
-        """Replays graph `graph` with made-up tokens that change nothing; returns its wall time in nanoseconds."""
+        """Replays graph `graph` with dummy tokens, without side effects; returns its wall time in nanoseconds."""
         ns = c_uint64()
         call("llmc_engine_warm_graph", self.pointer, graph, byref(ns))
         return ns.value
 
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
-        """The same with num_seqs sequences of tokens_each new tokens and `context` tokens each afterwards.
+        """As `warm_graph`, with num_seqs sequences of tokens_each new tokens, and `context` tokens each afterwards.
 
-        0: as much as the graph holds. Raises LlmcError for a load that it does not hold.
+        0 means the graph's capacity. Raises LlmcError for a load beyond it.
         """
         load, ns = sized(abi.WarmLoad), c_uint64()
         load.num_seqs, load.tokens_each, load.context = num_seqs, tokens_each, context
@@ -217,47 +223,48 @@ class Engine(Handle):
         return ns.value
 
     def walk_graph(self, graph: int) -> int:
-        """Calls every kernel of graph `graph` for no row at all, so that nothing is computed; returns its wall time in
+        """Calls every kernel of graph `graph` with zero rows, so that nothing is computed; returns its wall time in
         nanoseconds."""
         ns = c_uint64()
         call("llmc_engine_walk_graph", self.pointer, graph, byref(ns))
         return ns.value
 
     def warm_draft(self) -> int:
-        """Makes every graph of the draft warm; returns the wall time of all in nanoseconds. Raises LlmcError without a
+        """Warms all graphs of the draft; returns their total wall time in nanoseconds. Raises LlmcError without a
         draft."""
         ns = c_uint64()
         call("llmc_engine_warm_draft", self.pointer, byref(ns))
         return ns.value
 
     def enable_graph(self, graph: int, on: bool) -> None:
-        """Whether requests may run in graph `graph`; larger ones serve what one that is off would. Changes no result.
+        """Allows or forbids requests to use graph `graph`; larger graphs replace one that is off. Changes no result.
         Waits for a step in flight."""
         call("llmc_engine_enable_graph", self.pointer, graph, int(on))
 
     def release_graph(self, graph: int) -> None:
-        """Gives back what memory graph `graph`, which is off, alone takes. On again, its first step makes it anew."""
+        """Frees the memory used only by graph `graph`, which must be off. When on again, its first step allocates it
+        anew."""
         call("llmc_engine_release_graph", self.pointer, graph)
 
     def add_graphs(self, artifact: Artifact) -> range:
-        """Takes over the graphs that `artifact` has behind the engine's, and returns their indices; they are off.
+        """Takes over the graphs of `artifact` that follow the engine's own, and returns their indices; they are off.
 
-        It must be the engine's artifact with buckets added. Changes no result; waits for a step in flight. Raises
-        LlmcError, with the engine as it was.
+        `artifact` must be the engine's with buckets added. Changes no result; waits for a step in flight. Raises
+        LlmcError, and then changes nothing.
         """
         before, count = self._num_graphs, artifact.info.num_graphs
-        self._num_graphs = max(before, count)  # first: statistics of more graphs than are known would not fit
+        self._num_graphs = max(before, count)  # first: otherwise statistics of new graphs would overflow the buffer
         call("llmc_engine_add_graphs", self.pointer, artifact.pointer)
         return range(before, count)
 
     def step(self) -> bool:
-        """One iteration of the engine; False when there was nothing to do."""
+        """Runs one iteration; False if there was nothing to do."""
         progressed = c_uint32()
         call("llmc_engine_step", self.pointer, byref(progressed))
         return progressed.value != 0
 
     def poll(self, most: int | None = None) -> list[Event]:
-        """Takes all events so far, oldest first, or at most so many."""
+        """Takes all pending events, oldest first, or at most `most`."""
         events: list[Event] = []
         while True:
             wanted = self._POLL_CAPACITY if most is None else min(most - len(events), self._POLL_CAPACITY)
@@ -271,7 +278,7 @@ class Engine(Handle):
                 return events
 
     def _release_vectors(self, events: Sequence[Event]) -> None:
-        """Lets go of the arrays of requests that have ended."""
+        """Drops references to the arrays of finished requests."""
         ended = [event.request_id for event in events if event.kind in ("finished", "failed")]
         if ended and self._gives_vectors:
             with self._vectors_lock:
@@ -285,7 +292,7 @@ class Engine(Handle):
         return EngineStats(**plain(stats), device=self.device_stats())
 
     def device_stats(self) -> dict[str, int]:
-        """What the device counts, by names of its own."""
+        """The device's own counters, by its names."""
         native, count = (abi.DeviceStat * self._MOST_DEVICE_STATS)(), c_uint64()
         native[0].struct_size = ctypes.sizeof(abi.DeviceStat)
         call("llmc_engine_get_device_stats", self.pointer, native, len(native), byref(count))
@@ -300,7 +307,7 @@ class Engine(Handle):
         return [GraphStats(**plain(one)) for one in native[: count.value]]
 
     def bucket_misses(self) -> list[BucketMiss]:
-        """The shapes that missed, in order of appearance; the first 1024 of them."""
+        """The shapes that missed, in order of first occurrence; at most 1024."""
         native = (abi.BucketMiss * abi.MAX_BUCKET_MISSES)()
         native[0].struct_size = ctypes.sizeof(abi.BucketMiss)
         count = c_uint64()
@@ -319,8 +326,10 @@ class Engine(Handle):
         ]
 
     def take_step_shapes(self) -> tuple[list[StepShape], int]:
-        """What steps carried since the last call, nothing the first time: from then on they are counted. Also how many
-        steps found no room among the shapes."""
+        """(loads of steps since the previous call, number of steps that did not fit the table of loads).
+
+        The first call returns nothing and starts counting.
+        """
         native = (abi.StepShape * abi.MAX_STEP_SHAPES)()
         native[0].struct_size = ctypes.sizeof(abi.StepShape)
         count, lost = c_uint64(), c_uint64()
@@ -329,9 +338,9 @@ class Engine(Handle):
         return shapes, lost.value
 
     def take_request_marks(self) -> tuple[list[RequestMark], bool]:
-        """What steps did with requests since the last call, and whether it is all.
+        """(marks of requests in steps since the previous call, whether they are complete).
 
-        The first call begins to note it; 4096 marks that nobody takes end that.
+        The first call starts recording; it stops at 4096 marks that nobody takes.
         """
         native = (abi.RequestMark * abi.MAX_REQUEST_MARKS)()
         native[0].struct_size = ctypes.sizeof(abi.RequestMark)
@@ -341,7 +350,7 @@ class Engine(Handle):
         return marks, bool(complete.value)
 
     def evictions(self) -> dict[int, int]:
-        """Sequences that made way for waiting ones of a higher priority, by their own; the first 64 priorities."""
+        """Preempted sequences by their own priority, evicted for higher priorities; the first 64 priorities."""
         native, count = (abi.EvictionCount * abi.MAX_EVICTED_PRIORITIES)(), c_uint64()
         native[0].struct_size = ctypes.sizeof(abi.EvictionCount)
         call("llmc_engine_get_evictions", self.pointer, native, len(native), byref(count))
@@ -352,5 +361,5 @@ class Engine(Handle):
         return [(graph.replays, graph.tokens) for graph in self.graph_stats()]
 
     def check_integrity(self) -> None:
-        """Raises LlmcError when reference counts, block tables, free list and prefix index disagree."""
+        """Raises LlmcError if reference counts, block tables, free list and prefix index disagree."""
         call("llmc_engine_check_integrity", self.pointer)

@@ -1,4 +1,4 @@
-"""What happened to continuations, as the engine tells it."""
+"""Events of continuations, as the engine reports them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ EVENT_KINDS = ("token", "finished", "failed", "prompt_logprobs", "needs_mask")
 FINISH_REASONS = (None, "stop", "length", "cancelled", "error", "timeout")
 
 
-# Not frozen: one is made for every token, and that would take six times as long.
+# Not frozen: one object per token, and a frozen one takes six times as long to create.
 @dataclasses.dataclass(slots=True)
 class Event:
-    """What happened to a continuation; `kind` is one of EVENT_KINDS. `top_logprobs`: (token id, logprob), best first.
+    """An event of a continuation. kind: one of EVENT_KINDS. top_logprobs: (token id, logprob), best first.
 
-    token_id: the token; of "finished", the eos or stop id that ended it; else -1. num_output_tokens: sampled so far,
-    that one as well. position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the likeliest
-    token and equal ones by id, lowest first; else 0.
-    error_message: why it "failed", one sentence; else empty.
+    token_id: the token; for "finished", the eos or stop id that ended it; else -1. num_output_tokens: sampled so far,
+    this one included. position: of the token, counted from the prompt's first. rank: with a logprob, 1 for the
+    likeliest token, ties by lowest id; else 0.
+    error_message: one sentence for "failed"; else empty.
     Times are on time.monotonic_ns(); arrival_ns to first_token_ns come with "finished" and "failed", 0 for never.
     """
 
@@ -43,7 +43,7 @@ class Event:
 
 
 def event_of(native: abi.Event) -> Event:
-    """What a llmc_event says."""
+    """The event in a llmc_event."""
     top = native.num_top
     return Event(
         kind=EVENT_KINDS[native.kind],

@@ -37,12 +37,12 @@ ERROR_NAMES = (
 
 
 def error_name(code: int) -> str:
-    """Lower-case name of an llmc_status; its number when this version does not know it."""
+    """Lower-case name of an llmc_status; its number if unknown to this version."""
     return ERROR_NAMES[code] if 0 <= code < len(ERROR_NAMES) else str(code)
 
 
 class LlmcError(Exception):
-    """A call of the runtime failed. `code` is the llmc_status, `name` its lower-case name."""
+    """A call of the runtime failed. code: the llmc_status. name: its lower-case name."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class LlmcError(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native library, loaded at first use. Keeps to the ISA level of LLMC_NATIVE_TARGET when it is set."""
+    """The native library, loaded on first use; limited to the ISA level of LLMC_NATIVE_TARGET, if set."""
     try:
         level = level_limit(os.environ)
     except ValueError as error:
@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL:
 
 
 def isa_level() -> int:
-    """The highest ISA level of FORMAT.md whose kernels this process runs; 0 when not even the lowest."""
+    """The highest ISA level of FORMAT.md whose kernels this process can run; 0 if below the lowest."""
     level: int = library().llmc_machine_get_isa_level()
     return level
 
@@ -76,7 +76,7 @@ def version() -> str:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that returns a status; raises LlmcError."""
+    """Calls a function that returns a status. Raises LlmcError."""
     error = abi.Error(struct_size=ctypes.sizeof(abi.Error))
     status = getattr(library(), name)(*arguments, byref(error))
     if status != 0:
@@ -94,27 +94,27 @@ def sized(struct: type[_Struct]) -> _Struct:
 
 
 def initial(init: str, struct: type[_Struct]) -> _Struct:
-    """A struct with the defaults that the `init` function of llmc.h gives it."""
+    """A struct with the defaults of llmc.h's function `init`."""
     value = struct()
     getattr(library(), init)(byref(value), ctypes.sizeof(struct))
     return value
 
 
 def plain(struct: ctypes.Structure) -> dict[str, Any]:
-    """The fields of a struct but for struct_size and those reserved."""
+    """The fields of a struct, without struct_size and reserved ones."""
     names = [field[0] for field in struct._fields_]
     return {name: getattr(struct, name) for name in names if name not in ("struct_size", "reserved")}
 
 
 def named(option: str, value: str, values: Mapping[str, int]) -> int:
-    """The number that a name of an option stands for; raises ValueError."""
+    """The number for an option's name. Raises ValueError."""
     if value not in values:
         raise ValueError(f"{option} is {value!r}; choose one of {', '.join(values)}")
     return values[value]
 
 
 def int32(name: str, values: IntArray, ndim: int = 1) -> npt.NDArray[np.int32]:
-    """A contiguous int32 array of `ndim` dimensions; raises TypeError and ValueError."""
+    """A contiguous int32 array of `ndim` dimensions. Raises TypeError or ValueError."""
     array = np.asarray(values)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int32)
@@ -128,7 +128,7 @@ def int32(name: str, values: IntArray, ndim: int = 1) -> npt.NDArray[np.int32]:
 
 
 class Handle:
-    """An owned native object; close() is idempotent and runs at the end of a with block or at deletion."""
+    """An owned native object; close() is idempotent, and runs on leaving a with block or on deletion."""
 
     _destroy = ""
 
@@ -142,7 +142,7 @@ class Handle:
         return self._pointer
 
     def close(self) -> None:
-        """Releases the native object; further calls on it raise ValueError."""
+        """Releases the native object; later calls on it raise ValueError."""
         pointer, self._pointer = getattr(self, "_pointer", None), None
         if pointer:
             getattr(library(), self._destroy)(pointer)

@@ -1,11 +1,12 @@
-"""ISA levels of FORMAT.md: what each target's artifacts demand, and the level that this machine is taken for."""
+"""ISA levels of FORMAT.md: the level that each target requires, and the limit set for this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 NATIVE_TARGET = "LLMC_NATIVE_TARGET"
-"""Names a target in the environment: this machine is taken for one that has its instruction sets and no more."""
+"""Environment variable that names a target; this machine is then treated as having only that target's instruction
+sets."""
 
 TARGET_LEVELS = {
     "x86-64-v3": 1,
@@ -18,11 +19,11 @@ TARGET_LEVELS = {
     "znver5": 4,
     "sapphirerapids": 5,
 }
-"""Those of the compiler's targets (compiler/targets/cpu/target.py)."""
+"""Levels of the compiler's targets (compiler/targets/cpu/target.py)."""
 
 
 def level_limit(environment: Mapping[str, str]) -> int | None:
-    """The level to keep to; None where the environment names none. Raises ValueError."""
+    """The highest level to use; None if the environment sets no limit. Raises ValueError."""
     name = environment.get(NATIVE_TARGET)
     if not name:
         return None

@@ -1,4 +1,4 @@
-"""The limits of this machine, measured by the native library: how fast memory is read and arithmetic done."""
+"""Limits of this machine, measured by the native library: memory read rate and arithmetic rates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ UNSUPPORTED_TARGET = 6
 
 
 class Probe(Handle):
-    """Measures one limit at a time with `num_threads` threads (0: every CPU this process may use).
+    """Measures one limit at a time, with `num_threads` threads (0: all CPUs of this process).
 
-    Owns `read_bytes` of memory, which must be far more than the caches hold.
+    Owns `read_bytes` of memory, which must far exceed the caches.
     """
 
     _destroy = "llmc_probe_destroy"
@@ -29,9 +29,9 @@ class Probe(Handle):
         self._pointer = pointer
 
     def measure(self, limit: str, seconds: float = 0.2) -> float | None:
-        """Bytes a second for "read"; operations a second (a multiply-add is two) for "f32", "bf16" and "int8".
+        """Bytes per second for "read"; operations per second (two per multiply-add) for "f32", "bf16" and "int8".
 
-        "bf16" and "int8" are of the widest products that this CPU has, of tiles or dot products; None without any.
+        "bf16" and "int8" use the CPU's widest product instructions, tiles or dot products; None without any.
         """
         if limit not in LIMITS:
             raise ValueError(f"limit is {limit!r}; choose one of {', '.join(LIMITS)}")

@@ -1,4 +1,4 @@
-"""Ranks that mpirun has started: what each does beside the engine of rank 0."""
+"""Ranks started by mpirun: the part of each besides rank 0's engine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llmc.runtime.binding.ranks import cores, parse_rank_cpus, shares_of
 
 
 class MpiRanks:
-    """The other ranks, as rank 0's engine sees them."""
+    """The other ranks, as seen by rank 0's engine."""
 
     def __init__(self, device: Handle) -> None:
-        """device: rank 0's, which stays open with this."""
+        """device: rank 0's, which stays open with this object."""
         self._device = device
 
     def check(self) -> None:
@@ -30,10 +30,10 @@ class MpiRanks:
 
 @contextlib.contextmanager
 def cpus_of_rank(mpi: MpiRank, num_ranks: int, cpus: str | None) -> Iterator[None]:
-    """The calling thread, and those that it starts, keep to the CPUs of this rank. Raises ValueError.
+    """Binds the calling thread, and threads it starts, to this rank's CPUs. Raises ValueError.
 
-    cpus: as `parse_rank_cpus` takes them, for all ranks. None: those that mpirun gave it; where each has all, the ranks
-    of this host share them out.
+    cpus: for all ranks, as in `parse_rank_cpus`. None uses mpirun's binding; if every rank has all CPUs, the ranks of
+    this host divide them.
     """
     before = os.sched_getaffinity(0)
     if cpus is not None:
@@ -47,14 +47,14 @@ def cpus_of_rank(mpi: MpiRank, num_ranks: int, cpus: str | None) -> Iterator[Non
 
 
 def follow_rank(mpi: MpiRank, artifact: c_void_p, open_device: Callable[[], Handle]) -> int:
-    """Does this rank's part until rank 0 ends; 1 when a rank has failed, which is said on stderr."""
+    """Does this rank's part until rank 0 ends; returns 1, with a message on stderr, if a rank has failed."""
     if threading.current_thread() is threading.main_thread():
-        # Rank 0 drains on these, and needs this rank until it has.
+        # Rank 0 drains on these signals, and needs this rank until then.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with open_device() as device:
-            # mpirun names a process that has died by its number.
+            # mpirun reports a dead process by its number.
             print(
                 f"llmc: rank {mpi.rank} of {mpi.ranks} is process {os.getpid()} on {socket.gethostname()}",
                 file=sys.stderr,

@@ -1,4 +1,4 @@
-"""The other ranks of an artifact for several, as child processes of this one."""
+"""The other ranks of a multi-rank artifact, as child processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError, call
 def parse_rank_cpus(text: str, num_ranks: int, own: int | None = None) -> list[set[int]]:
     """The CPUs of each rank: "0-3,8|4-7" gives rank 0 the CPUs 0 to 3 and 8. Raises ValueError.
 
-    own: the rank whose CPUs are this process's to use; None: those of all ranks are.
+    own: the only rank whose CPUs must be available to this process; None if all must.
     """
     parts = []
     for part in text.split("|"):
@@ -40,7 +40,7 @@ def parse_rank_cpus(text: str, num_ranks: int, own: int | None = None) -> list[s
 
 
 def shares_of(by_core: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]]:
-    """The CPUs of each rank: whole cores, neighbours together, as far as there are as many cores as ranks."""
+    """Divides CPUs among ranks by whole cores, neighbours together, as far as there are enough cores."""
     units = list(by_core) if len(by_core) >= num_ranks else [[cpu] for core in by_core for cpu in core]
     if len(units) < num_ranks:
         return [{cpu for unit in units for cpu in unit}] * num_ranks
@@ -49,7 +49,7 @@ def shares_of(by_core: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]
 
 
 def cores() -> list[list[int]]:
-    """The CPUs that this process may use, by core."""
+    """The CPUs available to this process, by core."""
     found: dict[str, list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         try:
@@ -61,13 +61,13 @@ def cores() -> list[list[int]]:
 
 
 class LocalRanks:
-    """Starts the ranks 1 … of an artifact when rank 0 has opened its device with `options`, and watches them.
+    """Starts ranks 1 … of an artifact after rank 0 has opened its device with `options`, and watches them.
 
-    They end when rank 0's engine is released, or its process. Raises ValueError.
+    They end with rank 0's engine or process. Raises ValueError.
     """
 
     def __init__(self, num_ranks: int, rank_cpus: str | None = None) -> None:
-        """rank_cpus: as `parse_rank_cpus` takes them; None: the CPUs of this process are shared out."""
+        """rank_cpus: as in `parse_rank_cpus`; None divides this process's CPUs."""
         self._cpus = shares_of(cores(), num_ranks) if rank_cpus is None else parse_rank_cpus(rank_cpus, num_ranks)
         self._num_ranks = num_ranks
         self._memory = os.memfd_create("llmc-ranks")
@@ -79,11 +79,11 @@ class LocalRanks:
         self.pids: list[int] = []
 
     def options(self, rank: int) -> dict[str, str]:
-        """Those of the device of a rank."""
+        """Device options of a rank."""
         return {"room": self._room, "rank": str(rank), "ranks": str(self._num_ranks)}
 
     def start(self, artifact: Path, kind: str, options: Mapping[str, str]) -> None:
-        """Starts the processes; rank 0 has opened its device. options: what else the devices are opened with."""
+        """Starts the processes, after rank 0 has opened its device. options: further device options."""
         for rank in range(1, self._num_ranks):
             work = {
                 "artifact": str(artifact), "kind": kind, "cpus": sorted(self._cpus[rank]),
@@ -91,7 +91,7 @@ class LocalRanks:
             }  # fmt: skip
             child = subprocess.Popen(
                 [sys.executable, "-m", "llmc.runtime.follow", json.dumps(work)],
-                stdin=subprocess.PIPE,  # it ends with this process
+                stdin=subprocess.PIPE,  # closes with this process
                 stdout=subprocess.DEVNULL,
                 pass_fds=(self._memory,),
             )
@@ -110,13 +110,13 @@ class LocalRanks:
             if code < 0:
                 how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
             why = f"its process {child.pid} {how}"
-            with self._lock:  # those that end because of the first one are no news
+            with self._lock:  # ranks that end because of the first one are not reported
                 self.failure = self.failure or f"Rank {rank} of {self._num_ranks} has failed: {why}; start anew."
             call("llmc_room_report", self._room.encode(), rank, why.encode())
         self._release(1)
 
     def _release(self, count: int) -> None:
-        """Closes the memory with the last of those that use it."""
+        """Closes the shared memory with its last user."""
         with self._lock:
             self._left -= count
             last = self._left == 0
@@ -124,15 +124,15 @@ class LocalRanks:
             os.close(self._memory)
 
     def check(self) -> None:
-        """Raises LlmcError once a rank has ended."""
+        """Raises LlmcError if a rank has ended."""
         if self.failure is not None:
             raise LlmcError(ERROR_NAMES.index("internal"), self.failure)
 
     def bind(self) -> None:
-        """The calling thread, and those that it starts, keep to the CPUs of rank 0 until `unbind`."""
+        """Binds the calling thread, and threads it starts, to rank 0's CPUs until `unbind`."""
         self._own_cpus = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._cpus[0])
 
     def unbind(self) -> None:
-        """The calling thread may use the CPUs again that it had before `bind`."""
+        """Restores the calling thread's CPUs from before `bind`."""
         os.sched_setaffinity(0, self._own_cpus)

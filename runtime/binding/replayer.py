@@ -17,7 +17,7 @@ from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayStats:
-    """Wall time over all replays; of it, on thread 0, time in kernels (by family) and waiting for other threads."""
+    """Wall time over all replays; on thread 0, time in kernels (by family) and waiting for other threads."""
 
     num_threads: int
     num_replays: int
@@ -31,7 +31,7 @@ _DIMENSIONS = {"block_tables": 2}
 
 
 def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
-    """They must live as long as it is used. Raises ValueError."""
+    """The arrays must outlive the result. Raises ValueError."""
     num_tokens, num_seqs = arrays["input_ids"].size, arrays["context_lens"].size
     lengths = {"positions": num_tokens, "slot_mapping": num_tokens, "query_start": num_seqs + 1}
     for name, length in lengths.items():
@@ -49,7 +49,7 @@ def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
 
 
 class Replayer(Handle):
-    """Replays one graph at a time over a KV pool of its own; for tools, tests and benchmarks."""
+    """Replays one graph at a time over its own KV pool; for tools, tests and benchmarks."""
 
     _destroy = "llmc_replayer_destroy"
 
@@ -62,8 +62,8 @@ class Replayer(Handle):
         weight_memory: str = "auto",
         **options: DeviceOption | None,
     ) -> None:
-        """num_blocks as in llmc_replayer_options, the others as in DEVICE_OPTIONS; weight_memory: one of
-        WEIGHT_MEMORY."""
+        """num_blocks: as in llmc_replayer_options. weight_memory: one of WEIGHT_MEMORY. Others: as in
+        DEVICE_OPTIONS."""
         super().__init__()
         self._width = artifact.info.vector_width or artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
@@ -91,8 +91,8 @@ class Replayer(Handle):
         query_start: IntArray,
         sample_index: IntArray,
     ) -> npt.NDArray[np.float32]:
-        """Runs graph `graph` on packed int32 arrays (FORMAT.md); returns logits [len(sample_index),
-        vocab_size], or vectors [len(sample_index), vector_width]."""
+        """Runs graph `graph` on packed int32 arrays (FORMAT.md). Returns logits [len(sample_index), vocab_size], or
+        vectors [len(sample_index), vector_width]."""
         arrays = {
             "input_ids": int32("input_ids", input_ids),
             "positions": int32("positions", positions),
@@ -108,28 +108,28 @@ class Replayer(Handle):
         return logits
 
     def begin(self, graph: int, **inputs: IntArray) -> None:
-        """Takes in the inputs of a step, those of `run`, whose commands run_command then computes one by one."""
+        """Sets the inputs of a step, as for `run`; run_command then runs its commands one by one."""
         batch = _batch({name: int32(name, given, ndim=_DIMENSIONS.get(name, 1)) for name, given in inputs.items()})
         call("llmc_replayer_begin", self.pointer, graph, byref(batch))
 
     def run_command(self, command: int) -> None:
-        """Computes one command of the graph; those before it have run."""
+        """Runs one command of the graph, after all earlier ones."""
         call("llmc_replayer_run_command", self.pointer, command)
 
     def read_operand(self, command: int, operand: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The first bytes of an operand of a command, which is no pool of the KV cache."""
+        """The first bytes of a command's operand, which must not be a KV cache pool."""
         data = np.empty(nbytes, np.uint8)
         call("llmc_replayer_read_operand", self.pointer, command, operand, data.ctypes.data_as(c_void_p), nbytes)
         return data
 
     def set_profiling(self, on: bool) -> None:
-        """Notes from now on when each thread runs each command, for command_times()."""
+        """Starts or stops recording command times of each thread, for command_times()."""
         call("llmc_replayer_set_profiling", self.pointer, int(on))
 
     def command_times(self, thread: int) -> npt.NDArray[np.uint64]:
-        """The last replay on one thread: [commands, 3], nanoseconds since the replay began.
+        """Times in the last replay on one thread: [commands, 3], nanoseconds since the replay began.
 
-        The columns: the kernel starts, the kernel ends, the thread leaves the barrier behind it (if any).
+        Columns: kernel start, kernel end, and exit from the following barrier, if any.
         """
         times, count = np.empty((3, self._max_commands), np.uint64), c_uint64()
         columns = [column.ctypes.data_as(abi.U64P) for column in times]

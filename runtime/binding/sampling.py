@@ -1,4 +1,4 @@
-"""How a request is sampled, for Python and for the C ABI."""
+"""Sampling parameters, in Python and for the C ABI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.runtime.binding.handle import initial, int32
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How a request is sampled; the defaults are those of llmc.h. `seed` None: the engine draws one."""
+    """Sampling parameters; defaults are those of llmc.h. seed: None lets the engine draw one."""
 
     n: int = 1
     max_tokens: int = 16
@@ -52,10 +52,10 @@ _PLAIN_SAMPLING: Sequence[str] = (
 
 
 class NativeSampling:
-    """A llmc_sampling_params, which is valid as long as this lives."""
+    """A llmc_sampling_params, valid while this object lives."""
 
     def __init__(self, params: SamplingParams) -> None:
-        """Raises TypeError for stop ids that are no integers."""
+        """Raises TypeError for stop ids that are not integers."""
         stop = int32("stop_token_ids", params.stop_token_ids)
         bias = (abi.LogitBias * len(params.logit_bias))(
             *(abi.LogitBias(token, value) for token, value in params.logit_bias.items())

@@ -1,4 +1,4 @@
-"""What an engine counts: in all, by graph, by what missed, by what steps carried."""
+"""Engine statistics: totals, per graph, per missed shape, and per load of a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmc.buckets.bucket import Bucket
 
 @dataclasses.dataclass(frozen=True)
 class EngineStats:
-    """llmc_engine_stats of llmc.h: what is there now, and counts and times since the engine was made.
+    """llmc_engine_stats of llmc.h: present state, and counts and times since the engine was created.
 
-    device: what the device counts, by names of its own.
+    device: the device's own counters.
     """
 
     num_running: int
@@ -59,7 +59,7 @@ class EngineStats:
 
 @dataclasses.dataclass(frozen=True)
 class GraphStats:
-    """Replays of one graph: valid tokens carried, padding beside them, wall time."""
+    """Replays of one graph: valid tokens, padding, wall time."""
 
     replays: int
     tokens: int
@@ -69,8 +69,8 @@ class GraphStats:
 
 @dataclasses.dataclass(frozen=True)
 class BucketMiss:
-    """Steps that no graph of their phase held; num_blocks is the KV blocks of the longest sequence, graph the one that
-    ran them, None when they were split or failed. wanted: the bucket to add for them."""
+    """Steps that no graph of their phase held. num_blocks: KV blocks of the longest sequence. graph: the one that ran
+    them; None if split or failed. wanted: the bucket to add."""
 
     phase: str
     num_seqs: int
@@ -83,8 +83,8 @@ class BucketMiss:
 
 @dataclasses.dataclass(frozen=True)
 class StepShape:
-    """Steps that were alike and ran in graph `graph`, `count` of them. phase: what they carried, num_blocks: KV blocks
-    of the longest sequence, replay_ns and replay_ns_squared: sums over them."""
+    """`count` steps of equal load in graph `graph`. phase: of the load. num_blocks: KV blocks of the longest sequence.
+    replay_ns, replay_ns_squared: sums over the steps."""
 
     phase: str
     graph: int
@@ -102,9 +102,9 @@ MARK_KINDS = {1: "prefill", 2: "preempted"}
 
 @dataclasses.dataclass(frozen=True)
 class RequestMark:
-    """What a step did with a continuation; kind: "prefill" or "preempted".
+    """A mark of a continuation in a step. kind: "prefill" or "preempted".
 
-    "prefill" computed tokens [start, start + count) in graph `graph`. Times are on time.monotonic_ns().
+    "prefill": tokens [start, start + count) were computed in graph `graph`. Times are on time.monotonic_ns().
     """
 
     kind: str

@@ -1,1 +1,1 @@
-"""A conversation with a model: its messages, its answers, and what fits the context."""
+"""A conversation with a model: messages, answers, and fitting them into the context."""

@@ -1,4 +1,4 @@
-"""Where a chat's answers come from: an engine in this process, or a server that speaks the OpenAI API."""
+"""Sources of a chat's answers: an engine in this process, or an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONTEXT_FULL = "context_length_exceeded"
 
 
 class ServerError(ChatError):
-    """A server's refusal. status: HTTP's. code: the server's word for programs."""
+    """A server's refusal. status: of HTTP. code: the server's machine-readable code."""
 
     def __init__(self, message: str, status: int, code: str | None) -> None:
         super().__init__(message)
@@ -34,22 +34,22 @@ class ServerError(ChatError):
 
 
 class Backend(Protocol):
-    """Answers conversations; name is what it shows as."""
+    """Answers conversations. name: for display."""
 
     name: str
 
     def check(self, raw: bool) -> None:
-        """Raises ChatError when a conversation cannot be answered at all."""
+        """Raises ChatError if no conversation can be answered at all."""
 
     def reply(self, session: Session) -> Reply:
-        """Starts an answer; leaves out the oldest messages where the context is full. Raises ChatError, also while the
-        reply is read."""
+        """Starts an answer; drops the oldest messages if the context is full. Raises ChatError, also while the reply is
+        read."""
 
     def close(self) -> None: ...
 
 
 class EngineBackend:
-    """An opened artifact, which it closes."""
+    """An opened artifact, which the backend closes."""
 
     def __init__(self, llm: LLM) -> None:
         self.name = llm.path.name
@@ -69,7 +69,7 @@ class EngineBackend:
                 f"{reason}: pass one with --chat-template FILE, or --raw to let it continue plain text"
             ) from error
         except RequestError:
-            # A template may want more than one plain message; it will say so of the real ones.
+            # A template may require more than one plain message; real conversations will show that.
             pass
 
     def reply(self, session: Session) -> Reply:
@@ -96,7 +96,7 @@ class EngineBackend:
         return reply
 
     def _reasoning_parser(self, token_ids: list[int]) -> ReasoningParser | None:
-        """What tells the reasoning of the answer to a prompt from the answer; None for a model that does not reason."""
+        """The parser that separates reasoning from the answer to a prompt; None if the model does not reason."""
         from llmc.runtime.server.reasoning import ReasoningParser, reasoning_style, starts_in_reasoning
 
         tokenizer = self._llm.tokenizer
@@ -126,13 +126,13 @@ class EngineBackend:
 
 
 def _told_apart(pieces: Iterator[Piece], parser: ReasoningParser) -> Iterator[Piece]:
-    """Pieces of plain text as pieces of reasoning and answer."""
+    """Splits plain text into reasoning and answer."""
     try:
         for piece in pieces:
             yield from _pieces_of(parser.push(piece.text))
         yield from _pieces_of(parser.finish())
     finally:
-        # Closing the reply stops the engine, too.
+        # Closing the reply also stops the engine.
         if isinstance(pieces, Generator):
             pieces.close()
 
@@ -146,7 +146,7 @@ def _pieces_of(deltas: Iterable[ChatDelta]) -> Iterator[Piece]:
 
 
 class ServerBackend:
-    """A server at `url`, with or without its /v1. model None: the first one it lists.
+    """A server at `url`, with or without /v1. model: None for the first one that it lists.
 
     timeout_s bounds each wait for the server's next bytes. Raises ChatError for a URL that cannot be used.
     """
@@ -168,7 +168,7 @@ class ServerBackend:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.name = model or ""
-        self._counts = True  # until the server shows that it has no /tokenize
+        self._counts = True  # until the server turns out to lack /tokenize
 
     def check(self, raw: bool) -> None:
         if not self.name:
@@ -199,14 +199,14 @@ class ServerBackend:
                 starts = session.later_starts()
                 if error.code != _CONTEXT_FULL or not starts:
                     raise
-                # Without counts: the older half.
+                # Without token counts: drop the older half.
                 note = leave_out(session, starts[len(starts) // 2], "the context is full")
         reply = Reply(iter(()), note=note)
         reply.pieces = self._stream(connection, response, reply, start)
         return reply
 
     def _fit(self, session: Session) -> Fit | None:
-        """What fits the model's context; None for a server that does not count tokens."""
+        """The part that fits the model's context; None if the server does not count tokens."""
         told = self._count(session, session.first)
         if told is None:
             return None
@@ -215,16 +215,16 @@ class ServerBackend:
         def count(first: int) -> int:
             if first not in tokens:
                 again = self._count(session, first)
-                # A server that stops counting: as if nothing could be left out.
+                # If a server stops counting, drop nothing.
                 tokens[first] = told[0] if again is None else again[0]
             return tokens[first]
 
         return fit(session, count, told[1])
 
     def _count(self, session: Session, first: int) -> tuple[int, int] | None:
-        """Tokens of the prompt that starts at `first`, and of the context; None when the server does not say.
+        """(tokens of the prompt starting at `first`, tokens of the context); None if the server does not say.
 
-        Raises ChatError when nothing can be asked of it, as for a model without chat template.
+        Raises ChatError if the server cannot be used at all, as with a model without a chat template.
         """
         if not self._counts:
             return None
@@ -237,7 +237,7 @@ class ServerBackend:
         except ServerError as error:
             if error.status in (401, 403) or error.code == _NO_TEMPLATE:
                 raise
-            # Anything else it will say of the request itself; other servers do without this path.
+            # Other errors will also occur for the request itself; some servers lack this path.
             self._counts = error.status == 400
             return None
         count, limit = answer.get("count"), answer.get("max_model_len")
@@ -260,7 +260,7 @@ class ServerBackend:
                 for choice in data.get("choices", ()):
                     reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
                     delta = choice.get("delta") or {}
-                    # The second is what newer servers call it.
+                    # The second name is that of newer servers.
                     thought = delta.get("reasoning_content") or delta.get("reasoning")
                     text = choice.get("text") or delta.get("content")
                     if not text and not thought:
@@ -277,11 +277,11 @@ class ServerBackend:
                 f"{self.url} answered with what is no completion: is it an OpenAI-compatible server?"
             ) from error
         finally:
-            # Closing it is what tells the server to stop.
+            # Closing the connection tells the server to stop.
             connection.close()
 
     def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The JSON objects of a stream of server-sent events, up to [DONE]."""
+        """The JSON objects of a server-sent event stream, up to [DONE]."""
         while True:
             try:
                 line = response.readline(_MAX_LINE_BYTES)
@@ -331,7 +331,7 @@ class ServerBackend:
         raise ServerError(f"{self.url} answered {response.status}: {message}{hint}", response.status, code)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-        """A whole answer of JSON."""
+        """A complete JSON answer."""
         connection, response = self._request(method, path, body)
         try:
             return _json(response.read(_MAX_LINE_BYTES), what)
@@ -343,7 +343,7 @@ class ServerBackend:
             connection.close()
 
     def close(self) -> None:
-        """Nothing is kept open between answers."""
+        """No connection is kept open between answers."""
 
 
 def _json(data: bytes, what: str) -> dict[str, Any]:
@@ -357,14 +357,14 @@ def _json(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _message(data: Any, otherwise: str) -> str:
-    """The sentence of an error in OpenAI's shape."""
+    """The message of an error in OpenAI's format."""
     error = data.get("error", data) if isinstance(data, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) and message else otherwise
 
 
 def _code(data: Any) -> str | None:
-    """The word for programs of an error in OpenAI's shape."""
+    """The code of an error in OpenAI's format."""
     error = data.get("error") if isinstance(data, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, str) else None

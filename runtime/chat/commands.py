@@ -1,4 +1,4 @@
-"""The commands inside a chat: lines that start with a slash."""
+"""Commands in a chat: lines that start with a slash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A line of three quotes starts and ends a message of several lines; a message may
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a line asks for: say (a note to show), ask (a question to answer), leave."""
+    """The effect of a line. say: a note to show. ask: a question to answer. leave: end the chat."""
 
     say: str = ""
     ask: str | None = None
@@ -32,7 +32,7 @@ class Outcome:
 
 
 class Commands:
-    """Reads the lines of one chat and applies the commands among them to its session."""
+    """Reads the lines of a chat, and applies commands to its session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -53,11 +53,11 @@ class Commands:
 
     @property
     def names(self) -> list[str]:
-        """Every command with its slash, for completion."""
+        """All commands with their slash, for completion."""
         return sorted(f"/{name}" for name in [*self._table, *(setting.replace("_", "-") for setting in SETTINGS)])
 
     def take(self, line: str) -> Outcome:
-        """What to do with a line of input. Raises ChatError; then nothing has changed."""
+        """Handles a line of input. Raises ChatError, and then changes nothing."""
         if not line.startswith("/"):
             return Outcome(ask=line)
         if line.startswith("//"):
@@ -72,7 +72,7 @@ class Commands:
         return self._table[name](argument)
 
     def count(self, reply: Reply) -> None:
-        """Takes an answer into the statistics."""
+        """Adds an answer to the statistics."""
         self._last = reply
         self._num_answers += 1
         self._num_tokens += reply.completion_tokens
@@ -119,7 +119,7 @@ class Commands:
 
 
 def describe(reply: Reply) -> str:
-    """The figures of an answer in a line."""
+    """One line of figures about an answer."""
     parts = []
     if reply.prompt_tokens is not None:
         cached = f" ({reply.cached_tokens} cached)" if reply.cached_tokens else ""

@@ -1,4 +1,4 @@
-"""A conversation that outgrows the model's context: its oldest messages are no longer sent."""
+"""Conversations that outgrow the model's context: the oldest messages are dropped."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from dataclasses import dataclass
 
 from llmc.runtime.chat.session import ChatError, Session
 
-# Tokens kept free for an answer whose length nobody set: this share of the context, at most so many.
+# Tokens reserved for an answer of unset length: this share of the context, at most this many.
 _ROOM_SHARE, _MOST_ROOM = 4, 1024
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits: room is how many tokens an answer may have, note what to tell the user, empty for nothing."""
+    """room: most tokens of the answer. note: message for the user; empty for none."""
 
     room: int
     note: str = ""
 
 
 def fit(session: Session, count: Callable[[int], int], limit: int) -> Fit:
-    """Moves `session.first` on until prompt and answer fit.
+    """Advances `session.first` until prompt and answer fit.
 
-    count: tokens of the prompt when `first` is that. limit: tokens of the context. Once prompt and answer no longer
-    fit, the oldest messages are left out until half the context is free. A prompt with a new start is computed anew,
-    which should happen rarely. A raw text is cut only when it is full. Raises ChatError when not even the last question
-    fits.
+    count: maps a value of `first` to the prompt's tokens. limit: tokens of the context. If prompt and answer no longer
+    fit, the oldest messages are dropped until half the context is free: a prompt with a new start misses the prefix
+    cache, which should be rare. A raw text is cut only when full. Raises ChatError if not even the last question fits.
     """
     max_tokens = session.sampling.get("max_tokens")
     default = 1 if session.raw else min(limit // _ROOM_SHARE, _MOST_ROOM)

@@ -1,4 +1,4 @@
-"""The state of a chat: its messages and how answers are sampled; saved to a file and read back."""
+"""The state of a chat: messages and sampling settings; can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_FILE_BYTES = 1 << 28
 
 
 class ChatError(RuntimeError):
-    """What a chat cannot do; the message is one sentence. The conversation is as it was before."""
+    """A chat cannot do something; the message is one sentence. The conversation is unchanged."""
 
 
 def _whole(text: str) -> int:
@@ -37,12 +37,12 @@ SETTINGS: dict[str, Callable[[str], int | float]] = {
     "max_tokens": _whole,
     "seed": _whole,
 }
-"""The numbers of a chat's sampling that a command may change, and how each is read."""
+"""Sampling settings that a command may change, with their parsers."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of an answer as it comes; reasoning precedes the answer and is no part of it."""
+    """A piece of an answer's text; reasoning precedes the answer and is not part of it."""
 
     text: str
     reasoning: bool = False
@@ -50,10 +50,10 @@ class Piece:
 
 @dataclass
 class Reply:
-    """An answer under way: iterate it for its pieces, `close` it to stop it; the figures are final after either.
+    """An answer in progress: iterate over its pieces, or `close` it to stop; then its figures are final.
 
-    Times are seconds from the request; counts are tokens, completion_tokens is the number of pieces where the server
-    has not told. note: what to tell the user before the answer.
+    Times are in seconds from the request; counts are tokens. completion_tokens is the number of pieces if the server
+    does not report it. note: message for the user before the answer.
     """
 
     pieces: Iterator[Piece]
@@ -76,7 +76,7 @@ class Reply:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Rate after the first token; None below two tokens."""
+        """Tokens per second after the first; None below two tokens."""
         if self.first_s is None or self.completion_tokens < 2 or self.total_s <= self.first_s:
             return None
         return (self.completion_tokens - 1) / (self.total_s - self.first_s)
@@ -84,9 +84,9 @@ class Reply:
 
 @dataclass
 class Session:
-    """A conversation. system None: none. sampling: only what differs from the model's own defaults. raw: the messages
+    """A conversation. system: None for none. sampling: only values that differ from the model's defaults. raw: messages
     are pieces of one text that the model continues, without a chat template. first: index of the first message that is
-    still sent, in a raw text of its first character; what is before it no longer fits the context."""
+    still sent; in a raw text, of its first character."""
 
     system: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -96,12 +96,13 @@ class Session:
     first: int = 0
 
     def request_messages(self, first: int | None = None) -> list[dict[str, str]]:
-        """What the chat template gets: the system message, and the others from `first` on."""
+        """The messages for the chat template: the system message, then those from `first` on."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return system + self.messages[self.first if first is None else first :]
 
     def request_text(self, first: int | None = None) -> str:
-        """What a raw completion continues: each question starts a line, each answer goes on where its question ends."""
+        """The text that a raw completion continues: each question starts a line, each answer continues its
+        question's."""
         text = ""
         for message in self.messages:
             starts_line = message["role"] == "user" and text and message["content"] and not text.endswith("\n")
@@ -109,47 +110,47 @@ class Session:
         return text[self.first if first is None else first :]
 
     def later_starts(self) -> list[int]:
-        """What `first` may become: questions, or words of a raw text."""
+        """Possible later values of `first`: questions, or words of a raw text."""
         if self.raw:
             words = re.finditer(r"\S+", self.request_text(first=0))
             return [word.start() for word in words if word.start() > self.first]
         return [i for i in range(self.first + 1, len(self.messages)) if self.messages[i]["role"] == "user"]
 
     def reset(self) -> None:
-        """Starts over; system message and settings stay."""
+        """Starts over; keeps system message and settings."""
         self.messages.clear()
         self.first = 0
 
     def ask(self, text: str) -> None:
-        """Adds a question; an empty one lets a raw text go on."""
+        """Adds a question; an empty one continues a raw text."""
         self.messages.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Adds what was answered; without a text the question is taken back."""
+        """Adds an answer; an empty one removes the question."""
         if text or self.raw:
             self.messages.append({"role": "assistant", "content": text})
         else:
             self.drop_question()
 
     def drop_question(self) -> None:
-        """Takes back a question that has no answer."""
+        """Removes a question that has no answer."""
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
 
     def undo(self) -> str:
-        """Takes back the last question and its answer; returns the question. Raises ChatError when there is none."""
+        """Removes the last question and its answer; returns the question. Raises ChatError if there is none."""
         last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
         if last is None:
             raise ChatError("there is no question to take back: ask one first")
         question = self.messages[last]["content"]
         del self.messages[last:]
         if self.first >= (len(self.request_text(first=0)) if self.raw else len(self.messages)):
-            # What was left out may fit again.
+            # Dropped messages may fit again.
             self.first = 0
         return question
 
     def set(self, name: str, text: str) -> None:
-        """Sets a number of SETTINGS from what was typed; "default" is the model's own. Raises ChatError."""
+        """Sets a number of SETTINGS from text; "default" restores the model's own. Raises ChatError."""
         if text == "default":
             self.sampling.pop(name, None)
             return
@@ -162,7 +163,7 @@ class Session:
         self.sampling = sampling
 
     def save(self, path: Path) -> None:
-        """Writes the conversation as JSON, whole or not at all. A file that is not this chat's own is not replaced.
+        """Writes the conversation as JSON, atomically. Refuses to replace a file that this chat did not write.
 
         Raises ChatError.
         """
@@ -185,7 +186,7 @@ class Session:
         self.saved_as = path
 
     def load(self, path: Path) -> None:
-        """Takes over a saved conversation, or a plain list of messages. Raises ChatError; then nothing has changed."""
+        """Loads a saved conversation, or a plain list of messages. Raises ChatError, and then changes nothing."""
         try:
             data = parse_json(read_regular(path, _MAX_FILE_BYTES))
         except OSError as error:

@@ -1,1 +1,1 @@
-"""Looking into a graph: its commands one at a time, what each writes, and two artifacts compared."""
+"""Debugging of graphs: runs commands one at a time, dumps their outputs, and compares two artifacts."""

@@ -1,4 +1,4 @@
-"""Two artifacts of one model over the same tokens, command by command: where they part."""
+"""Compares two artifacts of one model over the same tokens, command by command, to find where they diverge."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from llmc.runtime.debug.replay import CommandReplay, DebugError, Value
 
-# Ops that compute the same tensor, by the name that it is compared under.
+# Ops that compute the same tensor → the name it is compared under.
 _SAME = {
     "embedding_quant": "embedding",
     "linear_quant": "linear",
-    # Merging ends both.
+    # merge_attention completes both variants.
     "latent_attention": "paged_attention",
     "merge_attention": "paged_attention",
 }
-_HELPERS = ("quantize_rows", "permute_columns")  # write the same values again
+_HELPERS = ("quantize_rows", "permute_columns")  # rewrite the same values
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Compared:
-    """A tensor that both artifacts make.
+    """A tensor that both artifacts compute.
 
-    a, b: places of the commands. max_error: the largest difference; error: it over the largest magnitude in A. Both are
-    infinite where only one of two values is a number.
+    a, b: command indices. max_error: the largest difference. error: max_error divided by the largest magnitude in A.
+    Both are infinite if exactly one of two values is NaN or infinite.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Diff:
-    """graphs: the two that ran the step; tensors: those that both make, in order; only_a, only_b: names of the rest."""
+    """graphs: those that ran the step. tensors: computed by both, in order. only_a, only_b: names of the rest."""
 
     graphs: tuple[str, str]
     tensors: tuple[Compared, ...]
@@ -64,7 +64,7 @@ class Diff:
     only_b: tuple[str, ...]
 
     def first(self, bound: float) -> Compared | None:
-        """The first tensor that differs by more than `bound` of its largest magnitude."""
+        """The first tensor whose error exceeds `bound`, or None."""
         return next((tensor for tensor in self.tensors if tensor.differs(bound)), None)
 
     def as_dict(self, bound: float) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Diff:
 
 
 def compare(a: Value, b: Value) -> Compared:
-    """Two arrays of one shape."""
+    """Compares two arrays of equal shape."""
     x, y = a.array.astype(np.float64), b.array.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):
@@ -96,8 +96,8 @@ def compare(a: Value, b: Value) -> Compared:
 
 
 def diff_artifacts(a: Path, b: Path, prompt: Sequence[int], step: int = 0) -> Diff:
-    """Runs both over `prompt` and then `step` decode steps, which take the tokens that A finds likeliest; compares the
-    last step. Raises DebugError, and what opening an artifact raises."""
+    """Runs `prompt` on both, then `step` decode steps with A's likeliest tokens; compares the last step. Raises
+    DebugError, and errors of opening an artifact."""
     replays = [CommandReplay(path, len(prompt) + step) for path in (a, b)]
     if replays[0].vocab_size != replays[1].vocab_size:
         sizes = " and ".join(str(replay.vocab_size) for replay in replays)
@@ -113,7 +113,7 @@ def diff_artifacts(a: Path, b: Path, prompt: Sequence[int], step: int = 0) -> Di
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
-    """Raises DebugError for no tokens, and for one that the model does not have."""
+    """Raises DebugError for an empty list, or a token that the model lacks."""
     if not tokens:
         raise DebugError("there are no tokens to run: give a --prompt or --ids")
     for token in tokens:
@@ -126,7 +126,7 @@ def _label(value: Value) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _tensor_name(value: Value) -> str:
-    """The same for every kernel that may make the tensor."""
+    """A tensor's name, equal for all kernels that may compute it."""
     return f"layers.{value.layer}" if value.layer >= 0 else value.name
 
 

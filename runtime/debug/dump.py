@@ -1,4 +1,4 @@
-"""What the commands of a step write, as files."""
+"""Writes the outputs of a step's commands to files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmc.runtime.debug.replay import CommandReplay
 
 
 def dump_step(artifact: Path, prompt: Sequence[int], step: int, output: Path, only: str = "") -> int:
-    """Runs `prompt` and then `step` greedy tokens, and writes each tensor of the last step to `output` as float32 .npy,
-    with index.json; only: of names that have this text. Returns how many."""
+    """Runs `prompt`, then `step` greedy tokens; writes each tensor of the last step to `output` as float32 .npy, with
+    index.json. only: restricts to names that contain this text. Returns the number of tensors."""
     replay = CommandReplay(artifact, len(prompt) + step)
     check_tokens(prompt, replay.vocab_size)
     tokens = list(prompt)

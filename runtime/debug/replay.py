@@ -1,4 +1,4 @@
-"""Replays a graph one command at a time on the artifact's device, and keeps what each command writes."""
+"""Replays a graph one command at a time on the artifact's device, and captures each command's outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _DECODE = PHASES.index("decode")
 
 
 class DebugError(ValueError):
-    """What was asked for cannot be replayed; the message is one sentence."""
+    """The request cannot be replayed; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that a command wrote. command: its place in the graph; op: of its kernel; name: the weight that it read
-    first, else the op's own; layer: whose cache it touches, −1 for none; array: float32 [rows, …]."""
+    """A tensor that a command wrote.
+
+    command: its index. op: of its kernel. name: of the first weight it read, else the op. layer: whose cache it
+    accesses; −1 for none. array: float32 [rows, …].
+    """
 
     command: int
     op: str
@@ -40,8 +43,7 @@ class CommandReplay:
     """One sequence on an artifact, step by step."""
 
     def __init__(self, path: Path, length: int) -> None:
-        """length: tokens that the sequence will have at most. Raises LlmcError, FormatError, ManifestError and
-        DebugError."""
+        """length: most tokens of the sequence. Raises LlmcError, FormatError, ManifestError or DebugError."""
         self.path = Path(path)
         self._artifact = Artifact(self.path)
         self._tables, manifest = read_graphs(self.path), read_manifest(self.path)
@@ -60,8 +62,8 @@ class CommandReplay:
         return self._tables.model.vocab_size
 
     def step(self, tokens: Sequence[int]) -> tuple[str, Iterator[Value]]:
-        """Runs the next tokens of the sequence in the smallest graph that holds them: the graph's name, and what each
-        command writes, as it is run. Raises DebugError."""
+        """Runs the sequence's next tokens in the smallest graph that holds them. Returns the graph's name, and an
+        iterator over each command's outputs as it runs. Raises DebugError."""
         graph = self._graph(len(tokens))
         values = self._run(graph, np.asarray(tokens, np.int32), self._done)
         self._done += len(tokens)
@@ -84,7 +86,7 @@ class CommandReplay:
     def _run(self, graph: Graph, tokens: NDArray[np.int32], start: int) -> Iterator[Value]:
         block_size, count = self._tables.model.block_size, len(tokens)
         positions = np.arange(start, start + count, dtype=np.int32)
-        blocks = np.arange(1, self._num_blocks + 1, dtype=np.int32)  # block 0 is the dummy one
+        blocks = np.arange(1, self._num_blocks + 1, dtype=np.int32)  # block 0 is the dummy block
         stride = min(len(blocks), graph.max_blocks_per_seq)
         self._replayer.begin(
             self._tables.graphs.index(graph),

@@ -1,7 +1,7 @@
-"""What a command writes, as a plain array: which tensor it is, and how the kernel's parameters say that it lies.
+"""A command's outputs as plain arrays, with tensor and layout derived from the kernel's parameters.
 
-A packed activation is [tiles][words][rows of a tile][elements of a word]; `row_tile` of the kernel is 1 where it has
-none, and then the tensor is row-major. Rows of int8 are words of four numbers, then a scale, then sums (FORMAT.md).
+A packed activation is [tiles][words][rows of a tile][elements of a word]. Without a `row_tile` parameter, the row tile
+is 1 and the tensor row-major. Rows of int8 are words of four numbers, then a scale, then sums (FORMAT.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_SAMPLES = 2  # the kernel scalar
-_LINE = 8  # numbers of an int8 row are padded to a multiple
+_LINE = 8  # numbers of an int8 row are padded to a multiple of this
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "bool": 1}
 
 Floats = NDArray[np.float32]
@@ -24,8 +24,8 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ValueLayout:
-    """One tensor that a command writes. operand: index among its operands; on_samples: rows are samples, not tokens;
-    shape: of a row; dtype: f32, bf16, f16, i8, i32 or bool; groups: of an int8 row, those that are summed."""
+    """One tensor that a command writes. operand: its operand index. on_samples: rows are samples instead of tokens.
+    shape: of a row. dtype: f32, bf16, f16, i8, i32 or bool. groups: sums in an int8 row."""
 
     operand: int
     on_samples: bool
@@ -40,7 +40,8 @@ class ValueLayout:
         return prod(self.shape)
 
     def read(self, data: NDArray[np.uint8], num_rows: int) -> Floats:
-        """The first `num_rows` rows as float32, from the bytes of the operand; int8 numbers times their scale."""
+        """The first `num_rows` rows as float32, from the operand's bytes; int8 numbers are multiplied by their
+        scale."""
         tiles = -(-num_rows // self.row_tile)
         if self.dtype == "i8":
             return self._int8(data, tiles)[:num_rows]
@@ -77,8 +78,8 @@ def _floats(data: NDArray[np.uint8], dtype: str) -> Floats:
 
 
 def written_values(op: str, parameters: str) -> list[ValueLayout]:
-    """What a kernel writes, by its op and parameters as the manifest has them; nothing for one whose output only other
-    kernels of its op understand."""
+    """The outputs of a kernel, given op and parameters in the manifest; empty if only kernels of the same op understand
+    them."""
     p: dict[str, Any] = dict(json.loads(parameters))
     on_samples, tile = p.get("rows", 0) == _NUM_SAMPLES, int(p.get("row_tile", 1))
 

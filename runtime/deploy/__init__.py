@@ -1,1 +1,1 @@
-"""Replicas on a Ray cluster: Ray Serve places, scales and heals them, and the router of `llmc route` is before them."""
+"""Replicas on a Ray cluster: Ray Serve places, scales and restarts them behind the router of `llmc route`."""

@@ -1,4 +1,4 @@
-"""The deployment as an application of Ray Serve. The one module here that imports Ray (extra `ray`)."""
+"""The deployment as a Ray Serve application. The only module here that imports Ray (extra `ray`)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from llmc.runtime.router.config import RouterConfig
 NAMESPACE = "llmc"
 _REGISTRY = "llmc-replicas"
 _HEAD = "node:__internal_head__"
-"""What Ray calls the head node, as a resource."""
+"""Ray's resource name of the head node."""
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 2.0, 10.0
 
 
 def registry_of(name: str) -> Any:
-    """The registry of the deployment of that name, on any node; started where there is none."""
+    """The registry of the deployment `name`, on any node; started if it does not exist."""
     options = {"namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
     return ray.remote(Registry).options(name=f"{_REGISTRY}-{name}", max_restarts=-1, **options).remote()
 
 
 class ServedArtifact:
-    """A replica: Ray starts it anew on some node when it ends."""
+    """A replica; Ray restarts it on some node when it ends."""
 
     def __init__(self, name: str, artifact: str, config: DeployConfig) -> None:
         self._registry = registry_of(name)
@@ -40,7 +40,7 @@ class ServedArtifact:
         self._server = Server(artifact, config.command_flags(), host, config.replica_key)
 
     async def reconfigure(self, _nothing: Any) -> None:
-        """Ray calls it once when the replica is made, and waits: it is ready when this returns."""
+        """Ray calls it once per replica and waits: the replica is ready when this returns."""
         await self._server.start(self._beat)
 
     async def check_health(self) -> None:
@@ -71,14 +71,14 @@ def _endpoint(name: str, config: RouterConfig) -> Any:
 
 
 class _Routed:
-    """The endpoint's actor. replicas: their handles, so that Ray deploys them with it; requests go past them."""
+    """The endpoint's actor. replicas: their handles, so that Ray deploys them too; requests bypass the handles."""
 
     def __init__(self, *replicas: Any) -> None:
         self.replicas = replicas
 
 
 def application(name: str, config: DeployConfig) -> serve.Application:
-    """Replicas of each artifact and the endpoint before them. name: of the deployment in its cluster."""
+    """Replicas of each artifact behind one endpoint. name: of the deployment in its cluster."""
     parts = []
     for index, artifact in enumerate(config.artifacts):
         scaling: dict[str, Any] = {"num_replicas": config.min_replicas}
@@ -124,7 +124,7 @@ def application(name: str, config: DeployConfig) -> serve.Application:
         name="endpoint",
         num_replicas=config.endpoints,
         max_ongoing_requests=1 << 16,
-        # Beside the HTTP proxy, so that a stream depends on one node alone.
+        # On the HTTP proxy's node, so that a stream depends on one node.
         ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
         graceful_shutdown_timeout_s=config.stop_s,
     )(_endpoint(name, router)(_Routed))
@@ -132,7 +132,7 @@ def application(name: str, config: DeployConfig) -> serve.Application:
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """For a Serve config file: `import_path: llmc.runtime.deploy.application:build`, and DeployConfig as `args`, with a
-    `name`. Raises DeployError."""
+    """Entry point for a Serve config file: `import_path: llmc.runtime.deploy.application:build`, with DeployConfig as
+    `args`, plus `name`. Raises DeployError."""
     given = dict(args)
     return application(str(given.pop("name", "llmc")), parse_config(given))

@@ -1,4 +1,4 @@
-"""What a deployment is: the arguments of `llmc deploy`, and of the application in a Serve config file."""
+"""The configuration of a deployment: arguments of `llmc deploy`, or of the application in a Serve config file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 
 
 class DeployError(ValueError):
-    """Arguments that do not fit, or a cluster that cannot be had; one sentence with what to do."""
+    """Invalid arguments, or no usable cluster; one sentence with the remedy."""
 
 
 @dataclass(frozen=True)
 class DeployConfig:
-    """artifacts: paths that every node of the cluster has. Each gets replicas of its own, behind one endpoint.
+    """artifacts: paths available on every node. Each gets its own replicas, all behind one endpoint.
 
-    min_replicas, max_replicas: of each artifact; equal: no scaling. target_load: requests, running or waiting, that a
-    replica is meant to have. kv_high: the share of its KV blocks above which there are too few replicas.
-    down_delay_s: how long fewer replicas must have been enough before one goes. cpus, gpus: of a replica; 0 CPUs:
-    what `--threads` of serve_flags says, or 1. serve_flags: of `llmc serve`. endpoints: processes that route.
-    max_inflight, patience_s, retries, replica_key: as of `llmc route`. stop_s: what ending its requests may take a
-    replica.
+    min_replicas, max_replicas: per artifact; equal values disable scaling.
+    target_load: intended requests per replica, running or waiting.
+    kv_high: share of KV blocks in use above which a replica is added.
+    down_delay_s: how long fewer replicas must have sufficed before one is removed.
+    cpus, gpus: per replica. 0 CPUs means `--threads` in serve_flags, or 1.
+    serve_flags: of `llmc serve`.
+    endpoints: routing processes.
+    max_inflight, patience_s, retries, replica_key: as in `llmc route`.
+    stop_s: time for a replica to finish its requests.
     """
 
     artifacts: tuple[str, ...]
@@ -59,7 +62,7 @@ class DeployConfig:
 
     @property
     def threads(self) -> int | None:
-        """That serve_flags give a replica; None where they do not say."""
+        """Threads per replica set in serve_flags; None if not set."""
         flags = list(self.serve_flags)
         for index, flag in enumerate(flags):
             text = flag.partition("=")[2] if flag.startswith("--threads=") else ""
@@ -71,17 +74,17 @@ class DeployConfig:
 
     @property
     def replica_cpus(self) -> float:
-        """CPUs that Ray keeps for a replica."""
+        """CPUs that Ray reserves per replica."""
         return self.cpus or float(self.threads or 1)
 
     def command_flags(self) -> list[str]:
-        """Flags of `llmc serve`: as many threads as Ray keeps CPUs, unless they say otherwise."""
+        """Flags of `llmc serve`: as many threads as reserved CPUs, unless serve_flags set them."""
         threads = [] if self.threads is not None else ["--threads", str(max(1, int(self.replica_cpus)))]
         return [*self.serve_flags, *threads]
 
 
 def parse_config(given: Mapping[str, Any]) -> DeployConfig:
-    """Of a Serve config file's `args`. Raises DeployError."""
+    """Parses `args` of a Serve config file. Raises DeployError."""
     fields = {field.name: field for field in dataclasses.fields(DeployConfig)}
     unknown = next((name for name in given if name not in fields), None)
     if unknown is not None:

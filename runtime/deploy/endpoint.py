@@ -1,4 +1,4 @@
-"""The router as an application of Ray Serve: its replicas are those that the registry has."""
+"""The router as a Ray Serve application, with replicas from the registry."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from llmc.runtime.router.metrics import RouterMetrics
 
 log = logging.getLogger("llmc.deploy")
 Ask = Callable[[], Awaitable[Mapping[str, Place]]]
-"""The places of replicas, by name. May raise: then nothing changes."""
+"""Returns replicas' places, by name. If it raises, nothing changes."""
 
 
 class Endpoint:
-    """An ASGI application. It asks the registry from its start-up to its shutdown."""
+    """An ASGI application that polls the registry from start-up to shutdown."""
 
     def __init__(self, config: RouterConfig, ask: Ask) -> None:
         self._config, self._ask = config, ask
         self._app: RouterApp | None = None
         self._fleet: Fleet | None = None
-        self._missing: dict[str, float] = {}  # since when the registry does not name them
+        self._missing: dict[str, float] = {}  # since when the registry has not listed them
         self._following: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,15 +55,15 @@ class Endpoint:
         while True:
             try:
                 await self.follow(await self._ask(), time.monotonic())
-            except Exception as error:  # the registry is being started again: who is known stays
+            except Exception as error:  # the registry is restarting: known replicas stay
                 log.warning("the registry does not answer: %s", error)
             await asyncio.sleep(BEAT_S)
 
     async def follow(self, places: Mapping[str, Place], now: float) -> None:
-        """Adds, moves and drains replicas as the registry has them at `now`.
+        """Adds, moves and drains replicas to match the registry at `now`.
 
-        One that it does not name drains, and goes when it is idle. A registry that was started again names nobody for a
-        second, so a missing one drains only after FORGET_S; whether it is well the router finds out by itself.
+        An unlisted replica drains, and is removed when idle. A restarted registry lists nobody for a second, so a
+        missing replica drains only after FORGET_S; the router itself checks its health.
         """
         fleet = self._fleet
         assert fleet is not None

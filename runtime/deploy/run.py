@@ -1,4 +1,4 @@
-"""Deploys on a cluster, and ends what it has deployed."""
+"""Deploys on a cluster, and shuts down its own deployments."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def deploy(
     keep: bool,
     on_ready: Callable[[str], None],
 ) -> None:
-    """Deploys on the cluster at `address`, or on one that it starts here (None), until a signal; keep: and no longer.
+    """Deploys on the cluster at `address`, or on a new local one (None), until a signal. keep: leave it running.
 
-    on_ready: gets the URL once every artifact has its replicas. Raises DeployError.
+    on_ready: called with the URL once every artifact has its replicas. Raises DeployError.
     """
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, ignore_reinit_error=True)

@@ -1,4 +1,4 @@
-"""How many replicas there should be: by requests that run or wait, and by KV blocks in use."""
+"""The number of replicas, from running and waiting requests and KV blocks in use."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 def wanted_replicas(
     loads: Mapping[Any, float], kv_uses: Mapping[Any, float], *, current: int, target_load: float, kv_high: float
 ) -> int:
-    """loads, kv_uses: by replica. One more than now where blocks run short: sequences would be preempted."""
+    """loads, kv_uses: by replica. Adds one replica if blocks run short, because sequences would be preempted."""
     by_load = math.ceil(sum(loads.values()) / target_load)
     mean_use = sum(kv_uses.values()) / len(kv_uses) if kv_uses else 0.0
     return max(by_load, current + 1 if mean_use > kv_high else 0)
 
 
 class Scaling:
-    """A policy of Ray Serve.
+    """A Ray Serve scaling policy.
 
-    Up at once. Down when fewer were enough for down_delay_s, to the most that were wanted in that time.
+    Scales up at once; down when fewer have sufficed for down_delay_s, to the most that were needed in that time.
     """
 
     def __init__(self, target_load: float, kv_high: float, down_delay_s: float) -> None:
         self._target_load, self._kv_high, self._down_delay_s = target_load, kv_high, down_delay_s
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """context: AutoscalingContext. Returns how many, and what is remembered until the next call."""
+        """context: AutoscalingContext. Returns (number of replicas, state for the next call)."""
         metrics = context.aggregated_metrics or {}
         current = context.target_num_replicas
         wanted = wanted_replicas(

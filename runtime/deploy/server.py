@@ -1,4 +1,4 @@
-"""A replica on a node: a process of `llmc serve`, which Ray starts, watches and ends by its actor."""
+"""A replica on a node: a process of `llmc serve`, started, watched and stopped by its Ray actor."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("llmc.deploy")
 _LAST_LINES = 5
 _GAUGE = re.compile(rb"^(llmc_(?:sequences_running|sequences_waiting|kv_blocks|kv_blocks_used)) (\S+)$", re.MULTILINE)
 Beat = Callable[[str, bool], Awaitable[None]]
-"""Says where it is: the URL, and whether it is leaving."""
+"""Reports the URL, and whether the replica is leaving."""
 
 
 class ServerDied(RuntimeError):
-    """The process ended by itself; says its last lines."""
+    """The process ended by itself; the message has its last lines."""
 
 
 class Server:
-    """The process, from its start to its end. key: that it asks for, if it does."""
+    """The process, from start to end. key: the API key it requires, if any."""
 
     def __init__(self, artifact: str, flags: Sequence[str], host: str, key: str | None) -> None:
         self.url: str | None = None
@@ -38,7 +38,7 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, beat: Beat) -> None:
-        """Returns when it is ready, and says so by `beat` from then on. Raises ServerDied."""
+        """Returns when it is ready; from then on reports through `beat`. Raises ServerDied."""
         await self.process.start()
         self._tasks.append(asyncio.create_task(self._follow()))
         await self._known.wait()
@@ -47,14 +47,14 @@ class Server:
         self._tasks.append(asyncio.create_task(self._beat(beat, self.url)))
 
     def check(self) -> None:
-        """Raises ServerDied where it is no more."""
+        """Raises ServerDied if it has ended."""
         if self._how_it_ended is not None:
             raise ServerDied(f"llmc serve: {self._how_it_ended}: {' / '.join(self._lines)}")
 
     async def load(self) -> dict[str, float]:
-        """What the scaling goes by: `load`, requests that run or wait, and `kv_use`, the share of KV blocks in use.
+        """Inputs of scaling: `load`, running and waiting requests; `kv_use`, share of KV blocks in use.
 
-        A process that does not answer in time has the load that it last said: it may be busy.
+        A process that does not answer in time keeps its last load, as it may be busy.
         """
         if self.url is None or self._how_it_ended is not None:
             return {"load": 0.0, "kv_use": 0.0}
@@ -72,10 +72,10 @@ class Server:
         return self._load
 
     async def stop(self, beat: Beat, most_s: float) -> None:
-        """Tells endpoints, lets running requests end, and kills what takes longer."""
+        """Informs endpoints, lets running requests finish within most_s, then kills the process."""
         if self.url is not None:
             await beat(self.url, True)
-            # An endpoint that has just asked asks again.
+            # Endpoints that have just polled will poll again.
             await asyncio.sleep(2 * BEAT_S)
         for task in self._tasks[1:]:
             task.cancel()
@@ -99,6 +99,6 @@ class Server:
         while self._how_it_ended is None:
             try:
                 await beat(url, False)
-            except Exception as error:  # the registry is being started again
+            except Exception as error:  # the registry is restarting
                 log.warning("the registry does not answer: %s", error)
             await asyncio.sleep(BEAT_S)

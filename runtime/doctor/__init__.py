@@ -1,1 +1,1 @@
-"""What this machine is to llmc, and what would make it serve faster: the checks of `llmc doctor`."""
+"""The checks of `llmc doctor`: this machine's suitability for llmc, and what would make it serve faster."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """name: what was looked at; value: what it is; advice: what to change, None where nothing need be."""
+    """name: the subject. value: the finding. advice: what to change; None for nothing."""
 
     name: str
     value: str

@@ -1,4 +1,4 @@
-"""What is installed: llmc, its library, the compiler; where the cache is, and whether a port is free."""
+"""Checks the installation: llmc, its library, the compiler, the cache's location, and whether a port is free."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from llmc.runtime.doctor.check import Check
 from llmc.version import __version__
 
 COMPILER = {"torch": "torch", "TVM": "apache-tvm", "transformers": "transformers"}
-"""The distributions that compile models, by what people call them."""
+"""Distributions that compile models, by common name."""
 
 
 def installed_checks(port: int) -> Iterator[Check]:
-    """Versions, the compile cache, and the port of a server. Imports nothing of the compiler."""
+    """Versions, compile cache, and server port. Imports nothing of the compiler."""
     yield Check("llmc", f"{__version__}, Python {platform.python_version()}", name_clash())
     yield Check("library", str(next((path for path in library_candidates() if path.is_file()), "not found")))
     yield _compiler()

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory and multiplies, measured."""
+"""Measures this machine's memory and multiplication rates."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.doctor.check import Check
 
 SECONDS = 2.0
-"""What measuring all limits takes."""
+"""Time for measuring all limits."""
 _NAMES = {"read": "memory read", "f32": "f32 peak", "bf16": "bf16 peak", "int8": "int8 peak"}
 
 
 def measured_limits() -> Iterator[Check]:
-    """Rates of all CPUs that this process may use; None of what the CPU lacks. Raises LlmcError."""
+    """Rates over all CPUs of this process; None for what the CPU lacks. Raises LlmcError."""
     with Probe() as probe:
         for limit in LIMITS:
             rate = probe.measure(limit, SECONDS / len(LIMITS))

@@ -1,4 +1,4 @@
-"""The CPU, and the instructions that llmc's kernels use on it."""
+"""The CPU, and the instructions on it that llmc's kernels use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux says of CPUs and memory, in /proc and /sys below `root`. A file that is not there says nothing."""
+"""Linux's facts on CPUs and memory, in /proc and /sys below `root`; missing files are skipped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmc.units import format_bytes
 
 ROOT = Path("/")
 _FILES = 4096
-"""Open files that a server with its default limit of connections may need."""
+"""Open files that a server needs with its default connection limit."""
 
 
 def system_checks(root: Path = ROOT) -> Iterator[Check]:
-    """CPUs, memory and limits of this process, in the order in which people read them."""
+    """CPUs, memory and limits of this process, in reading order."""
     cpus = os.sched_getaffinity(0)
     yield from _quota(root, len(cpus))
     yield from _load(root, len(cpus))
@@ -36,7 +36,7 @@ def _text(path: Path) -> str | None:
 
 
 def _quota(root: Path, cpus: int) -> Iterator[Check]:
-    """The CPU time that a control group allows, where it is less than the CPUs."""
+    """The CPU time that a control group allows, if less than the CPUs."""
     least = float(cpus)
     for group in control_groups(root / "proc/self/cgroup", root / "sys/fs/cgroup"):
         quota, _, period = (_text(group / "cpu.max") or "max").partition(" ")

@@ -1,1 +1,1 @@
-"""How well an artifact predicts: perplexity, divergence from another one, tasks of lm-evaluation-harness."""
+"""Evaluation of artifacts: perplexity, divergence from another artifact, tasks of lm-evaluation-harness."""

@@ -1,4 +1,4 @@
-"""How far the predictions of an artifact are from those of another one, token by token, over the whole vocabulary."""
+"""Divergence of an artifact's predictions from another's, per token, over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.tokenizer import Tokenizer
 
 Doubles = npt.NDArray[np.float64]
-_TOGETHER = 32  # windows; the logits of a step are a few times 32 × vocabulary × 8 bytes
+_TOGETHER = 32  # windows; a step's logits take a few times 32 × vocabulary × 8 bytes
 _QUANTILE = 0.999
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL(reference ‖ artifact) in nats over `tokens` predictions; quantile_999: 99.9 % are at most that.
+    """KL(reference ‖ artifact) in nats over `tokens` predictions. quantile_999: the 99.9 % quantile.
 
-    top1_agreement: the share of predictions whose likeliest token is the same. The perplexities are of the text's own
-    tokens, for reference and artifact. standard_error: of the mean, as if tokens were independent. each: KL of every
-    prediction.
+    top1_agreement: share of predictions with the same likeliest token. Perplexities: of the text's own tokens, for
+    reference and artifact. standard_error: of the mean, assuming independent tokens. each: KL of every prediction.
     """
 
     kl_mean: float
@@ -47,7 +46,7 @@ class Divergence:
     each: tuple[float, ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures, without those of tokens."""
+        """The figures without per-token values."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "each"} | {
             "tokens_per_s": self.tokens_per_s
         }
@@ -67,9 +66,9 @@ def divergence(
     num_threads: int = 0,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Divergence:
-    """Compares what two artifacts with one vocabulary predict of `text`; arguments as those of `perplexity`.
+    """Compares two artifacts' predictions of `text`; they must share a vocabulary. Arguments: as for `perplexity`.
 
-    Raises RequestError where they have different tokenizers, and the binding's errors.
+    Raises RequestError if their tokenizers differ, and the binding's errors.
     """
     length = window_length(window, min(_max_model_len(artifact), _max_model_len(reference)))
     found = text_windows(Tokenizer(artifact), text, length, max_tokens)
@@ -110,12 +109,13 @@ def divergence(
 def _compare(
     expected: Lockstep, compared: Lockstep, found: Sequence[list[int]], on_step: Callable[[int, int], None]
 ) -> list[Doubles]:
-    """A [4, windows] array a step: KL, whether the likeliest tokens agree, and −ln p of the text's token twice."""
+    """One array [4, windows] per step: KL, whether the likeliest tokens agree, and −ln p of the text's token for
+    both."""
     width = min(expected.width, compared.width)
     total, done = sum(len(window) - 1 for window in found), 0
     rows = []
     for first in range(0, len(found), width):
-        # The longest first, so that those that have ended are at the end.
+        # Longest first, so that finished windows are at the end.
         group = sorted(found[first : first + width], key=len, reverse=True)
         for position in range(len(group[0]) - 1):
             running = [window for window in group if len(window) > position + 1]

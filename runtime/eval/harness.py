@@ -1,4 +1,4 @@
-"""An artifact as a model of lm-evaluation-harness; imported only where lm_eval is installed and asked for."""
+"""An artifact as a model of lm-evaluation-harness; imported only if lm_eval is installed and requested."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.tokenizer import Tokenizer
 
-_MAX_GEN_TOKENS = 256  # what the harness' other models generate where a task does not say
+_MAX_GEN_TOKENS = 256  # what the harness's other models generate without a task setting
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 Pair = tuple[Any, list[int], list[int]]
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """Scores by replaying graphs (Scorer), generates with the engine; each is opened when a task first needs it."""
+    """Scores by replaying graphs (Scorer), generates with the engine; each is opened on first use."""
 
     def __init__(self, path: Path, num_threads: int = 0) -> None:
         """Raises TokenizerError for an artifact without a tokenizer."""
@@ -57,7 +57,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @cached_property
     def _prefix(self) -> int:
-        """What stands before a text without a context."""
+        """The token before a text without context."""
         for token in (self._tokens.bos_token_id, *self._tokens.eos_token_ids):
             if token is not None:
                 return int(token)
@@ -73,7 +73,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         if add_special_tokens is None:
-            # A text that a chat template made may have it already.
+            # A text from a chat template may already contain it.
             bos = self._tokens.bos_token
             add_special_tokens = not (bos and string.startswith(bos))
         return self._tokens.encode(string, add_special_tokens=add_special_tokens)
@@ -87,12 +87,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        most = self.max_length + 1  # the last token is predicted, and not read
+        most = self.max_length + 1  # the last token is predicted, not read
         cut = []
         for _, context, continuation in requests:
             tokens = (context + continuation)[-most:]
             cut.append((tokens[: len(tokens) - len(continuation)], continuation))
-        # Neighbours share their beginnings, which are computed once.
+        # Neighbours share prefixes, which are computed once.
         order = sorted(range(len(cut)), key=lambda index: cut[index])
         found: dict[int, tuple[float, bool]] = {}
         for index in tqdm(order, desc="score", disable=disable_tqdm):
@@ -123,7 +123,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             context, options = request.args
             one = self._sampling(options)
             most = self._llm.limit.tokens
-            # Room for what the task generates at most, as the harness' other models have it, but half at least.
+            # Reserve what the task generates at most, like the harness's other models, but leave at least half for the
+            # context.
             prompts.append(self.tok_encode(context)[-max(most - one.max_tokens, most // 2) :])
             params.append(one)
         with tqdm(total=len(prompts), desc="generate", disable=disable_tqdm) as bar:
@@ -134,7 +135,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [output.outputs[0].text for output in outputs]
 
     def _sampling(self, options: Mapping[str, Any]) -> SamplingParams:
-        """What a task asks of generation. Raises RequestError for what the engine does not have."""
+        """A task's generation options. Raises RequestError for unsupported ones."""
         given = dict(normalize_gen_kwargs(dict(options), _MAX_GEN_TOKENS))
         stops = [text for text in given.pop("until") if text]
         most = given.pop("max_gen_toks")
@@ -143,7 +144,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             raise RequestError(f"a task asks for {unknown[0]!r}, which llmc eval does not have; it has {_SAMPLING}")
         if not sampled:
             given = {key: value for key, value in given.items() if key == "repetition_penalty"} | {"temperature": 0.0}
-        # Special tokens have no text to find a stop string in.
+        # Special tokens have no text in which to find a stop string.
         special = {text: self._tokens.special_token_id(text) for text in stops}
         return SamplingParams(
             max_tokens=most,

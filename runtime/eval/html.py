@@ -24,7 +24,7 @@ _LEAST_KL = 1e-12
 
 
 def perplexity_html(found: Perplexity, model: str, text: str) -> str:
-    """The page of a measured perplexity; model, text: their names."""
+    """The page of a measured perplexity. model, text: their names."""
     losses = np.array([loss for window in found.losses for loss in window])
     return Page(
         title="Perplexity",
@@ -66,7 +66,7 @@ def _beyond(values: Any) -> str:
 
 
 def _by_place(losses: Sequence[Sequence[float]]) -> Curve:
-    """Perplexity of tokens with about so many before them, in at most _POSITIONS parts of the window."""
+    """Perplexity of tokens by number of preceding tokens, in at most _POSITIONS intervals."""
     longest = max(map(len, losses), default=0)
     parts = min(_POSITIONS, longest)
     xs, ys = [], []
@@ -90,7 +90,7 @@ def _windows(losses: Sequence[Sequence[float]]) -> str:
 
 
 def divergence_html(found: Divergence, artifact: str, reference: str, text: str) -> str:
-    """The page of a measured divergence; artifact, reference, text: their names."""
+    """The page of a measured divergence. artifact, reference, text: their names."""
     each = np.maximum(np.array(found.each), _LEAST_KL)
     rising = np.sort(each)
     shares = np.linspace(0, 1, min(len(rising), 400))
@@ -135,7 +135,7 @@ def divergence_html(found: Divergence, artifact: str, reference: str, text: str)
 
 
 def tasks_html(scores: Sequence[Score], model: str) -> str:
-    """The page of scores; model: the name of the artifact, or the server's address."""
+    """The page of task scores. model: the artifact's name, or the server's address."""
     shares = [(f"{s.task}, {s.metric}", s.value, s.standard_error) for s in scores if 0 <= s.value <= 1]
     columns = [
         *(Column(name, words=True) for name in ("task", "metric", "filter")),

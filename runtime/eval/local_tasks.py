@@ -1,4 +1,4 @@
-"""Tasks whose data are files here: their templates, filled in for a folder of data."""
+"""Tasks on local data: fills in their templates for a data folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 _TEMPLATES = Path(__file__).parent / "tasks"
 _LETTERS = ("A", "B", "C", "D")
-# What its authors, and copies of it, call the columns of questions with four choices.
+# Column names of four-choice questions, by the authors and in copies.
 _COLUMNS = (
     ("question", "A", "B", "C", "D", "answer"),
     ("Question", "A", "B", "C", "D", "Answer"),
@@ -21,13 +21,13 @@ _COLUMNS = (
 
 
 class EvalError(ValueError):
-    """What cannot be evaluated as asked; the message is one sentence."""
+    """The evaluation cannot run; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class LocalTask:
-    """template: its file in tasks/. data: what it needs below the folder of data, where * is a subject; examples: of a
-    subject, the same for the questions that stand in front."""
+    """template: its file in tasks/. data: required paths below the data folder; * is a subject. examples: fixed
+    few-shot examples of a subject."""
 
     template: str
     data: str
@@ -44,12 +44,12 @@ LOCAL_TASKS = {
 
 
 def local_task_of(name: str) -> str | None:
-    """The local task that `name` is, or is a subject of, as in local_mmlu_anatomy; None for any other task."""
+    """The local task that `name` is, or is a subject of, as in local_mmlu_anatomy; None for other tasks."""
     return next((task for task in LOCAL_TASKS if name == task or name.startswith(f"{task}_")), None)
 
 
 def write_tasks(names: Iterable[str], data: Path | None, folder: Path) -> None:
-    """Writes the local tasks among `names` to `folder`, as the harness reads them. Raises EvalError."""
+    """Writes the local tasks among `names` to `folder`, in the harness's format. Raises EvalError."""
     for task in dict.fromkeys(filter(None, map(local_task_of, names))):
         if data is None:
             raise EvalError(f"{task} needs --data DIR, the folder with {LOCAL_TASKS[task].data}")
@@ -89,15 +89,15 @@ def _write(name: str, task: LocalTask, data: Path, folder: Path) -> None:
 def _fill(task: LocalTask, file: Path, name: str, data: Path, subject: str) -> None:
     text = (_TEMPLATES / task.template).read_text(encoding="utf-8")
     for mark, value in {"@TASK@": name, "@DATA@": str(data), "@SUBJECT@": subject}.items():
-        # As it stands between the quotes of YAML, which are JSON's.
+        # Escaped for a double-quoted YAML string, which follows JSON.
         text = text.replace(mark, json.dumps(value, ensure_ascii=False)[1:-1])
     file.write_text(text, encoding="utf-8")
 
 
 def _to_lines(source: Path, target: Path) -> None:
-    """Questions with four choices, from CSV with or without a row of names, to JSON lines. Raises EvalError.
+    """Converts four-choice questions from CSV, with or without a header row, to JSON lines. Raises EvalError.
 
-    Read as text: what guesses types takes a choice "1.50" for a number, and "None" for none.
+    All cells stay text: type guessing would turn the choice "1.50" into a number, and "None" into null.
     """
     with source.open(encoding="utf-8-sig", newline="") as file:
         rows = [row for row in csv.reader(file) if row]

@@ -1,4 +1,4 @@
-"""Logits over the whole vocabulary of several windows of tokens, which go forward together, a token each a step."""
+"""Logits over the whole vocabulary for several token windows that advance together, one token per step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _POOL_BYTES = 1 << 30
 
 
 class Lockstep:
-    """An artifact whose graphs are replayed for windows of one length; a context manager, or close it.
+    """Replays an artifact's graphs for windows of one length; a context manager, or close it.
 
-    The logits are those that the engine samples from, to the bit: no result depends on the graph. width: windows that
-    fit into the KV pool.
+    The logits are bit-identical to the engine's: no result depends on the graph. width: windows that fit the KV pool.
     """
 
     def __init__(self, path: Path, window: int, most: int, num_threads: int = 0) -> None:
-        """window: tokens of the longest window; most: of windows at once. Raises LlmcError and RequestError."""
+        """window: tokens of the longest window. most: windows at once. Raises LlmcError or RequestError."""
         self.path = path
         self._artifact = Artifact(path)
         try:
@@ -34,7 +33,7 @@ class Lockstep:
             self._blocks_per_seq = -(-window // info.block_size)
             pool = _POOL_BYTES // (self._blocks_per_seq * info.kv_block_bytes)
             self.width = max(1, min(most, pool))
-            # Where a step holds fewer sequences, windows take turns in it.
+            # If a step holds fewer sequences, windows take turns in it.
             self._graphs = list(enumerate(self._artifact.graphs()))
             self._replayer = Replayer(self._artifact, num_threads, self.width * self._blocks_per_seq)
         except BaseException:
@@ -42,9 +41,9 @@ class Lockstep:
             raise
 
     def step(self, position: int, tokens: Sequence[int]) -> Floats:
-        """The next token of the first windows, all at `position`: logits [len(tokens), vocabulary] of what follows.
+        """Advances the first windows by one token, all at `position`; returns logits [len(tokens), vocabulary].
 
-        At position 0 the windows begin anew. Raises LlmcError and RequestError.
+        Position 0 restarts the windows. Raises LlmcError or RequestError.
         """
         parts, start = [], 0
         while start < len(tokens):
@@ -55,7 +54,7 @@ class Lockstep:
         return np.concatenate(parts)
 
     def _graph(self, position: int, wanted: int) -> tuple[int, int]:
-        """The smallest graph that holds as many of `wanted` sequences at `position` as any does, and how many."""
+        """(smallest graph for as many of `wanted` sequences at `position` as any graph holds, that number)."""
         reach = position // self._block_size + 1
         rooms = [
             (min(graph.max_tokens, graph.max_seqs, graph.max_samples, wanted), graph, index)
@@ -70,7 +69,7 @@ class Lockstep:
     def _replay(self, graph: int, position: int, tokens: npt.NDArray[np.int32], first: int) -> Floats:
         count, size = len(tokens), self._block_size
         reach = position // size + 1
-        # Block 0 is the dummy one.
+        # Block 0 is the dummy block.
         starts = 1 + (first + np.arange(count)) * self._blocks_per_seq
         tables = (starts[:, None] + np.arange(reach)).astype(np.int32)
         each = np.arange(count, dtype=np.int32)

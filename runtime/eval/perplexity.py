@@ -1,4 +1,4 @@
-"""Perplexity of an artifact on a text: how well its engine predicts each token, in windows of equal length."""
+"""Perplexity of an artifact on a text, in windows of equal length."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmc.runtime.request_error import RequestError
 
 @dataclass(frozen=True)
 class Perplexity:
-    """perplexity: exp of the mean of −ln p over `tokens` predicted tokens. standard_error: of it, as if tokens were
-    independent. window: tokens of a window at most; seconds: that scoring took. losses: −ln p of each predicted token,
-    a tuple a window."""
+    """perplexity: exp of the mean of −ln p over `tokens` predicted tokens. standard_error: of it, assuming independent
+    tokens. window: most tokens of a window. seconds: of scoring. losses: −ln p of each predicted token, one tuple per
+    window."""
 
     perplexity: float
     standard_error: float
@@ -30,7 +30,7 @@ class Perplexity:
     losses: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures, without those of tokens."""
+        """The figures without per-token values."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "losses"} | {
             "tokens_per_s": self.tokens_per_s
         }
@@ -49,10 +49,10 @@ def perplexity(
     num_threads: int = 0,
     on_window: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Predicts every token of `text` but the first of each window of `window` tokens from those before it.
+    """Predicts every token of `text` from earlier tokens in its window, except the first of each window.
 
-    window None: 512, or what the artifact holds. Each window starts with the model's BOS where its tokenizer adds one,
-    and then every token of the text is predicted. Raises RequestError and the binding's errors.
+    window: None for 512, or the artifact's limit. If the tokenizer adds a BOS, each window starts with it, and every
+    token of the text is predicted. Raises RequestError and the binding's errors.
     """
     with LLM(artifact, num_threads=num_threads, prefix_cache=False) as llm:
         length = window_length(window, llm.limit.tokens)

@@ -1,4 +1,4 @@
-"""Runs tasks of lm-evaluation-harness on an artifact in this process, or against a server."""
+"""Runs tasks of lm-evaluation-harness on an artifact in this process, or on a server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _INSTALL = "pip install 'lm_eval[api]'"
 
 @dataclass(frozen=True)
 class TaskRun:
-    """What to run. names: tasks of the harness, of include_path, or of LOCAL_TASKS with their data. limit: documents of
-    each task; num_fewshot None: the task's own. run_code: of what the model writes, where a task wants that."""
+    """names: tasks of the harness, of include_path, or of LOCAL_TASKS with their data. limit: documents per task.
+    num_fewshot: None for the task's own. run_code: whether to execute code that the model writes."""
 
     names: tuple[str, ...]
     data: Path | None = None
@@ -34,8 +34,8 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a task. filter: what took the answer out of the text, "none" for nothing; standard_error: None where
-    the harness has none; samples: documents."""
+    """A metric of a task. filter: the answer extraction, "none" for none. standard_error: None if the harness gives
+    none. samples: number of documents."""
 
     task: str
     metric: str
@@ -46,7 +46,7 @@ class Score:
 
 
 def require_harness() -> None:
-    """Raises EvalError where lm_eval is not installed."""
+    """Raises EvalError if lm_eval is not installed."""
     try:
         importlib.metadata.version("lm_eval")
     except importlib.metadata.PackageNotFoundError:
@@ -54,7 +54,7 @@ def require_harness() -> None:
 
 
 def run_on_artifact(artifact: Path, run: TaskRun, num_threads: int = 0) -> list[Score]:
-    """Runs tasks on an artifact in this process. Raises EvalError and what the engine raises."""
+    """Runs tasks on an artifact in this process. Raises EvalError and the engine's errors."""
     require_harness()
     from llmc.runtime.eval.harness import HarnessModel
 
@@ -63,8 +63,8 @@ def run_on_artifact(artifact: Path, run: TaskRun, num_threads: int = 0) -> list[
 
 
 def run_on_server(base_url: str, model: str | None, tokenizer: Path, run: TaskRun) -> list[Score]:
-    """Runs tasks against a server, with the harness' own client. model None: the first that the server names;
-    tokenizer: an artifact, or a model directory. Raises EvalError."""
+    """Runs tasks against a server, with the harness's own client. model: None for the server's first. tokenizer: an
+    artifact, or a model directory. Raises EvalError."""
     require_harness()
     url = base_url.rstrip("/").removesuffix("/v1")
     arguments = {
@@ -91,7 +91,7 @@ def _run(model: Any, arguments: dict[str, str] | None, run: TaskRun) -> list[Sco
     from lm_eval.tasks import TaskManager
 
     with _task_folders(run) as folders:
-        # The harness reads thousands of files to know its own tasks.
+        # The harness reads thousands of files to list its own tasks.
         manager = TaskManager(include_path=folders, include_defaults=False) if folders else None
         if manager is None or not _knows_all(manager, run):
             manager = TaskManager(include_path=folders or None)
@@ -118,7 +118,7 @@ def _knows_all(manager: Any, run: TaskRun) -> bool:
 
 @contextlib.contextmanager
 def _task_folders(run: TaskRun) -> Iterator[list[str]]:
-    """Where the harness looks for tasks besides its own."""
+    """Task folders of the harness besides its own."""
     with tempfile.TemporaryDirectory(prefix="llmc-eval-") as folder:
         write_tasks(run.names, run.data, Path(folder))
         folders = [folder] if any(Path(folder).iterdir()) else []
@@ -130,7 +130,7 @@ def _task_folders(run: TaskRun) -> Iterator[list[str]]:
 
 
 def scores_of(found: dict[str, Any]) -> list[Score]:
-    """The metrics of what the harness returns, in its order; groups stand before what they are made of."""
+    """The metrics in the harness's result, in its order; groups precede their members."""
     scores: list[Score] = []
     results: dict[str, Any] = {**found.get("groups", {}), **found["results"]}
     for task, metrics in results.items():
@@ -146,6 +146,6 @@ def scores_of(found: dict[str, Any]) -> list[Score]:
 
 
 def _group_samples(found: dict[str, Any], group: str) -> int:
-    """Documents of all tasks of a group."""
+    """Documents of all tasks in a group."""
     counts: Sequence[str] = found.get("group_subtasks", {}).get(group, ())
     return sum(found.get("n-samples", {}).get(task, {}).get("effective", 0) for task in counts)

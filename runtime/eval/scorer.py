@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations: one sequence in the KV pool, of which what the next one shares is kept."""
+"""Log-likelihoods of continuations: one sequence in the KV pool, of which the next one reuses the common prefix."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmc.runtime.request_error import RequestError
 
 
 class Scorer:
-    """An artifact that scores; a context manager, or close it.
+    """Scores with an artifact; a context manager, or close it.
 
-    The engine's prompt logprobs would be the same to rounding, but each token of the context would be scored, too.
+    The engine's prompt logprobs would agree up to rounding, but would also score every context token.
     """
 
     def __init__(self, path: Path, num_threads: int = 0) -> None:
-        """Raises LlmcError, and RequestError for a model that writes no text."""
+        """Raises LlmcError, and RequestError for a model that does not generate text."""
         self.path = path
         self._artifact = Artifact(path)
         try:
@@ -38,9 +38,9 @@ class Scorer:
         self._cached: list[int] = []
 
     def score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-        """The log-likelihood of `continuation` after `context`, and whether each of its tokens is the likeliest.
+        """(log-likelihood of `continuation` after `context`, whether each of its tokens is the likeliest).
 
-        Raises RequestError for an empty context and for more tokens than the artifact holds.
+        Raises RequestError for an empty context, or more tokens than the artifact holds.
         """
         tokens = [*context, *continuation[:-1]]
         if not context:
@@ -51,7 +51,7 @@ class Scorer:
             return 0.0, True
         scored = len(context) - 1
         done = _common(self._cached, tokens, scored)
-        self._cached = []  # until all of it is there
+        self._cached = []  # until the whole sequence is cached
         while done < scored:
             done += self._chunk(tokens[:scored], done, False)[0]
         rows: list[npt.NDArray[np.float32]] = []
@@ -65,7 +65,7 @@ class Scorer:
         return float(scores[np.arange(len(wanted)), wanted].sum()), likely
 
     def _chunk(self, tokens: Sequence[int], start: int, sampled: bool) -> tuple[int, npt.NDArray[np.float32]]:
-        """Runs the next tokens: how many, and the logits of each of them, or of none."""
+        """Runs the next tokens. Returns (their number, logits of each, or of none)."""
 
         def room(graph: GraphInfo) -> int:
             most = min(graph.max_tokens, graph.max_samples) if sampled else graph.max_tokens
@@ -76,7 +76,7 @@ class Scorer:
         if count < 1:
             raise RequestError(f"{self.path} has no graph for a prompt of {start + 1} tokens; compile larger buckets")
         positions = np.arange(start, start + count, dtype=np.int32)
-        blocks = np.arange(1, self._num_blocks + 1, dtype=np.int32)  # block 0 is the dummy one
+        blocks = np.arange(1, self._num_blocks + 1, dtype=np.int32)  # block 0 is the dummy block
         logits = self._replayer.run(
             index,
             input_ids=np.asarray(tokens[start : start + count], np.int32),
@@ -102,7 +102,7 @@ class Scorer:
 
 
 def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
-    """How many leading tokens two sequences share, at most `most`."""
+    """Length of the common prefix of two sequences, at most `most`."""
     count = 0
     for left, right in zip(a, b, strict=False):
         if count == most or left != right:

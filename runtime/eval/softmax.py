@@ -1,4 +1,4 @@
-"""Log-probabilities of logits in double precision."""
+"""Log-probabilities from logits, in double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text cut into the windows of tokens that measurements predict."""
+"""Splits a text into the token windows that measurements predict."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DEFAULT_WINDOW = 512
 
 
 def windows(tokens: Sequence[int], length: int, most: int | None) -> list[list[int]]:
-    """`tokens` cut into windows of `length` (the last one may be shorter), `most` tokens in all; None: all of them."""
+    """Splits `tokens` into windows of `length`, the last possibly shorter, using at most `most` tokens (None: all)."""
     kept = list(tokens if most is None else tokens[:most])
     cut = [kept[start : start + length] for start in range(0, len(kept), length)]
     return [window for window in cut if len(window) > 1]
 
 
 def text_windows(tokenizer: Tokenizer, text: str, length: int, most: int | None) -> list[list[int]]:
-    """Windows of at most `length` tokens, each with the model's BOS in front where its tokenizer adds one.
+    """Windows of at most `length` tokens, each starting with the BOS if the tokenizer adds one.
 
     Raises RequestError for a text, or a length, that leaves nothing to predict.
     """
@@ -33,9 +33,9 @@ def text_windows(tokenizer: Tokenizer, text: str, length: int, most: int | None)
 
 
 def window_length(asked: int | None, max_tokens: int) -> int:
-    """The length of windows for artifacts whose requests have at most `max_tokens`; one more is generated, or counted.
+    """The window length for artifacts whose requests have at most `max_tokens`, one of which is generated.
 
-    Raises RequestError for one that is too long.
+    Raises RequestError if `asked` is too long.
     """
     if asked is None:
         return min(DEFAULT_WINDOW, max_tokens - 1)
@@ -45,7 +45,7 @@ def window_length(asked: int | None, max_tokens: int) -> int:
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
-    """The mean of values, and its standard error as if they were independent; 0 for a single one."""
+    """(mean, its standard error assuming independence); the error is 0 for a single value."""
     found = list(values)
     mean = math.fsum(found) / len(found)
     if len(found) < 2:

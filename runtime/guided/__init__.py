@@ -1,1 +1,1 @@
-"""Guided decoding: what a continuation must look like, and the masks that keep it so."""
+"""Guided decoding: constraints on continuations, and the token masks that enforce them."""

@@ -1,4 +1,4 @@
-"""Compiles constraints for a model, and computes which tokens keep a text to one. Imports llguidance at first use."""
+"""Compiles constraints for a model, and computes the tokens that keep a text valid. Imports llguidance on first use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from llmc.runtime.request_error import RequestError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Text compiled to find the place of an error; more would let a bad request keep a CPU busy.
+# Text compiled to locate an error; more would let a bad request occupy a CPU.
 _MAX_SEARCH_BYTES = 4 << 20
 
 
 class GuideError(RuntimeError):
-    """A guide that cannot go on in the middle of a text; the message is one sentence."""
+    """A guide cannot continue within a text; the message is one sentence."""
 
 
 class TokenGuide:
-    """The guide of one continuation: a pure function of the grammar and the tokens accepted so far."""
+    """The guide of one continuation: a pure function of the grammar and the accepted tokens."""
 
     def __init__(self, matcher: LLMatcher, num_words: int) -> None:
         self._matcher = matcher
@@ -37,32 +37,32 @@ class TokenGuide:
 
     @property
     def finished(self) -> bool:
-        """The text is complete: no token but eos may follow."""
+        """Whether the text is complete: only eos may follow."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def mask(self) -> npt.NDArray[np.uint32]:
-        """Words [at most ceil(vocab_size / 32)]: bit t % 32 of word t // 32 is set when token t may come next.
+        """Words [at most ceil(vocab_size / 32)]: bit t % 32 of word t // 32 is set if token t may come next.
 
-        Raises GuideError when the grammar's limits are exceeded.
+        Raises GuideError if the grammar's limits are exceeded.
         """
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._num_words]
         self._check()
         return words
 
     def accept(self, token_id: int) -> None:
-        """Moves past a token that was taken. Raises GuideError for one that the grammar does not allow."""
-        # After the end only eos can come, as it does under ignore_eos.
+        """Accepts a token that was taken. Raises GuideError for one that the grammar forbids."""
+        # After the end only eos can come, as under ignore_eos.
         if not self.finished:
             self._matcher.consume_token(token_id)
             self._check()
 
     def forced(self) -> list[int]:
-        """The tokens that come next where the grammar leaves no choice of text, as the tokenizer has it; often none."""
-        # Of a copy: what a guide has worked on must depend on the text alone.
+        """Next tokens wherever the grammar leaves only one text, in the tokenizer's segmentation; often none."""
+        # On a copy: a guide's consumed limits must depend on the text alone.
         return [int(token) for token in self._matcher.deep_copy().compute_ff_tokens()]
 
     def copy(self) -> TokenGuide:
-        """A guide of the same text so far, which goes on by itself."""
+        """An independent guide with the same text so far."""
         return TokenGuide(self._matcher.deep_copy(), self._num_words)
 
     def _check(self) -> None:
@@ -71,10 +71,10 @@ class TokenGuide:
 
 
 class GuideCompiler:
-    """Compiles grammars for one model and keeps the last `cache_entries` of them; may be used from any thread.
+    """Compiles grammars for one model, and caches the last `cache_entries`; thread-safe.
 
     tokenizer_json: text of tokenizer.json. vocab_size: of the model's logits; ids that the tokenizer lacks are never
-    allowed. eos_token_ids: those that end a text for the engine. Raises RequestError when the model cannot be guided.
+    allowed. eos_token_ids: the engine's. Raises RequestError if the model cannot be guided.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class GuideCompiler:
             raise RequestError("this model has no end-of-sequence token, which guided decoding needs to end a text")
         try:
             self._tokenizer = LLTokenizer(tokenizer_json, eos_token=list(eos_token_ids))
-        except Exception as error:  # the library raises ValueError, and what its tokenizer reader does
+        except Exception as error:  # the library raises ValueError, and its tokenizer reader others
             raise RequestError(f"guided decoding cannot use this model's tokenizer: {one_line(str(error))}") from error
-        # The limits count steps of work, not time, so that a grammar is taken or refused alike on every machine.
+        # The limits count work, not time, so that machines agree on accepting a grammar.
         self._limits = LLParserLimits(verbose_errors=False)
         self._num_words = -(-min(vocab_size, self._tokenizer.vocab_size) // 32)
         self._cache: OrderedDict[Guided, LLMatcher] = OrderedDict()
@@ -108,7 +108,8 @@ class GuideCompiler:
             raise RequestError(f"guided decoding needs the tokenizer and manifest of {path}: {error}") from error
 
     def compile(self, guided: Guided) -> Callable[[], TokenGuide]:
-        """A maker of guides, one a continuation. Raises RequestError, naming the place, for what is not valid."""
+        """Returns a factory of guides, one per continuation. Raises RequestError, naming the location, for an invalid
+        grammar."""
         with self._lock:
             matcher = self._cache.get(guided)
             if matcher is not None:
@@ -117,7 +118,7 @@ class GuideCompiler:
             matcher = self._matcher(guided.source)
             if matcher.is_error():
                 raise RequestError(self._explain(guided, matcher.get_error()))
-            # Every guide begins with it: its copies need not compute that again, and what is too complex is told now.
+            # All guides start from this copy, so its initial work is shared, and excessive grammars fail early.
             matcher.compute_bitmask()
             if matcher.is_error():
                 why = one_line(matcher.get_error().removesuffix("<non-verbose/>"))
@@ -127,7 +128,7 @@ class GuideCompiler:
                 while len(self._cache) > self._cache_entries:
                     self._cache.popitem(last=False)
         pristine = matcher
-        # A copy shares nothing, so neither results nor limits depend on what else runs.
+        # A copy shares nothing, so results and limits do not depend on other requests.
         return lambda: TokenGuide(pristine.deep_copy(), self._num_words)
 
     @property
@@ -179,7 +180,7 @@ class GuideCompiler:
 
 
 def _children(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The parts of a schema that are schemas themselves, with their places."""
+    """(location, sub-schema) of the parts of a schema that are schemas."""
     parts: list[tuple[str, Any]] = []
     for key in ("$defs", "definitions", "properties", "patternProperties"):
         if isinstance(schema.get(key), Mapping):

@@ -1,4 +1,4 @@
-"""Guided decoding: what a continuation must look like. Imports llguidance at first use."""
+"""Guided decoding: constraints on continuations. Imports llguidance on first use."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.request_error import RequestError
 
-# Compiling takes time that grows with the square of the size: a second for this much.
+# Compile time grows quadratically with size: one second at this size.
 MAX_SOURCE_BYTES = 128 << 10
 MAX_NESTING = 100
-# What one mask takes grows with the text that is being written, and with the rules of a grammar: some milliseconds.
+# The time of one mask grows with the text so far and the number of rules: a few milliseconds.
 MAX_TEXT_BYTES = 8 << 10
 MAX_GRAMMAR_BYTES = 32 << 10
-# JSON allows space without end between its tokens, which small models never leave: one space, or a newline and its
-# indentation.
+# JSON allows unlimited white space between tokens, in which small models get stuck: allow one space, or a newline and
+# its indentation.
 _JSON_OPTIONS = {"whitespace_pattern": r"(\x20|\x0A\x20{0,32}|\x0A\x09{1,8})"}
 _LENIENT_OPTIONS = {**_JSON_OPTIONS, "lenient": True, "coerce_one_of": True}
 _JSON_SCHEMA = SchemaDefaults()
-# Texts that no output is compared with.
+# Schema annotations, which do not constrain output.
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default"})
 
 
 @dataclass(frozen=True)
 class Guided:
-    """What a continuation must look like; make one with a class method. Each raises RequestError for what it refuses.
+    """A constraint on a continuation; create it with a class method. Each raises RequestError for invalid input.
 
-    kind: for messages. source: the grammar as llguidance reads it (JSON text, so that equal grammars are equal).
-    parts: what a composed grammar consists of, by name, to say which part is at fault.
+    kind: for messages. source: the grammar for llguidance, as JSON text, so that equal grammars compare equal. parts:
+    named parts of a composed grammar, so that errors can name the faulty one.
     """
 
     kind: str
@@ -45,10 +45,10 @@ class Guided:
         strict: bool = True,
         defaults: SchemaDefaults = _JSON_SCHEMA,
     ) -> Guided:
-        """JSON that the schema (an object, or its JSON text) accepts, properties in the schema's order.
+        """JSON that matches the schema (an object, or its JSON text), with properties in the schema's order.
 
-        strict False ignores keywords that cannot be enforced; True refuses them. defaults: what it means where it says
-        nothing.
+        strict: refuse keywords that cannot be enforced, instead of ignoring them. defaults: for what the schema leaves
+        open.
         """
         what = "the JSON schema"
         given = parse_json(what, schema) if isinstance(schema, str) else schema
@@ -64,7 +64,7 @@ class Guided:
     def regex(cls, pattern: str) -> Guided:
         """A full match of a regular expression, in Rust's syntax: no look-around, no back-references.
 
-        Digits and word characters (the classes d and w) are those of ASCII, as in JSON Schema.
+        The classes \\d and \\w are ASCII, as in JSON Schema.
         """
         from llguidance import regex_to_lark
 
@@ -82,26 +82,26 @@ class Guided:
                 raise RequestError(f"the choice {_shown(text)} is not a non-empty text: give texts only")
             check_size("a text of the choice", len(text), MAX_TEXT_BYTES)
         check_size("the choice", sum(map(len, choices)))
-        # One terminal: as a rule, each choice would be a parse of its own.
+        # One terminal: as rules, each choice would be a parse of its own.
         texts = " | ".join(lark_text(text) for text in choices)
         return cls("choice", grammars(lark_grammar=f"start: CHOICE\nCHOICE: {texts}"))
 
     @classmethod
     def grammar(cls, text: str) -> Guided:
-        """A context-free grammar: Lark as llguidance reads it, or GBNF (`root ::= …`)."""
+        """A context-free grammar: Lark in llguidance's dialect, or GBNF (`root ::= …`)."""
         text = _text("the grammar", text, MAX_GRAMMAR_BYTES)
         if "::=" in text:
             from llguidance.gbnf_to_lark import any_to_lark
 
             try:
                 text = any_to_lark(text)
-            except Exception as error:  # the converter raises bare Exception, and what its parser stumbles over
+            except Exception as error:  # the converter raises bare Exception, and its parser others
                 raise RequestError(f"the grammar is not valid GBNF: {one_line(str(error))}") from error
         return cls("grammar", grammars(lark_grammar=text))
 
     @classmethod
     def lark(cls, kind: str, text: str, parts: Sequence[tuple[str, Guided]] = ()) -> Guided:
-        """A grammar that was composed from others, which are named."""
+        """A grammar composed from other, named ones."""
         return cls(kind, grammars(lark_grammar=text), tuple(parts))
 
     def __post_init__(self) -> None:
@@ -113,14 +113,15 @@ class Guided:
 
 
 def lark_text(text: str) -> str:
-    """`text` as a literal of a Lark grammar."""
+    """`text` as a literal in a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def schema_text(
     what: str, schema: Mapping[str, Any] | bool, *, strict: bool, defaults: SchemaDefaults = _JSON_SCHEMA
 ) -> str:
-    """JSON text of a schema with llmc's options, for `%json` in a Lark grammar. Raises RequestError, naming `what`."""
+    """The JSON text of a schema with llmc's options, for `%json` in a Lark grammar. Raises RequestError naming
+    `what`."""
     if not isinstance(schema, (Mapping, bool)):
         raise RequestError(f"{what} is {_shown(schema)}: give an object")
     if schema is False:
@@ -132,18 +133,18 @@ def schema_text(
 
 
 def grammars(**grammar: Any) -> str:
-    """A grammar as llguidance reads it."""
+    """A grammar in llguidance's JSON form."""
     return json.dumps({"grammars": [grammar]}, ensure_ascii=False)
 
 
 def check_size(what: str, size: int, most: int = MAX_SOURCE_BYTES) -> None:
-    """Before anything that large is copied or read: `size` may be of a part. Raises RequestError."""
+    """Checks a size before copying or reading; `size` may be that of a part. Raises RequestError."""
     if size > most:
         raise RequestError(f"{what} has {size} bytes or more, at most {most} are taken: simplify it")
 
 
 def parse_json(what: str, text: str) -> Any:
-    """The value of JSON text. Raises RequestError, naming `what`, for text that is too large or no JSON."""
+    """Parses JSON text. Raises RequestError naming `what` if it is too large or invalid."""
     check_size(what, len(text))
     try:
         return json.loads(text)
@@ -159,12 +160,13 @@ def _text(what: str, text: Any, most: int) -> str:
 
 
 def _check_json(what: str, value: Any) -> None:
-    """Raises RequestError for what is too large, nested too deeply or no JSON; without recursion, which it protects."""
+    """Raises RequestError for a value that is too large, too deeply nested or not JSON; iterative, to protect recursive
+    code."""
     level, size = [(value, False)], 0
     for _ in range(MAX_NESTING):
         below: list[tuple[Any, bool]] = []
         for item, literal in level:
-            # At least so many characters: one a value, and those of texts.
+            # A lower bound of its characters: one per value, plus text lengths.
             size += len(item) if isinstance(item, (Mapping, list, tuple, str)) else 1
             check_size(what, size)
             if isinstance(item, Mapping):
@@ -197,5 +199,5 @@ def _shown(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """A library's message as a part of a sentence."""
+    """A library's message as part of a sentence."""
     return " ".join(text.split())[:300]

@@ -1,4 +1,4 @@
-"""What a JSON schema means where it says nothing: whether objects are closed, and how long a string may get."""
+"""Defaults for what a JSON schema leaves open: whether objects are closed, and the length of strings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FIXED = frozenset({"const", "enum", "$ref", "anyOf", "oneOf", "allOf", "if"})
 _DEFINITIONS = ("$defs", "definitions")
 _ANY = "json-of-bounded-strings"
 _ANY_REF = {"$ref": f"#/$defs/{_ANY}"}
-# The longest text of a format that has a length, as ipv6, and more.
+# Exceeds the longest text of any length-limited format, such as ipv6.
 _LONGEST_FORMAT = 64
 
 
 @dataclass(frozen=True)
 class SchemaDefaults:
-    """additional_properties: whether an object that lists properties may have others, as JSON Schema has it.
+    """additional_properties: whether an object with listed properties may have others, as in JSON Schema.
 
-    max_string: characters of a string without maxLength, 0 for no bound. Raises RequestError for a bound out of range.
+    max_string: most characters of a string without maxLength; 0 for no bound. Raises RequestError if out of range.
     """
 
     additional_properties: bool = True
@@ -36,7 +36,7 @@ class SchemaDefaults:
             raise RequestError(f"the bound of strings is {limit!r}: give a whole number from 0 (none) to {MAX_STRING}")
 
     def apply(self, schema: Mapping[str, Any] | bool) -> Mapping[str, Any] | bool:
-        """The schema with what it leaves out said. It must be JSON of bounded depth; it is not changed itself."""
+        """A copy of the schema with defaults filled in. It must be JSON of bounded depth."""
         if self.additional_properties and self.max_string == 0:
             return schema
         filled: Mapping[str, Any] | bool = _Filling(self, schema).fill(schema, composed=False)
@@ -57,8 +57,8 @@ class SchemaDefaults:
 
 
 class _Filling:
-    """One schema. Objects that allOf, or a $ref with more beside it, puts together stay open: each part would forbid
-    the properties of the others."""
+    """Fills in one schema. Objects combined by allOf, or by $ref with siblings, stay open: each part would forbid the
+    others' properties."""
 
     def __init__(self, defaults: SchemaDefaults, root: Any) -> None:
         self._defaults = defaults
@@ -92,13 +92,13 @@ class _Filling:
         return filled
 
     def _close(self, schema: Mapping[str, Any], filled: dict[str, Any]) -> None:
-        """Says whether an object may have more properties than it lists."""
+        """States whether an object may have unlisted properties."""
         if "additionalProperties" in schema or "unevaluatedProperties" in schema:
             return
         listed = schema.get("properties")
         if not self._defaults.additional_properties and isinstance(listed, Mapping):
             needed = schema.get("required")
-            # What is required and not listed has to go somewhere.
+            # Required but unlisted properties must be allowed.
             if not isinstance(needed, list) or all(isinstance(name, str) and name in listed for name in needed):
                 filled["additionalProperties"] = False
                 return
@@ -106,7 +106,7 @@ class _Filling:
             filled["additionalProperties"] = dict(_ANY_REF)
 
     def _bound(self, schema: Mapping[str, Any], filled: dict[str, Any]) -> None:
-        """Bounds the strings, and says what an array holds."""
+        """Bounds strings, and states the items of arrays."""
         if schema.keys() & _FIXED:
             return
         if _may_be(schema, "string") and "maxLength" not in schema and "pattern" not in schema:
@@ -120,7 +120,7 @@ class _Filling:
             filled["items"] = dict(_ANY_REF)
 
     def _find_composed(self) -> set[str]:
-        """Pointers of the definitions that are parts of a composition."""
+        """Pointers of definitions that are parts of a composition."""
         found: set[str] = set()
         seen: set[tuple[int, bool]] = set()
         stack: list[tuple[Any, bool]] = [(self._root, False)]
@@ -145,7 +145,7 @@ class _Filling:
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool, bool]]:
-    """(child, whether it is a part of a composition here, whether it stands for the same value as the schema)."""
+    """(child, whether it is part of a composition here, whether it describes the same value as the schema)."""
     for key in ("properties", "patternProperties", *_DEFINITIONS):
         if isinstance(schema.get(key), Mapping):
             yield from ((child, False, False) for child in schema[key].values())
@@ -159,7 +159,7 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool, bool]]:
 
 
 def _composes(schema: Mapping[str, Any], key: str) -> bool:
-    """Whether what stands at `key` is put together with something beside it."""
+    """Whether the schema at `key` is combined with its siblings."""
     several = key == "allOf" and len(schema[key]) > 1
     beside = schema.keys() - _ANNOTATIONS - {key, "$schema", "$id", "$anchor", "type", *_DEFINITIONS}
     return several or bool(beside)

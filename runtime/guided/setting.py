@@ -1,4 +1,4 @@
-"""Hands masks to the engine, along guesses where it takes some."""
+"""Passes masks to the engine, along guesses where the engine accepts some."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llmc.runtime.guided.shared_guides import SharedGuides
 
 
 def set_masks(engine: Engine, request_id: int, output_index: int, guides: SharedGuides) -> None:
-    """Answers a "needs_mask" event: the mask of the next token, and those behind guesses of it. Raises LlmcError, and
-    what guides raise for the next token; guesses beyond their limits are left out."""
+    """Answers a "needs_mask" event with the next token's mask, and those after guesses. Raises LlmcError, and guides'
+    errors for the next token; guesses beyond their limits are dropped."""
     mask = guides.mask(output_index)
     if engine.speculate_tokens == 0:
         engine.set_token_mask(request_id, output_index, mask)

@@ -1,4 +1,4 @@
-"""The guides of one request's continuations: those with the same text so far share one guide, and its mask."""
+"""The guides of a request's continuations: continuations with equal text share one guide and its mask."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Mask = npt.NDArray[np.uint32]
 
 
 class Guide(Protocol):
-    """Which tokens one continuation may take next: a function of the tokens so far; used by one thread at a time."""
+    """Computes the tokens that a continuation may take next, from its tokens so far; not thread-safe."""
 
     @property
     def finished(self) -> bool:
-        """The text is complete: no token but eos may follow."""
+        """Whether the text is complete: only eos may follow."""
 
     def mask(self) -> Mask:
-        """Words over the vocabulary, bit t % 32 of word t // 32 set when token t is allowed."""
+        """Words over the vocabulary; bit t % 32 of word t // 32 is set if token t is allowed."""
 
     def accept(self, token_id: int) -> None:
-        """Moves past a token that was taken."""
+        """Accepts a token that was taken."""
 
     def forced(self) -> list[int]:
-        """The tokens that come next where there is no choice of text; may be empty."""
+        """Next tokens wherever only one text is possible; may be empty."""
 
     def copy(self) -> Guide:
-        """A guide of the same text so far, which goes on by itself."""
+        """An independent guide with the same text so far."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """masks: [guesses + 1], of the next token and behind each guess. guesses: allowed tokens, one behind another."""
+    """masks: [guesses + 1], for the next token and after each guess. guesses: a chain of allowed tokens."""
 
     masks: list[Mask]
     guesses: list[int]
 
 
 class _State:
-    """A text so far. members: continuations that are here. next: where some of them went on, by token."""
+    """A text so far. members: continuations at this text. next: successor states, by token."""
 
     __slots__ = ("__weakref__", "guide", "mask", "members", "next", "parent")
 
@@ -51,20 +51,20 @@ class _State:
         self.mask: Mask | None = None
         self.members = members
         self.next: dict[int, _State] = {}
-        # Alive as long as somebody is there or may still come there, who may then come here.
+        # Kept while a continuation is here, or at a predecessor.
         self.parent = None if parent is None else weakref.ref(parent)
 
     @property
     def awaited(self) -> bool:
-        """Another continuation may still come here."""
+        """Whether another continuation may still arrive here."""
         return self.parent is not None and self.parent() is not None
 
 
 class SharedGuides:
-    """The guides of n continuations, made when they are first needed; used by one thread at a time.
+    """The guides of n continuations, created on demand; not thread-safe.
 
-    Each guide computes the mask of every text on its way, shared or not, so that limits on its work do not depend on
-    what others do. Errors are those of the guides.
+    Each guide computes the mask of every text on its path, shared or not, so that its work limits do not depend on
+    others. Errors are those of the guides.
     """
 
     def __init__(self, make: Callable[[], Guide], n: int) -> None:
@@ -75,25 +75,25 @@ class SharedGuides:
 
     @property
     def num_states(self) -> int:
-        """Guides that exist."""
+        """The number of live guides."""
         return len(self._states)
 
     def finished(self, output_index: int) -> bool:
-        """The text is complete: no token but eos may follow."""
+        """Whether the text is complete: only eos may follow."""
         return self._state(output_index).guide.finished
 
     def mask(self, output_index: int) -> Mask:
-        """The tokens that may come next, as Guide.mask has them; not to be written to."""
+        """The allowed next tokens, as from Guide.mask; read-only."""
         state = self._state(output_index)
         if state.mask is None:
             state.mask = state.guide.mask()
         return state.mask
 
     def ahead(self, output_index: int, guesses: Sequence[int], most: int) -> Ahead:
-        """Looks ahead along what the guides force and, where they do not, along `guesses` of the next tokens, as long
-        as these are allowed and end no text: at most `most` tokens.
+        """Looks ahead by at most `most` tokens: along forced tokens, else along `guesses`, while these are allowed and
+        do not end the text.
 
-        Each text on the way gets a guide of its own, which serves when a continuation comes there.
+        Each text on the path gets its own guide, used when a continuation arrives there.
         """
         state = self._state(output_index)
         masks, taken, forced = [self.mask(output_index)], list[int](), list[int]()
@@ -112,7 +112,7 @@ class SharedGuides:
         return Ahead(masks, taken)
 
     def _explore(self, state: _State, token_id: int) -> _State | None:
-        """Where a token leads, with its mask; None where it is not allowed or ends the text."""
+        """The state after a token, with its mask; None if the token is not allowed or ends the text."""
         assert state.mask is not None
         word, bit = divmod(token_id, 32)
         if word >= len(state.mask) or not int(state.mask[word]) >> bit & 1:
@@ -130,7 +130,7 @@ class SharedGuides:
         return after
 
     def accept(self, output_index: int, token_id: int) -> None:
-        """Moves a continuation past a token that it took."""
+        """Advances a continuation by a token that it took."""
         state = self._state(output_index)
         after = state.next.get(token_id)
         if after is None:
@@ -141,7 +141,7 @@ class SharedGuides:
         self._at[output_index] = after
 
     def drop(self, output_index: int) -> None:
-        """Forgets a continuation that ended."""
+        """Forgets a finished continuation."""
         if self._at is not None and (state := self._at.pop(output_index, None)) is not None:
             state.members -= 1
 
@@ -153,7 +153,7 @@ class SharedGuides:
         return self._at[output_index]
 
     def _advance(self, state: _State, token_id: int) -> _State:
-        # Stragglers are waited for, but not with ever more guides: they can make their own.
+        # Guides for stragglers are kept, within bounds: stragglers can rebuild their own.
         shared = state.members > 1 or (state.awaited and len(self._states) < 2 * self._n)
         after = _State(state.guide.copy() if shared else state.guide, 0, state if shared else None)
         after.guide.accept(token_id)

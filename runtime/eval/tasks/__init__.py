@@ -1,1 +1,1 @@
-"""Templates of tasks with local data, and what they run."""
+"""Templates of tasks on local data, and the code that they run."""

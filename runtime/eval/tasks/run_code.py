@@ -1,4 +1,4 @@
-"""Runs a completion of HumanEval with its tests, in a process of its own and a folder that is removed; no sandbox."""
+"""Runs a HumanEval completion with its tests, in a separate process and a temporary folder; not a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = 10
 
 
 def process_results(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
-    """Whether the first completion passes, as lm_eval asks a task for it."""
+    """Whether the first completion passes; lm_eval calls it for a task."""
     program = f"{doc['prompt']}{results[0]}\n{doc['test']}\ncheck({doc['entry_point']})\n"
     with tempfile.TemporaryDirectory(prefix="llmc-eval-") as folder:
         try:
