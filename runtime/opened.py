@@ -1,4 +1,4 @@
-"""How `LLM` and `AsyncLLM` open an artifact: options, a budget for memory, the engine, adapters, the warm-up."""
+"""Opens an artifact for `LLM` and `AsyncLLM`: options, memory budget, engine, adapters, warm-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WeightMemory = Literal["auto", "mapped", "copied"]
 
 @dataclass(frozen=True)
 class Opening:
-    """What an engine is made with. engine_options: those of the binding's `Engine`, with what a budget decided."""
+    """The inputs of an engine. engine_options: for the binding's `Engine`, with the budget's decisions."""
 
     misses: MissOptions
     speculation: Speculation
@@ -36,7 +36,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class OpenedEngine:
-    """What is warmed up."""
+    """An engine that can be warmed up."""
 
     engine: Any
     graphs: list[GraphInfo]
@@ -44,7 +44,7 @@ class OpenedEngine:
 
 
 class Opened(Frontend, ABC):
-    """An artifact, opened with an engine of its own. `LLM` describes the options."""
+    """An opened artifact with its own engine. The options are documented at `LLM`."""
 
     def __init__(
         self,
@@ -129,12 +129,12 @@ class Opened(Frontend, ABC):
 
     @abstractmethod
     def _open_engine(self, path: Path, opening: Opening) -> OpenedEngine:
-        """Opens the artifact `path`, and sets up what `Frontend` has. Leaves nothing open when it raises."""
+        """Opens the artifact `path`, and sets up the attributes of `Frontend`. Leaves nothing open if it raises."""
 
     @abstractmethod
     def _begin(self, opening: Opening) -> None:
-        """The engine is warm."""
+        """Called when the engine is warm."""
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Closes what `_open_engine` opened."""
+        """Closes everything that `_open_engine` opened."""

@@ -1,4 +1,4 @@
-"""What is done once with a model before its first request: a budget for its memory, and the warm-up of its graphs."""
+"""One-time work before the first request: a memory budget, and the warm-up of graphs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def decide_budget(
     device_options: Mapping[str, Any] | None = None,
     draft: Path | None = None,
 ) -> Budget | None:
-    """The budget that `options` ask for, None for none. device_options: those that choose the device. draft: the
-    artifact of a model that guesses, which takes its part. Raises BudgetError, RequestError when blocks are given, and
+    """The budget that `options` request; None without options. device_options: those that select the device. draft:
+    artifact of a draft model, which is budgeted too. Raises BudgetError, RequestError if blocks are given, and
     LlmcError without the device."""
     if options is None:
         return None
@@ -48,7 +48,7 @@ def warm(
     seconds: float,
     on_step: OnWarmStep | None,
 ) -> WarmUp:
-    """Turns off the graphs that the budget drops, and makes the others warm unless `skip`."""
+    """Disables the graphs that the budget drops, and warms the others unless `skip`."""
     dropped = frozenset(() if budget is None else budget.dropped)
     order = tuple(index for index in size_order(graphs) if index not in dropped)
     plan = WarmPlan(order, len(order), dropped=dropped, replay_s=seconds, skipped=skip)

@@ -1,4 +1,4 @@
-"""What a finished request gives back."""
+"""The results of a finished request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of a token, and of the most likely ones: {token id: logprob}.
+    """Natural-log probability of a token, and of the most likely tokens: {token id: logprob}.
 
-    rank: 1 is the likeliest; equal ones rank by id, lowest first.
+    rank: 1 is the likeliest; ties rank by lowest id.
     """
 
     token_id: int
@@ -29,7 +29,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class RequestFailure:
-    """Why the engine failed a request. code: name of an llmc_status; message: one sentence with what to do next."""
+    """Why the engine failed a request. code: name of an llmc_status. message: one sentence with the remedy."""
 
     code: str
     message: str
@@ -37,15 +37,15 @@ class RequestFailure:
 
 @dataclass(frozen=True)
 class TokenDelta:
-    """What one continuation gained: whole characters of text, and the tokens and logprobs that came with them.
+    """News of a continuation: whole characters of text, with their tokens and logprobs.
 
     index: number of the prompt in its call. output_index: which of its n continuations.
-    token_ids: tokens behind the text. An eos or stop token that was sampled is one, too; its text is left out.
-    finish_reason, stop_reason, finish_detail: as of CompletionOutput, on the last delta of a continuation only.
+    token_ids: tokens of the text, including a sampled eos or stop token, whose text is omitted. finish_reason,
+    stop_reason, finish_detail: as of CompletionOutput, on the last delta of a continuation only.
     error: why the engine failed the request, in a delta of its own with the reason "error".
     prompt_logprobs: on the first delta of a request that asked for them.
     num_cached_tokens: prompt tokens that came from the prefix cache.
-    told: whether its reader has this from elsewhere; it is only what goes on from here.
+    told: whether the reader already has this from elsewhere; later deltas continue it.
     """
 
     index: int
@@ -64,12 +64,12 @@ class TokenDelta:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One continuation. token_ids: all that were sampled, an eos or stop token at the end as well; text: without the
-    stop string or the token that ended it.
+    """One continuation. token_ids: all sampled tokens, including a final eos or stop token. text: without the stop
+    string or the final token.
 
     finish_reason: "stop", "length", "cancelled", "timeout" or "error". stop_reason: the stop string that ended it, or
-    the stop token id of the request; None for eos and anything else. finish_detail: the limit that ended it, one
-    sentence, when that was not max_tokens. logprobs: one entry a token when asked for, else None.
+    the stop token id of the request; None for eos and anything else. finish_detail: one sentence on the limit that
+    ended it, if not max_tokens. logprobs: one entry per token if requested, else None.
     """
 
     index: int
@@ -82,13 +82,13 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The sum of the tokens' logprobs when they were asked for, else None."""
+        """The sum of the tokens' logprobs if requested, else None."""
         return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request; cached_tokens are those of the prompt that came from the prefix cache."""
+    """Tokens of a request. cached_tokens: prompt tokens from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -97,7 +97,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from submission. ttft_s: to the first token; tpot_s: mean between later tokens, None below two tokens."""
+    """Seconds from submission. ttft_s: to the first token. tpot_s: mean between later tokens; None below two tokens."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -105,17 +105,17 @@ class Timings:
 
 
 def failure_at(event: Event, num_prompt_tokens: int, num_output_tokens: int) -> RequestFailure:
-    """The failure that a "failed" event tells, when prompt and output had so many tokens."""
+    """The failure in a "failed" event, given the token counts of prompt and output."""
     where = f"after {num_prompt_tokens} prompt and {num_output_tokens} output tokens"
     return RequestFailure(error_name(event.error_code), f"the request failed {where}: {event.error_message}")
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request; index counts the prompts of the call. prompt is None when token ids were given.
+    """A finished request. index: number of the prompt in the call. prompt: None if token ids were given.
 
-    error: why the engine failed the request, whose outputs then hold what came before and end with the reason "error";
-    else None. prompt_logprobs: one entry a token of the prompt but the first when asked for, else None.
+    error: why the engine failed the request, else None; outputs then hold what came before, with the reason "error".
+    prompt_logprobs: one entry per prompt token except the first, if requested; else None.
     """
 
     index: int
@@ -130,7 +130,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """The vector of a text; index counts the texts of the call."""
+    """The vector of a text. index: number of the text in the call."""
 
     index: int
     prompt_token_ids: tuple[int, ...]
@@ -139,7 +139,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True)
 class ScoreOutput:
-    """How well a document answers a query; index counts the pairs of the call."""
+    """A document's score for a query. index: number of the pair in the call."""
 
     index: int
     prompt_token_ids: tuple[int, ...]
@@ -148,7 +148,7 @@ class ScoreOutput:
 
 @dataclass(frozen=True)
 class LabelOutput:
-    """The likeliest label of a text, and the scores of all by label; index counts the texts of the call."""
+    """The likeliest label of a text, and all scores by label. index: number of the text in the call."""
 
     index: int
     prompt_token_ids: tuple[int, ...]

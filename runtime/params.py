@@ -1,4 +1,4 @@
-"""How a request is sampled."""
+"""Sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 MAX_CONTINUATIONS = 64
 MAX_LOGPROBS = 20
 EarlyStopping: TypeAlias = Literal[False, True, "never"]
-_EARLY_STOPPING: tuple[EarlyStopping, ...] = (False, True, "never")  # as the C ABI counts them
+_EARLY_STOPPING: tuple[EarlyStopping, ...] = (False, True, "never")  # in the order of the C ABI's codes
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling of one request; a request with a seed is a pure function of (artifact, request).
 
-    n: independent continuations, 1 … 64.
-    max_tokens: most generated tokens; the artifact's max_model_len clips it.
-    min_tokens: generated tokens before which eos and stops do not apply.
-    temperature: 0 is greedy. top_k: 0 or -1 is off.
-    seed: None has the engine draw one.
-    stop: strings that end the text and are left out of it.
+    n: number of independent continuations, 1 … 64.
+    max_tokens: most generated tokens; clipped by the artifact's max_model_len.
+    min_tokens: generated tokens before which eos and stops are ignored.
+    temperature: 0 for greedy. top_k: 0 or -1 for off.
+    seed: None lets the engine draw one.
+    stop: strings that end the text, and are omitted from it.
     include_stop_str_in_output: whether the stop string, or the token that ended the text, is part of it.
-    skip_special_tokens: whether special tokens are left out of the text.
+    skip_special_tokens: whether to omit special tokens from the text.
     logit_bias: value added to the logit of a token id.
-    logprobs: None, or 0 … 20 alternatives beside the chosen token. prompt_logprobs: the same for the prompt's tokens.
-    guided: what the output must look like, as in Guided.json_schema({...}).
-    best_of: continuations that are drawn; the n with the highest sum of logprobs are told, likeliest first.
-    beam_width: beams of a beam search, whose n best are told, best first; 0: none. With beams, or best_of above n, all
-    is told at the end.
-    length_penalty, early_stopping: as of BeamSearchParams.
+    logprobs: None, or 0 … 20 alternatives per sampled token. prompt_logprobs: the same for prompt tokens. guided: a
+    constraint on the output, as in Guided.json_schema({...}).
+    best_of: continuations drawn; the n with the highest sum of logprobs are returned, likeliest first.
+    beam_width: beams of a beam search, whose n best are returned, best first; 0 for none. With beams, or best_of above
+    n, all output comes at the end.
+    length_penalty, early_stopping: as in BeamSearchParams.
     Raises RequestError for a value out of range.
     """
 
@@ -123,27 +123,27 @@ class SamplingParams:
 
     @property
     def ranks(self) -> bool:
-        """Nothing is told before all continuations have ended, and then the best."""
+        """Whether continuations are ranked: nothing is reported before all have ended, then the best."""
         return self.beam_width > 0 or self.num_drawn > self.n
 
     @property
     def num_drawn(self) -> int:
-        """Continuations that the engine has at once."""
+        """Continuations that the engine runs concurrently."""
         return max(self.n, self.best_of or 0, self.beam_width)
 
     @property
     def num_logprobs(self) -> int:
-        """`logprobs` as the C ABI counts it: -1 for none."""
+        """`logprobs` in the C ABI's form: -1 for none."""
         return -1 if self.logprobs is None else self.logprobs
 
     @property
     def early_stopping_code(self) -> int:
-        """`early_stopping` as the C ABI counts it."""
+        """`early_stopping` in the C ABI's form."""
         return _EARLY_STOPPING.index(self.early_stopping)
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any], **overrides: Any) -> SamplingParams:
-        """The model's own defaults (generation_config.json), then `overrides` that are not None.
+        """The model's own defaults (generation_config.json), overridden by those `overrides` that are not None.
 
         A config with do_sample false, or without sampling keys, is greedy. Raises RequestError.
         """

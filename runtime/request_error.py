@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class RequestError(ValueError):
-    """A prompt or sampling parameter that cannot be served; the message is one sentence with the offending value."""
+    """A prompt or sampling parameter is invalid; the message is one sentence with the offending value."""

@@ -1,4 +1,4 @@
-"""What the reply to one streamed request says: its tokens' times, its usage, or why it counts as failed."""
+"""The content of a reply to a streamed request: token times, usage, or the cause of failure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .workload import Ask
 class Outcome:
     """One request as the client saw it; times in ns of time.monotonic_ns().
 
-    due_ns: when the plan wanted it sent. token_ns: arrival of each event that carries tokens. output_tokens: by the
-    server's usage, else the count of those events. failure: a short cause, and `detail`, a sentence; None when fine.
-    left: the client went away itself; such a request is neither finished nor failed.
+    due_ns: scheduled time of sending. token_ns: arrival of each event with tokens. output_tokens: from the server's
+    usage, else the number of those events. failure: a short cause, with a sentence in `detail`; None on success. left:
+    the client disconnected on purpose; such a request is neither finished nor failed.
     """
 
     index: int
@@ -41,30 +41,30 @@ class Outcome:
 
     @property
     def ttft_ms(self) -> float | None:
-        """Sending to the first token."""
+        """Milliseconds from sending to the first token."""
         return (self.token_ns[0] - self.start_ns) / 1e6 if self.token_ns else None
 
     @property
     def tpot_ms(self) -> float | None:
-        """Mean time of an output token after the first; None below two."""
+        """Mean milliseconds per output token after the first; None below two tokens."""
         if self.output_tokens < 2 or len(self.token_ns) < 2:
             return None
         return (self.token_ns[-1] - self.token_ns[0]) / 1e6 / (self.output_tokens - 1)
 
     @property
     def e2e_ms(self) -> float | None:
-        """Sending to the last token."""
+        """Milliseconds from sending to the last token."""
         return (self.token_ns[-1] - self.start_ns) / 1e6 if self.token_ns else None
 
 
 def failed(index: int, due_ns: int, error: HttpError, now_ns: int) -> Outcome:
-    """The outcome of a request that got no whole answer."""
+    """The outcome of a request without a complete answer."""
     start = error.reply.start_ns if error.reply else due_ns
     return Outcome(index, due_ns, start, now_ns, failure=error.cause, detail=str(error))
 
 
 def read_answer(index: int, due_ns: int, reply: Reply, ask: Ask | None = None) -> Outcome:
-    """Reads a reply. `ask`: its lengths must be those of the usage, else the request failed."""
+    """Reads a reply. ask: if given, usage with other lengths counts as failure."""
     if reply.status != 200:
         detail = _error_message(reply.body)
         return Outcome(index, due_ns, reply.start_ns, reply.end_ns, failure=f"HTTP {reply.status}", detail=detail)
@@ -115,8 +115,8 @@ def read_answer(index: int, due_ns: int, reply: Reply, ask: Ask | None = None) -
 
 
 def _content(event: dict[str, Any]) -> tuple[str, bool, str | None]:
-    """(text, whether the event carries a token, finish reason). A token may have no text of its own yet; an event
-    that only names a role or only ends a choice carries none."""
+    """(text, whether the event carries a token, finish reason). A token may have no text yet; an event with only a
+    role, or only the end of a choice, carries none."""
     text, carries, reason = "", False, None
     for choice in event.get("choices") or ():
         delta = choice.get("delta") if "delta" in choice else choice

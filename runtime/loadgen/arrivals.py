@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 
 def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> npt.NDArray[np.float64]:
-    """Seconds from the start at which `count` requests are sent, float64 [count], the first at 0.
+    """Send times of `count` requests, in seconds from the start: float64 [count], the first 0.
 
-    rate: requests a second on average; infinity sends all at once. burstiness: shape of the gamma distribution of the
+    rate: mean requests per second; infinity sends all at once. burstiness: shape of the gamma distribution of the
     intervals; 1 is a Poisson process, less is burstier, more is steadier.
     Raises ValueError for a rate or burstiness that is not above 0.
     """

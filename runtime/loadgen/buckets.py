@@ -1,4 +1,4 @@
-"""Which buckets a run used, from counters of an engine before and after it."""
+"""Buckets used in a run, from an engine's counters before and after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATE_PATH = "/v1/llmc/state"
 
 @dataclass(frozen=True)
 class BucketUse:
-    """Replays of a bucket: tokens that requests asked for, padding beside them, and seconds of replays."""
+    """Replays of a bucket: requested tokens, padding tokens, and seconds."""
 
     bucket: str
     replays: int
@@ -35,7 +35,7 @@ def of_engine(graphs: Sequence[GraphInfo], stats: Sequence[GraphStats]) -> list[
 
 
 async def of_server(client: HttpClient) -> list[BucketUse] | None:
-    """Those of a server; None where it does not tell, as any but llmc's."""
+    """The counters of a server; None if it does not provide them, as servers other than llmc's."""
     try:
         reply = await client.request("GET", STATE_PATH)
         found = json.loads(reply.body)["buckets"] if reply.status == 200 else None
@@ -50,7 +50,7 @@ def _use(one: Mapping[str, Any]) -> BucketUse:
 
 
 def used_between(before: Sequence[BucketUse] | None, after: Sequence[BucketUse] | None) -> list[BucketUse] | None:
-    """What came on top, in the order of `after`; None where either is unknown."""
+    """The increase, in the order of `after`; None if either is unknown."""
     if before is None or after is None:
         return None
     known = {use.bucket: use for use in before}

@@ -32,8 +32,8 @@ def bench_html(
     notes: Sequence[str] = (),
     last: Sequence[Outcome] | None = None,
 ) -> str:
-    """data: what --json prints, with `buckets`; report: the figures of the run, as of Report. outcomes: those of every
-    run, for distributions; last: those of the run that is drawn over time, by default the same."""
+    """data: as printed by --json, with `buckets`. report: the figures, as in Report. outcomes: of all runs, for
+    distributions. last: of the run drawn over time; by default the same."""
     drawn = outcomes if last is None else last
     return Page(
         title=title,
@@ -53,7 +53,7 @@ def bench_html(
 
 
 def values_ms(outcomes: Iterable[Outcome], name: str) -> list[float]:
-    """The values that `measure.report` sums up as `name`."""
+    """The values that `measure.report` summarizes as `name`."""
     done = [outcome for outcome in outcomes if outcome.ok]
     if name == "itl_ms":
         return [(b - a) / 1e6 for o in done for a, b in zip(o.token_ns, o.token_ns[1:], strict=False)]
@@ -121,7 +121,7 @@ def _shown(count: int) -> str:
 
 
 def _requests(outcomes: Sequence[Outcome], zero: int, end: int, width: int = 1180) -> str:
-    """A line a request, in the order of sending."""
+    """One line per request, in order of sending."""
     ordered = sorted(outcomes, key=lambda o: o.start_ns)
     every = -(-len(ordered) // _MAX_REQUESTS)
     shown = ordered[::every]

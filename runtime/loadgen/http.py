@@ -1,4 +1,4 @@
-"""A lean HTTP/1.1 client on asyncio: it stamps the pieces of a body as they arrive and looks no further into them."""
+"""A lean asyncio HTTP/1.1 client: timestamps body pieces on arrival, without interpreting them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Piece = tuple[int, bytes]
 
 
 class UrlError(ValueError):
-    """A server address that cannot be used."""
+    """An unusable server address."""
 
 
 class HttpError(Exception):
-    """A request without a whole answer. cause: "connect", "timeout", "disconnect" or "protocol"."""
+    """A request without a complete answer. cause: "connect", "timeout", "disconnect" or "protocol"."""
 
     def __init__(self, cause: str, message: str, reply: Reply | None = None) -> None:
         super().__init__(message)
@@ -29,9 +29,9 @@ class HttpError(Exception):
 
 @dataclass
 class Reply:
-    """A status and the body so far. start_ns: before a connection was sought; end_ns: the body's last byte.
+    """A status and the body so far. start_ns: before connecting. end_ns: at the body's last byte.
 
-    left: the client broke the connection off itself, as `leave_after` asked.
+    left: the client disconnected itself, as requested by `leave_after`.
     """
 
     start_ns: int
@@ -48,7 +48,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is. prefix: path before every path of a request, without a slash at its end."""
+    """A server's address. prefix: path in front of every request path, without a trailing slash."""
 
     host: str
     port: int
@@ -57,7 +57,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """http://host[:port][/prefix], https alike; a prefix that ends in /v1 loses it. Raises UrlError."""
+        """Parses http://host[:port][/prefix], or https; a trailing /v1 is dropped. Raises UrlError."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
@@ -70,7 +70,7 @@ class Address:
 
 
 class HttpClient:
-    """Keeps connections alive and opens as many as there are requests at once; close it at the end.
+    """Keeps connections alive, one per concurrent request; close it at the end.
 
     headers: sent with every request. timeout_s: for a whole answer.
     """
@@ -85,9 +85,9 @@ class HttpClient:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
 
     async def request(self, method: str, path: str, body: bytes | None = None, *, leave_after: int = 0) -> Reply:
-        """Sends a request and returns its whole answer, whatever the status.
+        """Sends a request and returns its complete answer, with any status.
 
-        leave_after: break the connection off after so many pieces of the body; 0: never. Raises HttpError.
+        leave_after: disconnect after this many body pieces; 0 for never. Raises HttpError.
         """
         head = f"{method} {self._address.prefix}{path} HTTP/1.1\r\n{self._head}"
         if body is not None:
@@ -105,7 +105,7 @@ class HttpClient:
                 raise HttpError("timeout", f"no whole answer within {self._timeout_s:g} s", reply) from error
             except HttpError as error:
                 connection.abort()
-                # A server may close an idle connection just as it is used again: nothing was answered, so ask again.
+                # A server may close an idle connection just as it is reused; nothing was answered, so retry.
                 if reused and error.cause == "disconnect" and not reply.status:
                     continue
                 raise
@@ -139,7 +139,7 @@ class HttpClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time; what arrives is stamped in the event loop's callback, before any task runs."""
+    """One exchange at a time. Data is timestamped in the event loop's callback, before any task runs."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -169,13 +169,13 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not all event loops derive theirs from asyncio.Transport.
+        # Some event loops do not derive transports from asyncio.Transport.
         self._transport, self._open = cast(asyncio.Transport, transport), True
 
     def connection_lost(self, error: Exception | None) -> None:
         self._open = False
         if self._in_body and not self._chunked and self._left is None:
-            self._finish(keep=False)  # the end of the connection is how this body ends
+            self._finish(keep=False)  # this body ends with the connection
         elif self._in_body:
             self._fail("disconnect", "the server closed the connection in the middle of its answer")
         else:
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
             self._open = False
-            self.abort()  # nothing was asked: the connection cannot be trusted any more
+            self.abort()  # unsolicited data: the connection is not trustworthy
             return
         now = time.monotonic_ns()
         data = self._buffer + data if self._buffer else data
@@ -256,7 +256,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = data[at:]
 
     def _leaves_with(self, now: int, piece: bytes) -> bool:
-        """Keeps a piece; true when it was the last that the client waits for."""
+        """Stores a piece; true if it was the last that the client waits for."""
         pieces = self._reply.pieces
         pieces.append((now, piece))
         if len(pieces) != self._leave_after:

@@ -1,4 +1,4 @@
-"""Runs a plan: sends each request when it is due and keeps what came back."""
+"""Runs a schedule: sends each request when due, and stores the reply."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HELD_BYTES = 256 << 20
 
 
 class ServerError(RuntimeError):
-    """A server that cannot be measured; the message is one sentence."""
+    """A server cannot be measured; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """How to ask. concurrency: requests under way at most, 0: no limit. strict: a request whose usage has other lengths
-    than asked for has failed. extra: more fields of the body."""
+    """concurrency: most concurrent requests; 0 for no limit. strict: usage with other lengths than requested counts as
+    failure. extra: further body fields."""
 
     endpoint: str = "completions"
     model: str = ""
@@ -37,7 +37,7 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What /v1/models tells; None where it does not."""
+    """Facts from /v1/models; None where missing."""
 
     model: str
     max_model_len: int | None
@@ -45,7 +45,7 @@ class ServerFacts:
 
 
 async def server_facts(client: HttpClient, model: str | None) -> ServerFacts:
-    """The server's model named `model`, or its first. Raises ServerError."""
+    """The model `model` of the server, or its first. Raises ServerError."""
     try:
         reply = await client.request("GET", "/v1/models")
     except HttpError as error:
@@ -74,7 +74,7 @@ async def server_facts(client: HttpClient, model: str | None) -> ServerFacts:
 
 
 class _Kept:
-    """Outcomes in order of the end. Replies are read after the run, or earlier when too many bytes are held."""
+    """Outcomes in order of completion. Replies are parsed after the run, or earlier if too many bytes are held."""
 
     def __init__(self, workload: Workload, strict: bool) -> None:
         self._workload, self._strict = workload, strict
@@ -110,9 +110,10 @@ async def run_load(
     config: LoadConfig,
     on_end: Callable[[int], None] = lambda num_ended: None,
 ) -> list[Outcome]:
-    """Sends request i at arrival_s[i] seconds from now, or later where the concurrency asks for it; outcomes by index.
+    """Sends request i at arrival_s[i] seconds from now, or later if the concurrency limit delays it. Returns outcomes
+    by index.
 
-    on_end: called after each request with how many have ended. Cancelling it cancels the requests under way.
+    on_end: called after each request with the number finished. Cancellation cancels running requests.
     """
     gate = asyncio.Semaphore(config.concurrency) if config.concurrency else None
     kept = _Kept(workload, config.strict)
@@ -131,7 +132,7 @@ async def run_load(
         num_ended += 1
         on_end(num_ended)
 
-    # A collection of all that a run holds would stop the clock of every request under way.
+    # A garbage collection over everything a run holds would distort all running measurements.
     gc.collect()
     gc.disable()
     try:
@@ -147,7 +148,7 @@ async def run_load(
                 if (delay := (due_ns - time.monotonic_ns()) / 1e9) > 0:
                     await asyncio.sleep(delay)
                 tasks.create_task(one(index, due_ns, body))
-                # Send it before the next one is made.
+                # Send it before the next one is created.
                 await asyncio.sleep(0)
     finally:
         gc.enable()
@@ -155,7 +156,7 @@ async def run_load(
 
 
 async def ask_once(client: HttpClient, ask: Ask, config: LoadConfig) -> Outcome:
-    """One request ahead of a run. Raises ServerError when it fails."""
+    """Sends one request before a run. Raises ServerError if it fails."""
     body = request_body(ask, config.endpoint, config.model, config.extra, ignore_eos=config.ignore_eos)
     try:
         reply = await client.request("POST", ENDPOINTS[config.endpoint], body)

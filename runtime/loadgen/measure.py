@@ -1,4 +1,4 @@
-"""The figures of a run, from the outcomes of its requests."""
+"""The figures of a run, computed from its requests' outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOODPUT_METRICS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True)
 class Spread:
-    """Of some values: percentiles are interpolated linearly; std is that of the population."""
+    """Statistics of some values: percentiles are interpolated linearly; std is the population's."""
 
     count: int
     mean: float
@@ -42,12 +42,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run measured. Rates are per second of duration_s, from the first request sent to the last one's end;
-    tokens and latencies are those of completed requests.
+    """The figures of a run. Rates are per second of duration_s, from the first request sent to the last one's end.
+    Tokens and latencies are those of completed requests.
 
-    itl_ms: between two events of one stream. lag_ms: how much later than planned requests were sent. goodput: completed
-    requests a second that met all its limits; None without limits. failures: requests by cause; examples: one sentence
-    for each. tokens_counted: requests without usage, whose events were counted instead.
+    itl_ms: time between two events of a stream. lag_ms: delay of sending against schedule. goodput: completed requests
+    per second that met all limits; None without limits. failures: requests by cause. examples: one sentence per cause.
+    tokens_counted: requests without usage, whose events were counted instead.
     """
 
     requests: int
@@ -78,7 +78,7 @@ class Report:
 
 
 def report(outcomes: Sequence[Outcome], goodput_limits_ms: Mapping[str, float] | None = None) -> Report:
-    """Sums up a run; goodput_limits_ms by name of GOODPUT_METRICS."""
+    """Summarizes a run. goodput_limits_ms: by name in GOODPUT_METRICS."""
     limits = dict(goodput_limits_ms or {})
     done = [outcome for outcome in outcomes if outcome.ok]
     bad = [outcome for outcome in outcomes if outcome.failure is not None]
@@ -116,7 +116,7 @@ def report(outcomes: Sequence[Outcome], goodput_limits_ms: Mapping[str, float] |
 
 
 def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
-    """Most requests under way at one time."""
+    """The maximum number of concurrent requests."""
     # An end counts before a start at the same time.
     changes = sorted(change for o in outcomes for change in ((o.start_ns, 1), (o.end_ns, -1)))
     running = peak = 0
@@ -128,7 +128,7 @@ def peak_concurrency(outcomes: Iterable[Outcome]) -> int:
 
 def _met(outcome: Outcome, name: str, limit: float) -> bool:
     value = {"ttft": outcome.ttft_ms, "tpot": outcome.tpot_ms, "e2e": outcome.e2e_ms}[name]
-    # One token has no time between tokens to be late in.
+    # A single token has no inter-token time to exceed a limit.
     return value is None or value <= limit
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events of a body that arrived in pieces."""
+"""Parses server-sent events from a body that arrived in pieces."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DONE = b"[DONE]"
 
 
 class TornStream(ValueError):
-    """A stream that stops in the middle of an event."""
+    """A stream ended within an event."""
 
 
 def events(pieces: Iterable[Piece]) -> Iterator[tuple[int, bytes]]:
-    """(arrival in ns of its last byte, data) of each event; comments and other fields are left out.
+    """(arrival of its last byte in ns, data) of each event; comments and other fields are skipped.
 
-    Raises TornStream after the whole events when bytes are left over.
+    Raises TornStream after the last complete event if bytes remain.
     """
     rest = b""
     for time_ns, piece in pieces:

@@ -1,4 +1,4 @@
-"""What is asked: prompts of exact lengths made of random tokens, of a trace's shapes, or given ones."""
+"""The requests' content: prompts of exact lengths from random tokens, of a trace's shapes, or given ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy.typing as npt
 
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 FIRST_ID = 8
-"""Ids below are often special tokens, which random prompts leave out."""
+"""Smaller ids are often special tokens, which random prompts avoid."""
 _WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they")
 
 Prompt = str | list[int] | Sequence[Mapping[str, Any]]
 
 
 class WorkloadError(ValueError):
-    """A workload that cannot be made, or does not fit the endpoint; the message is one sentence."""
+    """A workload cannot be made, or does not fit the endpoint; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. prompt: text, token ids or messages. input_len: tokens, None where only the server can count them.
+    """One request. prompt: text, token ids or messages. input_len: tokens; None if only the server can count them.
     output_len: tokens to generate, at most or exactly."""
 
     prompt: Prompt
@@ -33,7 +33,7 @@ class Ask:
 
 
 class Workload(Protocol):
-    """Requests by index; the same index gives the same request, made when asked for."""
+    """Requests by index; deterministic, created on demand."""
 
     def __len__(self) -> int: ...
 
@@ -42,7 +42,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of each request: input_len, output_len int64 [N]; num_clipped requests were cut to the model's length."""
+    """Tokens of each request: input_len, output_len int64 [N]. num_clipped: requests clipped to the model's length."""
 
     input_len: npt.NDArray[np.int64]
     output_len: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Lengths:
         return cls(some(input_len), some(output_len))
 
     def clipped(self, max_model_len: int | None) -> Lengths:
-        """Fits prompt and output into max_model_len: outputs keep up to half of it, prompts get what is left."""
+        """Clips to max_model_len: outputs keep up to half of it, prompts get the rest."""
         if max_model_len is None:
             return self
         output = np.minimum(self.output_len, max(1, max_model_len // 2))
@@ -77,8 +77,8 @@ class Lengths:
 class RandomTokens:
     """Prompts of random token ids from FIRST_ID to vocab_size - 1.
 
-    prefix_len: leading tokens that all prompts share. blocks: as traces tell them, the ids of each prompt's leading
-    blocks of block_len tokens; equal ids are equal tokens.
+    prefix_len: leading tokens shared by all prompts. blocks: as in traces, ids of each prompt's leading blocks of
+    block_len tokens; equal ids mean equal tokens.
     """
 
     lengths: Lengths
@@ -128,9 +128,10 @@ class GivenPrompts:
 
 
 def request_body(ask: Ask, endpoint: str, model: str, extra: Mapping[str, Any], *, ignore_eos: bool) -> bytes:
-    """The JSON body of a streamed request with usage at its end. Raises WorkloadError.
+    """The JSON body of a streamed request with final usage. Raises WorkloadError.
 
-    extra: more fields, which win over these. On the chat endpoint token ids become as many English words.
+    extra: further fields, which take precedence. On the chat endpoint, token ids become the same number of English
+    words.
     """
     prompt = ask.prompt
     conversation = not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], int))

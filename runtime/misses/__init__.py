@@ -1,1 +1,1 @@
-"""Bucket misses of a running engine: watched, recorded, and compiled for aside."""
+"""Bucket misses of a running engine: watched, recorded, and compiled for in the background."""

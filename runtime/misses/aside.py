@@ -1,4 +1,4 @@
-"""Buckets added to an artifact by a compiler in a process of its own, behind whatever else the machine does."""
+"""Adds buckets to an artifact with a compiler in a separate process, at lowest priority."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from llmc.buckets.bucket import Bucket
 
-# Serving comes first, whatever the compiler does.
+# Serving takes precedence over the compiler.
 _BEHIND = (sys.executable, "-P", "-m", "llmc.runtime.misses.behind")
-# A process, for this one never loads the compiler.
+# A separate process, because this one never loads the compiler.
 _COMPILER = (sys.executable, "-P", "-m", "llmc.cli.main")
 
 
 @dataclass(frozen=True)
 class CompilerLimits:
-    """Of a compiler that runs beside serving; 0: none. cpus: that it may run on. cpu_s: CPU time, bytes: memory of each
+    """Limits of a compiler beside serving; 0 for none. cpus: number of CPUs. cpu_s, bytes: CPU time and memory of each
     of its processes."""
 
     cpus: int = 0
@@ -31,12 +31,12 @@ class CompilerLimits:
     bytes: int = 0
 
     def words(self) -> list[str]:
-        """As `behind` takes them."""
+        """As arguments of `behind`."""
         return [f"{name}={value}" for name, value in vars(self).items() if value]
 
 
 class CompilerAside:
-    """One compilation at a time; `end` from any thread."""
+    """One compilation at a time; `end` is thread-safe."""
 
     def __init__(self, limits: CompilerLimits | None = None) -> None:
         self._limits = limits or CompilerLimits()
@@ -45,8 +45,8 @@ class CompilerAside:
         self.child: subprocess.Popen[str] | None = None
 
     def add(self, artifact: Path, buckets: Sequence[Bucket], output: Path) -> float | None:
-        """Adds buckets to `artifact`, in place or into `output`, which appears whole or not at all; returns the seconds
-        it took, None when it was ended. Raises RuntimeError with what the compiler says."""
+        """Adds buckets to `artifact`, in place or into `output`, atomically. Returns the seconds taken; None if ended
+        early. Raises RuntimeError with the compiler's message."""
         words = [word for bucket in buckets for word in ("--add", str(bucket))]
         arguments = ["compile", str(artifact), *words, "-o", str(output), "--jobs", "1", "--json"]
         with self._lock:
@@ -68,11 +68,11 @@ class CompilerAside:
         return 0.0
 
     def end(self) -> None:
-        """Ends a compilation that runs, which leaves nothing behind, and begins none any more; may be called twice."""
+        """Ends a running compilation without leftovers, and prevents further ones; idempotent."""
         with self._lock:
             self._ended = True
             if self.child is not None:
-                # On a busy machine one that gives way to everything would take long to end, too.
+                # On a busy machine, a lowest-priority process would also take long to end.
                 with contextlib.suppress(AttributeError, OSError):
                     os.sched_setscheduler(self.child.pid, os.SCHED_OTHER, os.sched_param(0))
                 self.child.terminate()

@@ -1,4 +1,4 @@
-"""The miss policy `background`: the graph that a miss lacked is compiled aside and joins the running engine."""
+"""The miss policy `background`: compiles the missing graph in another process, then adds it to the running engine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llmc.misses")
 MAX_ADDED = 32
-"""Graphs that one process adds at most: a ladder that lacks more should be planned."""
+"""Most graphs added by one process; a ladder that lacks more should be planned."""
 AddGraphs = Callable[[Path], int]
-"""Has the engine take over the graphs that an artifact has behind its own, warm; returns how many."""
+"""Lets the engine take over the new graphs of an artifact, warmed; returns their number."""
 
 
 @dataclass(frozen=True)
 class BucketNews:
-    """A bucket that misses asked for: num_graphs new graphs serve, compiled in `seconds`; or why it cannot be added."""
+    """The fate of a missed bucket: num_graphs new graphs are in use, compiled in `seconds`; or the reason why it cannot
+    be added."""
 
     bucket: Bucket
     num_graphs: int = 0
@@ -47,19 +48,19 @@ class BucketNews:
 
 
 OnBucketNews = Callable[[BucketNews], None]
-"""Called on a thread of its own; serving goes on meanwhile."""
+"""Called on a separate thread; serving continues meanwhile."""
 
 
 def log_news(news: BucketNews) -> None:
-    """For who wants no call: a warning for what cannot be added, else for information."""
+    """The default callback: logs a warning for a failure, else information."""
     log.log(logging.INFO if news.error is None else logging.WARNING, "%s", news.line())
 
 
 class BackgroundCompiler:
-    """Compiles one bucket after the other, the one missed most first, in a process of its own.
+    """Compiles one bucket at a time, the most missed first, in a separate process.
 
-    The artifact gets the bucket, too, in one step, and so does the graph cache; where the artifact cannot be written,
-    the result lives as long as this object. A bucket that fails is not tried again.
+    The bucket is also added to the artifact, atomically, and to the graph cache. If the artifact is not writable, the
+    result lives as long as this object. A failed bucket is not retried.
     """
 
     def __init__(
@@ -75,18 +76,18 @@ class BackgroundCompiler:
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llmc-background", daemon=True)
         self._thread.start()
-        # Who forgets to close it leaves no compilation behind, either.
+        # No compilation is left behind even if close is forgotten.
         atexit.register(self.close)
 
     def take(self, misses: Sequence[BucketMiss]) -> None:
-        """Notes what was missed; returns at once."""
+        """Records misses; returns immediately."""
         with self._lock:
             for miss in misses:
                 self._missed[miss.wanted] += miss.count
         self._news.set()
 
     def close(self) -> None:
-        """Ends a compilation that runs, which leaves nothing behind; may be called twice."""
+        """Ends a running compilation without leftovers; idempotent."""
         atexit.unregister(self.close)
         with self._lock:
             self._closing = True
@@ -103,7 +104,7 @@ class BackgroundCompiler:
             while (bucket := self._next()) is not None:
                 try:
                     news = self._compile(bucket)
-                except Exception as error:  # serving goes on without the graph
+                except Exception as error:  # serving continues without the graph
                     news = BucketNews(bucket, error=" ".join(str(error).split()))
                 if news is not None:
                     self._say(news)
@@ -113,7 +114,7 @@ class BackgroundCompiler:
     def _say(self, news: BucketNews) -> None:
         try:
             self._tell(news)
-        except Exception:  # a listener's fault is no reason to stop compiling
+        except Exception:  # a listener's failure must not stop compilation
             log.exception("a listener to news of buckets failed")
 
     def _next(self) -> Bucket | None:
@@ -128,7 +129,7 @@ class BackgroundCompiler:
             return found
 
     def _compile(self, bucket: Bucket) -> BucketNews | None:
-        """None when it was ended. Raises what the engine does, and RuntimeError with what the compiler says."""
+        """None if ended early. Raises the engine's errors, and RuntimeError with the compiler's message."""
         base = output = self._artifact
         if not os.access(base.resolve().parent, os.W_OK):
             self._aside = self._aside or Path(tempfile.mkdtemp(prefix="llmc-background-"))

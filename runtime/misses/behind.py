@@ -1,7 +1,7 @@
-"""`python -m llmc.runtime.misses.behind [LIMIT=N…] PROGRAM ARGUMENT…` becomes that program, as low as priorities go.
+"""`python -m llmc.runtime.misses.behind [LIMIT=N…] PROGRAM ARGUMENT…` becomes that program, at lowest priority.
 
-Limits: `cpus`, that it may run on; `cpu_s`, CPU time of each process; `bytes`, memory of each process. A program of its
-own, for in a process with threads little is safe between fork and exec.
+Limits: `cpus`, number of CPUs; `cpu_s`, CPU time of each process; `bytes`, memory of each process. A separate program,
+because little is safe between fork and exec in a process with threads.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ LIMITS = ("cpus", "cpu_s", "bytes")
 
 
 def give_way() -> None:
-    """From now on whatever else wants the CPUs comes first."""
+    """Lowers this process to the lowest priority."""
     os.setpriority(os.PRIO_PROCESS, 0, 19)
     with contextlib.suppress(AttributeError, OSError):  # Linux alone has the class, and a container may forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def limit(name: str, value: int) -> None:
-    """From now on for this process and those that it starts. What the system refuses is left as it is."""
+    """Limits this process and its children. What the system refuses is left unchanged."""
     with contextlib.suppress(AttributeError, ImportError, OSError, ValueError):
         if name == "cpus":
-            # The last ones: the first has most to do with interrupts and with what is not pinned.
+            # The last CPUs: the first has most interrupts and unpinned work.
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-value:])
         else:
             import resource  # not on every system
@@ -37,7 +37,7 @@ def limit(name: str, value: int) -> None:
 
 
 def become(words: list[str]) -> NoReturn:
-    """Limits this process by the first words, and becomes the program of the others."""
+    """Limits this process by the leading words, and becomes the program in the rest."""
     while words and words[0].partition("=")[0] in LIMITS:
         name, _, number = words.pop(0).partition("=")
         limit(name, int(number))

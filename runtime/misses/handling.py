@@ -1,4 +1,4 @@
-"""What is done beside an engine about its misses: they are recorded, and what they lacked is compiled."""
+"""Handles an engine's misses: records them, and compiles what they lacked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EngineOwner(Protocol):
-    """Who has the engine, as `LLM` and the server's engine. add_graphs: from any thread."""
+    """The owner of an engine, such as `LLM` and the server's engine. add_graphs: thread-safe."""
 
     path: Path
     artifact: Any
@@ -26,7 +26,7 @@ class EngineOwner(Protocol):
 
 
 class MissHandling:
-    """Begins at once. Close it before the engine."""
+    """Starts immediately. Close it before the engine."""
 
     def __init__(self, owner: EngineOwner, options: MissOptions, look_s: float = LOOK_S) -> None:
         self._compiler: BackgroundCompiler | None = None
@@ -39,11 +39,11 @@ class MissHandling:
             tell = options.on_bucket_news or log_news
             self._compiler = BackgroundCompiler(owner.path, lambda: owner.graphs, owner.add_graphs, tell)
             observers.append(self._compiler.take)
-        if observers:  # most engines need no thread for it
+        if observers:  # most engines need no thread for this
             self._watch = MissWatch(owner.engine, observers, look_s)
 
     def close(self) -> None:
-        """Records what is left and ends a compilation that runs; may be called twice."""
+        """Records the remaining misses, and ends a running compilation; idempotent."""
         if self._watch is not None:
             self._watch.close()
         if self._compiler is not None:

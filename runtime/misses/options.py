@@ -1,4 +1,4 @@
-"""What becomes of a step that no graph of its phase holds: the policies of `LLM`, `AsyncLLM` and the command line."""
+"""Policies for a step that no graph of its phase holds, for `LLM`, `AsyncLLM` and the command line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MISS_POLICIES: tuple[MissPolicy, ...] = get_args(MissPolicy)
 
 
 def parse_policy(policy: str, name: str) -> MissPolicy:
-    """Raises RequestError for an unknown one, ModelPathError for the background where the compiler is not installed.
+    """Raises RequestError for an unknown policy, ModelPathError for `background` without the compiler.
 
-    name: of the option, as its user knows it.
+    name: the option's name in errors.
     """
     found = next((known for known in MISS_POLICIES if known == policy), None)
     if found is None:
@@ -33,10 +33,10 @@ def parse_policy(policy: str, name: str) -> MissPolicy:
 
 @dataclass(frozen=True)
 class MissOptions:
-    """record: a file that every miss is appended to. on_bucket_news: told what became of the buckets that the
-    background compiles; None: the logger `llmc.misses` is.
+    """record: file to which every miss is appended. on_bucket_news: callback for background compilations; None logs to
+    `llmc.misses`.
 
-    Raises as parse_policy does, and BucketError for a file that is no record or cannot be written.
+    Raises as parse_policy does, and BucketError if the file is no record or not writable.
     """
 
     policy: MissPolicy = "larger"
@@ -50,5 +50,5 @@ class MissOptions:
 
     @property
     def of_engine(self) -> str:
-        """What the engine itself does; the background is this process's."""
+        """The policy of the engine itself; `background` is implemented by this process."""
         return "larger" if self.policy == "background" else self.policy

@@ -1,4 +1,4 @@
-"""Bucket misses of a running engine, written to a record that `llmc buckets misses` reads."""
+"""Writes bucket misses of a running engine to a record for `llmc buckets misses`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class MissRecorder:
-    """Appends to a record. graphs: those of the engine by index, asked for at each call, as their number may grow."""
+    """Appends to a record. graphs: returns the engine's graphs by index, on each call, since their number may grow."""
 
     def __init__(self, path: Path, graphs: Callable[[], Sequence[GraphInfo]], block_size: int) -> None:
         self._path, self._graphs, self._block_size = path, graphs, block_size
 
     def take(self, misses: Sequence[BucketMiss]) -> None:
-        """Raises BucketError when the file cannot be written."""
+        """Raises BucketError if the file cannot be written."""
         graphs = self._graphs()
         append_misses(self._path, [to_miss(miss, graphs, self._block_size) for miss in misses])
 
 
 def to_miss(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int) -> Miss:
-    """A line of the record, as of now."""
+    """A line of the record, dated now."""
     graph = None if miss.graph is None else graphs[miss.graph]
     bucket = None if graph is None else graph.bucket
     context = miss.num_blocks * block_size
@@ -37,9 +37,9 @@ def to_miss(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int) -> M
 
 
 def prepare_record(path: Path) -> None:
-    """Makes sure that a record can be continued: a line that a crash cut off is removed.
+    """Prepares a record for appending: removes a line cut off by a crash.
 
-    Raises BucketError for a file that is no record or cannot be written.
+    Raises BucketError if the file is no record or not writable.
     """
     try:
         if path.exists() and not path.is_file():

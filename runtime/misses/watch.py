@@ -1,4 +1,4 @@
-"""Watches what an engine counts as bucket misses, and tells of new ones; see llmc_bucket_miss."""
+"""Watches an engine's bucket-miss counters, and reports new misses; see llmc_bucket_miss."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmc.runtime.binding.statistics import BucketMiss, EngineStats
 log = logging.getLogger("llmc.misses")
 LOOK_S = 1.0
 OnMisses = Callable[[Sequence[BucketMiss]], None]
-"""Called with the misses since the last call; `count` of each is since then, too."""
+"""Called with the misses since the previous call; `count` is also since then."""
 
 
 class MissCounter(Protocol):
-    """What of an engine is watched; any thread may call it."""
+    """The watched part of an engine; thread-safe."""
 
     @property
     def stats(self) -> EngineStats: ...
@@ -25,7 +25,7 @@ class MissCounter(Protocol):
 
 
 class MissWatch:
-    """Looks now and then, on a thread of its own. Close it before the engine: what is left is told then."""
+    """Polls on its own thread. Close it before the engine; that reports remaining misses."""
 
     def __init__(self, engine: MissCounter, on_misses: Sequence[OnMisses], look_s: float = LOOK_S) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class MissWatch:
             self._look()
 
     def _look(self) -> None:
-        # One number first: most engines never miss.
+        # Check the total first: most engines never miss.
         if self._engine.stats.num_bucket_misses == self._total:
             return
         new = []
@@ -63,5 +63,5 @@ class MissWatch:
         for callback in self._on_misses if new else ():
             try:
                 callback(new)
-            except Exception:  # an observer's fault is no reason to stop looking
+            except Exception:  # an observer's failure must not stop the watch
                 log.exception("an observer of bucket misses failed")

@@ -1,1 +1,1 @@
-"""Batches of prompts from files: read, answered, kept and resumed."""
+"""Batches of prompts from files: reading, running, storing and resuming."""

@@ -1,4 +1,4 @@
-"""What an output file of `llmc run` was made from: kept beside it, compared before it is continued."""
+"""The inputs of an output file of `llmc run`: stored beside it, and compared before resuming."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def run_identity(
     chat: bool,
     lora: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Everything that decides the results, as JSON data: greedy or with a seed, equal identities give equal results.
+    """Everything that determines the results, as JSON data. With greedy sampling or a seed, equal identities give equal
+    results.
 
-    lora: directories of the adapters, by name. Raises OSError for one that cannot be read.
+    lora: adapter directories by name. Raises OSError for an unreadable one.
     """
     hashed = hashlib.sha256()
     for prompt in prompts:
@@ -39,13 +40,14 @@ def run_identity(
         "prompts": {"count": len(prompts), "sha256": hashed.hexdigest()},
         **({"lora": {name: _adapter_digest(path) for name, path in lora.items()}} if lora else {}),
     }
-    # As it will be read back: tuples are lists, keys are texts.
+    # In the form in which it is read back: tuples as lists, keys as strings.
     result: dict[str, Any] = json.loads(json.dumps(identity))
     return result
 
 
 def difference(before: Any, now: Mapping[str, Any]) -> str | None:
-    """What a run changes of the one before, as in "temperature 0.7 and this run has 0.2"; None when nothing."""
+    """The first difference between two identities, as in "temperature 0.7 and this run has 0.2"; None if there is
+    none."""
     if before == now:
         return None
     if not isinstance(before, Mapping):
@@ -77,7 +79,7 @@ def _adapter_digest(path: Path) -> str:
 
 
 def _artifact_digest(artifact: Path) -> str:
-    """Hash of what an artifact computes. Weights, which may be many GiB, count by their header and 64 pages."""
+    """Hash of what an artifact computes. Large weights are represented by their header and 64 pages."""
     hashed = hashlib.sha256()
     for name in _FILES:
         file = artifact / name

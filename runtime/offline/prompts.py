@@ -1,4 +1,4 @@
-"""The prompts of `llmc run`: where they come from, and how files of them are read."""
+"""The prompts of `llmc run`, and their file formats."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MAX_FILE_BYTES = 1 << 32
 
 
 class PromptError(ValueError):
-    """A prompt file that cannot be used; the message is one sentence with file and line."""
+    """A prompt file is unusable; the message is one sentence with file and line."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Exactly one of the three is set: a text, token ids, or the messages of a conversation, which may have tools.
+    """A prompt: exactly one of a text, token ids, or the messages of a conversation, which may have tools.
 
-    lora: the name of the adapter that it runs with; None: it says nothing of one.
+    lora: name of its adapter; None if not stated.
     """
 
     text: str | None = None
@@ -33,7 +33,7 @@ class Prompt:
     lora: str | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """The prompt's part of an output line; equal records mean the same prompt."""
+        """The prompt's part of an output line; equal records mean equal prompts."""
         record: dict[str, Any] = {"prompt": self.text}
         if self.token_ids is not None:
             record["prompt_token_ids"] = list(self.token_ids)
@@ -46,14 +46,15 @@ class Prompt:
         return record
 
     def as_chat(self) -> tuple[dict[str, Any], ...] | None:
-        """The conversation: the messages, or the text as the user's; None for token ids."""
+        """The conversation: the messages, or the text as a user message; None for token ids."""
         if self.text is not None:
             return ({"role": "user", "content": self.text},)
         return self.messages
 
 
 def read_file(path: Path) -> list[Prompt]:
-    """Reads FILE.jsonl (an object a line) or FILE.txt (one a line); blank lines are skipped. Raises PromptError."""
+    """Reads FILE.jsonl (one object per line) or FILE.txt (one prompt per line); skips blank lines. Raises
+    PromptError."""
     if path.suffix not in (".jsonl", ".txt"):
         raise PromptError(f"prompts file {path} must end in .jsonl or .txt")
     try:
@@ -62,7 +63,7 @@ def read_file(path: Path) -> list[Prompt]:
         raise PromptError(f"cannot read prompts file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise PromptError(f"prompts file {path} is not UTF-8 at byte {error.start}: convert it first") from error
-    # Not splitlines(): it also splits at characters that may stand inside a prompt.
+    # splitlines() would also split at characters that may occur in a prompt.
     lines = text.split("\n")
     prompts = parse_jsonl(lines, str(path)) if path.suffix == ".jsonl" else parse_lines(lines)
     if not prompts:
@@ -71,12 +72,13 @@ def read_file(path: Path) -> list[Prompt]:
 
 
 def parse_lines(lines: Iterable[str]) -> list[Prompt]:
-    """A prompt a line; blank lines are skipped."""
+    """One prompt per line; blank lines are skipped."""
     return [Prompt(text=line.rstrip("\r\n")) for line in lines if line.strip()]
 
 
 def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
-    """A JSON object a line with `prompt`, `prompt_token_ids`, or `messages` and perhaps `tools`; and perhaps `lora`.
+    """One JSON object per line, with `prompt`, `prompt_token_ids`, or `messages` and optionally `tools`; optionally
+    `lora`.
 
     Raises PromptError naming the line.
     """

@@ -1,4 +1,4 @@
-"""The output file of `llmc run`: lines in input order, durable as they come, resumable."""
+"""The output file of `llmc run`: lines in input order, durable, resumable."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from llmc.runtime.offline.prompts import Prompt
 
 
 class ResultsError(RuntimeError):
-    """An output file that cannot be written or resumed; the message is one sentence."""
+    """An output file cannot be written or resumed; the message is one sentence."""
 
 
 class ResultsFile:
-    """Writes one JSON line a prompt to `path`, in input order, and `identity` beside it (`path` + ".run").
+    """Writes one JSON line per prompt to `path`, in input order, and `identity` beside it (`path` + ".run").
 
-    The file always holds the results 0 … k-1. A result that finishes before its predecessors goes to a side file
-    (`path` + ".partial") until they are there; the side file is removed when all are. Every line is written before
-    `add` returns, so a killed run keeps what it finished, and is on the disk at most a second later. Nothing changes
-    before the first `add`.
+    The file always holds results 0 … k-1. A result that finishes before its predecessors waits in a side file (`path` +
+    ".partial"), which is removed at the end. Every line is written before `add` returns, so a killed run keeps its
+    finished results. It is synced to disk within a second. Files are unchanged until the first `add`.
 
-    With resume the files are read, checked against identity and prompts, and continued: a line that an interruption
-    tore and requests that failed run again. Raises ResultsError.
+    With resume, the files are checked against identity and prompts, and continued; a torn line and failed requests run
+    again. Raises ResultsError.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ResultsFile:
         return frozenset(range(self._next)) | frozenset(self._waiting)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Stores the result of prompt record["index"]. Raises ResultsError when the disk does not take it."""
+        """Stores the result of prompt record["index"]. Raises ResultsError if it cannot be written."""
         try:
             if self._file is None:
                 self._start()
@@ -76,14 +75,14 @@ class ResultsFile:
                     self._partial = self.partial_path.open("a", encoding="utf-8", newline="\n")
                 _append(self._partial, record)
             self._advance()
-            # A sync takes milliseconds, in which hundreds of tokens could be made.
+            # A sync takes milliseconds, enough for hundreds of tokens.
             if time.monotonic() - self._synced >= 1:
                 self._sync()
         except OSError as error:
             raise ResultsError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Closes the files; the side file goes when nothing waits in it."""
+        """Closes the files; removes the side file if it is empty."""
         self._sync()
         for file in (self._file, self._partial):
             if file is not None:
@@ -98,7 +97,7 @@ class ResultsFile:
         self._synced = time.monotonic()
 
     def _start(self) -> None:
-        """Opens the files, without what is torn or runs again; at every moment they can be resumed from."""
+        """Opens the files, without torn lines and results to be rerun; resumable at any moment."""
         self._file = self.path.open("r+" if self.path.exists() else "w", encoding="utf-8", newline="\n")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +132,7 @@ class ResultsFile:
             raise ResultsError(f"{self.path} was made with {differs}: resume with the same, or pass --overwrite")
 
     def _read_existing(self) -> None:
-        """Takes over what the files hold; requests that failed run again."""
+        """Loads existing results; failed requests run again."""
         for position, (record, end) in enumerate(_read_lines(self.path)):
             self._check(record, self.path)
             if record["index"] != position:
@@ -169,7 +168,7 @@ class ResultsFile:
 
 
 def _replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file of JSON lines in one step."""
+    """Writes a file of JSON lines atomically."""
     new = path.with_name(path.name + ".new")
     with new.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(_line(record) for record in records)
@@ -188,7 +187,7 @@ def _append(file: TextIO, record: Mapping[str, Any]) -> None:
 
 
 def _read_lines(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """(record, byte where its line ends) for every whole line; a torn last line is left out."""
+    """(record, end offset) of every complete line; a torn last line is skipped."""
     if not path.exists():
         return []
     try:

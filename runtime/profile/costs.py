@@ -1,4 +1,4 @@
-"""What a command has to move and compute at least, from its operands and its kernel's parameters."""
+"""Minimum memory traffic and arithmetic of a command, from its operands and its kernel's parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmc.runtime.graph_view import is_written
 from llmc.runtime.profile.steps import Step
 
 Params = dict[str, Any]
-_ON_SAMPLES = 2  # parameter `rows` of a kernel that works on the sampled rows
+_ON_SAMPLES = 2  # value of parameter `rows` for a kernel that works on sampled rows
 
 
 @dataclass(frozen=True)
 class Cost:
-    """memory_bytes: weights and KV cache, which no cache holds; bytes: those and the activations; flops: of matrix
-    products and attention, a multiply-add being two; written_bytes: of `bytes`, those that are written."""
+    """memory_bytes: weights and KV cache, which exceed every cache. bytes: those plus activations. flops: of matrix
+    products and attention; a multiply-add is two. written_bytes: the written part of `bytes`."""
 
     memory_bytes: int
     bytes: int
@@ -42,7 +42,7 @@ NOTHING = Cost(0, 0, 0)
 
 
 def kernel_params(manifest: dict[str, Any]) -> dict[str, Params]:
-    """The template parameters of each kernel by its symbol; empty for what the manifest does not tell."""
+    """Template parameters by kernel symbol; empty where the manifest has none."""
     found: dict[str, Params] = {}
     for kernel in manifest.get("kernels") or []:
         try:
@@ -58,7 +58,7 @@ def _first_key(position: int, window: int, chunk: int) -> int:
 
 
 def visible_keys(step: Step, window: int, chunk: int = 0) -> int:
-    """Pairs of a new token and a key it sees; window, chunk 0: none."""
+    """The number of (new token, visible key) pairs. window, chunk: 0 for none."""
     total = 0
     for start, count in step.sequences:
         for position in range(start, start + count) if window or chunk else ():
@@ -69,12 +69,12 @@ def visible_keys(step: Step, window: int, chunk: int = 0) -> int:
 
 
 def _keys_read(step: Step, window: int, chunk: int) -> int:
-    """Keys that some new token sees."""
+    """The number of keys that some new token sees."""
     return sum(start + count - _first_key(start, window, chunk) for start, count in step.sequences)
 
 
 def command_cost(tables: Tables, graph: Graph, command: Command, params: Params, step: Step) -> Cost:
-    """What `command` moves and computes when `graph` replays `step`."""
+    """The cost of `command` when `graph` replays `step`."""
     model, family = tables.model, FAMILIES[command.family]
     num_samples = len(step.sequences)
     rows = num_samples if params.get("rows") == _ON_SAMPLES else step.num_tokens
@@ -96,7 +96,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     if family == "linear":
         flops = 2 * rows * int(params.get("k", 0)) * int(params.get("n", 0))
         if experts := int(params.get("experts", 0)):
-            # Which ones other tokens take, too, nobody knows before: as many as if all chose at random.
+            # Which experts tokens share is unknown: assume a random choice.
             top_k = int(params.get("top_k", 1))
             flops *= top_k
             weights = round(weights * (1 - (1 - top_k / experts) ** rows))
@@ -107,29 +107,29 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         weights = min(weights, step.num_tokens * int(params.get("rotary_dim", model.head_dim)) * 4)
         kv = step.num_tokens * token_bytes
         written += kv
-    elif family == "attention" and "kv_dtype" in params:  # the other one merges what this one left in pieces
+    elif family == "attention" and "kv_dtype" in params:  # the other kernel merges this one's partial results
         window = int(params.get("window", model.sliding_window))
         chunk = int(params.get("chunk", 0))
         kv = _keys_read(step, window, chunk) * token_bytes
-        # Values of a latent key are a part of it.
+        # Values are part of the latent key.
         both = model.head_dim + int(params.get("rank", model.head_dim))
         flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
     return Cost(weights + kv, weights + kv + activations, flops, written)
 
 
 def arithmetic(family: str, params: Params, manifest: dict[str, Any]) -> str:
-    """The limit that binds a kernel's products: f32, or that of the dot product that the target has for them."""
+    """The limit on a kernel's products: f32, or that of the target's dot product for them."""
     target = manifest.get("target")
     sets = target.get("instruction_sets", ()) if isinstance(target, dict) else ()
     act = params.get("act_dtype") if family == "linear" else None
     if act == "i8" and "avx512vnni" in sets:
         return "int8"
-    # Weights of 8 and 4 bits become float32 beside float activations.
+    # With float activations, 8- and 4-bit weights are converted to float32.
     return "bf16" if act == "bf16" and "avx512bf16" in sets and "bits" not in params else "f32"
 
 
 def step_cost(tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step) -> dict[str, Cost]:
-    """The cost of a whole step by kernel family."""
+    """The cost of a whole step, by kernel family."""
     params, total = kernel_params(manifest), dict.fromkeys(FAMILIES, NOTHING)
     for command in tables.commands_of(graph):
         symbol = tables.name_of(command)

@@ -37,7 +37,7 @@ _FAMILY_KEY = (
 
 
 def profile_html(data: Data, artifact: str) -> str:
-    """The page of what `profile_data` gives; artifact: its name, for people."""
+    """The page for `profile_data`. artifact: its display name."""
     families = [family_of(kernel, data["commands"]) for kernel in data["kernels"]]
     tokens = sum(sequence["tokens"] for sequence in data["sequences"])
     return Page(

@@ -1,4 +1,4 @@
-"""Measures one bucket command by command: replays with the clock on, beside the machine's limits."""
+"""Profiles one bucket command by command, with timed replays and the machine's measured limits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Replay:
     """One replay; all times in nanoseconds.
 
     start, end: [threads, commands], since the replay began.
-    imbalance: how long the thread waited for the last one to arrive at the barrier behind the command.
-    sync: how long it took to leave the barrier after that.
+    imbalance: wait for the last thread to reach the barrier after the command.
+    sync: time to leave the barrier after that.
     total: wall time.
     """
 
@@ -42,18 +42,19 @@ class Replay:
         return self.end - self.start
 
     def overhead(self, thread: int = 0) -> float:
-        """What is neither kernel nor barrier on a thread: inputs, waking the team, fetching commands."""
+        """A thread's time outside kernels and barriers: inputs, waking the team, fetching commands."""
         spent = self.kernel[thread].sum() + self.imbalance[thread].sum() + self.sync[thread].sum()
         return float(self.total - spent)
 
 
 def as_replay(times: npt.NDArray[np.uint64], barriers: npt.NDArray[np.bool_], total: float) -> Replay:
-    """times: [threads, commands, 3] of Replayer.command_times; barriers: [commands]. The team meets at the end too."""
+    """times: [threads, commands, 3] from Replayer.command_times. barriers: [commands]. The team also meets at the
+    end."""
     start, end, leave = (times[:, :, i].astype(np.float64) for i in range(3))
     last = end.max(axis=0)
     meets = barriers.copy()
     meets[-1] = True
-    # Each thread's clock was read on its own core: a difference may be off by some nanoseconds, never below zero.
+    # Each thread reads its own core's clock: differences may be off by a few nanoseconds; clip at zero.
     imbalance = np.where(meets, np.maximum(last - end, 0), 0)
     sync = np.where(barriers, np.maximum(leave - np.maximum(last, end), 0), 0)
     sync[:, -1] = 0
@@ -62,11 +63,11 @@ def as_replay(times: npt.NDArray[np.uint64], barriers: npt.NDArray[np.bool_], to
 
 @dataclass(frozen=True)
 class CommandProfile:
-    """A command of the profiled bucket. name, layer: as CommandView has them. start_ns, since the replay began,
-    kernel_ns, imbalance_ns, sync_ns: one value a thread.
+    """A command of the profiled bucket. name, layer: as in CommandView. start_ns (since the replay began), kernel_ns,
+    imbalance_ns, sync_ns: one value per thread.
 
-    limit, share: the limit that binds it (None for a command that neither reads weights or KV cache nor multiplies) and
-    what it reaches of that.
+    limit: the binding limit; None for a command that neither reads weights or KV cache nor multiplies. share: the
+    fraction of it reached.
     """
 
     index: int
@@ -89,13 +90,13 @@ class CommandProfile:
 
     @property
     def ns(self) -> float:
-        """Time in the kernel, mean of the threads."""
+        """Time in the kernel, averaged over threads."""
         return sum(self.kernel_ns) / len(self.kernel_ns)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One bucket, its median replay by wall time, and the limits (a second; None where the CPU lacks it)."""
+    """One bucket, its median replay by wall time, and the limits per second (None where the CPU lacks it)."""
 
     bucket: str
     step: Step
@@ -107,7 +108,7 @@ class Profile:
 
 
 def bound(cost: Cost, products: str, limits: dict[str, float | None]) -> tuple[str | None, float]:
-    """(the limit that binds, the least nanoseconds it allows) for a cost whose products run at limit `products`."""
+    """(binding limit, its minimum nanoseconds) for a cost whose products run at limit `products`."""
     peak = limits.get(products) or 0.0
     read = limits.get("read") or 0.0
     times = {
@@ -140,7 +141,7 @@ def profile_bucket(
     probe_seconds: float = 0.2,
     progress: Callable[[int], None] | None = None,
 ) -> Profile:
-    """Replays `step` in graph `graph_index` `repeat` times, the limits measured before and after.
+    """Replays `step` in graph `graph_index` `repeat` times; measures the limits before and after.
 
     Raises LlmcError when the graph cannot run the step.
     """
@@ -189,7 +190,7 @@ def _commands(
         kernel = replay.kernel[:, index]
         limit, least = bound(cost, arithmetic(family, mine, manifest), limits)
         if family not in ("linear", "attention"):
-            limit = None  # their few bytes are in a cache
+            limit = None  # their few bytes are cached
         time = float(kernel.mean())
         found.append(
             CommandProfile(

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from llmc.runtime.profile.profiler import CommandProfile, Profile
 
 SHARES = ("kernels", "imbalance", "sync", "overhead")
-"""What a thread's time in a replay goes to."""
+"""The components of a thread's time in a replay."""
 
 
 def _rate(amount: float, ns: float) -> float | None:
-    """Amount a nanosecond: G a second."""
+    """Amount per nanosecond, that is, G per second."""
     return amount / ns if amount and ns > 0 else None
 
 

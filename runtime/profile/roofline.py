@@ -1,4 +1,4 @@
-"""Pictures of what kernels reach beside what the machine allows: a roofline, and bytes a second."""
+"""Charts of kernel performance against the machine's limits: a roofline, and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def family_of(kernel: dict[str, Any], commands: Sequence[dict[str, Any]]) -> str
 
 
 def roofline(kernels: Sequence[dict[str, Any]], families: Sequence[str], limits: Limits, width: int = 600) -> str:
-    """FLOP/s over FLOPs a byte of memory, both logarithmic; kernels as of `profile_data`, those without FLOPs left out.
+    """FLOP/s over FLOPs per byte of memory, both logarithmic. kernels: from `profile_data`; those without FLOPs are
+    skipped.
 
-    A mark has the number of its row in the table of kernels.
+    A mark shows its row number in the kernel table.
     """
     height, left, right, top, bottom = 380, 58, 16, 26, 44
     svg = Svg(
@@ -78,7 +79,7 @@ def roofline(kernels: Sequence[dict[str, Any]], families: Sequence[str], limits:
         x, y = at(intensity, gflops)
         words = f"{n + 1}: {kernel['name']}, {number(gflops)} GFLOP/s, {number(intensity)} FLOPs a byte"
         svg.mark(x, y, shape, color, 6, words)
-        # Where no other mark or number is, if there is such a place.
+        # Where no other mark or number is, if possible.
         places = [(x + 16, y), (x - 16, y), (x, y - 16), (x, y + 16), (x + 14, y - 14), (x - 14, y + 14)]
         far = [min((math.dist(place, other) for other in taken), default=99.0) for place in places]
         best = next((i for i, distance in enumerate(far) if distance > 15), far.index(max(far)))
@@ -90,7 +91,7 @@ def roofline(kernels: Sequence[dict[str, Any]], families: Sequence[str], limits:
 
 
 def bandwidth_bars(kernels: Sequence[dict[str, Any]], families: Sequence[str], limits: Limits, width: int = 600) -> str:
-    """Bytes a second of each kernel as bars, beside what memory gives; the number is that of its row in the table."""
+    """Bytes per second of each kernel as bars, next to the memory's; numbers are rows of the kernel table."""
     shown = [(n, k) for n, k in enumerate(kernels) if k["gb_per_s"]][:20]
     left, right, top, line = 34, 16, 24, 19
     height = top + line * max(len(shown), 1) + 30

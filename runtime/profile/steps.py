@@ -1,4 +1,4 @@
-"""Steps driven by hand: how many new tokens each sequence has and where they start; no scheduler, no sampler."""
+"""Manually driven steps: each sequence's new tokens and their start; no scheduler, no sampler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sequence = tuple[int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """sequences: (first new position, number of new tokens) of each; every sequence samples its last token."""
+    """sequences: (first new position, number of new tokens) of each; each samples its last token."""
 
     sequences: tuple[Sequence, ...]
 
@@ -32,7 +32,7 @@ class Step:
         return len(self.sequences) * (-(-max(self.contexts) // block_size))
 
     def run(self, replayer: Replayer, graph: int, block_size: int, vocab_size: int, seed: int = 0) -> None:
-        """Replays graph `graph` once on random token ids. Raises LlmcError when the step does not fit it."""
+        """Replays graph `graph` once on random token ids. Raises LlmcError if the step does not fit."""
         import numpy as np
 
         num_seqs, width = len(self.sequences), -(-max(self.contexts) // block_size)
@@ -46,12 +46,12 @@ class Step:
 
 
 def longest_context(tables: Tables, graph: Graph) -> int:
-    """Tokens of one sequence that `graph` can see."""
+    """Most tokens of one sequence that `graph` can read."""
     return min(graph.max_blocks_per_seq * tables.model.block_size, tables.model.max_model_len)
 
 
 def full_step(tables: Tables, graph: Graph, context: int | None = None) -> Step:
-    """The step that fills `graph`; context: tokens in the cache after a decode step, by default the bucket's."""
+    """The step that fills `graph`. context: tokens cached after a decode step; by default the bucket's."""
     limit = longest_context(tables, graph)
     if graph.phase == 0:
         return Step(((0, min(graph.seq, limit)),) * graph.batch)
@@ -59,7 +59,7 @@ def full_step(tables: Tables, graph: Graph, context: int | None = None) -> Step:
     length = min(context or (share or graph.seq), limit, share or limit)
     if graph.phase == 1:
         return Step(((length - 1, 1),) * graph.batch)
-    # Mixed: all but one sequence decode, the last brings a chunk of its prompt.
+    # Mixed: all sequences but one decode; the last has a prompt chunk.
     decodes = min(graph.batch, graph.max_seqs) - 1
     length = min(context or limit, limit)
     chunk = max(1, min(graph.seq, graph.max_tokens) - decodes)

@@ -1,1 +1,1 @@
-"""A server that plans its own buckets: what it ran, what it would change, and changing it while it serves."""
+"""A server that replans its own buckets: observes steps, proposes changes, and applies them while serving."""

@@ -1,4 +1,5 @@
-"""Changes of a server's buckets, one at a time: compiled aside, tried by turns, kept or reverted, with back-off."""
+"""Changes of a server's buckets, one at a time: compiled in the background, tried alternately, kept or reverted, with
+back-off."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ LONGEST_BACKOFF_S = 86400.0
 
 
 class EngineOwner(Protocol):
-    """Who has the engine. Any thread may call it. take_graphs: the graphs that an artifact has behind those of the
-    engine are there from then on, and off. call_between_steps: runs work between two steps, and waits for it."""
+    """The owner of an engine; thread-safe. take_graphs: adds the new graphs of an artifact to the engine, off.
+    call_between_steps: runs work between two steps, and waits for it."""
 
     path: Path
     artifact: Artifact
@@ -42,7 +43,7 @@ class EngineOwner(Protocol):
 
 @dataclass
 class _Running:
-    """A change on trial. added, retired: graphs by index. verdict: of the last window."""
+    """A change on trial. added, retired: graph indices. verdict: of the last window."""
 
     trial: Trial
     proposal: Proposal
@@ -57,7 +58,7 @@ class _Running:
 
 @dataclass
 class _Compiling:
-    """Buckets that are being compiled: for a proposal that is to be tried, or, None, for the artifact's next start."""
+    """Buckets being compiled: for a proposal to be tried or, if None, for the artifact's next start."""
 
     buckets: tuple[Bucket, ...]
     future: Future[Any]
@@ -65,11 +66,11 @@ class _Compiling:
 
 
 class Changes:
-    """Of one thread, but for `state`, `off` and `close`. say: told every decision. workshop: None where nothing acts.
-    retired: what the next start finds off; None: nothing is remembered.
+    """Used by one thread, except `state`, `off` and `close`. say: called with every decision. workshop: None if nothing
+    may change. retired: buckets to be off at the next start; None remembers nothing.
 
-    off: graphs by index that no step may run in. compile_s: seconds that the last compilation took; None: there was
-    none. vain: changes in a row that did not stay.
+    off: indices of graphs that no step may use. compile_s: seconds of the last compilation; None if there was none.
+    vain: consecutive changes that were reverted.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Changes:
         self._retired, self._remembered = retired, set[Bucket]()
         self._compiling: _Compiling | None = None
         self._running: _Running | None = None
-        self._unpublished: set[Bucket] = set()  # that the artifact lacks
+        self._unpublished: set[Bucket] = set()  # missing in the artifact
         self._blocked: dict[Bucket, float] = {}
         self._held: dict[Bucket, float] = {}
         self._failures: Counter[Bucket] = Counter()
@@ -93,20 +94,20 @@ class Changes:
 
     @property
     def busy(self) -> bool:
-        """Whether a change is under way, so that no other one may begin."""
+        """Whether a change is in progress, so that no other may start."""
         return self._running is not None or self._compiling is not None
 
     def blocked(self, now_s: float) -> list[Bucket]:
-        """That may not be added yet."""
+        """Buckets that may not be added yet."""
         return [bucket for bucket, until in list(self._blocked.items()) if until > now_s]
 
     def held(self, now_s: float) -> list[Bucket]:
-        """That may not be retired yet."""
+        """Buckets that may not be retired yet."""
         return [bucket for bucket, until in list(self._held.items()) if until > now_s]
 
     def restore(self, never: Collection[int]) -> None:
-        """Turns off what was retired before the start, as long as another bucket in use holds as much. never: graphs by
-        index that nobody may turn on."""
+        """Disables buckets retired before the start, if another bucket in use holds as much. never: indices of graphs
+        that must not be enabled."""
         if self._retired is None:
             return
         buckets = {bucket_of(g): index for index, g in enumerate(self._owner.graphs) if index not in never}
@@ -123,7 +124,7 @@ class Changes:
         self._say("kept", f"retired before this start, as {self._retired.path} says", (), sorted(self._remembered))
 
     def begin(self, proposal: Proposal) -> None:
-        """Compiles what is not there, and then tries the change. Nothing else may be under way."""
+        """Compiles missing buckets, then tries the change. Nothing else may be in progress."""
         fresh = tuple(c.bucket for c in proposal.changes if c.action == "add" and not c.compiled)
         if not fresh:
             self._try(proposal)
@@ -132,21 +133,21 @@ class Changes:
         self._compile(_Compiling(fresh, self._pool.submit(self._workshop.add, fresh), proposal))
 
     def look(self, ran: Sequence[RanSteps], now_s: float) -> None:
-        """Goes on with the change that is under way. ran: since the last look."""
+        """Advances the change in progress. ran: steps since the previous call."""
         if self._running is not None:
             self._try_on(self._running, ran, now_s)
         elif self._compiling is not None and self._compiling.future.done():
             self._compiled(self._compiling)
 
     def abandon(self) -> None:
-        """A trial that cannot go on ends as it began, if the engine still takes that."""
+        """Reverts a trial that cannot continue, if the engine still permits."""
         running, self._running = self._running, None
         if running is not None:
-            with suppress(Exception):  # what ended the trial may be the end of the engine
+            with suppress(Exception):  # the engine itself may have failed
                 self._set(running, False)
 
     def close(self) -> None:
-        """Ends a compilation that runs, and removes what is not the artifact's."""
+        """Ends a running compilation, and removes the second artifact."""
         if self._workshop is not None:
             self._workshop.end()
         self._pool.shutdown()
@@ -154,7 +155,7 @@ class Changes:
             self._workshop.close()
 
     def state(self, now_s: float) -> dict[str, Any]:
-        """Of plain values, from any thread."""
+        """Plain values; thread-safe."""
         running, compiling = self._running, self._compiling
         return {
             "compiling": [] if compiling is None else [str(bucket) for bucket in compiling.buckets],
@@ -163,7 +164,7 @@ class Changes:
         }
 
     def _compile(self, one: _Compiling) -> None:
-        """Goes on when the compiler has ended; at once if it has."""
+        """Continues when the compiler has finished; immediately if it has."""
         self._compiling = one
         if one.future.done():
             self._compiled(one)
@@ -172,7 +173,7 @@ class Changes:
         self._compiling = None
         try:
             made = one.future.result()
-            if made is None:  # ended
+            if made is None:  # ended early
                 return
             if one.proposal is None:
                 self._unpublished.difference_update(one.buckets)
@@ -221,7 +222,7 @@ class Changes:
         self._turn(self._running, now_s)
 
     def _turn(self, running: _Running, now_s: float) -> None:
-        """The next window of a trial: with the change, or without it."""
+        """Starts the next window of a trial, with or without the change."""
         running.on = not running.on
         running.windows += 1
         running.window_end_s = now_s + self._options.window_s
@@ -231,7 +232,7 @@ class Changes:
         engine = self._owner.engine
 
         def switch() -> None:
-            # First on, then off: whoever looks in between finds a bucket for every step.
+            # Enable first, then disable: at any moment every step has a bucket.
             for index in running.added if on else running.retired:
                 engine.enable_graph(index, True)
             for index in running.retired if on else running.added:
@@ -243,7 +244,7 @@ class Changes:
         running.trial.add(ran, on=running.on)
         if now_s < running.window_end_s:
             return
-        # Only after as many windows of one kind as of the other: a drift of the load is no merit of either.
+        # Only after equally many windows of both kinds, so that a drifting load favours neither.
         late = now_s >= running.until_s
         enough = running.windows % 2 == 0 and running.windows >= self._options.least_windows
         running.verdict = verdict = running.trial.verdict(final=late)
@@ -256,7 +257,7 @@ class Changes:
         pays, proposal = bool(verdict.pays), running.proposal
         self._set(running, pays)
         gone, come = (running.retired, running.added) if pays else (running.added, running.retired)
-        for index in gone:  # until they are on again, nothing of them is needed
+        for index in gone:  # unused until enabled again
             self._owner.call_between_steps(partial(self._owner.engine.release_graph, index))
         self.off.update(gone)
         self.off.difference_update(come)
@@ -270,7 +271,7 @@ class Changes:
         for bucket in proposal.added:
             self._failures.pop(bucket, None)
             self._held[bucket] = now_s + self._options.backoff_s
-        # What was retired for these does not come back at once, either.
+        # The buckets retired for these are not restored immediately either.
         for bucket in proposal.retired:
             self._blocked[bucket] = now_s + self._options.backoff_s
         new = tuple(bucket for bucket in proposal.added if bucket in self._unpublished)
@@ -279,7 +280,7 @@ class Changes:
             self._compile(_Compiling(new, self._pool.submit(self._workshop.publish, new), None))
 
     def _remember(self, proposal: Proposal) -> None:
-        """What a change that stays has retired, for the next start."""
+        """Remembers what a kept change has retired, for the next start."""
         after = (self._remembered - set(proposal.added)) | set(proposal.retired)
         if self._retired is None or after == self._remembered:
             return
@@ -291,7 +292,7 @@ class Changes:
             self._say("failed", why, (), sorted(after))
 
     def _block(self, buckets: Iterable[Bucket]) -> None:
-        """Not again before the back-off has passed, which doubles each time."""
+        """Blocks buckets for the back-off time, which doubles each time."""
         now_s = self._clock()
         for bucket in buckets:
             wait_s = min(LONGEST_BACKOFF_S, self._options.backoff_s * 2.0 ** min(self._failures[bucket], 32))

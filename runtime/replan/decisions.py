@@ -1,4 +1,4 @@
-"""What a server decided about its buckets and why, the last hundred of it, and counts of all of it."""
+"""A server's decisions about its buckets with reasons: the last hundred, and counts of all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: tuple[Kind, ...] = ("proposed", "compiled", "joined", "kept", "reverted",
 
 @dataclass(frozen=True)
 class Decision:
-    """One of them. time: Unix. reason: one sentence. figures: numbers that it rests on, by name."""
+    """A decision. time: Unix time. reason: one sentence. figures: numbers it is based on, by name."""
 
     kind: Kind
     added: tuple[Bucket, ...]
@@ -41,7 +41,7 @@ class Decision:
 
 
 class DecisionLog:
-    """Any thread may read it."""
+    """Thread-safe for readers."""
 
     def __init__(self) -> None:
         self._kept: deque[Decision] = deque(maxlen=MAX_DECISIONS)
@@ -52,7 +52,7 @@ class DecisionLog:
         self, kind: Kind, reason: str, added: Sequence[Bucket] = (), retired: Sequence[Bucket] = (),
         figures: Mapping[str, float] | None = None,
     ) -> Decision:  # fmt: skip
-        """Notes one of now."""
+        """Adds a decision, dated now."""
         one = Decision(kind, tuple(added), tuple(retired), reason, time.time(), figures or {})
         with self._lock:
             self._kept.append(one)
@@ -60,11 +60,11 @@ class DecisionLog:
         return one
 
     def last(self) -> list[Decision]:
-        """Oldest first."""
+        """The last decisions, oldest first."""
         with self._lock:
             return list(self._kept)
 
     def counts(self) -> dict[str, int]:
-        """Of all kinds, since the start."""
+        """Counts by kind since the start."""
         with self._lock:
             return dict(self._counts)

@@ -1,4 +1,4 @@
-"""The options of --replan, checked."""
+"""The validated options of --replan."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REPLAN_MODES: tuple[ReplanMode, ...] = get_args(ReplanMode)
 
 
 def parse_mode(mode: str, miss_policy: str = "larger") -> ReplanMode:
-    """Raises RequestError for an unknown one and for two who would add to one artifact, ModelPathError for `auto` where
-    the compiler is not installed."""
+    """Raises RequestError for an unknown mode, or two features that would change one artifact; ModelPathError for
+    `auto` without the compiler."""
     found = next((known for known in REPLAN_MODES if known == mode), None)
     if found is None:
         raise RequestError(f"--replan {mode!r} is unknown: use {', '.join(REPLAN_MODES)}")
@@ -32,12 +32,17 @@ def parse_mode(mode: str, miss_policy: str = "larger") -> ReplanMode:
 
 @dataclass(frozen=True)
 class ReplanOptions:
-    """Times in seconds. interval_s: between two proposals. half_life_s: after which a step counts half. margin: share
-    of step time, or of padding, that a change must really save to stay. window_s: of a trial, in which steps run with
-    the change and without it by turns; trial_s: the longest trial. least_trial_steps: of each side, fewer prove
-    nothing; least_windows: of both together, for a machine changes its speed. backoff_s: before what did not pay is
-    tried again; doubled each time, a day at most. most_graphs: more than the artifact has that are on at once.
-    memory_bytes, cpu_s: of the compiler; memory 0: half of what the machine has free.
+    """Times in seconds.
+
+    interval_s: between proposals.
+    half_life_s: after which a step counts half.
+    margin: share of step time, or of padding, that a change must actually save to be kept.
+    window_s: of a trial, in which steps alternate with and without the change. trial_s: longest trial.
+    least_trial_steps: per side, for any conclusion. least_windows: of both sides together, because machines change
+    speed.
+    backoff_s: before retrying a failed change; doubles each time, up to a day.
+    most_graphs: most graphs on at once, beyond the artifact's own.
+    memory_bytes, cpu_s: for the compiler; memory 0 means half of the free memory.
     """
 
     mode: ReplanMode = "off"

@@ -1,7 +1,7 @@
-"""Watches what a server runs, proposes buckets, and with `auto` tries them and keeps those that pay.
+"""Watches a server's steps, proposes buckets and, with `auto`, tries them and keeps those that pay.
 
-One thread does all of it but wait for the compiler. It reads the engine's steps once a second, plans now and then, and
-has graphs turned on and off between two steps. Whatever it does changes no answer: each graph gives the same bits.
+One thread does everything except waiting for the compiler. It reads the engine's steps once a second, plans
+occasionally, and switches graphs between two steps. It never changes an answer: all graphs give the same bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _TOP_SHAPES, _SHOWN = 64, 8
 
 
 class Replanner:
-    """may_act: whether graphs may be turned on and off by now, as the warm-up does it, too. never: graphs by index that
-    nobody may turn on. tell: takes a line for people. clock: seconds that never go back. retired: what `auto` remembers
-    from one start to the next."""
+    """may_act: whether graphs may be switched yet, since the warm-up does so too. never: indices of graphs that must
+    not be enabled. tell: receives lines for people. clock: monotonic seconds. retired: what `auto` remembers across
+    starts."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Replanner:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to watch, on a thread of its own."""
+        """Starts watching, on its own thread."""
         self._thread = threading.Thread(target=self._run, name="llmc-replan", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Before the engine is closed; ends a compilation that runs. May be called twice."""
+        """Call it before closing the engine; ends a running compilation. Idempotent."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -87,11 +87,11 @@ class Replanner:
 
     @property
     def proposal(self) -> Proposal | None:
-        """The last one; None before the first look."""
+        """The last proposal; None before the first."""
         return self._proposal
 
     def tick(self) -> None:
-        """One look: what ran is taken, and what is due is done."""
+        """One iteration: reads new steps, and does what is due."""
         if not self._restored and self._may_act():
             self._restored = True
             self._changes.restore(self._never)
@@ -107,7 +107,7 @@ class Replanner:
             self._wait()
 
     def state(self, *, steps: bool = False) -> dict[str, Any]:
-        """Of plain values, from any thread. steps: with the histogram."""
+        """Plain values; thread-safe. steps: include the histogram."""
         now_s, proposal = self._clock(), self._proposal
         with self._lock:
             uses, observed_s = self._histogram.uses(), self._histogram.observed_s
@@ -136,7 +136,7 @@ class Replanner:
         return state | ({"steps": _rows(uses), "graphs": _graph_rows(ladder)} if steps else {})
 
     def summary(self) -> dict[str, Any]:
-        """The little that a page shows once a second; from any thread."""
+        """The summary that a page polls every second; thread-safe."""
         proposal = self._proposal
         return {
             "mode": self._options.mode,
@@ -147,7 +147,7 @@ class Replanner:
         }
 
     def _run(self) -> None:
-        # A window of a trial may be shorter than a look.
+        # A trial's window may be shorter than a poll.
         look_s = min(LOOK_S, self._options.window_s)
         while not self._closing.wait(look_s):
             try:
@@ -160,7 +160,7 @@ class Replanner:
                 self._wait()
 
     def _wait(self) -> None:
-        """Until the next plan. Predictions that do not come true become rare: each costs a compilation and a trial."""
+        """Time until the next plan. Mispredictions make plans rarer: each costs a compilation and a trial."""
         wait_s = self._options.interval_s * 2.0 ** min(self._changes.vain, 32)
         self._next_s = self._clock() + min(LONGEST_BACKOFF_S, wait_s)
 
@@ -170,7 +170,7 @@ class Replanner:
             uses, observed_s = self._histogram.uses(), self._histogram.observed_s
         try:
             times = learn(uses, facts.table, facts.limits, padding=facts.padding, tiles=facts.tiles)
-        except BucketError:  # costs that contradict one another
+        except BucketError:  # contradictory costs
             times = None
         policy = replace(options.policy, max_graphs=min(options.policy.max_graphs, self._most))
         if changes.compile_s is not None:
@@ -189,7 +189,7 @@ class Replanner:
             changes.begin(found)
 
     def _ladder(self) -> Ladder:
-        """What a plan may know: a graph that nobody may turn on is none of it."""
+        """The ladder for planning, without graphs that must not be enabled."""
         graphs, off = list(self._owner.graphs), set(self._changes.off)
         known = [index for index in range(len(graphs)) if index not in self._never]
         return self._facts.ladder(

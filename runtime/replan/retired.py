@@ -1,4 +1,4 @@
-"""The buckets that a server has retired, in a file beside its artifact, so that they stay so at the next start."""
+"""Buckets that a server has retired, in a file beside its artifact, so that they stay off at the next start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KIND, _VERSION = "llmc retired buckets", 1
 
 
 class RetiredBuckets:
-    """path: of the file, which is there as long as there is such a bucket. Who deletes it has all buckets back."""
+    """path: of the file, which exists while there are such buckets. Deleting it restores all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class RetiredBuckets:
         return cls(where.with_name(f"{where.name}.retired.json"))
 
     def read(self) -> frozenset[Bucket]:
-        """None where there is no file, or none that can be read: then all buckets are in use."""
+        """Empty if there is no readable file: then all buckets are in use."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             if not isinstance(found, dict) or (found.get("kind"), found.get("version")) != (_KIND, _VERSION):
@@ -35,7 +35,7 @@ class RetiredBuckets:
             return frozenset()
 
     def write(self, buckets: Iterable[Bucket]) -> None:
-        """Replaces the file in one step. Raises OSError."""
+        """Replaces the file atomically. Raises OSError."""
         names = [str(bucket) for bucket in sorted(buckets)]
         if not names:
             self.path.unlink(missing_ok=True)
@@ -46,7 +46,7 @@ class RetiredBuckets:
 
 
 def spared(wanted: Iterable[Bucket], others: Iterable[Bucket]) -> frozenset[Bucket]:
-    """Those of `wanted` that need not be on: one of the others, or of those that stay, holds all that they hold."""
+    """Those of `wanted` that may be off: one of the others, or of those kept, holds everything they hold."""
     on, off = list(others), set[Bucket]()
     for bucket in sorted(wanted, key=lambda b: (-b.batch * b.seq, b)):
         held = any(o.phase == bucket.phase and o.batch >= bucket.batch and o.seq >= bucket.seq for o in on)

@@ -1,4 +1,4 @@
-"""An engine's steps, misses and graphs as the planner knows them."""
+"""An engine's steps, misses and graphs, in the planner's form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmc.runtime.warm_up.cost_tables import bucket_of, measured_table
 
 
 class CountingEngine(Protocol):
-    """What of an engine is watched and changed; any thread may call it."""
+    """The watched and controlled part of an engine; thread-safe."""
 
     def take_step_shapes(self) -> tuple[list[EngineSteps], int]: ...
     def bucket_misses(self) -> list[BucketMiss]: ...
@@ -34,19 +34,19 @@ class CountingEngine(Protocol):
 
 @dataclass
 class StepReader:
-    """Reads what ran since the last call. graphs: those of the engine by index, which may grow."""
+    """Reads steps since the previous call. graphs: the engine's, by index; may grow."""
 
     engine: CountingEngine
     graphs: Sequence[GraphInfo]
     block_size: int
     lost: int = 0
-    """Steps that had no room in the engine's table."""
+    """Steps that did not fit the engine's table."""
 
     def __post_init__(self) -> None:
         self._told: dict[BucketMiss, int] = {}
 
     def read(self) -> tuple[list[RanSteps], list[CountedSteps]]:
-        """Steps that ran, and the steps that no graph held, which ran in parts."""
+        """(steps that ran, steps that no graph held and that ran in parts)."""
         shapes, lost = self.engine.take_step_shapes()
         self.lost += lost
         ran = []
@@ -63,7 +63,7 @@ class StepReader:
         for miss in self.engine.bucket_misses():
             key = replace(miss, count=0)
             count, self._told[key] = miss.count - self._told.get(key, 0), miss.count
-            # One that another graph ran whole is among the steps that ran.
+            # A miss that another graph ran whole is among the steps that ran.
             if count > 0 and miss.graph is None and miss.phase == "decode":
                 context = miss.num_blocks * self.block_size
                 shape = StepShape("decode", miss.num_seqs, miss.num_tokens, miss.num_seqs, context)
@@ -72,13 +72,13 @@ class StepReader:
 
 
 def counted(ran: Iterable[RanSteps]) -> list[CountedSteps]:
-    """As a histogram takes them."""
+    """In the histogram's form."""
     return [CountedSteps(one.shape, one.bucket, one.count, one.seconds) for one in ran]
 
 
 @dataclass(frozen=True)
 class LadderFacts:
-    """What of an artifact does not change while it is served. table: what `llmc warmup` measured; None: nothing."""
+    """The constant facts of a served artifact. table: from `llmc warmup`; None if not measured."""
 
     limits: Limits
     table: CostTable | None
@@ -87,7 +87,7 @@ class LadderFacts:
 
     @classmethod
     def of_artifact(cls, path: Path, info: ArtifactInfo, max_num_seqs: int = 0) -> LadderFacts:
-        """max_num_seqs: of the server, 0: the artifact's."""
+        """max_num_seqs: the server's; 0 for the artifact's."""
         limits = Limits(info.max_model_len, max_num_seqs or info.max_num_seqs, info.block_size)
         try:
             table: CostTable | None = measured_table(path)
@@ -100,7 +100,7 @@ class LadderFacts:
         return cls(limits, table, tiles)
 
     def ladder(self, graphs: Sequence[GraphInfo], off: Iterable[int]) -> Ladder:
-        """off: graphs by index that no step may run in, but might."""
+        """off: indices of graphs that steps do not use, but could."""
         idle = set(off)
         return Ladder(
             on=tuple(bucket_of(graph) for index, graph in enumerate(graphs) if index not in idle),

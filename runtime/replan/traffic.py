@@ -1,4 +1,4 @@
-"""The steps that a plan is for: of a server that runs, or of a trace through the simulation."""
+"""The steps to plan for: of a running server, or of a simulated trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Traffic:
-    """What `propose` is given. state: what a server told, None of a trace."""
+    """The input of `propose`. state: of a server; None for a trace."""
 
     uses: Sequence[ShapeUse]
     ladder: Ladder
@@ -35,8 +35,8 @@ class Traffic:
 
 
 def of_server(url: str, api_key: str | None = None) -> Traffic:
-    """Asks a server that watches its steps. Raises BucketError for one that does not answer, does not watch, or is
-    none."""
+    """Queries a server that watches its steps. Raises BucketError if it does not answer, does not watch, or is no llmc
+    server."""
     address = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     if not address.startswith(("http://", "https://")):
         raise BucketError(f"{shown(url)} is no address of a server: give one as http://127.0.0.1:8000")
@@ -87,13 +87,13 @@ def _use(row: Mapping[str, Any]) -> ShapeUse:
     if not all(isinstance(count, int) and 0 <= count < 1 << 31 for count in counts) or counts[0] < 1 or counts[1] < 1:
         raise ValueError(f"a step has {counts}")
     bucket = None if row["bucket"] is None else Bucket.parse(row["bucket"])
-    Bucket(row["phase"], 1, 1)  # knows the phases
+    Bucket(row["phase"], 1, 1)  # validates the phase
     return ShapeUse(StepShape(row["phase"], *counts), bucket, float(row["steps"]), float(row["seconds"]))
 
 
 def of_trace(artifact: Path, trace: Path) -> Traffic:
-    """Runs a trace through the simulation of an artifact's ladder, by the costs measured for it, or where there are
-    none by assumed ones, which then tell no times. Raises what reading them does."""
+    """Simulates a trace on an artifact's ladder, with its measured costs, or assumed ones, which give no times. Raises
+    the errors of reading them."""
     from llmc.buckets.step_cost import AssumedCost, StepCosts
     from llmc.buckets.trace import read_trace
     from llmc.runtime.simulation.what_if import WhatIf, artifact_ladder
@@ -126,7 +126,7 @@ def of_trace(artifact: Path, trace: Path) -> Traffic:
 
 
 def _shape(phase: str, sequences: int, length: int, tokens: float, context: float, limits: Limits) -> StepShape:
-    """Of loads that were alike, by their means: a simulation does not tell each."""
+    """Groups similar loads by their means: a simulation does not report each."""
     if phase == "decode":
         return StepShape("decode", sequences, sequences, sequences, whole_blocks(length, limits.block_size))
     longest = min(max(length, round(context)), limits.max_model_len)

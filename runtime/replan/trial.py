@@ -1,4 +1,4 @@
-"""Did a change of buckets pay? Steps with it and without it, by turns, compared where they were alike."""
+"""Tests whether a change of buckets pays: compares similar steps, alternating with and without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OCTAVE_PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class RanSteps:
-    """So many steps that were alike; seconds and squares of seconds: sums."""
+    """A number of similar steps; seconds and squared seconds are sums."""
 
     shape: StepShape
     bucket: Bucket
@@ -41,7 +41,7 @@ class _Side:
         self.padding += ran.count * padding
 
     def error(self) -> float:
-        """Variance of the seconds a token."""
+        """Variance of the seconds per token."""
         mean = self.seconds / self.steps
         spread = max(0.0, self.squared / self.steps - mean * mean)
         return spread * self.steps / (self.tokens * self.tokens)
@@ -49,8 +49,8 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """pays: None while it cannot be told. saving: share of the affected steps' time that the change saves, give or take
-    `error`; padding_saving: of their padding. steps_on, steps_off: that were compared. reason: one sentence."""
+    """pays: None while undecided. saving: share of the affected steps' time saved, ± `error`. padding_saving: of their
+    padding. steps_on, steps_off: compared. reason: one sentence."""
 
     pays: bool | None
     saving: float
@@ -70,8 +70,8 @@ class Verdict:
 
 @dataclass
 class Trial:
-    """before, after: the buckets that are on without the change, and with it. unit: what is to become less. margin: the
-    share that must be saved."""
+    """before, after: buckets on without and with the change. unit: quantity to reduce. margin: share that must be
+    saved."""
 
     before: Sequence[Bucket]
     after: Sequence[Bucket]
@@ -84,13 +84,13 @@ class Trial:
     _whole_phases: set[str] = field(default_factory=set)
 
     def add(self, steps: Iterable[RanSteps], *, on: bool) -> None:
-        """Takes steps that ran with the change, or without it."""
+        """Adds steps that ran with or without the change."""
         for ran in steps:
             shape = ran.shape
             if shape not in self._choices:
                 self._choices[shape] = self.limits.choose(self.before, shape), self.limits.choose(self.after, shape)
                 if self._choices[shape][0] is None:
-                    # Without the change it ran in parts, which are other shapes: the phase is compared as a whole.
+                    # Without the change it ran in parts, which are other shapes: compare the phase as a whole.
                     self._whole_phases.add(shape.phase)
             padding = self.limits.padding(ran.bucket, shape)
             before, after = self._choices[shape]
@@ -99,7 +99,7 @@ class Trial:
             self._side(("phase", shape.phase), on).add(ran, padding)
 
     def verdict(self, *, final: bool) -> Verdict:
-        """What can be told by now. final: there will be no more steps, so what cannot be told does not pay."""
+        """The present verdict. final: no more steps will come, so undecided means it does not pay."""
         pairs = [
             (off, on)
             for key, (off, on) in self._sides.items()
@@ -132,7 +132,7 @@ class Trial:
             return False, f"{time}, {self.margin:.1%} are needed"
         if not final:
             return None, f"{time} so far"
-        # Not told from noise, but more likely than not.
+        # Within noise, but more likely than not.
         pays = saving >= self.margin and saving > error
         return pays, time if pays else f"{time}, {self.margin:.1%} are needed and noise hides whether they are"
 
@@ -145,13 +145,13 @@ class Trial:
 
 
 def _stratum(shape: StepShape) -> tuple[object, ...]:
-    """Steps of one stratum should take the same time in one bucket."""
+    """Steps of one stratum should take equal time in one bucket."""
     tokens = round(_OCTAVE_PARTS * math.log2(max(shape.tokens, 1)))
     return shape.phase, shape.sequences, tokens, max(shape.context, 1).bit_length()
 
 
 def _saving(pairs: Sequence[tuple[_Side, _Side]]) -> tuple[float, float]:
-    """Share of time that the second sides save over the first ones, for the tokens of both; and its standard error."""
+    """(share of time saved by the second sides over the first, for the tokens of both; its standard error)."""
     total_off = total_on = error_off = error_on = 0.0
     for off, on in pairs:
         weight = off.tokens + on.tokens

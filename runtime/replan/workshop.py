@@ -1,4 +1,4 @@
-"""Where buckets are compiled beside a server: a second artifact that grows, and the first one once a change stays."""
+"""Compiles buckets beside a server: into a growing second artifact, and into the first once a change is kept."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _CPUS = 1
 
 
 class Workshop:
-    """The second artifact has the graphs of the first one and all that were ever added, so that an engine that began
-    with the first can take them over. It lies beside the first one, whose weights it shares, or where that cannot be
-    written in the system's folder for temporary files. A process that is killed leaves it; the next one removes it.
+    """The second artifact has the first one's graphs plus all ever added, so the engine can take them over.
+
+    It lies beside the first one, whose weights it shares, or in the system's temporary folder. A killed process leaves
+    it; the next one removes it.
     """
 
     def __init__(self, artifact: Path, *, memory_bytes: int = 0, cpu_s: int = 600) -> None:
         self._artifact = artifact.resolve()
-        # Half of the rest: serving goes on, and so does whatever else the machine does.
+        # Half of the remaining CPUs: serving and other work continue.
         allowed = memory_bytes or max(_LEAST_BYTES, available_memory() // 2)
         self._compiler = CompilerAside(CompilerLimits(cpus=_CPUS, cpu_s=cpu_s, bytes=allowed))
         self._folder: Path | None = None
@@ -33,8 +34,8 @@ class Workshop:
         self._ended = False
 
     def add(self, buckets: Sequence[Bucket]) -> tuple[Path, float] | None:
-        """Compiles buckets into the second artifact; its path and the seconds it took, None when it was ended. Raises
-        RuntimeError with what the compiler says, and OSError."""
+        """Compiles buckets into the second artifact. Returns (its path, seconds); None if ended early. Raises
+        RuntimeError with the compiler's message, and OSError."""
         if self._ended:
             return None
         folder = self._folder or self._make()
@@ -44,18 +45,18 @@ class Workshop:
         return None if seconds is None else (output, seconds)
 
     def publish(self, buckets: Sequence[Bucket]) -> float | None:
-        """Adds buckets to the first artifact, in one step, so that the next start has them. As `add`."""
+        """Adds buckets to the first artifact, atomically, for the next start. Otherwise as `add`."""
         if not os.access(self._artifact.parent, os.W_OK):
             raise RuntimeError(f"{self._artifact.parent} cannot be written, so they last as long as this process")
         return self._compiler.add(self._artifact, buckets, self._artifact)
 
     def end(self) -> None:
-        """Ends a compilation that runs; from any thread."""
+        """Ends a running compilation; thread-safe."""
         self._ended = True
         self._compiler.end()
 
     def close(self) -> None:
-        """Removes the second artifact. What an engine has opened of it stays open."""
+        """Removes the second artifact. An engine that has opened it keeps it."""
         self.end()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -76,7 +77,7 @@ class Workshop:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Whether this process has it now: a lock goes with whoever holds it, however that ends."""
+    """Whether this process holds it now; the lock ends with its holder, however that ends."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -89,7 +90,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _remove_dead(folder: Path) -> None:
-    """What a process left that was killed."""
+    """Removes what killed processes left."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,1 +1,1 @@
-"""Reports as single HTML files: one look, no request, no build step."""
+"""Reports as single HTML files: one style, no requests, no build step."""

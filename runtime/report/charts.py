@@ -1,4 +1,4 @@
-"""Charts of measured values: distributions, values over time, bars with errors."""
+"""Charts of measured values: distributions, time series, bars with errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 22, 40
 def histogram(
     values: Sequence[float] | npt.NDArray[np.float64], title: str, unit: str, width: int = 560, height: int = 230
 ) -> str:
-    """How many values lie where, with their median, 90th and 99th percentile. Values beyond the 99.9th, which would
-    leave the others no room, are in the last bar."""
+    """Distribution of values, with median, 90th and 99th percentile. Values beyond the 99.9th are in the last bar, to
+    leave room for the others."""
     array = np.asarray(values, np.float64)
     if not array.size:
         return f"<p>No {title.lower()} were measured.</p>"
@@ -84,7 +84,7 @@ def curves(
     height: int = 230,
     text: Callable[[float], str] = number,
 ) -> str:
-    """Curves over one axis; the area under the first is tinted. steps: a value holds until the next."""
+    """Curves on shared axes; the area under the first is tinted. steps: a value holds until the next."""
     right = max((max(line.x) for line in lines if len(line.x)), default=1.0) or 1.0
     most = max((max(line.y) for line in lines if len(line.y)), default=1.0)
     least = min(0.0, min((min(line.y) for line in lines if len(line.y)), default=0.0))
@@ -116,7 +116,7 @@ def curves(
 
 
 def error_bars(title: str, rows: Sequence[tuple[str, float, float | None]], width: int = 1180) -> str:
-    """A bar a row: (name, value 0 … 1, its standard error or none); the whisker is two of it to each side."""
+    """One bar per row: (name, value 0 … 1, standard error or None); whiskers are two errors to each side."""
     line, left, right, top = 24, 230, 60, 10
     height = top + line * len(rows) + 26
     svg = Svg(width, height, title, "The table beside it has the same figures.")
@@ -140,7 +140,7 @@ def error_bars(title: str, rows: Sequence[tuple[str, float, float | None]], widt
 
 
 def rate_over_time(times_s: Sequence[float], duration_s: float, bins: int = 60) -> Curve:
-    """Events a second in bins of equal length from 0 to duration_s."""
+    """Events per second, in equal bins from 0 to duration_s."""
     end = max(duration_s, 1e-9)
     bins = max(1, min(bins, math.ceil(len(times_s) / 4)))
     counts, edges = np.histogram(np.asarray(times_s, np.float64), bins, (0.0, end))
@@ -149,7 +149,7 @@ def rate_over_time(times_s: Sequence[float], duration_s: float, bins: int = 60) 
 
 
 def running_over_time(spans_s: Sequence[tuple[float, float]]) -> Curve:
-    """How many of (start, end) are under way, at each change."""
+    """The number of (start, end) spans in progress, at each change."""
     changes = sorted(change for start, end in spans_s for change in ((start, 1), (end, -1)))
     xs, ys, running = [0.0], [0.0], 0
     for when, by in changes:

@@ -1,6 +1,6 @@
-"""The template of every report: one HTML file that asks nobody for anything, and parts to fill it with.
+"""The template of all reports: one self-contained HTML file, and parts to fill it.
 
-Parts are HTML; whatever comes from a model, a trace or a user goes through `escape` on the way into one.
+Parts are HTML; text from a model, a trace or a user must pass through `escape`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from typing import Any
 _FOLDER = Path(__file__).parent
 _TOKENS = _FOLDER.parent / "look" / "tokens.css"
 DATA_ID = "report-data"
-"""Id of the element whose text is the report's data as JSON: what `--json` prints."""
+"""Id of the element that contains the report's data as JSON, as printed by `--json`."""
 
 
 class ReportError(RuntimeError):
-    """A report that cannot be made or written; the message is one sentence."""
+    """A report cannot be made or written; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Page:
     """A report.
 
-    lead: one sentence under the title. warnings: what a reader must know before trusting figures. parts: HTML, in
-    order.
-    method: how it was made, at the end. data: what the scripts read and machines may take out again.
-    scripts: files of this folder, run after the page is there. Without them, too, every figure is in the tables.
+    lead: one sentence under the title. warnings: caveats on the figures. parts: HTML, in order.
+    method: how the report was made, shown at the end. data: read by the scripts, and extractable by tools.
+    scripts: files of this folder, run after loading. Tables have every figure even without them.
     """
 
     title: str
@@ -46,7 +45,7 @@ class Page:
     scripts: Sequence[str] = field(default=())
 
     def html(self) -> str:
-        """The whole file. Raises OSError when the installation lacks a part of it."""
+        """The whole file. Raises OSError if the installation lacks a part."""
         style = "".join(path.read_text(encoding="utf-8") for path in (_TOKENS, _FOLDER / "report.css"))
         scripts = [(_FOLDER / name).read_text(encoding="utf-8") for name in self.scripts]
         return "".join(
@@ -69,20 +68,20 @@ class Page:
 
 
 def _policy(scripts: Iterable[str]) -> str:
-    """Nothing is fetched, and nothing runs but these scripts, whatever a name in the data looks like."""
+    """The policy: nothing is fetched, and only these scripts run, whatever the data contains."""
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
     allowed = " ".join(hashes) or "'none'"
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}"
 
 
 def _data(data: Mapping[str, Any] | Sequence[Any]) -> str:
-    # A name may hold "</script>" or "<!--", which end or change the element whatever JSON says.
+    # A name may contain "</script>" or "<!--", which would end or change the element regardless of JSON.
     text = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{DATA_ID}">{text}</script>'
 
 
 def _finite(value: Any) -> Any:
-    """With null for what JSON has no number for."""
+    """Replaces numbers that JSON cannot represent by null."""
     if isinstance(value, Mapping):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +90,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_page(html: str, path: Path) -> None:
-    """Writes the file in one step. Raises ReportError."""
+    """Writes the file atomically. Raises ReportError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(html, encoding="utf-8")
@@ -103,7 +102,7 @@ def write_page(html: str, path: Path) -> None:
 
 
 def section(title: str, *parts: str, note: str = "") -> str:
-    """A part with a heading and a sentence under it."""
+    """A section with a heading and a sentence below it."""
     words = f"<p>{escape(note)}</p>" if note else ""
     return f"<section><h2>{escape(title)}</h2>{words}{''.join(parts)}</section>"
 
@@ -115,18 +114,18 @@ def card(title: str, *parts: str, note: str = "") -> str:
 
 
 def pair(*parts: str) -> str:
-    """Side by side where there is room."""
+    """Two parts side by side, if there is room."""
     return f'<div class="pair">{"".join(parts)}</div>'
 
 
 def tiles(values: Iterable[tuple[str, str]]) -> str:
-    """Large figures: (value, what it is) of each."""
+    """Large figures: (value, label) of each."""
     body = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(what)}</span></div>' for v, what in values)
     return f'<div class="tiles">{body}</div>'
 
 
 def key(entries: Iterable[tuple[str, str, str]]) -> str:
-    """What marks mean: (name, CSS colour, "solid", "dashed", "dotted" or "box") of each."""
+    """A legend: (name, CSS colour, "solid", "dashed", "dotted" or "box") of each mark."""
     items = []
     for name, color, dash in entries:
         mark = '<i class="box"' if dash == "box" else "<i"
@@ -136,7 +135,7 @@ def key(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def check_html_option(path: Path | None) -> None:
-    """Refuses before a long run what could not be written after it. Raises ReportError."""
+    """Checks before a long run that the page can be written afterwards. Raises ReportError."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         why = "it is a directory" if path.is_dir() else f"there is no directory {path.parent}"
         raise ReportError(f"cannot write --html {path}: {why}")

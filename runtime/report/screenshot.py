@@ -1,4 +1,4 @@
-"""A picture of an HTML page by a Chromium that happens to be installed."""
+"""A picture of an HTML page, by an installed Chromium."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MEASURE = (
     "<script>document.body.dataset.height = Math.ceil(document.documentElement.getBoundingClientRect().height)</script>"
 )
 _HEIGHT = re.compile(r'data-height="(\d{1,6})"')
-_PATIENCE_S = 120  # only a hang takes that long
+_PATIENCE_S = 120  # only a hang takes this long
 
 
 def browser() -> str | None:
-    """The program, when there is one."""
+    """Path of the browser, or None."""
     return next((path for name in _PROGRAMS if (path := shutil.which(name))), None)
 
 
 def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2, height: int | None = None) -> None:
-    """Writes a picture of the whole page, or of its first `height` points, `scale` pixels a point.
+    """Writes a picture of the whole page, or of its first `height` points, at `scale` pixels per point.
 
-    Raises ReportError without a browser or a picture.
+    Raises ReportError if there is no browser, or it makes no picture.
     """
     program = browser()
     if program is None:

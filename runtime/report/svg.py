@@ -1,4 +1,4 @@
-"""Pictures as SVG in the colours of the page, light or dark. No script, no font, no file."""
+"""SVG pictures in the page's colours, light or dark. No scripts, fonts or files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INK, FAINT, RULE, PANEL, CELL, GROUND = (
 )
 SERIES = tuple(f"var(--s{number})" for number in range(1, 7))
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4")
-"""Of the curves of a chart, so that colour is not all that tells them apart; CSS has names for the first three."""
+"""Dash patterns of a chart's curves, so that not only colour distinguishes them; CSS names the first three."""
 DASH_NAMES = ("solid", "dashed", "dotted", "dashed", "dashed", "dotted")
 
 
@@ -22,14 +22,13 @@ def series(index: int) -> str:
 
 
 def heat(color: str, share: float) -> str:
-    """A colour of a heat map: an empty cell at 0, `color` at 1."""
+    """The colour of a heat map cell: empty at 0, `color` at 1."""
     return f"color-mix(in oklab, {color} {100 * min(max(share, 0.0), 1.0):.0f}%, {CELL})"
 
 
 @dataclass
 class Svg:
-    """Shapes by their pixel coordinates. title and description are for those who cannot see them: the description says
-    what there is to see, or where the same figures are."""
+    """Shapes in pixel coordinates. title, description: for readers who cannot see the picture."""
 
     width: int
     height: int
@@ -76,7 +75,7 @@ class Svg:
     def text(
         self, x: float, y: float, words: str, color: str = "", anchor: str = "start", size: float = 11, on: bool = False
     ) -> None:
-        """on: lies over shapes, and gets a rim to be read there."""
+        """on: the text is over shapes, and gets an outline."""
         style = f' style="fill:{color}"' if color else ""
         name = ' class="on"' if on else ""
         self._shapes.append(
@@ -86,7 +85,7 @@ class Svg:
 
     def html(self) -> str:
         about = f"<desc>{escape(self.description)}</desc>" if self.description else ""
-        # Narrower, its letters are too small: it scrolls.
+        # Below this width letters are too small; the picture scrolls.
         head = (
             f'<svg viewBox="0 0 {self.width} {self.height}" style="min-width:{self.width * 3 // 4}px" role="img" '
             f'aria-label="{escape(self.title)}">{about}'
@@ -102,7 +101,7 @@ def _tip(title: str) -> str:
 
 
 def round_steps(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` steps of 1, 2 or 5 times a power of ten, the last one at or above `high`, 0 among them."""
+    """About `count` ticks in steps of 1, 2 or 5 times a power of ten, including 0, the last at or above `high`."""
     rough = max(high - min(low, 0.0), 1e-9) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)

@@ -1,4 +1,4 @@
-"""Tables for everyone: a caption, headings with a scope, and a region that a keyboard can scroll."""
+"""Accessible tables: a caption, scoped headings, and a region that scrolls by keyboard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 
 @dataclass(frozen=True)
 class Column:
-    """words: text stands left, numbers right. help: what the figures mean, shown when one points at the heading."""
+    """words: text is left-aligned, numbers right. help: meaning of the figures, shown on hovering the heading."""
 
     name: str
     words: bool = False
@@ -18,8 +18,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """cells: one text a column, the first of which names the row. best: which cells are marked. help: as of Column.
-    last: a rule follows."""
+    """cells: one text per column; the first names the row. best: which cells are marked. help: as in Column. last: a
+    rule follows."""
 
     cells: Sequence[str]
     best: frozenset[int] = frozenset()
@@ -30,7 +30,7 @@ class Row:
 def table(
     caption: str, columns: Sequence[Column], rows: Iterable[Row], *, tall: bool = False, hide: bool = False
 ) -> str:
-    """tall: scrolls within a part of the page. hide: behind a line to open, for what a picture shows already."""
+    """tall: scrolls within a part of the page. hide: collapsed, for data that a picture already shows."""
     head = "".join(_heading(column) for column in columns)
     body = "".join(_row(row, columns) for row in rows)
     tag = (

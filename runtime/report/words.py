@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: three digits and a unit."""
+"""Numbers for readers: three digits and a unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NONE = "–"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """As in 0.0123, 1.5, 12,300; a dash for none."""
+    """As in 0.0123, 1.5, 12,300; a dash for None."""
     if value is None:
         return NONE
     if value == 0 or not math.isfinite(value):
@@ -29,7 +29,7 @@ def microseconds(value: float) -> str:
 
 
 def byte_count(value: float) -> str:
-    """As in 640 bytes, 1.2 MB: decimal, to go with GB/s."""
+    """As in 640 bytes, 1.2 MB: decimal, consistent with GB/s."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
             return f"{number(value / size)} {unit}"

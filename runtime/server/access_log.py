@@ -1,6 +1,6 @@
-"""The access log: one JSON object a line for each HTTP request, with what the engine says of it.
+"""The access log: one line of JSON per HTTP request, with the engine's figures.
 
-Prompts are logged only when asked for.
+Prompts are logged only on request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .page_files import PAGE_PATHS
 if TYPE_CHECKING:
     from .exchanges import Exchange
 
-# What machines poll and the page loads: logged only when it fails.
+# Paths polled by machines or loaded by the page; logged only on failure.
 QUIET_PATHS = PAGE_PATHS | {"/health", "/ready", "/metrics", "/v1/llmc/state", "/v1/llmc/requests"}
 _MAX_FIELD = 1024
 
@@ -29,12 +29,12 @@ class AccessLog:
         self._file = LineFile(path)
 
     def write(self, exchange: Exchange) -> None:
-        """Takes an exchange that is over; from any thread."""
+        """Writes a finished exchange; thread-safe."""
         if not _is_quiet(exchange):
             self._file.write(format_line(exchange))
 
     def reopen(self) -> None:
-        """Opens the file's path again, as after SIGHUP."""
+        """Reopens the file's path, as after SIGHUP."""
         self._file.reopen()
 
     def close(self) -> None:
@@ -48,9 +48,10 @@ def _is_quiet(exchange: Exchange) -> bool:
 
 
 def format_line(exchange: Exchange) -> str:
-    """The line: ASCII, control characters escaped, long fields cut. Times of several prompts are those of the slowest.
+    """The line: ASCII, control characters escaped, long fields cut. With several prompts, times are those of the
+    slowest.
 
-    status is null when the client left before the response began.
+    status is null if the client left before the response began.
     """
     started = datetime.fromtimestamp(exchange.started_unix_ns / 1e9, UTC)
     line: dict[str, Any] = {

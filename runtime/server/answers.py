@@ -1,4 +1,4 @@
-"""What both generating endpoints do: submit all or nothing, gather answers, tell early ends as errors."""
+"""Shared by both generating endpoints: atomic submission, collecting answers, and reporting early ends as errors."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .errors import ApiError, draining
 from .refusals import CONSTRAINT
 from .requests import EngineRequest, RequestFailed
 
-# Of a token with its logprob: the token, the number, the bytes.
+# Values per token with a logprob: the token, the number, the bytes.
 _VALUES_AN_ENTRY = 3
 
 
 def new_id(prefix: str) -> str:
-    """An id for an answer."""
+    """A new id for an answer."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def deadline_of(server: ServerContext, request: Request) -> float | None:
-    """Seconds a request may take: the server's limit, or less when X-Request-Timeout says so. Raises ApiError."""
+    """Time limit of a request in seconds: the server's, or less if X-Request-Timeout says so. Raises ApiError."""
     limit = server.config.request_timeout_s
     given = request.headers.get("x-request-timeout")
     if given is None:
@@ -46,7 +46,7 @@ def deadline_of(server: ServerContext, request: Request) -> float | None:
 
 
 async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[[], Guide] | None:
-    """Compiles a constraint, aside. Raises ApiError, and RequestError when the model cannot be guided."""
+    """Compiles a constraint off the event loop. Raises ApiError, and RequestError if the model cannot be guided."""
     if guided is None:
         return None
     compiler = await server.guide_compiler()
@@ -57,26 +57,26 @@ async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[
 
 
 def submit(server: ServerContext, requests: Sequence[EngineRequest], *, streams: bool = False) -> list[RequestStream]:
-    """Submits all requests, or none of them when one is refused, whose error is raised; MemoryRefused, too.
+    """Submits all requests; if one is refused, submits none and raises its error, or MemoryRefused.
 
-    streams: the answer is told as it comes, and forgotten.
+    streams: the answer is sent as it comes, and not kept.
     """
     server.reserve_memory(requests, streams=streams)
     return server.engine.batch(requests)
 
 
 def close_all(streams: Sequence[RequestStream]) -> None:
-    """Cancels what still runs."""
+    """Cancels running requests."""
     for stream in streams:
         stream.close()
 
 
 async def gather(stream: RequestStream) -> Gathered:
-    """Waits for the whole answer to one prompt. Raises RequestFailed, and ApiError for an early end."""
+    """Waits for the complete answer to one prompt. Raises RequestFailed, and ApiError for an early end."""
     gathered = None
     async for delta in stream:
         check_end(delta)
-        # Made when there is something to gather: of a large batch most prompts wait.
+        # Created on first use: in a large batch most prompts are waiting.
         gathered = gathered or Gathered(stream.request.params)
         gathered.add(delta)
     stream.release()
@@ -84,32 +84,32 @@ async def gather(stream: RequestStream) -> Gathered:
 
 
 def size_of(gathered: Sequence[Gathered], alternatives: int | None, prompt_alternatives: int | None) -> int:
-    """About how many values an answer tells, for `json_response`; None: no logprobs are told."""
+    """Approximate number of values in an answer, for `json_response`. None: without logprobs."""
     num_output = sum(one.num_tokens for one in gathered)
     num_prompt = sum(len(one.prompt_logprobs or ()) for one in gathered)
     return num_values(num_output, alternatives) + num_prompt * _VALUES_AN_ENTRY * (1 + (prompt_alternatives or 0))
 
 
 def num_values(num_output_tokens: int, alternatives: int | None) -> int:
-    """Of so many tokens alone."""
+    """As `size_of`, for a number of tokens."""
     return num_output_tokens * (1 if alternatives is None else _VALUES_AN_ENTRY * (1 + alternatives))
 
 
 def check_end(delta: TokenDelta) -> None:
-    """Raises RequestFailed or ApiError when an answer ended before it was complete."""
+    """Raises RequestFailed or ApiError if an answer ended before it was complete."""
     if delta.error is not None:
         raise RequestFailed(delta.error)
     if delta.finish_reason == "timeout":
         raise_it = "raise X-Request-Timeout, or --request-timeout of the server"
         message = f"the request took longer than its timeout: ask for fewer tokens, or {raise_it}"
-        # A client that tries again would wait as long once more.
+        # A client that retries would wait as long again.
         raise ApiError(message, status=408, code="request_timeout", headers={"X-Should-Retry": "false"})
     if delta.finish_reason == "cancelled":
         raise draining("the server shut down before the answer was complete")
 
 
 def end_of(finish: TokenDelta | CompletionOutput, reason: str | None) -> dict[str, Any]:
-    """How a choice ended, as its fields; `reason` is what it is called here."""
+    """The fields that state how a choice ended. reason: its name in this API."""
     told: dict[str, Any] = {"finish_reason": reason, "stop_reason": finish.stop_reason}
     if finish.finish_detail is not None:
         told["finish_detail"] = finish.finish_detail

@@ -1,4 +1,4 @@
-"""The HTTP application: what every request passes, and the server's life from warm-up to drain."""
+"""The HTTP application: middleware, and the server's life from warm-up to drain."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def create_app(
     on_warm_step: OnWarmStep | None = None,
     warm_plan: WarmPlan | None = None,
 ) -> FastAPI:
-    """The application that serves `engine`, which it closes at the end. `app.state.server` is its ServerContext.
+    """The application that serves `engine` and closes it at the end. `app.state.server` is its ServerContext.
 
-    The engine is warmed up in the background once the application has started, as warm_plan says (None: all graphs);
-    until its hot graphs are warm requests get a 503.
+    After start-up the engine is warmed in the background by warm_plan (None: all graphs). Until its hot graphs are
+    warm, requests get a 503.
     """
     server = ServerContext(config, engine, on_warm_step, warm_plan)
     watching = observers.Observers(server)
@@ -41,7 +41,7 @@ def create_app(
             await server.stop()
             watching.close()
 
-    # FastAPI's pages of the document load scripts from elsewhere; /openapi.json is for tools of one's own.
+    # FastAPI's documentation pages load foreign scripts; /openapi.json serves tools.
     app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
     errors.install(app)

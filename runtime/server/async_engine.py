@@ -1,7 +1,7 @@
-"""The engine behind an event loop: one thread steps it, the loop submits, cancels and takes the events.
+"""The engine behind an event loop: one thread steps it; the loop submits, cancels and takes events.
 
-The loop polls events when the engine's thread tells it to, so that neither text nor JSON ever stands between two steps.
-Notices that pile up are one: a busy loop does not slow the engine down.
+The loop polls events when the engine's thread notifies it, so that no text or JSON work delays a step. Notifications
+coalesce: a busy loop does not slow the engine.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
 _MAX_QUEUE = 65536
-# Of a batch the engine has what runs, and as much again for when that ends.
+# The engine holds a batch's running sequences, and as many waiting ones.
 _WINDOW_STEPS = 2
 _EVENTS_AT_ONCE, _TAKING_S, _EVENTS_AHEAD = 128, 0.005, 256
 _DRAINED = RequestFailure("draining", "the server shut down before the answer was complete")
 
 
 class AsyncEngine:
-    """An opened artifact and its engine. chat_template: one instead of the model's. guided_threads: how many
-    compute masks, 0 for as many as suit the machine. misses: the policy, and what is done beside the engine, from
-    `start` on. Other options are those of `Engine`.
-    max_model_len: tokens a request may have, prompt and output: the artifact's, or less where the KV pool holds less.
+    """An opened artifact and its engine. chat_template: replaces the model's. guided_threads: number that compute
+    masks; 0 for automatic. misses: policy and handling, active from `start`. Other options are those of `Engine`.
+    max_model_len: most tokens of a request, prompt plus output: the artifact's, or less if the KV pool is smaller.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
     cannot be opened or does not run here.
@@ -72,7 +71,7 @@ class AsyncEngine:
     ) -> None:
         self._miss_options = misses or MissOptions()
         self.path = path
-        # First: without the tokenizer that it came with a model cannot be served.
+        # First: a model cannot be served without its tokenizer.
         self.tokenizer = artifact_tokenizer(path, chat_template)
         self.artifact = Artifact(path)
         try:
@@ -114,21 +113,21 @@ class AsyncEngine:
         self._pace = Pace()
 
     async def start(self) -> None:
-        """Starts the engine's thread, and what is done about misses."""
+        """Starts the engine's thread, and the handling of misses."""
         self.thread.start()
         self._misses = MissHandling(self, self._miss_options)
 
     def stream(self, request: EngineRequest) -> RequestStream:
-        """Submits a request at once and returns the iterator of its deltas; closing that cancels it.
+        """Submits a request immediately, and returns an iterator of its deltas; closing it cancels the request.
 
-        Raises QueueFull, ServerStopping, and LlmcError for what the engine refuses.
+        Raises QueueFull, ServerStopping, or LlmcError if the engine refuses it.
         """
         return self.batch([request])[0]
 
     def batch(self, requests: Sequence[EngineRequest]) -> list[RequestStream]:
-        """Submits requests that one client sent together: a window of them now, the others as those end.
+        """Submits a client's batch: a window of it now, the rest as these finish.
 
-        Raises as `stream` does; nothing runs then. What the engine refuses later is a delta with the error.
+        Raises as `stream` does, and then runs nothing. A later refusal by the engine is a delta with an error.
         """
         if not self.thread.started or self._draining or self.failure is not None:
             raise ServerStopping(self.failure or "the server is shutting down and takes no more requests")
@@ -149,33 +148,33 @@ class AsyncEngine:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine's thread has ended, one sentence."""
+        """One sentence on why the engine's thread has ended; None while it runs."""
         return self.thread.failure
 
     def retry_after_s(self) -> int:
-        """Seconds in which half of what waits will have ended."""
+        """Estimated seconds until half of the waiting requests have finished."""
         return self._pace.seconds_to_halve(self.num_waiting, time.monotonic())
 
     def free_memory(self) -> int:
-        """Bytes that the machine has left when the KV pool, which fills as it is used, is full."""
+        """Bytes of the machine's memory left once the KV pool, which fills gradually, is full."""
         return max(0, available_memory() - self.engine.stats.num_blocks * self.artifact.info.kv_block_bytes)
 
     @property
     def num_active(self) -> int:
-        """Requests that run or wait."""
+        """Running and waiting requests."""
         return len(self._streams) + self._backlog.num_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, in the engine or for others of their batch."""
+        """Waiting requests, in the engine or behind others of their batch."""
         return self.engine.stats.num_waiting + self._backlog.num_waiting
 
     def live_streams(self) -> list[RequestStream]:
-        """Requests that run or wait, oldest first of what the engine has and of what it has not."""
+        """Running and waiting requests: the engine's, oldest first, then the rest, oldest first."""
         return [*self._streams.values(), *self._backlog.waiting()]
 
     def stats(self) -> EngineStats:
-        """Counters of the engine since it was opened; what waits for others of its batch is counted as waiting."""
+        """Counters of the engine since it was opened; requests behind others of their batch count as waiting."""
         stats = self.engine.stats
         return dataclasses.replace(stats, num_waiting=stats.num_waiting + self._backlog.num_waiting)
 
@@ -184,9 +183,10 @@ class AsyncEngine:
         return self.engine.graph_stats()
 
     def add_graphs(self, path: Path) -> int:
-        """Takes over the graphs of `path`, the artifact with buckets added, for requests to use; returns how many.
+        """Takes over the new graphs of `path`, the artifact with buckets added, for use by requests; returns their
+        number.
 
-        From any thread. Raises LlmcError; the engine then goes on with the graphs it has.
+        Thread-safe. Raises LlmcError; the engine then continues with its present graphs.
         """
         num_new = join_graphs(self.engine, self.graphs, path)
         for callback in self.on_joined:
@@ -194,10 +194,11 @@ class AsyncEngine:
         return num_new
 
     def take_graphs(self, path: Path) -> range:
-        """The same, but no request uses them yet: their indices. From any thread but the event loop's."""
+        """As `add_graphs`, but no request uses them yet; returns their indices. From any thread but the event
+        loop's."""
         new = take_graphs(self.engine, self.graphs, path)
         for index in new:
-            # Code and commands are fetched; a replay would hold up a step for as long as a step takes.
+            # Only fetches code and commands; a replay would delay a step by a whole step.
             self.call_between_steps(partial(self.engine.walk_graph, index))
         for callback in self.on_joined:
             callback(self.graphs[new.start : new.stop], False)
@@ -208,11 +209,11 @@ class AsyncEngine:
         return self.engine.bucket_misses()
 
     def evictions(self) -> dict[int, int]:
-        """Sequences that made way for waiting ones of a higher priority, by their own."""
+        """Preempted sequences by their own priority, evicted for higher priorities."""
         return self.engine.evictions()
 
     async def check_integrity(self) -> str | None:
-        """Has the engine's thread check its blocks between two steps; what is wrong, or None."""
+        """Lets the engine's thread check its blocks between two steps; the error, or None."""
         if self.failure is not None:
             return self.failure
         try:
@@ -222,19 +223,20 @@ class AsyncEngine:
         return None
 
     async def between_steps(self, work: Callable[[], _Value]) -> _Value:
-        """As EngineThread has it."""
+        """As in EngineThread."""
         return await self.thread.between_steps(work)
 
     def call_between_steps(self, work: Callable[[], _Value]) -> _Value:
-        """As EngineThread has it."""
+        """As in EngineThread."""
         return self.thread.call_between_steps(work)
 
     def refuse_requests(self) -> None:
-        """From now on `stream` raises ServerStopping."""
+        """Makes `stream` raise ServerStopping from now on."""
         self._draining = True
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Takes no more requests, lets those that run finish for timeout_s, cancels the rest; returns how many."""
+        """Refuses new requests, lets running ones finish within timeout_s, cancels the rest; returns the number
+        cancelled."""
         self.refuse_requests()
         cancelled = 0
         if self.num_active:
@@ -251,7 +253,7 @@ class AsyncEngine:
         return cancelled
 
     def abandon(self) -> int:
-        """Ends all requests at once, without a word of the engine; returns how many."""
+        """Ends all requests immediately, without involving the engine; returns their number."""
         self.refuse_requests()
         engine_ids, num_active = list(self._streams), self.num_active
         self._fail_streams(_DRAINED)
@@ -260,7 +262,7 @@ class AsyncEngine:
         return num_active
 
     def close(self) -> None:
-        """Ends the thread after the step in flight, and what compiles, and releases the engine; may be called twice."""
+        """Stops the thread after the current step, stops compilation, and releases the engine; idempotent."""
         self._draining = True
         self.thread.stop()
         if self._misses is not None:
@@ -270,7 +272,7 @@ class AsyncEngine:
         self.artifact.close()
 
     def _take_events(self) -> None:
-        """Takes events for a few milliseconds; what is left waits until others had the loop."""
+        """Takes events for a few milliseconds; the rest waits until other tasks had the loop."""
         self.thread.begin_taking()
         end = time.monotonic() + _TAKING_S
         while not self.thread.stopping.is_set():
@@ -313,7 +315,7 @@ class AsyncEngine:
         for callback in self.on_record:
             try:
                 callback(stream.record)
-            except Exception:  # an observer's fault is no reason to leave requests waiting
+            except Exception:  # an observer's failure must not leave requests waiting
                 log.exception("an observer of finished requests failed")
 
     def _tell_if_empty(self) -> None:
@@ -321,7 +323,7 @@ class AsyncEngine:
             self._emptied.set()
 
     def _submit(self, stream: RequestStream) -> int:
-        """Gives the engine a request and returns its id. Raises QueueFull and LlmcError."""
+        """Submits a request to the engine, and returns its id. Raises QueueFull or LlmcError."""
         request = stream.request
         more: dict[str, Any] = {} if stream.vector is None else {"vector": stream.vector}
         if request.adapter:
@@ -346,7 +348,7 @@ class AsyncEngine:
             raise self._queue_full() from error
         if request.adapter:
             self.adapters.count(request.adapter)
-        # Events of this request are taken on this thread, so none can come before it is known here.
+        # This thread takes the request's events, so none can arrive before it is registered.
         stream.cancel, stream.engine_id = partial(self._cancel, engine_id), engine_id
         self._streams[engine_id] = stream
         self._emptied.clear()
@@ -374,7 +376,7 @@ class AsyncEngine:
         if stream.done:
             self._cancel(engine_id)
             return
-        # The engine ends it by an eos, which is not told any more, and gives its place to others.
+        # The engine ends it by an eos, which is no longer reported, and frees its place.
         with contextlib.suppress(LlmcError):  # it ended meanwhile
             self.engine.set_token_mask(engine_id, output_index, eos)
 
@@ -389,7 +391,7 @@ class AsyncEngine:
         try:
             self.engine.cancel(engine_id)
         except LlmcError as error:
-            # It finished in the step whose events were not taken yet.
+            # It finished in a step whose events were not taken yet.
             if error.name != "not_found":
                 raise
 

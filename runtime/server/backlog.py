@@ -1,6 +1,6 @@
-"""What batches have not submitted yet: a client's prompts go to the engine a window at a time.
+"""Prompts of batches not yet submitted: each client's batch enters the engine a window at a time.
 
-So a request that comes meanwhile waits behind a window of each batch, not behind all prompts of all batches.
+So a new request waits behind a window of each batch, not behind all their prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .requests import QueueFull
 
 
 class _Batch:
-    """The prompts of one client that wait, and how many sequences of it the engine has."""
+    """The waiting prompts of one client, and the number of its sequences in the engine."""
 
     def __init__(self, streams: Sequence[RequestStream]) -> None:
         self.waiting = deque(streams)
@@ -26,19 +26,19 @@ class _Batch:
 class Backlog:
     """Lives on the event loop.
 
-    window: sequences that the engine has of a batch before the next prompt waits. submit: gives the engine a request
-    and returns its id; raises QueueFull, and LlmcError for what the engine refuses.
+    window: most sequences of a batch in the engine. submit: submits a request and returns its id; raises QueueFull, or
+    LlmcError if the engine refuses it.
     """
 
     def __init__(self, window: int, submit: Callable[[RequestStream], int]) -> None:
         self._window = window
         self._submit = submit
-        self._batches: dict[int, _Batch] = {}  # by the engine's ids of what runs
-        self._open: dict[int, _Batch] = {}  # those with prompts that wait, by id(); in order of coming
-        self._turns: deque[_Batch] = deque()  # those that have room in their window and found none in the queue
+        self._batches: dict[int, _Batch] = {}  # running ones, by the engine's ids
+        self._open: dict[int, _Batch] = {}  # those with waiting prompts, by id(), oldest first
+        self._turns: deque[_Batch] = deque()  # those with room in their window that found the queue full
 
     def open(self, streams: Sequence[RequestStream]) -> None:
-        """Submits the first window, and the rest as that ends. Raises what `submit` raises; nothing is kept then."""
+        """Submits the first window, and the rest as it drains. Raises what `submit` raises, and then keeps nothing."""
         batch = _Batch(streams)
         try:
             self._fill(batch)
@@ -48,7 +48,7 @@ class Backlog:
         self._keep(batch)
 
     def sequence_ended(self, engine_id: int, *, last: bool) -> None:
-        """A sequence of a request ended, and with the last one the request."""
+        """Records the end of a sequence; with the last one, its request has ended."""
         batch = self._batches.pop(engine_id, None) if last else self._batches.get(engine_id)
         if batch is not None:
             batch.num_live -= 1
@@ -62,16 +62,16 @@ class Backlog:
             self._keep(self._turns.popleft())
 
     def waiting(self) -> list[RequestStream]:
-        """What the engine does not have yet, oldest first."""
+        """Prompts not yet in the engine, oldest first."""
         return [stream for batch in self._open.values() for stream in batch.waiting if not stream.done]
 
     @property
     def num_waiting(self) -> int:
-        """How many those are, for any thread."""
+        """Their number; thread-safe."""
         return sum(len(batch.waiting) for batch in list(self._open.values()))
 
     def clear(self) -> list[RequestStream]:
-        """Forgets all, and returns what waited."""
+        """Drops everything, and returns what waited."""
         waiting = self.waiting()
         for batch in self._open.values():
             batch.waiting.clear()
@@ -96,7 +96,7 @@ class Backlog:
             batch.waiting.popleft()
 
     def _fill_later(self, batch: _Batch) -> None:
-        """What the engine refuses now fails alone: the others of its batch run already."""
+        """A later refusal fails only that request: others of its batch are running."""
         while True:
             try:
                 self._fill(batch)

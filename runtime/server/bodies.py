@@ -1,7 +1,7 @@
-"""JSON bodies of requests: bounded before they are parsed, and parsed where they keep nobody waiting.
+"""JSON request bodies: bounded before parsing, and parsed where they block nobody.
 
-Parsing holds Python's lock, and with it the engine's thread. So what a body may hold is counted first, which takes no
-lock: a body within the bounds is parsed in some 20 ms at most. Large ones are parsed one at a time, off the event loop.
+Parsing holds the GIL, and thus blocks the engine's thread. So a body's contents are counted first, without the GIL;
+within the bounds, parsing takes at most about 20 ms. Large bodies are parsed one at a time, off the event loop.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MAX_DEPTH = 128
 MAX_VALUES = 1 << 19
 # Lists, objects and their keys cost more than numbers.
 MAX_PARTS = 1 << 15
-# Smaller bodies are parsed on the event loop: handing over costs more.
+# Smaller bodies are parsed on the event loop: a handover costs more.
 _SMALL_BODY = 1 << 15
 _QUOTE, _COMMA, _COLON, _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b'",:[]{}'
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a JSON text holds: how deep it nests, its lists, objects and keys, its commas outside of texts plus 1."""
+    """Size of a JSON text: nesting depth; lists, objects and keys; commas outside strings plus 1."""
 
     depth: int
     num_parts: int
@@ -41,11 +41,11 @@ class Size:
 
 
 def size_of(body: bytes) -> Size:
-    """Of any bytes; true of those that are JSON. Takes a few ms a MiB, for most of which Python's lock is free."""
+    """Sizes of any bytes, correct for valid JSON. Takes a few ms per MiB, mostly without the GIL."""
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = np.frombuffer(body, np.uint8)
-    # An odd count of quotes up to a character: it is in a text.
+    # An odd number of preceding quotes means that a character is inside a string.
     structure = text[(np.cumsum(text == _QUOTE, dtype=np.uint8) & 1) == 0]
     opened = (structure == _OPEN_LIST) | (structure == _OPEN_OBJECT)
     closed = (structure == _CLOSE_LIST) | (structure == _CLOSE_OBJECT)
@@ -60,7 +60,7 @@ def size_of(body: bytes) -> Size:
 def check_size(body: bytes) -> None:
     """Raises ApiError for JSON nested deeper than MAX_DEPTH, or of more than MAX_VALUES values or MAX_PARTS parts.
 
-    What is no JSON may pass: the parser says what is wrong with it.
+    Invalid JSON may pass: the parser reports it.
     """
     if len(body) < _SMALL_BODY and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
@@ -77,7 +77,7 @@ def check_size(body: bytes) -> None:
 
 
 def parse(model: type[BaseModel], body: bytes) -> BaseModel:
-    """The request in `body`. Raises ApiError, and RequestValidationError for what the model refuses."""
+    """The request in `body`. Raises ApiError, and RequestValidationError if the model rejects it."""
     check_size(body)
     try:
         data = pydantic_core.from_json(body, cache_strings="keys")
@@ -94,15 +94,15 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
 
 
 def declared_size(request: Request) -> int:
-    """Bytes of a request's body as its head has them; many where it does not say."""
+    """The body size stated in a request's headers; a large number if not stated."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else _SMALL_BODY
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, when it is JSON, is parsed here, and comes to FastAPI as the model that the route declares.
+    """A route that parses JSON bodies itself, and passes FastAPI the declared model.
 
-    lane: where large bodies are parsed, with one thread; set by `json_route`.
+    lane: the single thread that parses large bodies; set by `json_route`.
     """
 
     lane: Executor

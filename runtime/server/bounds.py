@@ -1,6 +1,6 @@
-"""Bounds of requests that are those of the served model: how many tokens may be asked for, and which there are.
+"""Bounds of requests that depend on the served model: numbers of tokens, and valid token ids.
 
-`check_bounds` and `add_bounds` say the same, one of a request and the other in the OpenAPI document.
+`check_bounds` enforces what `add_bounds` writes into the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .protocol.common import is_token_ids
 from .refusals import CONTEXT
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-# Of these all items, and those of lists in them, are token ids where they are numbers.
+# Fields whose items, also in nested lists, are token ids if they are numbers.
 _IDS = {
     "prompt": "the prompt has token id",
     "input": "the input has token id",
@@ -48,7 +48,7 @@ def check_bounds(engine: AsyncEngine, body: BaseModel) -> None:
 
 
 def add_bounds(schemas: Mapping[str, Any], engine: AsyncEngine) -> None:
-    """Writes them into the schemas of the requests."""
+    """Adds the bounds to the request schemas."""
     for name, schema in schemas.items():
         if not name.endswith("Request"):
             continue
@@ -71,7 +71,7 @@ def add_bounds(schemas: Mapping[str, Any], engine: AsyncEngine) -> None:
 
 
 def digits_below(limit: int) -> str:
-    """A regular expression of the whole numbers below `limit`, in at most 10 digits."""
+    """A regular expression for integers below `limit`, in at most 10 digits."""
     last = str(limit - 1)
     forms = [f"[0-9]{{1,{len(last) - 1}}}"] if len(last) > 1 else []
     for place, digit in enumerate(last):

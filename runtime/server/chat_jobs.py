@@ -1,4 +1,4 @@
-"""From a ChatRequest to the engine: what every API that is answered as a chat does with it."""
+"""From a ChatRequest to the engine, for every API that is answered as a chat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tools.plan import ChatPlan, plan_chat
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """request: ready to be submitted. make_output: makes the reader of a continuation, by its index."""
+    """request: ready for submission. make_output: creates the reader of a continuation, by index."""
 
     request: EngineRequest
     make_output: Callable[[int], ChatOutput]
@@ -32,7 +32,7 @@ class PreparedChat:
 async def prepare_chat(
     server: ServerContext, body: ChatRequest, request: Request, request_id: str, model: str
 ) -> PreparedChat:
-    """Renders, tokenises and checks. model: as `check_model` gave it. Raises ApiError and RequestError."""
+    """Renders, tokenises and validates. model: from `check_model`. Raises ApiError and RequestError."""
     plan = await _plan(server, body)
     ids = await encode_chat(server, body.messages, truncate=body.truncate_prompt_tokens, **_rendering(body, plan))
     asked = body.asked_max_tokens
@@ -63,7 +63,7 @@ async def prepare_chat(
 
 
 async def count_prompt(server: ServerContext, body: ChatRequest) -> int:
-    """Tokens of a conversation as the model sees it, longer than the context, too. Raises ApiError and RequestError."""
+    """Tokens of a conversation for the model, even beyond the context. Raises ApiError and RequestError."""
     return len(await encode_chat_ids(server, body.messages, **_rendering(body, await _plan(server, body))))
 
 
@@ -74,7 +74,7 @@ async def _plan(server: ServerContext, body: ChatRequest) -> ChatPlan:
 
 
 def _rendering(body: ChatRequest, plan: ChatPlan) -> dict[str, Any]:
-    """What the chat template is told beside the messages."""
+    """Chat template variables besides the messages."""
     return {
         "tools": plan.tools,
         "variables": body.chat_template_kwargs,
@@ -85,7 +85,7 @@ def _rendering(body: ChatRequest, plan: ChatPlan) -> dict[str, Any]:
 
 
 async def pieces(stream: RequestStream, reader: ChatOutput) -> AsyncIterator[tuple[TokenDelta, list[ChatDelta]]]:
-    """The deltas of one continuation, each with what became certain of the message. Raises as `check_end`."""
+    """The deltas of one continuation, with the message parts that each settles. Raises as `check_end`."""
     async for delta in stream:
         answers.check_end(delta)
         told = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []

@@ -1,4 +1,4 @@
-"""What an assistant's text consists of: content, reasoning and tool calls, told apart while it streams."""
+"""Separates an assistant's text into content, reasoning and tool calls while it streams."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ChatDelta:
 
 
 class ChatOutput(Protocol):
-    """Takes the text of one continuation apart; made anew for each of them."""
+    """Parses the text of one continuation; created per continuation."""
 
     @property
     def called_tools(self) -> bool:
-        """True once a tool call was found: the finish reason "stop" then becomes "tool_calls"."""
+        """Whether a tool call was found: the finish reason "stop" then becomes "tool_calls"."""
 
     def push(self, text: str, token_ids: Sequence[int]) -> Sequence[ChatDelta]:
-        """Takes the next piece of text, never a part of a character, and returns what became certain."""
+        """Takes the next piece of text, in whole characters; returns what became certain."""
 
     def finish(self) -> Sequence[ChatDelta]:
-        """Returns what was held back; called once, after the last piece."""
+        """Returns the held-back rest; called once, after the last piece."""

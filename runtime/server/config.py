@@ -1,4 +1,4 @@
-"""Every knob of the server, one field a flag of `llmc serve`."""
+"""The server's configuration: one field per flag of `llmc serve`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from llmc.runtime.speculation import Speculation
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Checked by the command line; sizes in bytes, times in seconds, 0 for "the engine's own default" where it says so.
+    """Validated by the command line. Sizes in bytes, times in seconds; 0 means the engine's own default where stated.
 
-    artifact: the directory that is served. served_model_names: what /v1/models lists and requests may ask for; the
-    first is the one that answers name. allowed_hosts: names that clients may use for this server; none: those of this
-    machine for a server without keys that listens to it alone, else any. generation_config: "auto" takes sampling
-    defaults from the model, "none" those of OpenAI. max_num_seqs, max_num_batched_tokens (prompt tokens of one step),
-    num_threads, kv_bytes: 0 for the engine's default.
-    swap_bytes: of host memory for KV blocks that must go. idle_spin_us: microseconds that threads without work spin.
-    device_options: as LLM takes them. record_misses: the file that bucket misses are appended to; None: none.
+    artifact: directory to serve.
+    served_model_names: listed by /v1/models and accepted in requests; answers carry the first.
+    allowed_hosts: host names that clients may use. If empty: this machine's for a loopback server without keys, else
+    any.
+    generation_config: "auto" takes sampling defaults from the model, "none" uses OpenAI's.
+    max_num_seqs, max_num_batched_tokens (prompt tokens of a step), num_threads, kv_bytes: 0 for the engine's default.
+    swap_bytes: host memory for KV blocks that are swapped out.
+    idle_spin_us: microseconds that idle threads spin.
+    device_options: as in LLM.
+    record_misses: file to which bucket misses are appended; None for none.
     replan: what the server does about its own buckets.
-    guided_threads: threads that compute masks, 0 for as many as suit the machine. guided_additional_properties,
-    guided_max_string: as in SchemaDefaults. max_queue: requests that may wait.
-    priority_patience: as LLM takes it. max_queue_memory: bytes that all
-    requests may come to hold, request_memory: that one may; 0: from the memory of the machine, as MemoryLimits has it.
-    max_stored_responses: answers of /v1/responses that are kept, in max_stored_response_bytes at most; 0: none.
-    request_timeout_s, drain_timeout_s: None for no limit, as for client_timeout_s: how long the head of a request may
-    take to arrive, its body after that, and an answer to be read on.
-    access_log_file: None for standard output. log_prompts: with the text of prompts.
-    otlp_endpoint: base URL of the collector of spans; None: none. record_trace: where lengths and
-    times of requests go; at record_trace_max_bytes the file is renamed to NAME.1 and begun anew.
-    lora: name and directory of LoRA adapters that are loaded at the start; allow_runtime_lora: clients may load more,
-    from any directory, and unload them.
-    nice: added to the niceness of the HTTP threads, so that the engine's threads come first.
+    guided_threads: threads that compute masks; 0 for automatic.
+    guided_additional_properties, guided_max_string: as in SchemaDefaults.
+    max_queue: most waiting requests.
+    priority_patience: as in LLM.
+    max_queue_memory, request_memory: memory limits of all requests and of one; 0 derives them, as in MemoryLimits.
+    max_stored_responses, max_stored_response_bytes: limits on kept answers of /v1/responses; 0 keeps none.
+    request_timeout_s, drain_timeout_s: None for no limit.
+    client_timeout_s: time for a request's head to arrive, then its body, and for a client to resume reading; None for
+    no limit.
+    access_log_file: None for standard output. log_prompts: include prompt texts.
+    otlp_endpoint: base URL of the span collector; None for none.
+    record_trace: file for lengths and times of requests; at record_trace_max_bytes it is renamed to NAME.1.
+    lora: name and directory of adapters to load at start. allow_runtime_lora: clients may load adapters from any
+    directory, and unload them.
+    nice: added to the niceness of HTTP threads, so that the engine's threads take precedence.
     """
 
     artifact: Path
