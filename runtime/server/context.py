@@ -1,4 +1,4 @@
-"""What the routes share: configuration, engine, tokenizer and the server's state."""
+"""State that the routes share: configuration, engine, tokenizer and the server's state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENDPOINTS: Mapping[str, Sequence[str]] = {
 
 
 class ServerContext:
-    """Made once an application; lives on its event loop."""
+    """One per application; lives on its event loop."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ServerContext:
         self._warming = asyncio.create_task(self._warm())
 
     def begin_drain(self) -> asyncio.Task[int]:
-        """Takes no more requests; those that run get drain_timeout_s. The task gives the count of the cancelled."""
+        """Refuses new requests; running ones get drain_timeout_s. The task returns how many were cancelled."""
         if self._drained is None:
             self.draining, self.ready = True, False
             self.warm_up.stopped = True
@@ -122,11 +122,11 @@ class ServerContext:
 
     @functools.cached_property
     def artifact_id(self) -> str:
-        """Names what is served: replicas of one artifact have the same."""
+        """Identifies what is served; replicas of one artifact share it."""
         return hashlib.sha256((self.engine.path / "manifest.json").read_bytes()).hexdigest()[:16]
 
     async def guide_compiler(self) -> GuideCompiler:
-        """Compiles constraints, made at first use. Raises RequestError when the model cannot be guided."""
+        """Compiles constraints; made at first use. Raises RequestError when the model cannot be guided."""
         if self._guide_compiler is None:
             engine = self.engine
             made = await self.lanes.compile(lambda: GuideCompiler.of_artifact(engine.path, engine.vocab_size))
@@ -135,7 +135,7 @@ class ServerContext:
 
     @property
     def model_name(self) -> str:
-        """The name the server's answers carry when a request names none."""
+        """Model name in answers to requests that name none."""
         return self.config.served_model_names[0]
 
     def check_ready(self) -> None:
@@ -151,7 +151,7 @@ class ServerContext:
             raise ApiError(message, status=503, code="starting", headers=headers)
 
     def check_task(self, *names: str) -> None:
-        """Raises ApiError unless the model is for one of these tasks, of `llmc compile --task`."""
+        """Raises ApiError unless the model serves one of these tasks, as named by `llmc compile --task`."""
         task = self.engine.vector_task
         found = "generate" if task is None else task.name
         if found not in names:
@@ -160,7 +160,7 @@ class ServerContext:
             raise ApiError(message, code=TASK)
 
     def check_model(self, name: str | None) -> str:
-        """The served name that a request asks for, or that of an adapter. Raises ApiError 404 for another one."""
+        """The served name, or adapter name, that a request asks for. Raises ApiError 404 for any other name."""
         if name is None or name == "":
             name = self.model_name
         if name not in self.config.served_model_names and self.engine.adapters.find(name) is None:
@@ -172,22 +172,23 @@ class ServerContext:
         return name
 
     def adapter(self, name: str) -> Adapter | None:
-        """The adapter that `check_model` gave the name of; None for the model itself."""
+        """The adapter behind a name from `check_model`; None for the model itself."""
         return None if name in self.config.served_model_names else self.engine.adapters.find(name)
 
     def adapter_id(self, name: str) -> int:
-        """The engine's number of it, 0 for the model itself. Raises ApiError 404 for one that is gone since."""
+        """The engine's number of that adapter, 0 for the model itself. Raises ApiError 404 if it was unloaded in the
+        meantime."""
         self.check_model(name)
         adapter = self.adapter(name)
         return 0 if adapter is None else adapter.id
 
     def reserve_memory(self, requests: Sequence[EngineRequest], *, streams: bool) -> None:
-        """Reserves what the HTTP request that this task serves may come to hold. Raises MemoryRefused."""
+        """Reserves the most memory that the current task's HTTP request may hold. Raises MemoryRefused."""
         engine = self.engine
         self.memory.reserve(requests, engine.max_model_len, engine.vocab_size, streams=streams)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """Defaults of sampling parameters that a request does not name."""
+        """Defaults of sampling parameters that a request leaves out."""
         if self.config.generation_config == "none":
             return {}
         given = self.engine.generation_config
@@ -202,7 +203,7 @@ class ServerContext:
         try:
             await loop.run_in_executor(None, self._warm_hot)
             if self.engine.tokenizer is not None:
-                # A large vocabulary takes long to read: no request should wait for that.
+                # Reading a large vocabulary takes long; no request should wait for it.
                 await loop.run_in_executor(None, lambda: self.token_texts)
             self.ready = not self.draining
             if self.ready:

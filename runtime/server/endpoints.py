@@ -1,4 +1,4 @@
-"""What to say of a path that no endpoint has, and of a method that an endpoint does not take."""
+"""Errors for a path without endpoint, and for a method that an endpoint does not accept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_CHARS = 80
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app` name its endpoints where none is met. Errors that a route raises itself stay as they are."""
+    """Makes `app` list its endpoints when none matches. Errors raised by a route stay as they are."""
 
     async def handle(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
@@ -29,16 +29,16 @@ def install(app: FastAPI) -> None:
 
 
 def no_endpoint(paths: Mapping[str, Any], path: str) -> ApiError:
-    """A 404 that names the endpoints, those nearest to `path` first. paths: as an OpenAPI document has them."""
+    """A 404 that lists the endpoints, those nearest to `path` first. paths: as in an OpenAPI document."""
     nearest = sorted(paths, key=lambda known: (-_likeness(path, known), known))
     message = f"there is no endpoint {_shown(path)}: use one of {', '.join(nearest)}"
     return ApiError(message, status=404, code="unknown_endpoint")
 
 
 def wrong_method(paths: Mapping[str, Any], method: str, path: str, headers: Mapping[str, str]) -> ApiError:
-    """A 405 that names the methods of all routes of the path, and lists them in the header Allow.
+    """A 405 that lists the methods of all routes of the path, in the text and in the header Allow.
 
-    headers: those of the framework's answer, which knows the methods of one route alone.
+    headers: those of the framework's answer, which knows the methods of one route only.
     """
     known = {name.upper() for template, of in paths.items() if _matches(template, path) for name in of}
     allowed = ", ".join(sorted(known)) or headers.get("Allow", "")
@@ -47,14 +47,14 @@ def wrong_method(paths: Mapping[str, Any], method: str, path: str, headers: Mapp
 
 
 def _matches(template: str, path: str) -> bool:
-    """Whether a path is one of a template of the document, as /v1/models/{model_id}."""
+    """Whether `path` matches a path template of the document, such as /v1/models/{model_id}."""
     wanted, given = template.split("/"), path.split("/")
     same = (part == name or (part.startswith("{") and name != "") for part, name in zip(wanted, given, strict=False))
     return len(wanted) == len(given) and all(same)
 
 
 def _likeness(path: str, known: str) -> float:
-    """How near a path is, 0 … 1; what is missing in front of it, as /v1, counts little."""
+    """Similarity of two paths, 0 … 1; a missing prefix, such as /v1, counts little."""
     whole = difflib.SequenceMatcher(None, path[:256], known).ratio()
     ending = difflib.SequenceMatcher(None, path[:256], known.removeprefix("/v1")).ratio()
     return max(whole, ending - 0.01)

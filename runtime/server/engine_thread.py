@@ -1,4 +1,4 @@
-"""The thread that steps an engine: it waits and steps, and tells the event loop when there may be events."""
+"""The thread that steps an engine: it waits, steps, and tells the event loop when there may be events."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 _IDLE_LOOK_S = 0.1
-# So many steps in a row without memory: the device does not get it back.
+# After that many steps in a row without memory, the device will not get it back.
 _MOST_FAILED_STEPS = 3
 
 
 class EngineThread:
-    """most_ahead: the engine waits while the loop is so many steps behind with its events: they would come ever later.
-    on_events: called on the loop when there may be events; on_failure: when the thread has ended with a `failure`.
+    """Steps an engine in a thread of its own.
 
-    Methods belong to the event loop that called `start`, but for those that say otherwise.
+    most_ahead: the engine waits while the loop is that many steps behind with its events; otherwise they would come
+    ever later. on_events: called on the loop when there may be events. on_failure: called when the thread has ended
+    with a `failure`. Unless a method says otherwise, call it from the event loop that called `start`.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class EngineThread:
         return not self._caught_up.is_set()
 
     def start(self) -> None:
-        """In the event loop that is told."""
+        """Starts the thread; call it in the event loop that shall be told of events."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the step in flight; from any thread, may be called twice."""
+        """Ends after the step in flight. From any thread; may be called twice."""
         self.stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -76,12 +77,13 @@ class EngineThread:
         self._notified = False
 
     def caught_up(self) -> None:
-        """The loop has taken all events."""
+        """The loop has taken all events so far."""
         self.steps_ahead = 0
         self._caught_up.set()
 
     async def between_steps(self, work: Callable[[], _Value]) -> _Value:
-        """Runs `work` on the engine's thread between two steps; raises what it does, and ServerStopping without one."""
+        """Runs `work` on the engine's thread between two steps. Raises what `work` raises, and ServerStopping if the
+        thread does not run."""
         found: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
         self._jobs.append((work, found))
         if self._ended:
@@ -89,13 +91,13 @@ class EngineThread:
         return await found
 
     def call_between_steps(self, work: Callable[[], _Value]) -> _Value:
-        """The same, waiting; from any thread but the event loop's. What is quick waits here rather than for the
-        engine's lock: a thread that has it and loses its CPU would hold up the engine's."""
+        """Like `between_steps`, but blocks; from any thread but the event loop's. Quick work waits here rather than for
+        the engine's lock: a thread that loses its CPU while holding the lock would delay the engine's thread."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self.between_steps(work), self._loop).result()
 
     def notify(self) -> None:
-        """Has the loop take events, once however often it is told."""
+        """Makes the loop take events, once for any number of calls."""
         if not self._notified:
             self._notified = True
             self.call(self._on_events)
@@ -107,7 +109,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(function)
 
     def _run(self) -> None:
-        """The engine's thread."""
+        """Main function of the engine's thread."""
         idle = True
         try:
             while not self.stopping.is_set():
@@ -119,7 +121,7 @@ class EngineThread:
                     ready = self._engine.wait(_IDLE_LOOK_S)
                     if ready.events and not ready.work:
                         self.notify()
-                        # They stay ready until the loop takes them: let it.
+                        # Requests that are ready stay ready until the loop takes the events, so let it.
                         time.sleep(0.001)
                     if not ready.work:
                         continue
@@ -139,7 +141,7 @@ class EngineThread:
             self.call(self._abandon_jobs)
 
     def _step(self) -> bool:
-        """Whether a step had something to do. One that ran out of memory fails its requests alone. Raises LlmcError."""
+        """Whether a step did any work. A step that ran out of memory fails only its own requests. Raises LlmcError."""
         try:
             progressed = bool(self._engine.step())
         except LlmcError as error:
@@ -156,7 +158,7 @@ class EngineThread:
     def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
         try:
             value = work()
-        except Exception as error:  # belongs to whoever asked for the work
+        except Exception as error:  # the error belongs to whoever submitted the work
             why = error
             self.call(lambda: None if found.done() else found.set_exception(why))
         else:

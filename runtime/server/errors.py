@@ -25,7 +25,7 @@ DRAINING_RETRY_S = 5
 
 
 class ApiError(Exception):
-    """A request that is answered with an error. param: the field at fault; code: a word for programs."""
+    """A request answered with an error. param: the field at fault. code: a word for programs."""
 
     def __init__(
         self,
@@ -40,23 +40,23 @@ class ApiError(Exception):
         self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON object of the answer."""
+        """JSON object of the answer."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         message = str(self)
-        # Enough for any of our sentences; what a client sent may be in them.
+        # Enough for any of our messages; they may quote what a client sent.
         if len(message) > _MAX_MESSAGE_CHARS:
             message = message[: _MAX_MESSAGE_CHARS - 3] + "..."
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
         """The answer."""
-        # A request may hold half a surrogate pair, which cannot be sent back.
+        # A request may hold half a surrogate pair, which cannot be encoded.
         body = json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "backslashreplace")
         return Response(body, self.status, self.headers, "application/json")
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What to tell a client about an error of the runtime; anything unknown is a 500 that says no more."""
+    """What to tell a client about an error of the runtime. Any unknown error is a 500 without details."""
     match error:
         case ApiError():
             return error
@@ -96,7 +96,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def draining(message: str) -> ApiError:
-    """What is answered while the server shuts down: another one may take the request, over another connection."""
+    """The answer while the server shuts down: the client may ask another server over a new connection."""
     headers = {"Retry-After": str(DRAINING_RETRY_S), "Connection": "close"}
     return ApiError(message, status=503, code="draining", headers=headers)
 
@@ -118,7 +118,7 @@ def install(app: FastAPI) -> None:
 
 
 def _param_of(message: str) -> str | None:
-    """The field that a RequestError of SamplingParams starts with."""
+    """The field that a RequestError from SamplingParams starts with."""
     word = message.split(" ", 1)[0]
     return word if word in _FIELDS else None
 
@@ -137,7 +137,7 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         why = first.get("ctx", {}).get("error", "not JSON")
         position = f" at character {where[0]}" if where else ""
         return ApiError(f"the body is not valid JSON: {why}{position}", code="invalid_json")
-    # Names of a union's branches are of no use to the caller.
+    # Names of a union's branches do not help the caller.
     param = ".".join(part for part in where if part.isidentifier() or part.isdigit()) or None
     what = first["msg"].removeprefix("Value error, ")
     what = what[:1].lower() + what[1:]

@@ -1,4 +1,4 @@
-"""Answers that stream, and requests that end when their client goes away."""
+"""Streamed answers, and requests that end when their client disconnects."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ def sse(data: dict[str, Any]) -> bytes:
 
 
 async def large_sse(lanes: Lanes, make: Callable[[], Any], size: int) -> bytes:
-    """One server-sent event of what `make` makes, aside where that is much; size as for `json_of`."""
+    """One server-sent event with the value that `make` returns; built in another thread if large. size: as for
+    `json_of`."""
     return b"data: " + await json_of(lanes, make, size) + b"\n\n"
 
 
 async def named_sse(lanes: Lanes, data: dict[str, Any], size: int = 0) -> bytes:
-    """One server-sent event that is named by its type; size as for `json_of`."""
+    """One server-sent event, named by the type of its data. size: as for `json_of`."""
     kind: str = data["type"]
     return b"event: " + kind.encode() + b"\n" + await large_sse(lanes, lambda: data, size)
 
 
 class EventStream(Response):
-    """Sends events as they come; when the client goes, `close` is called at once, which must end the iteration."""
+    """Sends events as they come. When the client disconnects it calls `close` at once, which must end the iteration."""
 
     media_type = "text/event-stream"
 
@@ -64,7 +65,7 @@ class EventStream(Response):
 
 
 async def until_gone(request: Request, close: Callable[[], None], answer: Awaitable[_Value]) -> _Value:
-    """The answer; `close` is called and ClientGone raised when the client goes first."""
+    """The answer. If the client disconnects first, calls `close` and raises ClientGone."""
     gone = asyncio.create_task(_client_gone(request.receive))
     work = asyncio.ensure_future(answer)
     try:
@@ -76,7 +77,7 @@ async def until_gone(request: Request, close: Callable[[], None], answer: Awaita
         close()
         gone.cancel()
         work.cancel()
-        # Nobody waits for it any more; asyncio would log an exception that nobody looks at.
+        # Nobody awaits it any more; asyncio would log an exception that nobody retrieves.
         work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 

@@ -1,4 +1,4 @@
-"""HTTP requests with their responses, each joined to the engine requests that it started."""
+"""HTTP requests with their responses, each joined with the engine requests it started."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _current: ContextVar[Exchange | None] = ContextVar("llmc_exchange", default=None
 
 @dataclass
 class Exchange:
-    """What is known of one HTTP request so far; prompts stay empty unless they are to be logged.
+    """What is known about one HTTP request so far. Prompts stay empty unless they are to be logged.
 
-    route: the path with its parameters unfilled; "other": no route answered. traceparent, tracestate: the caller's W3C
-    trace context, unchecked. status: None until the response begins. Times are on time.monotonic_ns().
+    route: the path with its parameters unfilled; "other" if no route answered. traceparent, tracestate: the caller's
+    W3C trace context, unchecked. status: None until the response begins. Times are on time.monotonic_ns().
     """
 
     client: str
@@ -44,38 +44,38 @@ class Exchange:
 
 
 def current_exchange() -> Exchange | None:
-    """The exchange that this task serves; None outside of one."""
+    """The exchange that the current task serves; None outside of one."""
     return _current.get()
 
 
 def note_model(name: str) -> None:
-    """Tells which model the request that this task serves is for."""
+    """Records the model of the request that the current task serves."""
     exchange = _current.get()
     if exchange is not None:
         exchange.model = name
 
 
 class Exchanges:
-    """Joins what HTTP and the engine say of a request, in whichever order it comes.
+    """Joins what HTTP and the engine report about a request, in any order.
 
-    Each of on_done is given an exchange once: its response is over and the engine let go of all that it started. It is
+    Each of on_done gets an exchange once: when its response is over and the engine has released all its requests. It is
     called in the thread that brought the last piece, and may not raise.
     """
 
     def __init__(self) -> None:
         self.on_done: list[Callable[[Exchange], None]] = []
         self._lock = threading.Lock()
-        # Clients choose ids, so several requests may have the same one.
+        # Clients choose ids, so several requests may share one.
         self._tracked: dict[str, list[Exchange]] = {}
 
     def track(self, exchange: Exchange, engine_request_id: str) -> None:
-        """Makes `exchange` wait for the record of an engine request, before that record can come."""
+        """Makes `exchange` wait for the record of an engine request. Call it before that record can come."""
         with self._lock:
             self._tracked.setdefault(engine_request_id, []).append(exchange)
             exchange.num_open += 1
 
     def on_record(self, record: RequestRecord) -> None:
-        """Takes what the engine says of a request that ended; from any thread."""
+        """Takes the engine's record of a request that ended; from any thread."""
         with self._lock:
             waiting = self._tracked.get(record.request_id)
             if not waiting:
@@ -90,7 +90,7 @@ class Exchanges:
             self._tell(exchange)
 
     def end(self, exchange: Exchange) -> None:
-        """The response is over."""
+        """Marks the response as over."""
         with self._lock:
             exchange.ended_ns = time.monotonic_ns()
             done = exchange.num_open == 0
@@ -98,7 +98,7 @@ class Exchanges:
             self._tell(exchange)
 
     def close(self) -> None:
-        """Tells of exchanges that ended and whose engine requests never will."""
+        """Reports exchanges that ended but whose engine requests never will."""
         with self._lock:
             tracked = [exchange for waiting in self._tracked.values() for exchange in waiting]
             left = {id(exchange): exchange for exchange in tracked if exchange.ended_ns}

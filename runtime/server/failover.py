@@ -1,7 +1,7 @@
-"""Going on with an answer that another server began: what its client has, and what a router hears of the rest.
+"""Continues an answer that another server began: what the client already has, and what the router is told of the rest.
 
-A stream that a router asked for tells in SSE comments what the events before them told. So whoever forwards events up
-to a comment, and no further, knows which tokens its client has:
+A stream to a router contains SSE comments that describe the events before them. A router that forwards events up to a
+comment, and no further, knows which tokens its client has:
 
     : llmc head               the events before the first token
     : llmc 1 17,4,85          tokens of choice 1
@@ -25,9 +25,9 @@ _SPREAD = 0x9E3779B97F4A7C15
 
 
 class Resumption:
-    """What one HTTP request says of its answer so far. failover: None for a request of no router.
+    """What one HTTP request says about the answer so far. failover: None if it did not come from a router.
 
-    num_outputs: choices of each prompt; they are counted as `prompt * num_outputs + output`.
+    num_outputs: choices per prompt; choices are numbered `prompt * num_outputs + output`.
     """
 
     def __init__(self, failover: Failover | None, num_outputs: int) -> None:
@@ -40,7 +40,7 @@ class Resumption:
 
     @property
     def begun(self) -> bool:
-        """The client has what comes before the first token."""
+        """Whether the client has what comes before the first token."""
         return self._failover is not None and self._failover.sent is not None
 
     @property
@@ -49,15 +49,15 @@ class Resumption:
         return b"" if self._failover is None else b": llmc head\n\n"
 
     def sent(self, prompt: int, output: int) -> Sequence[int]:
-        """The tokens that the client has of a choice."""
+        """The tokens of a choice that the client has."""
         return self._token_ids[prompt * self._num_outputs + output] if self._token_ids else ()
 
     def ended(self, prompt: int, output: int) -> bool:
-        """The client has all of a choice."""
+        """Whether the client has a choice to its end."""
         return bool(self._ended) and self._ended[prompt * self._num_outputs + output]
 
     def comment(self, delta: TokenDelta) -> bytes:
-        """The comment behind the events of a delta."""
+        """The comment after the events of a delta."""
         if self._failover is None:
             return b""
         choice = delta.index * self._num_outputs + delta.output_index
@@ -65,7 +65,8 @@ class Resumption:
         return f": llmc {choice} {','.join(map(str, delta.token_ids))}{end}\n\n".encode()
 
     def engine_requests(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-        """What is left to be drawn for one request a prompt. Raises ApiError where the choices do not fit."""
+        """One request per prompt for the tokens still to draw. Raises ApiError if the choices do not fit the
+        request."""
         if self.begun and len(self._token_ids) != len(requests) * self._num_outputs:
             count = len(requests) * self._num_outputs
             message = f"llmc_failover.sent has {len(self._token_ids)} entries: give one for each of {count} choices"
@@ -97,7 +98,8 @@ class Resumption:
 
 
 def spread_seed(failover: Failover | None, request: EngineRequest) -> EngineRequest:
-    """With a seed of its own, as prompts of a batch have where nobody gives one; `request` has the router's."""
+    """The request with a seed of its own, as prompts of a batch have if nobody gives one. `request` has the router's
+    seed."""
     if failover is None or request.index == 0 or request.params.seed is None:
         return request
     seed = (request.params.seed + request.index * _SPREAD) % 2**64
@@ -105,7 +107,7 @@ def spread_seed(failover: Failover | None, request: EngineRequest) -> EngineRequ
 
 
 def _begun(make: Callable[[], Guide] | None, token_ids: Sequence[int]) -> Callable[[], Guide] | None:
-    """Makes guides of a text that has begun."""
+    """Makes guides whose text has already begun with these tokens."""
     return make if make is None or not token_ids else partial(_guide_of, make, token_ids)
 
 

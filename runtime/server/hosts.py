@@ -1,8 +1,8 @@
-"""Which names a server answers to.
+"""Host names that a server answers to.
 
-A web page may point its own name at 127.0.0.1 and read a local server through the browser of whoever looks at it (DNS
-rebinding). The browser then sends the page's name as Host, so a server that listens to this machine alone and asks for
-no key answers only to the names of this machine.
+A web page may point its own name at 127.0.0.1 and read a local server through its visitor's browser (DNS rebinding).
+The browser then sends the page's name as Host. A server that listens only to this machine and asks for no key therefore
+answers only to names of this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANY = "*"
 
 
 def hosts_of(config: ServerConfig) -> tuple[str, ...]:
-    """The names that a server with this configuration answers to; ANY for all."""
+    """Host names that a server with this configuration answers to; ANY for all."""
     if config.allowed_hosts:
         return config.allowed_hosts
     if config.api_keys or not is_loopback(config.host):
@@ -30,7 +30,7 @@ def hosts_of(config: ServerConfig) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is this machine's alone."""
+    """Whether a listening address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -40,9 +40,9 @@ def is_loopback(host: str) -> bool:
 
 
 class AllowedHosts:
-    """Answers 403 to a Host that is none of `hosts`, whatever its port. "*.name" allows all names below `name`.
+    """Answers 403 to a Host that is not in `hosts`; ports are ignored. "*.name" allows all names below `name`.
 
-    Without Host, which browsers always send, a request passes.
+    Requests without Host pass; browsers always send one.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
@@ -75,5 +75,5 @@ def _without_port(host: str) -> str:
 
 
 def _bracketed(host: str) -> str:
-    """An IPv6 address as a Host header has it."""
+    """An IPv6 address as it appears in a Host header."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,5 +1,7 @@
-"""uvicorn's HTTP protocol with limits on a request's size and on a client's time. uvicorn itself takes heads of any
-length. It waits for ever for a head, for a body, and for a client to read its answer.
+"""uvicorn's HTTP protocol with limits on a request's size and on a client's time.
+
+uvicorn itself accepts heads of any length. It waits without limit for a head, for a body, and for a client to read its
+answer.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ _TOO_SLOW = "The request took too long to arrive."
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Answers 400 to a request line and headers of more than MAX_HEAD_BYTES, at the latest one read beyond that.
-    Answers 408 to a head, or a body after it, that is not whole after client_timeout_s (None: no limit). Breaks off
-    when the client has not read on for as long. Answers a client that has shut down its side after the request
-    (half-closed).
+    """Bounds the head of a request and the time of a client.
+
+    Answers 400 to a request line and headers above MAX_HEAD_BYTES, at the latest one read later. Answers 408 to a head,
+    or a following body, that is incomplete after client_timeout_s (None: no limit). Aborts when a client reads nothing
+    for that long. Still answers a client that shut down its sending side after the request (half-closed).
     """
 
     client_timeout_s: float | None = None
@@ -42,7 +45,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
-        """True, to keep the connection: the client has sent its last request and may wait for the answer."""
+        """True, to keep the connection: after its last request the client may wait for the answer."""
         answering = self.cycle is not None and not self.cycle.response_complete
         if not answering or not self._in_head or self.scheme == "https":
             return False
@@ -72,13 +75,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._reading is None:  # the first head has had its time since the connection was made
+        if self._reading is None:  # the first head was timed from the start of the connection
             self._start_reading()
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
-            # The parser turns it into the error that is answered with a 400.
+            # The parser turns it into the error that gets the answer 400.
             raise ValueError("the head of the request is too long")
         self._in_head, self._head_bytes = False, 0
         self._num_heads += 1
@@ -101,10 +104,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reading = None
 
     def _probe_later(self, delay_s: float) -> None:
-        """Asks in delay_s, and then ever less often, whether a client that has sent all is still there.
+        """Probes in delay_s, and then at growing intervals, whether a client that has sent everything is still there.
 
-        One that has left altogether looks the same until it refuses something: an interim answer, which all clients
-        of HTTP/1.1 skip, or a piece of the answer itself.
+        A client that has left looks the same until it refuses data. The probe is an interim answer, which all HTTP/1.1
+        clients skip, or a piece of the answer itself.
         """
         self._stop_probing()
         self._probing = self.loop.call_later(delay_s, self._probe, delay_s)
@@ -144,5 +147,5 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(client_timeout_s: float | None) -> type[BoundedHttpProtocol]:
-    """The protocol with a time limit: uvicorn makes one a connection and passes no options of ours on."""
+    """The protocol class with a time limit; uvicorn makes one per connection and passes none of our options."""
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"client_timeout_s": client_timeout_s})

@@ -1,4 +1,5 @@
-"""Answers as JSON text: small ones at once, large ones aside and in pieces, for each call holds Python's lock."""
+"""Answers as JSON text. Small ones are encoded at once; large ones in another thread and in pieces, because each call
+holds Python's lock."""
 
 from __future__ import annotations
 

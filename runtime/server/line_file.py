@@ -11,9 +11,9 @@ from pathlib import Path
 class LineFile:
     """Appends lines to a file; every method may be called from any thread, and none raises after the constructor.
 
-    path None: standard output. max_bytes: before a line would make the file larger, it is renamed to NAME.1, replacing
-    an older one; None: never. header: the first line of every new file. Lines that cannot be written are counted in
-    num_dropped, with one message on standard error until writing works again. Raises OSError when it cannot be opened.
+    path None: standard output. max_bytes: a file that would exceed it is first renamed to NAME.1, replacing an older
+    one; None: never. header: first line of every new file. num_dropped counts lines that could not be written, with one
+    message on standard error until writing works again. Raises OSError when the file cannot be opened.
     """
 
     def __init__(self, path: Path | None, *, max_bytes: int | None = None, header: str | None = None) -> None:
@@ -43,7 +43,7 @@ class LineFile:
                 self._complain(error)
 
     def reopen(self) -> None:
-        """Closes the file and opens its path again: what a log rotator asks for after it renamed the file."""
+        """Closes the file and opens its path again, as a log rotator wants after renaming the file."""
         if self.path is None:
             return
         with self._lock:
@@ -69,7 +69,7 @@ class LineFile:
 
     def _append(self, data: bytes) -> None:
         assert self._fd is not None
-        while data:  # a pipe or a full disk may take a part
+        while data:  # a pipe or a full disk may accept only a part
             written = os.write(self._fd, data)
             self._size += written
             data = data[written:]

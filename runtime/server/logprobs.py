@@ -1,4 +1,4 @@
-"""Log-probabilities as the two endpoints tell them."""
+"""Log-probabilities in the answers of /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .token_text import TokenTexts
 def completion_logprobs(
     texts: TokenTexts, entries: Sequence[TokenLogprob | int], num_top: int, offset: int = 0
 ) -> dict[str, Any]:
-    """The logprobs object of /v1/completions; a bare token id is a token without logprob, as the prompt's first.
+    """The logprobs object of /v1/completions. A bare token id is a token without logprob, such as the prompt's first.
 
-    offset: characters before the first token. top_logprobs holds the chosen token as well, as OpenAI's does.
+    offset: characters before the first token. top_logprobs includes the chosen token, as OpenAI's does.
     """
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -60,7 +60,7 @@ def chat_logprobs(texts: TokenTexts, entries: Sequence[TokenLogprob]) -> dict[st
 def prompt_logprobs_json(
     texts: TokenTexts, entries: Sequence[TokenLogprob], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's prompt_logprobs: for each prompt token, null for the first, {token id: {logprob, rank, decoded_token}}."""
+    """vLLM's prompt_logprobs: {token id: {logprob, rank, decoded_token}} per prompt token, null for the first one."""
     told: list[dict[str, dict[str, Any]] | None] = [None]
     for entry in entries:
         top = list(entry.top.items())[:num_top]

@@ -1,4 +1,4 @@
-"""Masks for guided requests, computed beside the engine's thread and the event loop."""
+"""Computes masks of guided requests outside the engine's thread and the event loop."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from llmc.runtime.guided.shared_guides import Guide, SharedGuides
 from llmc.runtime.server.niceness import give_way
 
 OnFinished = Callable[[int, int, npt.NDArray[np.uint32]], None]
-"""Called with (engine's request id, output index, mask of eos) when a guide's text is complete: no mask is set then."""
+"""Called with (engine's request id, output index, eos mask) when a guide's text is complete; no mask is set then."""
 OnError = Callable[[int, Exception], None]
-"""Called with (engine's request id, what its guide raised)."""
+"""Called with (engine's request id, exception raised by its guide)."""
 # As the event loop's own, by default.
 _NICE = 10
 _KINDS = frozenset({"token", "needs_mask", "finished"})
 
 
 class _Work:
-    """A request: its guides, the events that they have not taken yet, and how long its masks took."""
+    """One request: its guides, the events still to handle, and the time its masks took."""
 
     def __init__(self, engine_id: int, guides: SharedGuides) -> None:
         self.engine_id = engine_id
@@ -41,16 +41,17 @@ class _Work:
 
 
 def default_threads() -> int:
-    """A heavy grammar must not be alone with the only thread; more than a few would only take the engine's cores."""
+    """More than one, so that a heavy grammar does not block others; few, so that they do not take the engine's
+    cores."""
     return max(2, min(8, (os.cpu_count() or 1) // 4))
 
 
 class GuideWorkers:
-    """Answers NEEDS_MASK events. num_threads: 0 for `default_threads`; they start with the first guided request.
+    """Answers NEEDS_MASK events. num_threads: 0 for `default_threads`; threads start with the first guided request.
 
-    A request has at most one thread at a time, which keeps its events in order, and takes one mask a turn. The next
-    turn is that of the request that spent the least time so far, so that a heavy grammar does not hold up a light one.
-    The callbacks are called on those threads.
+    A request uses at most one thread at a time, which keeps its events in order, and computes one mask per turn. The
+    next turn goes to the request that spent the least time so far, so that a heavy grammar does not delay a light one.
+    The callbacks run on those threads.
     """
 
     def __init__(self, engine: Engine, on_finished: OnFinished, on_error: OnError, num_threads: int = 0) -> None:
@@ -59,15 +60,15 @@ class GuideWorkers:
         self._on_error = on_error
         self._num_threads = num_threads or default_threads()
         self._threads: list[threading.Thread] = []
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._work: dict[int, _Work] = {}  # by the engine's request id
-        self._queue: list[tuple[int, int, _Work]] = []  # a heap: spent_ns, order of coming
+        self._queue: list[tuple[int, int, _Work]] = []  # a heap: spent_ns, order of arrival
         self._order = itertools.count()
-        self._clock_ns = 0  # spent_ns of the last turn: who was idle does not save up
+        self._clock_ns = 0  # spent_ns of the last turn: idle requests save up no time
         self._stopping = False
 
     def open(self, engine_id: int, make: Callable[[], Guide], n: int) -> None:
-        """Takes a request on; its guides are made when its first mask is needed."""
+        """Adds a request; its guides are made when its first mask is needed."""
         with self._changed:
             self._work[engine_id] = _Work(engine_id, SharedGuides(make, n))
         while len(self._threads) < self._num_threads:
@@ -119,17 +120,17 @@ class GuideWorkers:
             begin = time.monotonic_ns()
             try:
                 self._take_turn(work)
-            except Exception as error:  # whatever a grammar's library raises must end the request, not the worker
+            except Exception as error:  # any exception of a grammar's library must end the request, not the worker
                 self.forget(work.engine_id)
                 self._on_error(work.engine_id, error)
             with self._changed:
                 work.spent_ns += time.monotonic_ns() - begin
                 work.queued = False
                 self._enqueue(work)
-            del work  # guides take memory: none is kept while the thread waits
+            del work  # guides take memory: keep none while the thread waits
 
     def _take_turn(self, work: _Work) -> None:
-        """Takes events up to one mask."""
+        """Handles events up to and including one mask."""
         while True:
             with self._changed:
                 if not work.events:

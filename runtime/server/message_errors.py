@@ -1,8 +1,8 @@
 """Errors of /v1/messages in Anthropic's shape: {"type": "error", "error": {"type", "message"}, "request_id"}.
 
-The error has a `code` besides, as those of the other endpoints.
+The error also has a `code`, like those of the other endpoints.
 
-A middleware, because an error may come from any layer: keys, hosts, limits, routes.
+It is a middleware because an error may come from any layer: keys, hosts, limits, routes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def error_body(status: int, error: Mapping[str, Any], request_id: str | None) ->
     """The JSON of an error. error: the object of OpenAI's shape."""
     message = str(error["message"])
     if error.get("code") == CONTEXT:
-        # The words that clients look for.
+        # Error types that clients look for.
         asked_too_much = error.get("param") == "max_tokens"
         why = "input length and `max_tokens` exceed context limit" if asked_too_much else "prompt is too long"
         message = f"{why}: {message}"
@@ -49,7 +49,7 @@ def error_body(status: int, error: Mapping[str, Any], request_id: str | None) ->
 
 
 class MessageErrors:
-    """Also tells the request's id under the name that Anthropic's clients read."""
+    """Rewrites errors, and also sends the request id in the header that Anthropic's clients read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,14 +62,14 @@ class MessageErrors:
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:
-            # The layer that would answer it is outside of this one; the log is still written there.
+            # The layer that would answer it lies outside this one; the log is still written there.
             if not answer.started:
                 await as_api_error(error).response()(scope, receive, answer.send)
             raise
 
 
 class _Answer:
-    """Passes an answer on; the body of an error is held back until it is whole."""
+    """Passes an answer on; holds back the body of an error until it is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

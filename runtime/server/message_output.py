@@ -1,4 +1,4 @@
-"""The content blocks of one answer of /v1/messages, and the events that tell them as they grow."""
+"""The content blocks of one answer of /v1/messages, and the events that stream them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .chat_output import ChatDelta
 
-# Type of block → the field of its text, type of its deltas, the field of the text in those.
+# Type of block → the field with its text, the type of its deltas, the field with the text in a delta.
 _TEXTS: Mapping[str, tuple[str, str, str]] = {
     "text": ("text", "text_delta", "text"),
     "thinking": ("thinking", "thinking_delta", "thinking"),
@@ -17,19 +17,19 @@ _TEXTS: Mapping[str, tuple[str, str, str]] = {
 
 
 class MessageOutput:
-    """Takes the pieces of an assistant's message; `blocks` are complete once `finish` was read to its end."""
+    """Takes the pieces of an assistant's message. `blocks` is complete once `finish` has been read to its end."""
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
         self._growing = False
-        self._texts: list[str] = []  # what the last block's text or input consists of so far
+        self._texts: list[str] = []  # pieces of the last block's text or input so far
 
     @property
     def called_tools(self) -> bool:
         return any(block["type"] == "tool_use" for block in self.blocks)
 
     def push(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
-        """The events of one more piece."""
+        """Events of one more piece."""
         if delta.reasoning_content:
             yield from self._text("thinking", delta.reasoning_content, {"thinking": "", "signature": ""})
         if delta.content:
@@ -42,7 +42,7 @@ class MessageOutput:
                 yield self._more(function["arguments"])
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """The events of the end."""
+        """Events of the end."""
         if not self.blocks:
             yield from self._open("text", {"text": ""})
         yield from self._close()
@@ -68,13 +68,13 @@ class MessageOutput:
             return
         self._growing = False
         block, text = self.blocks[-1], "".join(self._texts)
-        # An event that was told keeps the block as it was.
+        # An event that was sent keeps the block as it was.
         self.blocks[-1] = {**block, _TEXTS[block["type"]][0]: _input(text) if block["type"] == "tool_use" else text}
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
 
 def _input(text: str) -> dict[str, Any]:
-    """The arguments of a call; nothing where the model's text is no JSON, as when its limit cut it off."""
+    """Arguments of a call; empty if the model's text is not JSON, for example because its limit cut it off."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

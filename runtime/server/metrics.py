@@ -1,7 +1,7 @@
-"""Prometheus metrics of a server: what requests took, and what the engine counts, read when somebody scrapes.
+"""Prometheus metrics of a server: latencies of requests, and the engine's counters, read when they are scraped.
 
-The engine keeps its own counters, so they are read at collection and no thread copies them. Only latencies and lengths
-of finished requests are observed as they end. docs/observability.md lists every metric.
+The engine keeps its own counters. They are read at collection, so no thread copies them. Only latencies and lengths of
+finished requests are observed as they end. docs/observability.md lists every metric.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .request_memory import RequestMemory
     from .requests import RequestRecord
 
-# Seconds. First tokens and whole requests span milliseconds to minutes; a token of a small model takes under one.
+# Seconds. First tokens and whole requests span milliseconds to minutes; a token of a small model takes less than one.
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 LENGTH_BUCKETS = tuple(2**i for i in range(18))
@@ -37,11 +37,11 @@ FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
 
 @dataclass(frozen=True)
 class EngineProbe:
-    """How to read an engine; every function may be called from any thread, also while the engine steps.
+    """Functions that read an engine; each may be called from any thread, even while the engine steps.
 
-    graphs: those of the artifact by index, as are the entries of graph_stats. warm_counts: graphs that are warm.
-    memory: what requests may hold, and have reserved. adapters: requests of each adapter that is loaded, by name.
-    evictions: sequences that made way for higher priorities, by their own.
+    graphs: the artifact's graphs, in the order of graph_stats. warm_counts: number of warm graphs. memory: what
+    requests may hold and have reserved. adapters: requests per loaded adapter, by name. evictions: sequences preempted
+    for higher priorities, by their own priority.
     """
 
     stats: Callable[[], EngineStats]
@@ -79,7 +79,8 @@ class ServerMetrics:
 
 
 class _RequestMetrics:
-    """Latencies and lengths of finished requests. What a request never reached is not observed as zero."""
+    """Latencies and lengths of finished requests. A stage that a request never reached is not observed, rather than as
+    zero."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
@@ -106,7 +107,7 @@ class _RequestMetrics:
         self._finished = Counter(
             "llmc_outputs_finished", "Continuations by the reason they ended", ("finish_reason",), registry=registry
         )
-        for reason in FINISH_REASONS:  # a series that is there from the start has a rate from the first event on
+        for reason in FINISH_REASONS:  # a series that exists from the start has a rate from its first event on
             self._finished.labels(reason)
 
     def observe(self, record: RequestRecord) -> None:
@@ -127,7 +128,7 @@ class _RequestMetrics:
 
 
 class _BulkHistogram(Collector):
-    """A histogram that takes all values of a request at once: one by one, many tokens cost milliseconds."""
+    """A histogram that takes all values of a request at once; one by one, many tokens cost milliseconds."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name, self._text = name, text
@@ -137,7 +138,7 @@ class _BulkHistogram(Collector):
         self._sum = 0.0
 
     def observe_ns(self, values: Sequence[int]) -> None:
-        """Takes values in nanoseconds."""
+        """Observes values in nanoseconds."""
         seconds = np.array(values, np.float64) / 1e9
         counts = np.bincount(np.searchsorted(self._bounds, seconds), minlength=len(self._counts))
         with self._lock:
@@ -155,7 +156,7 @@ class _BulkHistogram(Collector):
 
 @dataclass(frozen=True)
 class Latencies:
-    """Seconds of one request; None for what it never reached. tpot_s: mean between tokens after the first."""
+    """Seconds of one request; None for stages it never reached. tpot_s: mean time between tokens after the first."""
 
     queue_s: float | None
     ttft_s: float | None
@@ -167,7 +168,7 @@ class Latencies:
         def since(start_ns: int, end_ns: int) -> float | None:
             return max(0, end_ns - start_ns) / 1e9 if start_ns and end_ns else None
 
-        # The continuations of a request advance together, so a token of it is a step of the longest, on average.
+        # The continuations of a request advance together, so on average a step makes one token of the longest.
         later = record.num_output_tokens / max(1, len(record.finish_reasons)) - 1
         decode_s = since(record.first_token_ns, record.finished_ns)
         return Latencies(
@@ -179,7 +180,7 @@ class Latencies:
 
 
 def padding_seconds(graph: GraphStats) -> float:
-    """The share of a graph's wall time that its padding rows would have if every row cost the same."""
+    """The part of a graph's wall time that its padding rows cost if every row cost the same."""
     rows = graph.tokens + graph.padded_tokens
     return graph.replay_ns / 1e9 * graph.padded_tokens / rows if rows else 0.0
 
@@ -192,7 +193,7 @@ class _EngineCollector(Collector):
         self._build = build
 
     def describe(self) -> list[Metric]:
-        """No names, so that registering does not collect: the engine may not be ready yet."""
+        """Returns no names, so that registering does not collect: the engine may not be ready yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -363,7 +364,7 @@ class _EngineCollector(Collector):
 
 
 def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
-    """What ranks join, by operation."""
+    """Collective operations of the ranks, by operation."""
     count = CounterMetricFamily("llmc_collectives", "Results that ranks have joined", labels=("op",))
     seconds = CounterMetricFamily(
         "llmc_collective_seconds", "Time that rank 0 was in them, its wait for the others included", labels=("op",)
@@ -375,7 +376,7 @@ def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
 
 
 class _WithoutCreated(Collector):
-    """A registry less the `_created` series, which double the size of an exposition and which nothing here reads."""
+    """A registry without the `_created` series: they double the size of an exposition, and nothing here reads them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""Threads that give way to the engine's."""
+"""Threads that yield to the engine's threads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 
 
 def give_way(more: int = 0, *, least: int = 0, batch: bool = False) -> None:
-    """Makes the calling thread nicer, where the system can: by `more`, and to `least` at least.
+    """Raises the niceness of the calling thread, where the system can: by `more`, and to at least `least`.
 
-    batch: nobody waits for its milliseconds, so it need not be woken at once.
+    batch: nobody waits for the thread's milliseconds, so the system need not wake it at once.
     """
     if not hasattr(os, "setpriority"):  # Windows
         return
-    # On Linux a thread has a niceness of its own; elsewhere this refuses, and the thread runs as it is.
+    # On Linux each thread has its own niceness. Elsewhere the call is refused, and the thread keeps its priority.
     with contextlib.suppress(OSError):
         thread = threading.get_native_id()
         nice = max(least, os.getpriority(os.PRIO_PROCESS, thread) + more)

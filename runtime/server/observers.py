@@ -1,4 +1,4 @@
-"""What watches a server: metrics, access log, spans, trace and live page, joined to the engine and the app."""
+"""Everything that watches a server, joined to the engine and the app: metrics, access log, spans, trace, live page."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class SpansError(RuntimeError):
 
 
 class Observers:
-    """Made once a server.
+    """Made once per server.
 
-    Raises OSError for a log that cannot be opened, TraceFileError for what is no trace, and SpansError without
-    OpenTelemetry.
+    Raises OSError for a log that cannot be opened, TraceFileError for a file that is not a trace, and SpansError if
+    OpenTelemetry is missing.
     """
 
     def __init__(self, server: ServerContext) -> None:
@@ -95,7 +95,8 @@ class Observers:
         self._telling: asyncio.Task[None] | None = None
 
     def install(self, app: FastAPI) -> None:
-        """Adds the endpoints, and the middleware that sees a request before and its response after all others."""
+        """Adds the endpoints, and a middleware that sees each request before all others, and its response after
+        them."""
         if self.metrics is not None:
             app.include_router(metrics_route.router(self.metrics))
         if self.profiler is not None:
@@ -112,22 +113,23 @@ class Observers:
             app.add_middleware(ExchangeMiddleware, exchanges=self._exchanges, metrics=self.metrics)
 
     def start(self) -> None:
-        """From the event loop: throughput is told, and SIGHUP opens the files again where the system has it."""
+        """Starts reporting throughput, and makes SIGHUP reopen the files where the system has it. Call it from the
+        event loop."""
         if interval_s := self._server.config.stats_interval_s:
             told = tell_throughput(self._server.engine.stats, interval_s, _say, time.monotonic)
             self._telling = asyncio.create_task(told)
-        # Not on Windows, and not where the loop runs beside the main thread, as in tests.
+        # Not on Windows, nor where the loop runs outside the main thread, as in tests.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reopen)
 
     def reopen(self) -> None:
-        """Opens the files again, after a rotator renamed them."""
+        """Reopens the files after a rotator renamed them."""
         for file in (self.access_log, self.trace):
             if file is not None:
                 file.reopen()
 
     def close(self) -> None:
-        """Writes and sends what is left, and closes the files."""
+        """Writes and sends what is pending, and closes the files."""
         if self._telling is not None:
             self._telling.cancel()
         self._exchanges.close()
@@ -149,7 +151,7 @@ def _say(line: str) -> None:
 
 
 def _replan(server: ServerContext) -> Replanner:
-    """Begins once the server is ready, and ends before its engine does."""
+    """A replanner that begins once the server is ready, and ends before its engine does."""
     engine, warm_up = server.engine, server.warm_up
     replanner = Replanner(
         engine,

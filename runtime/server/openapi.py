@@ -1,4 +1,4 @@
-"""The OpenAPI document at /openapi.json: the routes' requests, and the answers that they really give."""
+"""The OpenAPI document at /openapi.json: the requests of the routes, and their real answers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     assert not schemas.keys() & definitions["$defs"].keys(), "a part of a request has the name of a part of an answer"
     schemas.update(definitions["$defs"])
-    # FastAPI's own shape of a refused body, which errors.py replaces.
+    # FastAPI's own shape of a refused body; errors.py replaces it.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for path, methods in document["paths"].items():

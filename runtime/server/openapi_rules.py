@@ -1,4 +1,4 @@
-"""Rules of the OpenAPI document that are those of the served model: its names, bounds, roles and tools."""
+"""Rules of the OpenAPI document that depend on the served model: names, bounds, roles and tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROLES = ("system", "developer", "user", "tool")
 
 
 def add_rules(schemas: dict[str, Any], server: ServerContext) -> None:
-    """Writes them into the schemas of the requests, by name."""
+    """Writes these rules into the request schemas, which are given by name."""
     add_bounds(schemas, server.engine)
     for name, schema in schemas.items():
         if name.endswith("Request"):
@@ -24,7 +24,7 @@ def add_rules(schemas: dict[str, Any], server: ServerContext) -> None:
     if server.engine.tokenizer is not None:
         taken = _roles(server.engine.tokenizer)
         others = {"type": "string", "not": {"enum": [*taken, "assistant"]}}
-        # What a template thinks of another role, only it can say.
+        # Only the template can tell whether it accepts another role.
         schemas["SaidMessage"]["properties"]["role"] = {"anyOf": [{"enum": taken}, others]}
     if server.chat_parsers.tool is None:
         for name, forced in _FORCED.items():
@@ -32,7 +32,7 @@ def add_rules(schemas: dict[str, Any], server: ServerContext) -> None:
 
 
 def _roles(tokenizer: Tokenizer) -> list[str]:
-    """Those that the model's chat template takes; all of them where it takes none so alone."""
+    """Roles that the model's chat template accepts; all roles if it accepts none of them alone."""
 
     def takes(role: str) -> bool:
         try:
@@ -51,7 +51,7 @@ def _typed(*kinds: str, **properties: Any) -> dict[str, Any]:
 
 _REQUIRED = {"const": "required"}
 _ALLOWED = {"type": "object", "required": ["mode"], "properties": {"mode": _REQUIRED}}
-# The choices of tools that leave nothing to the model, for each API.
+# Values of tool_choice that force a call, per API.
 _FORCED: dict[str, list[dict[str, Any]]] = {
     "ChatRequest": [
         {"enum": ["none", "required"]},
@@ -64,7 +64,7 @@ _FORCED: dict[str, list[dict[str, Any]]] = {
 
 
 def _tools_rule(forced: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tools that may be called or not need a format of calls that the model knows."""
+    """Rule: optional tool calls need a call format that the model knows."""
     none = {"properties": {"tools": {"anyOf": [NULL, {"type": "array", "maxItems": 0}]}}}
     chosen = {"required": ["tool_choice"], "properties": {"tool_choice": {"anyOf": forced}}}
     return {"anyOf": [none, chosen]}

@@ -1,4 +1,4 @@
-"""What a request wants its output to look like: response_format, structured_outputs and the guided_ fields."""
+"""Constraints on a request's output: response_format, structured_outputs and the guided_ fields."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _MAKERS: Mapping[str, Callable[[Any, SchemaDefaults], Guided | None]] = {
     "json_object": lambda wanted, defaults: Guided.json_object(defaults) if wanted else None,
     "structural_tag": structural_tag,
 }
-# vLLM's name: what a schema means where it says nothing, for one request.
+# vLLM's name for per-request schema defaults.
 _CLOSED = "disable_additional_properties"
 
 
 def guided_of(request: SamplingFields, defaults: SchemaDefaults) -> Guided | None:
-    """The constraint of a request, None for none. defaults: of its schemas. Raises ApiError, also for more than one."""
+    """The constraint of a request, None for none. defaults: for its schemas. Raises ApiError, also for more than one
+    constraint."""
     given = dict(request.structured_outputs or {})
     closed = given.pop(_CLOSED, None)
     if closed is not None:

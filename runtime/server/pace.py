@@ -1,4 +1,4 @@
-"""How fast requests end, and so when one that found no room should come back."""
+"""Rate at which requests end, and from it the time after which a refused one should come back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
 class Pace:
-    """The times, in seconds, at which the last requests ended; lives on one thread."""
+    """Times, in seconds, at which the last requests ended; lives on one thread."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=_WINDOW)
 
     def note(self, now: float) -> None:
-        """A request ended."""
+        """Records that a request ended."""
         self._ends.append(now)
 
     def seconds_to_halve(self, num_waiting: int, now: float) -> int:
-        """Whole seconds in which half of a queue is worked off at the pace of the last minute: then there is room for
-        others, too. MIN_RETRY_S … MAX_RETRY_S; MIN_RETRY_S while the pace is unknown.
-        """
+        """Whole seconds until half of the queue is done at the pace of the last minute, which leaves room for others.
+        MIN_RETRY_S … MAX_RETRY_S; MIN_RETRY_S while the pace is unknown."""
         recent = [end for end in self._ends if end > now - _WINDOW_S]
         if len(recent) < 2:
             return MIN_RETRY_S

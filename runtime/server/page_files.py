@@ -1,4 +1,4 @@
-"""The files of the live page, read once: what is not among them cannot be asked for."""
+"""The files of the live page, read once; no other file can be requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {
     **dict.fromkeys(("page.css", "chat.css", "figures.css"), _STYLE),
     **{f"{name}.js": _SCRIPT for name in _SCRIPTS.split()},
 }
-# Colours and type, which reports have, too.
+# Colours and type, shared with reports.
 _SHARED_TYPES = {"tokens.css": _STYLE}
 
 
@@ -41,7 +41,7 @@ class PageFile:
 
 
 def read_page_files() -> list[PageFile]:
-    """Every file of the page. Raises OSError when the installation lacks one."""
+    """All files of the page. Raises OSError when the installation lacks one."""
     files = []
     for folder, types in ((_FOLDER, _TYPES), (_SHARED, _SHARED_TYPES)):
         for name, media_type in types.items():

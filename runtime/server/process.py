@@ -1,4 +1,4 @@
-"""The life of the serving process after its start: signals, the drain, and the end of the connections."""
+"""The life of the serving process after its start: signals, the drain, and closing the connections."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .http_protocol import bounded_protocol
 
 _KEEP_ALIVE_S = 75
 BACKLOG = 2048
-# What the last answers may take to be sent: after a drain, and when a second signal ends it.
+# Time for sending the last answers: after a drain, and after a second signal.
 _SEND_S, _SEND_AT_ONCE_S = 10.0, 1.0
 _LOOK_S = 0.02
 
 OnStopping = Callable[[str], None]
-"""Called with one line that says why the server ends, and what runs."""
+"""Called with one line that says why the server ends and what still runs."""
 
 
 class ServerProcess(uvicorn.Server):
-    """uvicorn, with a drain during which new requests are answered with a 503, and an exit code of 0 after a signal.
+    """uvicorn with a drain: new requests meanwhile get a 503, and a signal ends the process with exit code 0.
 
     tls: uvicorn's arguments for it.
     """
@@ -59,11 +59,11 @@ class ServerProcess(uvicorn.Server):
         server.on_started.append(self._started)
 
     def stop(self, why: str) -> None:
-        """Ends the server once what runs has finished."""
+        """Ends the server once its running requests have finished."""
         self._why, self.should_exit = why, True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A first signal drains, a second one ends at once, a third one kills as if nobody had handled it."""
+        """The first signal drains, the second ends at once, the third kills the process as if unhandled."""
         if self.should_exit:
             self.force_exit = True
             signal.signal(sig, signal.SIG_DFL)
@@ -73,7 +73,7 @@ class ServerProcess(uvicorn.Server):
             self._serving_loop.call_soon_threadsafe(self._begin)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains with the listener open, so that who comes meanwhile gets a 503; then ends connections and engine."""
+        """Drains with the listener open, so that new clients get a 503; then closes connections and engine."""
         await self._drain()
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
@@ -81,7 +81,7 @@ class ServerProcess(uvicorn.Server):
         for connection in list(connections):
             connection.shutdown()
         await self._until(lambda: not connections and not tasks, _SEND_S)
-        # Without a connection a handler that is cut off writes no 500 to anybody, and is no error to be logged.
+        # Without a connection, a handler that is cut off sends no 500 and logs no error.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
         for connection in list(connections):
             connection.transport.abort()
@@ -89,7 +89,7 @@ class ServerProcess(uvicorn.Server):
         await self.lifespan.shutdown()
 
     def _begin(self) -> asyncio.Task[int]:
-        """Begins the drain and says so, once; the task gives the count of cancelled requests."""
+        """Begins the drain and reports it, once. The task returns the number of cancelled requests."""
         if self._drained is None:
             running, limit = self._server.engine.num_active, self._server.config.drain_timeout_s
             time_left = "as long as they take" if limit is None else f"up to {limit:g} s"
@@ -110,7 +110,7 @@ class ServerProcess(uvicorn.Server):
             self._tell(f"{_requests(cancelled)} cancelled after {time.monotonic() - self._began:.1f} s")
 
     async def _until(self, done: Callable[[], bool], most_s: float) -> None:
-        """Waits for a condition, no longer than `most_s`, and not even so long once a second signal has come."""
+        """Waits for a condition, at most `most_s`, and less once a second signal has come."""
         began = time.monotonic()
         while not done() and time.monotonic() - began < (_SEND_AT_ONCE_S if self.force_exit else most_s):
             await asyncio.sleep(_LOOK_S)

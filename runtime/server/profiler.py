@@ -1,7 +1,7 @@
 """A profile of the running server: every step of the engine and every request, as a trace for Perfetto.
 
 The file has the Trace Event Format that chrome://tracing and https://ui.perfetto.dev read: times in microseconds. It
-has lengths and times of requests, never their text.
+contains lengths and times of requests, never their text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ProfilerBusy(RuntimeError):
 
 @dataclass(frozen=True)
 class Step:
-    """One step: when it ended, what it took by part, which graph ran and with how much; times in ns."""
+    """One step: its end, its duration by part, its graph and the load. Times in ns."""
 
     end_ns: int
     step_ns: int
@@ -47,10 +47,10 @@ class Step:
 
 
 class Profiler:
-    """Notes steps on the engine's thread and requests as they end, between `start` and `stop`.
+    """Records steps on the engine's thread and requests as they end, between `start` and `stop`.
 
-    After max_steps steps it notes no more. on_step is set to what the engine's thread calls after a step, and to None
-    while nothing is noted, so that a server which is not profiled pays nothing.
+    It stops recording after max_steps steps. on_step is set to the function that the engine's thread calls after a
+    step. It is None while nothing is recorded, so that a server without a profile pays nothing.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Profiler:
         graphs: Sequence[GraphInfo],
         max_steps: int = MAX_STEPS,
     ) -> None:
-        """Raises OSError when files cannot be written into the directory."""
+        """Raises OSError when the directory is not writable."""
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", str(directory))
@@ -88,7 +88,7 @@ class Profiler:
     def stop(self) -> dict[str, Any]:
         """Ends the profile and writes it: {"file", "seconds", "steps", "dropped_steps", "requests"}.
 
-        Raises ProfilerBusy without a start and OSError when the file cannot be written; the profile is then kept.
+        Raises ProfilerBusy if none was started, and OSError when the file cannot be written; the profile is then kept.
         """
         with self._lock:
             if self._started_ns is None:
@@ -120,7 +120,7 @@ class Profiler:
                 self._requests.append(record)
 
     def _note(self) -> None:
-        """After a step, on the engine's thread."""
+        """Records a step; called after it on the engine's thread."""
         stats, graph_stats = self._stats(), list(self._graph_stats())
         with self._lock:
             if self._last is None:
@@ -183,7 +183,7 @@ def _bucket(graph: GraphInfo) -> str:
 
 
 def _request_events(record: RequestRecord) -> Iterator[dict[str, Any]]:
-    """Spans of the parts of a request's life that it reached."""
+    """Spans of the stages that a request reached."""
     moments = (record.arrival_ns, record.first_scheduled_ns, record.first_token_ns, record.finished_ns)
     facts = {
         "prompt_tokens": record.num_prompt_tokens,

@@ -1,4 +1,4 @@
-"""Prompts on their way to the engine: text and conversations to token ids, and how long an answer may be."""
+"""Converts text and conversations to token ids for the engine, and bounds the length of answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .refusals import CONTEXT, EMPTY, TEMPLATE
 
 _CHARS_A_MESSAGE = 32
 _MANY_CHARS = SMALL + 1
-# What a template may take on the event loop, where most take a tenth of it.
+# Time limit of a template on the event loop; most take a tenth of it.
 _AT_ONCE_S = 0.005
 _MAX_CHARS, _MAX_CHARS_A_TOKEN = 1 << 20, 16
-# A list of as many ids is made in some 20 ms.
+# A list of that many ids is made in about 20 ms.
 MAX_TEXT_TOKENS = 1 << 18
-_EXCEEDED = f" ({CONTEXT})"  # clients that see no code look for it in the text
+_EXCEEDED = f" ({CONTEXT})"  # clients that read no code look for it in the text
 
 
 async def encode_prompts(
@@ -36,7 +36,8 @@ async def encode_prompts(
     add_special_tokens: bool = True,
     truncate: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of texts or of token ids, the last `truncate` of each. Raises ApiError and RequestError."""
+    """Token ids of texts or of token ids; with `truncate` the last that many of each. Raises ApiError and
+    RequestError."""
     tokenizer = server.tokenizer if any(isinstance(prompt, str) for prompt in prompts) else None
     most = _most(server, truncate)
 
@@ -57,14 +58,14 @@ async def encode_prompts(
 async def encode_chat(
     server: ServerContext, messages: Sequence[Mapping[str, Any]], *, truncate: int | None = None, **options: Any
 ) -> list[int]:
-    """As `encode_chat_ids`, the last `truncate` of them, when the engine can take them."""
+    """`encode_chat_ids`, reduced to the last `truncate` ids. Raises ApiError if the engine cannot take them."""
     with _too_long(server):
         ids = await encode_chat_ids(server, messages, most=_most(server, truncate), **options)
     return check_prompt(server, ids if truncate is None else ids[-truncate:])
 
 
 def _most(server: ServerContext, truncate: int | None) -> int:
-    """Of how many tokens the ids are wanted: more are only counted."""
+    """Number of tokens up to which ids are wanted; beyond it tokens are only counted."""
     return MAX_TEXT_TOKENS if truncate is not None else min(MAX_TEXT_TOKENS, server.engine.max_model_len)
 
 
@@ -114,20 +115,20 @@ async def encode_chat_ids(
 
     size = _num_chars(messages) + (_MANY_CHARS if tools or variables else 0)
     if size <= SMALL:
-        # A template decides what it takes, not the messages alone.
+        # The template decides what it accepts, not the messages alone.
         with contextlib.suppress(OutOfTime), limited(_AT_ONCE_S):
             return work()
     return await server.lanes.run(work, max(size, SMALL + 1))
 
 
 def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
-    """About how many characters a conversation is rendered to."""
+    """Approximate number of characters of the rendered conversation."""
     contents = [message.get("content") for message in messages]
     return sum(_CHARS_A_MESSAGE + (len(text) if isinstance(text, str) else _MANY_CHARS) for text in contents)
 
 
 def check_chars(server: ServerContext, text: str) -> None:
-    """Raises ApiError for a text that is not looked at: a token of it takes some 150 bytes while it is tokenised."""
+    """Raises ApiError for a text too long to look at: tokenizing takes about 150 bytes per token."""
     most = max(_MAX_CHARS, _MAX_CHARS_A_TOKEN * server.engine.max_model_len)
     if len(text) > most:
         found = f"the prompt has {len(text)} characters: at most {most} are read"
@@ -136,7 +137,7 @@ def check_chars(server: ServerContext, text: str) -> None:
 
 
 def check_prompt(server: ServerContext, ids: list[int]) -> list[int]:
-    """`ids`, when the engine can take them. Raises ApiError."""
+    """`ids` if the engine can take them. Raises ApiError."""
     if not ids:
         raise ApiError("the prompt has no tokens: give at least one", param="prompt", code=EMPTY)
     if len(ids) >= server.engine.max_model_len:
@@ -154,14 +155,14 @@ def _exceeded(server: ServerContext, num_tokens: int) -> ApiError:
 
 
 def context_of(engine: AsyncEngine) -> str:
-    """The beginning of a sentence, in the words of OpenAI's, which clients look for."""
+    """The beginning of an error message in OpenAI's words, which clients look for."""
     limit = engine.limit
     where = f" here, where the KV pool holds fewer than its {limit.model_tokens}" if limit.by_pool else ""
     return f"This model's maximum context length is {limit.tokens} tokens{where}"
 
 
 def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int, param: str) -> int:
-    """`asked`, when prompt and answer fit the context. Raises ApiError."""
+    """`asked` if prompt and answer fit the context. Raises ApiError."""
     limit = server.engine.max_model_len
     if num_prompt_tokens + asked > limit:
         raise ApiError(
@@ -175,7 +176,7 @@ def checked_max_tokens(server: ServerContext, asked: int, num_prompt_tokens: int
 
 
 def rest_of_context(server: ServerContext, num_prompt_tokens: int) -> int:
-    """How long an answer may be when its request does not say."""
+    """Length limit of an answer if its request names none."""
     rest = server.engine.max_model_len - num_prompt_tokens
     limit = server.engine.generation_config.get("max_new_tokens")
     if server.config.generation_config == "none" or not isinstance(limit, int) or limit < 1:
@@ -184,7 +185,7 @@ def rest_of_context(server: ServerContext, num_prompt_tokens: int) -> int:
 
 
 def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates want it: parts of text joined, arguments of tool calls as objects, developer as system."""
+    """A message as templates expect it: text parts joined, arguments of tool calls as objects, developer as system."""
     plain = dict(message)
     if plain["role"] == "developer":
         plain["role"] = "system"
@@ -201,14 +202,14 @@ def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
 def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
-        # What a model wrote need not be JSON: then it goes back as it was.
+        # A model's own text need not be JSON; then it is passed on unchanged.
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def _mark_if_empty(message: dict[str, Any]) -> str | None:
-    """Gives a message without text one that shows where its text would be; None: it has text."""
+    """Gives a message without text a marker that shows where its text would be. None if it has text."""
     if str(message.get("content") or "").strip():
         return None
     message["content"] = mark = f"begin-{uuid.uuid4().hex}"

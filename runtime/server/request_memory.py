@@ -1,6 +1,6 @@
-"""The memory of requests: each reserves what it may come to hold at worst, and gives it back when its response is over.
+"""Memory of requests: each reserves the most it may hold, and releases it when its response is over.
 
-So no client can make the process grow beyond a limit, whatever it multiplies: prompts, continuations, tokens, logprobs.
+So no client can make the process grow beyond a limit by multiplying prompts, continuations, tokens or logprobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _current: ContextVar[Lease | None] = ContextVar("llmc_request_memory", default=N
 
 
 class MemoryRefused(HTTPException):
-    """A request that would hold too much. status 413: it never fits; 429: not beside others. param: what to lower."""
+    """A request that would hold too much memory. status 413: it never fits; 429: it does not fit beside the others.
+    param: the field to lower."""
 
     def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
         headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
@@ -34,20 +35,20 @@ class MemoryRefused(HTTPException):
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """Bytes: of all requests that wait or run, and of one."""
+    """Limits in bytes: for all waiting and running requests together, and for one request."""
 
     total: int
     request: int
 
     @classmethod
     def of(cls, total: int, request: int, free: int) -> MemoryLimits:
-        """What was asked for; 0: from `free`, the bytes that the machine has left once the model is loaded."""
+        """The given limits; 0: derived from `free`, the bytes that the machine has left once the model is loaded."""
         total = total or min(max(free // _SHARE_OF_FREE, MIN_DEFAULT_BYTES), MAX_DEFAULT_BYTES)
         return cls(total, min(request or max(total // _SHARE_OF_TOTAL, min(total, MIN_DEFAULT_BYTES // 2)), total))
 
 
 class RequestMemory:
-    """The budget; lives on the event loop. retry_after_s: when one that found no room should come back."""
+    """The memory budget; lives on the event loop. retry_after_s: when a request that found no room should come back."""
 
     def __init__(self, limits: MemoryLimits, retry_after_s: Callable[[], int] = lambda: 1) -> None:
         self.limits = limits
@@ -55,7 +56,8 @@ class RequestMemory:
         self._retry_after_s = retry_after_s
 
     def reserve(self, requests: Sequence[EngineRequest], max_model_len: int, vocab_size: int, *, streams: bool) -> None:
-        """For the HTTP request that this task serves, until its response is over. Raises MemoryRefused."""
+        """Reserves memory for the HTTP request that the current task serves, until its response is over. Raises
+        MemoryRefused."""
         lease = _current.get()
         if lease is None or not requests:
             return
@@ -63,7 +65,7 @@ class RequestMemory:
         lease.reserve(size.bytes, size)
 
     def lease(self) -> Lease:
-        """For one HTTP request."""
+        """A lease for one HTTP request."""
         return Lease(self)
 
     def _take(self, lease: Lease, count: int, size: RequestSize | None) -> None:
@@ -94,23 +96,23 @@ class RequestMemory:
 
 
 class Lease:
-    """What one HTTP request has reserved."""
+    """Reservation of one HTTP request."""
 
     def __init__(self, memory: RequestMemory) -> None:
         self.bytes = 0
         self._memory = memory
 
     def reserve(self, count: int, size: RequestSize | None = None) -> None:
-        """Reserves `count` bytes more; size: what they are for, None for the body. Raises MemoryRefused."""
+        """Reserves `count` more bytes. size: the request they are for; None: the body. Raises MemoryRefused."""
         self._memory._take(self, count, size)
 
     def release(self) -> None:
-        """Gives all of it back; may be called twice."""
+        """Releases all of it; may be called twice."""
         self._memory._give_back(self)
 
 
 class RequestMemoryMiddleware:
-    """Gives each HTTP request its lease, counts its body as it comes, and releases it once the response is over."""
+    """Gives each HTTP request its lease, counts its body as it arrives, and releases the lease after the response."""
 
     def __init__(self, app: ASGIApp, memory: RequestMemory) -> None:
         self._app = app

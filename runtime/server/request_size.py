@@ -1,7 +1,7 @@
-"""What a request may come to hold in memory, at worst, and which of its fields to lower where that is too much.
+"""Upper bound of the memory that a request may hold, and the fields to lower where it is too much.
 
-The figures are those of CPython on 64 bits, measured and rounded up; docs/serving.md has the measurements. They count
-what grows with a request: its objects here and in the engine, not the KV cache, which is a pool of its own.
+The figures are those of 64-bit CPython, measured and rounded up; docs/serving.md has the measurements. They count what
+grows with a request: its objects here and in the engine. The KV cache is a separate pool and not counted.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 
 from .requests import EngineRequest
 
-BODY_FACTOR = 16  # JSON of whole numbers as it is parsed; text takes three
+BODY_FACTOR = 16  # parsed JSON of whole numbers; text takes three
 _PROMPT = 12 << 10
 _PROMPT_TOKEN = 64
 _SEQUENCE = 3 << 10
-_SEQUENCE_TOKEN = 4  # the engine has the prompt once a continuation
+_SEQUENCE_TOKEN = 4  # the engine keeps a copy of the prompt per continuation
 _TOKEN = 160
 _LOGPROB, _ALTERNATIVE = 320, 128
-_LOGPROB_TOLD, _ALTERNATIVE_TOLD = 600, 600  # in an answer that is sent as one piece of JSON
+_LOGPROB_TOLD, _ALTERNATIVE_TOLD = 600, 600  # in an answer sent as one piece of JSON
 _PROMPT_LOGPROB, _PROMPT_ALTERNATIVE = 900, 600
 _GUIDE = 32 << 10
-_VECTOR_NUMBER = 64  # as it is, and as text in an answer
-_TOKENS_A_MASK_BYTE = 4  # a mask has a bit a token, here and in the engine
+_VECTOR_NUMBER = 64  # as a number, and as text in an answer
+_TOKENS_A_MASK_BYTE = 4  # a mask has one bit per token, here and in the engine
 
 
 @dataclass(frozen=True)
 class RequestSize:
-    """The figures that the memory of one HTTP request grows with.
+    """Figures that determine the memory of one HTTP request.
 
-    prompt_tokens: of each prompt. max_tokens: the most that a continuation may have, as `EngineRequest` asks for it and
-    max_model_len allows. logprobs, prompt_logprobs: alternatives, None for none. streams: what was told is forgotten.
-    vector_width: numbers that a prompt gives. n: continuations at once, as the field n_field asks for them.
+    prompt_tokens: of each prompt. max_tokens: longest continuation that `EngineRequest` asks for and max_model_len
+    allows. logprobs, prompt_logprobs: number of alternatives, None for none. streams: sent tokens are forgotten.
+    vector_width: numbers in each prompt's vector. n: continuations at once; the field n_field asks for them.
     """
 
     prompt_tokens: Sequence[int]
@@ -51,7 +51,7 @@ class RequestSize:
     def of(
         cls, requests: Sequence[EngineRequest], max_model_len: int, vocab_size: int, *, streams: bool
     ) -> RequestSize:
-        """Of an HTTP request's prompts, at least one, which share their parameters."""
+        """From the prompts of an HTTP request: at least one; all share their parameters."""
         params = requests[0].params
         return cls(
             prompt_tokens=tuple(len(request.prompt_token_ids) for request in requests),
@@ -69,7 +69,7 @@ class RequestSize:
 
     @property
     def bytes(self) -> int:
-        """The most that the request may hold, less its body."""
+        """The most bytes that the request may hold, without its body."""
         token = _TOKEN + _entry(self.logprobs, _LOGPROB, _ALTERNATIVE)
         if not self.streams:
             token += _entry(self.logprobs, _LOGPROB_TOLD, _ALTERNATIVE_TOLD)
@@ -84,7 +84,7 @@ class RequestSize:
         return total
 
     def advice(self) -> tuple[str, str]:
-        """The field that lowers the figure most, and the figures that make it, as "1024 prompts × n 64 × …"."""
+        """The field that lowers the figure most, and the factors, as "1024 prompts × n 64 × …"."""
         longest = max(self.prompt_tokens)
         without = {
             "prompt": dataclasses.replace(self, prompt_tokens=(longest,)),

@@ -1,4 +1,4 @@
-"""One request on its way: the engine's events in, deltas of text out, on an event loop."""
+"""One running request on an event loop: takes events of the engine, gives deltas of text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RequestStream:
     """An asynchronous iterator of TokenDelta; lives on the event loop's thread.
 
     Deltas that its consumer has not taken yet are merged, so a slow reader holds the text of its answer and no more.
-    Closing it calls `cancel`, which whoever submits it sets. Where the engine failed the request, the last deltas have
-    an `error`.
+    Closing it calls `cancel`, which the submitter sets. If the engine failed the request, the last deltas have an
+    `error`.
     """
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer | None, limit: ContextLimit | None = None) -> None:
@@ -59,12 +59,12 @@ class RequestStream:
                 self._wakeup = None
 
     def take_delta(self) -> TokenDelta | None:
-        """The next delta, or None when nothing new came; `on_news` is called when something did."""
+        """The next delta, or None if there is none; `on_news` is called when one arrives."""
         return None if self._generation is None else self._generation.next_delta()
 
     @property
     def over(self) -> bool:
-        """No delta will come beyond those that `take_delta` still gives."""
+        """Whether `take_delta` will give no more deltas than those it holds."""
         return self._closed or self.done
 
     def close(self) -> None:
@@ -76,13 +76,13 @@ class RequestStream:
             self._wake()
 
     def release(self) -> None:
-        """Lets go of what was told: all deltas are taken."""
+        """Drops the recorded output; call it once all deltas are taken."""
         if self._record is not None:
             self._generation = None
 
     @property
     def generation(self) -> Generation:
-        """What the engine told; made at its first word, as many prompts may wait for theirs."""
+        """What the engine produced. Made with its first event, because many prompts may still wait for theirs."""
         if self._generation is None:
             request = self.request
             decode = decoder(self._tokenizer, request.params)
@@ -94,12 +94,12 @@ class RequestStream:
 
     @property
     def done(self) -> bool:
-        """All continuations have ended, whether or not their last deltas were taken."""
+        """Whether all continuations have ended, even if their last deltas were not taken yet."""
         return self._record is not None or (self._generation is not None and self._generation.done)
 
     @property
     def engine_done(self) -> bool:
-        """The engine has nothing more to say about this request."""
+        """Whether the engine will report nothing more about this request."""
         return self._record is not None or (self._generation is not None and self._generation.engine_done)
 
     @property
@@ -109,7 +109,7 @@ class RequestStream:
 
     @property
     def first_token_ns(self) -> int:
-        """When the first token came, on time.monotonic_ns(); 0: not yet."""
+        """Time of the first token on time.monotonic_ns(); 0: none yet."""
         return 0 if self._generation is None else self._generation.first_token_ns
 
     @property
@@ -123,7 +123,7 @@ class RequestStream:
         return self._record
 
     def take(self, event: Event) -> None:
-        """Takes an event of the engine that is about this request."""
+        """Takes an event of the engine about this request."""
         generation = self.generation
         generation.take(event)
         if generation.engine_done:
@@ -131,7 +131,7 @@ class RequestStream:
         self._wake()
 
     def end_unsubmitted(self) -> None:
-        """Nobody wants the answer any more, and the engine never heard of the request."""
+        """Ends a request that the engine never got and whose answer nobody wants any more."""
         self._record = RequestRecord(
             request_id=self.request.request_id,
             arrival_ns=self.started_ns,
@@ -145,12 +145,12 @@ class RequestStream:
         )
 
     def finish_output(self, output_index: int) -> None:
-        """Ends a continuation whose text is complete, as when its grammar allows nothing more."""
+        """Ends a continuation whose text is complete, for example because its grammar allows nothing more."""
         self.generation.finish_output(output_index)
         self._wake()
 
     def fail(self, failure: RequestFailure) -> None:
-        """Ends what still runs; the consumer gets the error after the deltas so far."""
+        """Ends all running continuations. The consumer gets the error after the deltas so far."""
         self.generation.fail(failure)
         self._wake()
 
@@ -158,7 +158,7 @@ class RequestStream:
         generation = self.generation
         self._record = RequestRecord(
             request_id=self.request.request_id,
-            # The engine's own is later where the request waited for others of its batch.
+            # The engine's own time is later if the request waited for others of its batch.
             arrival_ns=min(event.arrival_ns, self.started_ns),
             first_scheduled_ns=event.first_scheduled_ns,
             first_token_ns=event.first_token_ns,
@@ -180,7 +180,7 @@ class RequestStream:
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[TokenDelta, None]:
-    """The deltas of all streams as they come: what it costs does not depend on how many streams there are."""
+    """The deltas of all streams as they come. The cost per delta does not depend on the number of streams."""
     ready = dict.fromkeys(range(len(streams)))
     wakeup = asyncio.Event()
 

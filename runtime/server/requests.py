@@ -1,4 +1,4 @@
-"""What passes between the HTTP side and the engine's thread: requests in, deltas of text out, a record at the end."""
+"""Types between the HTTP side and the engine's thread: requests, deltas of text, and a record at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llmc.runtime.params import SamplingParams
 class EngineRequest:
     """One prompt for the engine.
 
-    deadline_s: seconds from submission until it ends with the reason "timeout"; None: never. guide: makes a Guide of
-    an empty text; called in a worker thread. index: what its deltas carry. vector_width: numbers of the vector that it
-    gives in place of tokens, 0: it gives tokens. adapter: the engine's number of a LoRA adapter, 0 for none.
-    told, resumes: as in Generation; a request that resumes a continuation has n 1, and `prompt_token_ids` is the prompt
+    deadline_s: seconds from submission until the request ends with the reason "timeout"; None: never. guide: makes a
+    Guide of an empty text; called in a worker thread. index: number that its deltas carry. vector_width: numbers of the
+    vector it gives in place of tokens; 0: it gives tokens. adapter: the engine's number of a LoRA adapter, 0 for none.
+    told, resumes: as in Generation. A request that resumes a continuation has n 1, and `prompt_token_ids` is the prompt
     alone.
     """
 
@@ -35,16 +35,17 @@ class EngineRequest:
 
     @property
     def given_token_ids(self) -> Sequence[int]:
-        """The output that the engine begins behind; it draws the last token that was told once more, as a check."""
+        """Output tokens that the engine starts from. It draws the last sent token once more, as a check."""
         return () if self.resumes is None else self.told.get(self.resumes, ())[:-1]
 
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request that ended, given once to every `AsyncEngine.on_record`; times are on time.monotonic_ns(), 0: never.
+    """A request that ended, given once to every `AsyncEngine.on_record`. Times are on time.monotonic_ns(); 0: never
+    reached.
 
-    token_gaps_ns: from each token of a continuation to its next one. engine_id: what the engine called it, 0: it never
-    heard of it.
+    token_gaps_ns: from each token of a continuation to its next one. engine_id: the engine's id of it; 0: it was never
+    submitted.
     """
 
     request_id: str
@@ -62,7 +63,7 @@ class RequestRecord:
 
 
 class RequestFailed(RuntimeError):
-    """The engine failed a request that it had taken; `failure` says why."""
+    """The engine failed a request that it had accepted; `failure` says why."""
 
     def __init__(self, failure: RequestFailure) -> None:
         super().__init__(failure.message)
@@ -70,7 +71,7 @@ class RequestFailed(RuntimeError):
 
 
 class QueueFull(RuntimeError):
-    """The engine's queue has no room; the message is one sentence. retry_after_s: when to try again."""
+    """The engine's queue is full; the message is one sentence. retry_after_s: when to try again."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The output items of one answer of /v1/responses, and the events that tell them as they grow."""
+"""The output items of one answer of /v1/responses, and the events that stream them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
 
 
 class ResponseOutput:
-    """Takes the pieces of an assistant's message; `items` are complete once `finish` was read to its end.
+    """Takes the pieces of an assistant's message. `items` is complete once `finish` has been read to its end.
 
-    Events are as OpenAI's, but for sequence_number. An item ends where the next one begins.
+    Events are as OpenAI's, except for sequence_number. An item ends where the next one begins.
     """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._growing = False
-        self._texts: list[str] = []  # what the last item's text or arguments consist of so far
+        self._texts: list[str] = []  # pieces of the last item's text or arguments so far
         self._waiting: list[dict[str, Any]] = []  # logprobs of tokens whose text has not come yet
         self._logprobs: list[dict[str, Any]] = []
 
     def wait(self, logprobs: Sequence[dict[str, Any]]) -> None:
-        """Keeps logprobs of tokens for the next piece of text; those of reasoning and calls are not told."""
+        """Keeps logprobs of tokens for the next piece of text. Those of reasoning and calls are not sent."""
         self._waiting += logprobs
 
     def push(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
-        """The events of one more piece."""
+        """Events of one more piece."""
         if delta.reasoning_content:
             yield from self._text("reasoning", delta.reasoning_content)
         if delta.content:
@@ -42,7 +42,7 @@ class ResponseOutput:
             yield from self._call(part)
 
     def finish(self, status: str) -> Iterator[dict[str, Any]]:
-        """The events of the end. status: the last item's, completed or incomplete."""
+        """Events of the end. status: of the last item, completed or incomplete."""
         if not self.items:
             yield from self._open("message", {"role": "assistant"})
         yield from self._close(status)
@@ -86,7 +86,7 @@ class ResponseOutput:
         text, kind = "".join(self._texts), self.items[-1]["type"]
         done: dict[str, Any]
         if kind == "function_call":
-            # An event that was told keeps the item as it was.
+            # An event that was sent keeps the item as it was.
             self.items[-1] = {**self.items[-1], "status": status, "arguments": text}
             done = {"type": "response.function_call_arguments.done", "name": self.items[-1]["name"], "arguments": text}
             yield {**done, **self._place()}

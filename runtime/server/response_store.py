@@ -1,4 +1,4 @@
-"""Answers of /v1/responses that are kept for a while: in memory alone, bounded, each for the key that asked."""
+"""Stored answers of /v1/responses: in memory only, bounded, and visible only to the key that asked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """owner: the number of its key. response: as it was answered. input_items: of its request. history: the
-    conversation, from its first item to the answer's last. num_bytes: of its JSON, what it shares with earlier ones
-    included."""
+    """owner: number of its key. response: as it was answered. input_items: of its request. history: the conversation,
+    from its first item to the answer's last. num_bytes: size as JSON, including what it shares with earlier answers."""
 
     owner: int | None
     response: dict[str, Any]
@@ -27,7 +26,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """At most max_count answers and max_bytes; beyond that whoever holds most loses the one not used for longest."""
+    """Holds at most max_count answers and max_bytes. Beyond that, the key that holds most loses its least recently used
+    answer."""
 
     def __init__(self, max_count: int, max_bytes: int) -> None:
         self._max_count, self._max_bytes = max_count, max_bytes
@@ -39,7 +39,7 @@ class ResponseStore:
         return self._max_count > 0
 
     def get(self, owner: int | None, response_id: str) -> StoredResponse:
-        """Raises ApiError 404, for another key's as well."""
+        """The stored answer. Raises ApiError 404, also for an answer of another key."""
         found = self._kept.get(response_id)
         if found is None or found.owner != owner:
             raise ApiError(
@@ -52,7 +52,7 @@ class ResponseStore:
         return found
 
     def history(self, owner: int | None, response_id: str | None) -> Sequence[Item]:
-        """The conversation up to an answer, nothing for None. Raises ApiError 400, as OpenAI's code says."""
+        """The conversation up to an answer; empty for None. Raises ApiError 400, the code that OpenAI uses."""
         if response_id is None:
             return ()
         try:
@@ -62,7 +62,7 @@ class ResponseStore:
             raise ApiError(str(error), param="previous_response_id", code=code) from error
 
     def put(self, stored: StoredResponse) -> None:
-        """Keeps an answer, unless it alone is too large."""
+        """Stores an answer unless it alone is too large."""
         if stored.num_bytes > self._max_bytes or not self.enabled:
             return
         self._kept[stored.response["id"]] = stored
@@ -72,7 +72,7 @@ class ResponseStore:
             self._drop(next(key for key, one in self._kept.items() if one.owner == most))
 
     def delete(self, owner: int | None, response_id: str) -> None:
-        """Raises ApiError 404."""
+        """Deletes an answer. Raises ApiError 404."""
         self.get(owner, response_id)
         self._drop(response_id)
 

@@ -1,8 +1,8 @@
 """One memory budget for weights, graphs and KV cache: which graphs are kept, and how large the KV pool may be.
 
-The rules are those that users of vLLM on Intel Gaudi know (memory utilization, VLLM_GRAPH_RESERVED_MEM,
-VLLM_GRAPH_PROMPT_RATIO), with two differences. Graphs of llmc share one arena, so a set of them takes the largest
-arena and not the sum. And what the graphs leave of their share goes to the KV cache instead of lying idle.
+The rules are those of vLLM on Intel Gaudi (memory utilization, VLLM_GRAPH_RESERVED_MEM, VLLM_GRAPH_PROMPT_RATIO), with
+two differences. Graphs of llmc share one arena, so a set of them takes the largest arena, not the sum. And memory that
+the graphs leave unused goes to the KV cache instead of lying idle.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from llmc.mpi_loader import mpi_rank
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
-# A command with its pointers resolved (cpu_program.h), and a row's int32 inputs: id, position, slot, sequence.
+# Bytes of a command with its pointers resolved (cpu_program.h), and of a row's int32 inputs: id, position, slot,
+# sequence.
 COMMAND_BYTES = 128
 _TOKEN_INPUT_BYTES = 16
 _FLOAT_BYTES = _INT_BYTES = 4
 
 
 class BudgetError(ValueError):
-    """Budgets that contradict each other or the artifact; one sentence with the values and what would do."""
+    """Budgets that contradict each other or the artifact. The message is one sentence with the values and a way out."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    """Shares, 0 … 1. utilization: of the memory that is available. graph_reserved: of what the weights leave of that,
-    for graphs. graph_prompt_ratio: of those, for prefill and mixed graphs. kv_bytes: of the KV pool; 0: what is left.
+    """Shares, 0 … 1.
+
+    utilization: share of the available memory. graph_reserved: share for graphs, of what the weights leave of that.
+    graph_prompt_ratio: share of the graph memory for prefill and mixed graphs. kv_bytes: size of the KV pool; 0: all
+    that is left.
     """
 
     utilization: float = 0.9
@@ -49,7 +53,7 @@ class BudgetOptions:
 def budget_of(
     utilization: float | None, graph_reserved: float | None, graph_prompt_ratio: float | None, kv_bytes: int = 0
 ) -> BudgetOptions | None:
-    """The budget that is asked for, defaults where None is given; None without a utilization. Raises BudgetError."""
+    """The requested budget, with defaults for None. None without a utilization. Raises BudgetError."""
     given = {"graph_reserved": graph_reserved, "graph_prompt_ratio": graph_prompt_ratio}
     chosen = {name: value for name, value in given.items() if value is not None}
     if utilization is not None:
@@ -62,8 +66,8 @@ def budget_of(
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What was decided. kept, dropped: graphs by index, ascending. graph_bytes: of the kept ones. lines: the steps.
-    instance_mib: that instances of graphs may take of a device; None where there are none."""
+    """The decision. kept, dropped: graph indices, ascending. graph_bytes: of the kept graphs. lines: the calculation,
+    step by step. instance_mib: device memory for graph instances; None where there are none."""
 
     kept: tuple[int, ...]
     dropped: tuple[int, ...]
@@ -74,13 +78,13 @@ class Budget:
 
     @property
     def device_options(self) -> dict[str, int]:
-        """What the device is told of it."""
+        """Options of the device that follow from the budget."""
         return {} if self.instance_mib is None else {"graph_mib": self.instance_mib}
 
 
 def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
-    """Memory of a set of graphs: one arena, one set of inputs and logits, each as large as the largest of them needs,
-    and the commands of all."""
+    """Bytes of a set of graphs: one arena and one set of inputs and logits, each as large as its largest user, plus the
+    commands of all graphs."""
     arena = inputs = samples = commands = 0
     for graph in graphs:
         arena = max(arena, graph.arena_bytes)
@@ -93,8 +97,10 @@ def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
 
 
 def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple[int, ...]:
-    """Indices of the graphs that can serve everything the artifact can, if in larger graphs than need be. They are the
-    decode graphs of most sequences and of longest context, and a prefill graph, the largest or else the smallest.
+    """Indices of a minimal set of graphs that can serve every request, possibly in larger graphs than necessary.
+
+    It holds the decode graphs with the most sequences and with the longest context, and one prefill graph: the largest,
+    or with `smallest` the smallest.
     """
     numbers = range(len(graphs))
     decode = [i for i in numbers if graphs[i].phase == "decode"]
@@ -103,13 +109,13 @@ def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple
     if decode:
 
         def blocks(i: int) -> int:
-            """Of all sequences together."""
+            """KV blocks of all sequences together."""
             return graphs[i].max_blocks or graphs[i].max_seqs * graphs[i].max_blocks_per_seq
 
         found.add(max(decode, key=lambda i: (graphs[i].max_seqs, blocks(i), -i)))
         found.add(max(decode, key=lambda i: (graphs[i].max_blocks_per_seq, graphs[i].max_seqs, blocks(i), -i)))
     if prompt:
-        # A prompt runs in chunks, so any size will do, but its context must be held.
+        # A prompt runs in chunks, so any size works, but the graph must hold its context.
         longest = max(graphs[i].max_blocks_per_seq for i in prompt)
         reaching = [i for i in prompt if graphs[i].max_blocks_per_seq == longest]
         sign = 1 if smallest else -1
@@ -118,8 +124,8 @@ def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple
 
 
 def size_order(graphs: Sequence[GraphInfo]) -> tuple[int, ...]:
-    """All graphs by index, the base first, then prompts by tokens and decode by batch, the largest batch first: the
-    order of a warm-up that knows of no traffic."""
+    """All graphs by index: the base first, then prompts by tokens and decode by batch, the largest batch first. This is
+    the order of a warm-up without known traffic."""
 
     def rank(index: int) -> tuple[int, int, int, int]:
         graph = graphs[index]
@@ -140,8 +146,8 @@ def plan_budget(
     options: BudgetOptions,
     draft: DraftMemory | None = None,
 ) -> Budget:
-    """Decides under `available` bytes, of which the ranks of a host have equal parts. order: all graphs by index, the
-    ones to keep first. Raises BudgetError."""
+    """Plans for `available` bytes, shared equally by the ranks of a host. order: all graphs by index, the ones to keep
+    first. Raises BudgetError."""
     lines, weight_bytes = [], info.weight_bytes
     if info.num_ranks > 1:
         mpi = mpi_rank()
@@ -215,20 +221,20 @@ def plan_budget(
 
 
 def draft_text(draft: DraftMemory | None) -> str:
-    """What a draft takes whatever is served, behind the weights of its model."""
+    """Text on the fixed memory of a draft; it follows the model's weights."""
     return "" if draft is None else f", draft {size_text(draft.weights)} and {size_text(draft.graphs)} for its graphs"
 
 
 def draft_kv_text(draft: DraftMemory | None, tokens: int) -> str:
-    """The draft's KV cache, behind that of its model."""
+    """Text on the draft's KV cache; it follows the model's cache."""
     return "" if draft is None else f"; the draft's {size_text(draft.kv(tokens))} for as many tokens"
 
 
 def _keep(
     graphs: Sequence[GraphInfo], order: Sequence[int], base: Sequence[int], vocab: int, reserved: int, prompt_share: int
 ) -> set[int]:
-    """The base, then by order each graph with which its phase stays in its share and all stay in `reserved`; when one
-    phase has all its graphs, the other may take what that leaves."""
+    """Keeps the base, then, in `order`, each graph that fits: its phase stays in its share, and all stay in `reserved`.
+    Once one phase has all its graphs, the other may use what it left."""
     kept = set(base)
     shares = {True: prompt_share, False: reserved - prompt_share}
 
@@ -270,10 +276,10 @@ def _graph_lines(graphs: Sequence[GraphInfo], kept: set[int], vocab: int, graph_
 
 
 def _share_up(part: int, whole: int) -> float:
-    """part / whole, rounded up to three places, so that it does as a limit."""
+    """part / whole, rounded up to three places so that it is safe as a limit."""
     return -(-part * 1000 // whole) / 1000
 
 
 def size_text(count: int) -> str:
-    """Bytes as people read them."""
+    """Bytes in readable units."""
     return f"{count / 2**30:.2f} GiB" if count >= 1 << 28 else f"{count / 2**20:.1f} MiB"

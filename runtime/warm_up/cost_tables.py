@@ -1,4 +1,5 @@
-"""Cost tables of artifacts: where they are kept, found by artifact and machine, and filled while a warm-up measures."""
+"""Cost tables of artifacts: where they are stored, found by artifact and machine, and filled while a warm-up
+measures."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ _WRITE_EVERY_S = 2.0
 
 
 def step_costs(where: Path) -> StepCosts:
-    """The costs in a file, or those measured for an artifact. The short form of a table, which tells of full buckets
-    only, is taken as of a target that computes padding. Raises BucketError."""
+    """The costs in a file, or those measured for an artifact. A table in short form describes full buckets only and is
+    read as that of a target that computes padding. Raises BucketError."""
     if where.is_dir():
         return StepCosts.of_table(measured_table(where), f"measured, {where.name}")
     data = read_json(where)
@@ -45,7 +46,7 @@ def step_costs(where: Path) -> StepCosts:
 
 
 def measured_table(artifact: Path) -> CostTable:
-    """The costs measured for an artifact: on this machine, or else the last ones measured anywhere.
+    """The costs measured for an artifact: on this machine if there are any, else the latest from any machine.
 
     Raises BucketError when there are none.
     """
@@ -59,7 +60,7 @@ def measured_table(artifact: Path) -> CostTable:
 
 
 def table_warnings(table: CostTable) -> list[str]:
-    """What to know before trusting a table: costs that fall, which predictions refuse, and disturbed ones."""
+    """Warnings about a table: costs that fall as buckets grow, which predictions refuse, and disturbed measurements."""
     fallen = falls(table.costs)
     under_load = trusted(table.costs)[1]
     lines = [f"{fallen[0]}: predictions refuse such costs, measure again with llmc warmup --again"] if fallen else []
@@ -72,11 +73,11 @@ def bucket_of(graph: GraphInfo) -> Bucket:
 
 
 class CostRecorder:
-    """The table of an artifact on this machine, filled step by step; it is written now and then, so an interrupted
-    warm-up leaves what it has measured. Methods raise CostTableError when it cannot be written."""
+    """The cost table of an artifact on this machine, filled step by step. It is written periodically, so an interrupted
+    warm-up keeps what it measured. Methods raise CostTableError when it cannot be written."""
 
     def __init__(self, artifact: Path, folder: Path, graphs: Sequence[GraphInfo], num_threads: int) -> None:
-        """num_threads: of the engine. Raises BucketError when the artifact's manifest does not tell what it is."""
+        """num_threads: of the engine. Raises BucketError when the artifact's manifest does not identify it."""
         key, machine = artifact_key(read_manifest(artifact)), machine_facts(num_threads)
         self.path = folder / table_name(key, machine)
         known = load_table(folder, key, machine)
@@ -86,13 +87,13 @@ class CostRecorder:
         self._written = time.monotonic()
 
     def unknown(self) -> frozenset[int]:
-        """Indices of the graphs whose bucket has no cost yet, or one to measure again: under load, or one that falls as
+        """Indices of graphs whose bucket has no cost yet, or one to measure again: measured under load, or falling as
         buckets grow."""
         known = self.table.buckets - {cost.bucket for cost in doubtful(self.table)}
         return frozenset(i for i, graph in enumerate(self._graphs) if bucket_of(graph) not in known)
 
     def take(self, step: WarmStep) -> None:
-        """Notes what a step of the warm-up measured."""
+        """Records the measurements of a warm-up step."""
         for one in step.measured:
             load, bucket = one.load, bucket_of(self._graphs[one.graph])
             self._pending.append(
@@ -105,13 +106,13 @@ class CostRecorder:
             self.flush()
 
     def take_overhead(self, step_s: float, token_s: float) -> None:
-        """Notes what a step takes around its replay, and for each token it samples; writes all that was noted."""
+        """Records the time of a step around its replay, and of each sampled token; then writes all records."""
         self.table = replace(self.table.with_costs(self._pending), step_s=step_s, token_s=token_s)
         self._pending = []
         self.table.write(self.path)
 
     def flush(self) -> None:
-        """Writes what was noted."""
+        """Writes the records."""
         self._written = time.monotonic()
         if self._pending:
             self.table, self._pending = self.table.with_costs(self._pending), []
@@ -119,6 +120,6 @@ class CostRecorder:
 
 
 def _is_here(machine: Mapping[str, str]) -> bool:
-    """Whether costs were measured on a machine like this one, with whatever count of threads."""
+    """Whether costs were measured on a machine like this one, with any number of threads."""
     here = machine_facts(0)
     return {**machine, "threads": ""} == {**here, "threads": ""}

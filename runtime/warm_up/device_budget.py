@@ -1,7 +1,7 @@
-"""The memory budget of a device with memory of its own, as a GPU has: every graph is kept.
+"""The memory budget of a device with its own memory, such as a GPU: every graph is kept.
 
-Graphs share one arena there, too, and one that has no room for its instance runs as launches of its kernels: slower,
-with the same bits. So the share for graphs is the arena's and, with what is left of it, the instances'.
+There, too, all graphs share one arena. A graph whose instance does not fit runs as separate kernel launches: slower,
+with the same bits. The share for graphs therefore holds the arena and, in what is left of it, the instances.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FREE = "free_memory_bytes"
 
 
 def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
-    """Bytes that nobody has taken of the device that `options` choose; None for one that computes in the host's memory,
-    or does not tell. Raises LlmcError where there is no such device."""
+    """Free bytes of the device that `options` choose. None for a device that computes in host memory or does not report
+    it. Raises LlmcError if the device does not exist."""
     names = DEVICE_OPTIONS.get(kind, {})
     if "graph_mib" not in names:
         return None

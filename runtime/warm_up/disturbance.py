@@ -1,6 +1,7 @@
-"""How much other work disturbed a measurement: how long engine threads waited for a CPU, and what others took.
+"""How much other work disturbed a measurement: how long engine threads waited for a CPU, and CPU time of other
+processes.
 
-Linux tells both. Where a system does not, a measurement counts as undisturbed and its spread is all that speaks.
+Linux reports both. On a system that does not, every measurement counts as undisturbed, and only its spread warns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 BUSY = 0.1
-"""From this share on a machine counts as busy, and what was measured on it as disturbed."""
+"""A machine counts as busy from this share on, and measurements made on it as disturbed."""
 _TEAM_THREAD = re.compile(r"llmc-\d+", re.ASCII)
 _TASKS = Path("/proc/self/task")
 _STAT = Path("/proc/stat")
@@ -25,8 +26,8 @@ _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment. wait_ns: run-queue wait of each engine thread so far; busy_s: CPU time of the whole machine, own_s: of
-    this process, None where the system does not tell."""
+    """Counters at one moment. wait_ns: run-queue wait of each engine thread so far. busy_s: CPU time of the whole
+    machine; own_s: of this process; None where the system does not report it."""
 
     time_s: float
     wait_ns: Mapping[int, int]
@@ -43,8 +44,11 @@ class Watch(Protocol):
 
 
 class MachineWatch:
-    """Reads the counters of this machine. waited_s: the longest that one engine thread was kept from running, seconds;
-    taken: the share of the machine's CPU time that went to others, 0 … 1. The thread that replays marks and asks."""
+    """Reads the counters of this machine.
+
+    waited_s: longest wait of a single engine thread for a CPU, in seconds. taken: share of the machine's CPU time used
+    by other processes, 0 … 1. Marks and questions come from the thread that replays.
+    """
 
     def __init__(self, tasks: Path = _TASKS, stat: Path = _STAT, cpus: int | None = None, tick_s: float = 0.0) -> None:
         self._tasks, self._stat = tasks, stat
@@ -70,7 +74,8 @@ class MachineWatch:
         return min(1.0, max(0.0, others_s / (self._cpus * wall_s)))
 
     def _waits(self) -> dict[int, int]:
-        """Run-queue wait so far of the engine's threads and of this one, which works with them; nanoseconds."""
+        """Run-queue wait in nanoseconds so far: of the engine's threads and of the calling thread, which works with
+        them."""
         self._team = self._team or _engine_threads(self._tasks)
         waits = {}
         for task in (*self._team, self._tasks / str(threading.get_native_id())):

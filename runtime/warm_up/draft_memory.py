@@ -1,4 +1,4 @@
-"""What a draft takes of the memory of its model: weights, what its graphs share, and a KV cache beside the model's."""
+"""Memory that a draft takes from its model's budget: weights, memory its graphs share, and a second KV cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmc.runtime.binding import ArtifactInfo
 
 @dataclass(frozen=True, slots=True)
 class DraftMemory:
-    """Bytes. weights, graphs: whatever is served; kv_block: of a KV block of block_size tokens."""
+    """Bytes. weights, graphs: taken whatever is served. kv_block: a KV block of block_size tokens."""
 
     weights: int
     graphs: int
@@ -18,7 +18,7 @@ class DraftMemory:
 
     @classmethod
     def of(cls, info: ArtifactInfo, graphs: int) -> DraftMemory:
-        """Of the draft's artifact, whose graphs share so many bytes."""
+        """From the draft's artifact; graphs: bytes that its graphs share."""
         return cls(info.weight_bytes, graphs, info.kv_block_bytes, info.block_size)
 
     @property
@@ -26,12 +26,13 @@ class DraftMemory:
         return self.weights + self.graphs
 
     def kv(self, tokens: int) -> int:
-        """The KV cache beside a model's of so many tokens; one block more is the dummy block of padding."""
+        """Bytes of the draft's KV cache for that many tokens, plus one dummy block for padding."""
         return (-(-tokens // self.block_size) + 1) * self.kv_block
 
 
 def kv_beside_draft(room: int, info: ArtifactInfo, draft: DraftMemory | None) -> int:
-    """Of `room` bytes those for the model's KV cache, so that the draft's cache has the rest; 0 where neither fits."""
+    """Bytes of `room` for the model's KV cache, leaving the rest to the draft's cache. 0 if one of them does not
+    fit."""
     if draft is None:
         return room
     each = info.kv_block_bytes + -(-draft.kv_block * info.block_size // draft.block_size)

@@ -1,4 +1,4 @@
-"""Measures what replays of a graph take: repeats, their spread, and what disturbed them."""
+"""Measures replays of a graph: repeats, their spread, and how much they were disturbed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from llmc.runtime.binding import GraphInfo
 from llmc.runtime.warm_up.disturbance import BUSY, Watch
 
 _MAX_REPEATS = 9
-# Of a replay that waited longer for a CPU, in all, something else was measured.
+# A replay that waited longer for a CPU in all measured something else.
 _CLEAN = BUSY / 2
 # So many undisturbed repeats replace the others; for them a load may be replayed so many times as often as else.
 _ENOUGH, _PATIENCE = 3, 3
 
 
 class GraphReplayer(Protocol):
-    """What of the engine a warm-up needs."""
+    """The part of the engine that a warm-up needs."""
 
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int: ...
     def walk_graph(self, graph: int) -> int: ...
@@ -28,7 +28,8 @@ class GraphReplayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a replay carries: sequences of tokens_each new tokens and `context` tokens each, when it is done."""
+    """Load of a replay: sequences with tokens_each new tokens each. `context`: tokens of each sequence after the
+    replay."""
 
     num_seqs: int
     tokens_each: int
@@ -42,9 +43,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoad:
-    """Wall time of a replay of a load in graph `graph`, as `typical` has it of `repeats` of them. deviation_s: their
-    standard deviation, 0 of a single one. disturbed: share of the time that other work took or was waited for, 0 … 1.
-    """
+    """Wall time of a load in graph `graph`: `typical` of `repeats` replays. deviation_s: their standard deviation, 0
+    for a single one. disturbed: share of the time that other work took or the replay waited, 0 … 1."""
 
     graph: int
     load: Load
@@ -55,7 +55,8 @@ class MeasuredLoad:
 
 
 def full_load(graph: GraphInfo, block_size: int, max_model_len: int) -> Load:
-    """The load that fills a graph: its batch with its length each, or its context in decode, of a total its share."""
+    """The load that fills a graph: its whole batch, at full length (prefill) or full context (decode). If the graph
+    bounds the total context, each sequence gets an equal share."""
     reach = min(graph.max_blocks_per_seq * block_size, max_model_len)
     if graph.phase == "decode":
         each = graph.max_blocks // graph.max_seqs * block_size or graph.seq
@@ -65,32 +66,33 @@ def full_load(graph: GraphInfo, block_size: int, max_model_len: int) -> Load:
 
 
 def light_load(graph: GraphInfo) -> Load:
-    """The least a step of the whole batch carries: every kernel runs, and the weights are read once."""
+    """The smallest load of a step with the whole batch: every kernel runs, and the weights are read once."""
     return Load(min(graph.max_seqs, graph.max_tokens), 1, 1)
 
 
 def half_load(graph: GraphInfo, block_size: int, max_model_len: int) -> Load:
-    """As many sequences as fill a graph, of half the length, which a curve through light and full loads misses; of
-    decode the full load."""
+    """Half-length load: as many sequences as fill the graph, each half as long. A curve through light and full loads
+    misses it. For decode: the full load."""
     full = full_load(graph, block_size, max_model_len)
     each = max(1, full.tokens_each // 2)
     return full if graph.phase == "decode" else Load(full.num_seqs, each, each)
 
 
 def capped(times: Sequence[float]) -> list[float]:
-    """The times, none as more than three times their median: once it was something else."""
+    """The times, each at most three times their median: a larger one measured something else."""
     most = 3 * statistics.median(times)
     return [min(time, most) for time in times]
 
 
 def typical(times: Sequence[float]) -> float:
-    """What to count for each of many replays that take such times. It is the mean of `capped`, for on a shared machine
-    times have two humps, and a median is one of them."""
+    """Time to count for each of many replays with these times: the mean of `capped`. On a shared machine times have two
+    humps, and the median lies on one of them."""
     return statistics.fmean(capped(times))
 
 
 class Measurer:
-    """Measures loads of an engine's graphs. measure_s: about the time that a load may take; at_least: repeats of it."""
+    """Measures loads of an engine's graphs. measure_s: approximate time for one load. at_least: minimum number of
+    repeats."""
 
     def __init__(
         self,
@@ -104,9 +106,9 @@ class Measurer:
         self._measure_s, self._at_least = measure_s, at_least
 
     def measure(self, graph: int, load: Load) -> Generator[None, None, MeasuredLoad]:
-        """Replays the load, yields before each time so that others get their turn, and returns what was measured.
+        """Replays the load and returns the measurement. Yields before each replay so that other work gets its turn.
 
-        Repeats that waited for a CPU do not count where enough others did not; for those it is patient, within bounds.
+        Repeats that waited for a CPU do not count if enough others did not; for those it waits, within bounds.
         """
         begin = self._watch.mark()
         seconds: list[float] = []
@@ -130,7 +132,8 @@ class Measurer:
         )
 
     def _goes_on(self, seconds: Sequence[float], waited: Sequence[float]) -> bool:
-        """Judged by the fastest time so far: a load is replayed more often where the clock is coarse."""
+        """Whether to replay once more. Judged by the fastest time so far: with a coarse clock a load is replayed more
+        often."""
         if len(seconds) < self._at_least:
             return True
         wanted = min(_MAX_REPEATS, math.floor(self._measure_s / min(seconds)))

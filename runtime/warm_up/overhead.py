@@ -1,4 +1,4 @@
-"""What a step takes around its replay: to schedule, prepare, sample, publish, and for a host to take the events."""
+"""Time of a step around its replay: scheduling, preparing, sampling, publishing, and the host taking the events."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ROUNDS = 5
 
 
 def measure_overhead(engine: Engine, max_num_seqs: int) -> tuple[float, float]:
-    """(seconds of a step, seconds of each token that it samples), medians; runs greedy requests of a token of prompt.
+    """(seconds per step, seconds per sampled token), medians. Runs greedy requests with a prompt of one token.
 
-    The engine must be idle, with room for a block of KV cache for each of max_num_seqs sequences. Raises LlmcError.
+    The engine must be idle, with a free KV block for each of max_num_seqs sequences. Raises LlmcError.
     """
     one = _around_a_step(engine, 1)
     if max_num_seqs == 1:
@@ -24,7 +24,8 @@ def measure_overhead(engine: Engine, max_num_seqs: int) -> tuple[float, float]:
 
 
 def _around_a_step(engine: Engine, num_seqs: int) -> float:
-    """Median over rounds of the mean time of a decode step of so many sequences and its events, the replay left out."""
+    """Time of a decode step with num_seqs sequences and its events, without the replay. Median over rounds of the
+    mean."""
     params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
     means = []
     for _ in range(_ROUNDS):

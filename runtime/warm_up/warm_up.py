@@ -1,7 +1,7 @@
-"""Warm-up: graphs are replayed before requests need them, so that none pays for cold pages, and their costs measured.
+"""Warm-up: replays graphs before requests need them, so that no request pays for cold pages, and measures their costs.
 
-A `WarmPlan` says in which order, which graphs a server must have to take requests, and which costs are known already.
-`WarmUp` carries it out, one replay a call, so that a server can do the rest between the steps of its engine.
+A `WarmPlan` lists the order, the graphs a server needs before it takes requests, and the graphs to measure. `WarmUp`
+carries it out, one replay a call, so that a server can work between the steps of its engine.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from llmc.runtime.warm_up.disturbance import BUSY, MachineWatch, Watch
 from llmc.runtime.warm_up.measuring import GraphReplayer, Load, MeasuredLoad, Measurer, full_load, half_load, light_load
 
 REPLAY_S = 5.0
-"""About so long graphs are replayed before the rest is walked through, unless a plan says otherwise; seconds."""
-# Reading the weights takes about as long as computing so many tokens: the weights of the remaining time.
+"""Approximate seconds of replaying graphs before the rest is walked through, unless a plan sets another time."""
+# Reading the weights takes about as long as computing that many tokens; used to estimate the remaining time.
 _FIXED_TOKENS = 64
-# Kernels are the same for any larger count of rows.
+# Beyond that many rows, kernels are the same.
 _MANY_TOKENS = 16
 # What is measured beside a start: so many repeats of a load; a full and a half load take so many times a full one.
 _START_REPEATS, _MARGIN = 3, 1.5
-# A probe may have so many times the tokens of the one before.
+# A probe has at most that many times the tokens of the one before.
 _GROWTH = 4
 
 
 @dataclass(frozen=True)
 class WarmPlan:
-    """Graphs by index. order: those that are replayed, first to last. num_hot: so many of them make a server ready, the
-    rest follows behind its traffic. measure: those whose cost is measured. dropped: never used, not part of order.
-    measure_s: about the time that measuring a load may take. measure_within_s: measure only when all is warm, only on
-    an idle machine and only what takes so long in all; None: in any case. replay_s: about so long graphs are replayed,
-    then those of kernels that were replayed are walked through. skipped: nothing is done, a first use pays for it.
+    """Plan of a warm-up; graphs are given by index.
+
+    order: graphs to replay, first to last. num_hot: leading graphs of `order` that must be warm before ready; the rest
+    follows behind traffic. measure: graphs whose cost is measured. dropped: graphs that are never used, not in `order`.
+    measure_s: approximate time to measure one load. measure_within_s: measure only when all is warm, the machine is
+    idle and all of it takes at most that long; None: always measure. replay_s: approximate time of replays; after that,
+    graphs whose kernels were replayed are only walked through. skipped: do nothing; the first use pays.
     """
 
     order: tuple[int, ...]
@@ -55,15 +57,17 @@ class WarmPlan:
 
     @classmethod
     def of_all(cls, graphs: Sequence[GraphInfo]) -> WarmPlan:
-        """All graphs, the dearest first: it reads all weights, and what does not fit shows at once."""
+        """A plan for all graphs, the most expensive first: it reads all weights, and running out of memory shows at
+        once."""
         order = sorted(range(len(graphs)), key=lambda i: (-graphs[i].max_tokens, -graphs[i].seq, i))
         return cls(tuple(order), len(order))
 
 
 @dataclass(frozen=True)
 class WarmStep:
-    """One graph that is warm: the `done`-th of `total`, its last wall time, what was measured, the estimated time left
-    in seconds, and the memory left in bytes. replayed: else it was walked through. note: what a reader should know."""
+    """One graph that became warm: number `done` of `total`. Carries its last wall time, its measurements, the estimated
+    seconds left, and the bytes of memory left. replayed: False if it was only walked through. note: what a reader
+    should know."""
 
     done: int
     total: int
@@ -92,7 +96,7 @@ OnWarmStep = Callable[[WarmStep], None]
 
 @dataclass(frozen=True, slots=True)
 class WarmCounts:
-    """Graphs that are warm: replayed with rows, or walked through without, after another one with the same kernels."""
+    """Number of warm graphs: replayed with rows, or walked through without rows after a graph with the same kernels."""
 
     replayed: int = 0
     walked: int = 0
@@ -102,12 +106,12 @@ class WarmCounts:
         return self.replayed + self.walked
 
     def and_one(self, *, replayed: bool) -> WarmCounts:
-        """With one more."""
+        """These counts plus one graph."""
         return WarmCounts(self.replayed + replayed, self.walked + (not replayed))
 
 
 def _kernels(graph: GraphInfo) -> tuple[str, int, int, int]:
-    """Equal for graphs of the same kernels: these depend on the phase, and on few rows, not on how many beyond that."""
+    """Key of a graph's kernels. They depend on the phase and on the row count while it is small, not beyond."""
     return graph.phase, graph.max_seqs, min(graph.max_tokens, _MANY_TOKENS), graph.num_commands
 
 
@@ -125,8 +129,8 @@ class WarmUp:
         watch: Watch | None = None,
         before: Callable[[], object] | None = None,
     ) -> None:
-        """watch: what tells how busy the machine is; None: the machine's own counters. before: makes warm what is
-        beside the graphs, such as a draft."""
+        """watch: tells how busy the machine is; None: the machine's own counters. before: warms up what lies outside
+        the graphs, such as a draft."""
         self._engine = engine
         self._graphs = graphs
         self._limits = block_size, max_model_len
@@ -150,7 +154,7 @@ class WarmUp:
 
     @property
     def counts(self) -> WarmCounts:
-        """Of all phases."""
+        """Counts over all phases."""
         with self._counting:
             phases = list(self.warm.values())
         return WarmCounts(sum(one.replayed for one in phases), sum(one.walked for one in phases))
@@ -169,14 +173,15 @@ class WarmUp:
         return self.plan.skipped or self.num_warm == self.total
 
     def restrict(self) -> None:
-        """Has requests use no graph that is dropped or not warm yet; each joins as it becomes warm."""
+        """Restricts requests to warm graphs that were not dropped; each graph joins as it becomes warm."""
         hot = set(self.plan.order if self.plan.skipped else self.plan.order[: self.plan.num_hot])
         for index in range(len(self._graphs)):
             if index not in hot:
                 self._engine.enable_graph(index, False)
 
     def joined(self, graphs: Sequence[GraphInfo], replayed: bool = True) -> None:
-        """Counts graphs that were added to the engine, and replayed there or walked through; from any thread."""
+        """Counts graphs that were added to the engine and are warm already, replayed or walked through. From any
+        thread."""
         with self._counting:
             for graph in graphs:
                 self._by_phase[graph.phase] = self._by_phase.get(graph.phase, 0) + 1
@@ -184,7 +189,7 @@ class WarmUp:
             self.total += len(graphs)
 
     def advance(self) -> WarmStep | None:
-        """One replay; the step when it was a graph's last one. Raises LlmcError."""
+        """Runs one replay. Returns the step if it was the last replay of a graph. Raises LlmcError."""
         start = time.monotonic()
         step = next(self._replays, None)
         self.seconds += time.monotonic() - start
@@ -203,8 +208,8 @@ class WarmUp:
         return max(1, math.ceil(self.seconds * left / max(self._worked, _FIXED_TOKENS)))
 
     def coverage(self) -> dict[str, object]:
-        """Counts for /ready, with "by_phase": {"decode": {"total", "warm", "replayed", "walked"}, …}; seconds: of work
-        so far; skipped: nothing is warmed up."""
+        """Counts for /ready, with "by_phase": {"decode": {"total", "warm", "replayed", "walked"}, …}. seconds: duration
+        of the work so far. skipped: no warm-up at all."""
         with self._counting:
             phases, totals, total = dict(self.warm), dict(self._by_phase), self.total
         by_phase = {
@@ -225,8 +230,8 @@ class WarmUp:
         }
 
     def _work(self) -> Iterator[WarmStep | None]:
-        """Every replay of the plan, in order. A walk without rows makes a graph as warm as one of the same kernels that
-        was replayed before."""
+        """Every replay of the plan, in order. Walking through a graph without rows warms it as well as the replayed
+        graph with the same kernels."""
         plan, note = self.plan, ""
         if self._before is not None and not plan.skipped:
             self._before()
@@ -263,7 +268,8 @@ class WarmUp:
             )
 
     def _affords(self, graph: GraphInfo) -> bool:
-        """Whether to replay it: its kernels were not yet, or the time for replays lasts for one more like the last."""
+        """Whether to replay the graph: its kernels were not replayed yet, or the replay time left covers one more like
+        the last."""
         known = self._light_ns.get(_kernels(graph))
         return known is None or self._replayed_ns + known <= self.plan.replay_s * 1e9
 
@@ -274,8 +280,8 @@ class WarmUp:
         return found
 
     def _measure_beside(self, within_s: float) -> Generator[None, None, tuple[list[MeasuredLoad], str]]:
-        """What is measured without being asked for, and why it is not all: never on a busy machine, and nothing when
-        all would take too long."""
+        """Unrequested measurements, and why some are missing. Measures nothing on a busy machine, or if all would take
+        too long."""
         hint = "costs are not measured: {}; llmc warmup measures them"
         if self._watch.taken(self._began) >= BUSY:
             return [], hint.format("other programs keep this machine busy")
@@ -294,18 +300,19 @@ class WarmUp:
             found += measured
             if time.monotonic() - begin > _MARGIN * within_s:
                 return found, hint.format("it takes longer than expected")
-        # A single load may take less than the machine's counters can tell.
+        # A single load may be shorter than the resolution of the machine's counters.
         if self._watch.taken(self._began) >= BUSY:
             return [], hint.format("other programs keep this machine busy")
         return found, ""
 
     def _estimate(self, enough_s: float) -> Generator[None, None, float]:
-        """Seconds that measuring takes at most, about; or more than enough_s as soon as that much is sure to be.
+        """Approximate upper bound of the seconds that measuring takes. Returns early with more than enough_s once that
+        is certain.
 
-        Prompts of growing length tell what a row takes, each at most _GROWTH times as long as the one before.
+        Prompts of growing length measure the time per row; each has at most _GROWTH times the tokens of the one before.
         """
         measure = [index for index in self.plan.order if index in self.plan.measure]
-        # A large model shows at once: its light loads alone take too long.
+        # A large model is recognized at once: its light loads alone take too long.
         least_s = _START_REPEATS * sum(2 * self._light_of(i) for i in measure) / 1e9
         if least_s > enough_s:
             return least_s
@@ -332,7 +339,7 @@ class WarmUp:
         return _START_REPEATS * sum(each_ns) / 1e9
 
     def _replay_light(self, index: int) -> int:
-        """Replays with the least load, and keeps in mind what graphs of these kernels take."""
+        """Replays with the smallest load, and records the time for graphs with the same kernels."""
         wall_ns = self._replay(index, light_load(self._graphs[index]))
         kernels = _kernels(self._graphs[index])
         self._light_ns[kernels] = min(wall_ns, self._light_ns.get(kernels, wall_ns))
@@ -352,6 +359,6 @@ class WarmUp:
         return half_load(self._graphs[index], *self._limits)
 
     def _weight(self, index: int) -> float:
-        """Time of a graph's replays, in tokens: a guess, for a walk too high."""
+        """Estimated time of a graph's replays, in tokens; too high for a walk."""
         tokens = self._graphs[index].max_tokens
         return 3 * _FIXED_TOKENS + tokens if index in self.plan.measure and self.plan.measure_within_s is None else 1.0
