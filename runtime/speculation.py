@@ -1,4 +1,4 @@
-"""--speculate and --draft: how an engine guesses next tokens, and how many."""
+"""--speculate and --draft: where an engine's guesses of next tokens come from, and how many."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SPECULATE_METAVAR = "off|ngram|draft"
 
 @dataclass(frozen=True)
 class Speculation:
-    """tokens: most guesses of a sequence in a step, 0: none. always: as many as a graph holds, whether they pay or not;
-    for tests and measurements. draft: the artifact of a model that makes them; None: prompt and output do."""
+    """tokens: most guesses per sequence and step; 0: none. always: as many as a graph holds even if they do not pay;
+    for tests and measurements. draft: artifact of the model that guesses; None: guesses come from prompt and output."""
 
     tokens: int = 0
     always: bool = False
@@ -34,8 +34,8 @@ class Speculation:
 
 
 def parse_speculation(text: str | None, draft: str | Path | None = None, name: str = "speculate") -> Speculation:
-    """Reads "off", "ngram", "ngram:K", or with a draft "draft" and "draft:K"; None is "draft" with one, else "off".
-    "ngram:K:always" checks K guesses in every step. Raises RequestError."""
+    """Reads "off", "ngram", "ngram:K", or with a draft "draft" and "draft:K". None means "draft" with a draft, else
+    "off". "ngram:K:always" checks K guesses in every step. Raises RequestError."""
     if text is None:
         text = "off" if draft is None else "draft"
     if text == "off":

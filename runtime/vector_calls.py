@@ -20,7 +20,7 @@ Ids = list[list[int]]
 
 
 class VectorPrompts(ABC):
-    """What `LLM` and `AsyncLLM` share: from texts to input ids, each of which the engine can take."""
+    """Common code of `LLM` and `AsyncLLM`: from texts to input ids that the engine can take."""
 
     engine: Any
     limit: ContextLimit
@@ -30,11 +30,11 @@ class VectorPrompts(ABC):
     @property
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """Raises TokenizerError where the artifact has none."""
+        """Raises TokenizerError if the artifact has none."""
 
     @property
     def task(self) -> str:
-        """What the artifact was compiled for: "generate", "embed", "rank" or "classify"."""
+        """Task that the artifact was compiled for: "generate", "embed", "rank" or "classify"."""
         return "generate" if self.vector_task is None else self.vector_task.name
 
     def _task(self, name: str) -> VectorTask:
@@ -104,7 +104,7 @@ def labels_of(task: VectorTask, ids: Ids, rows: Sequence[Vector]) -> list[LabelO
 
 
 class VectorCalls(VectorPrompts):
-    """What `LLM` has beside the calls that write text."""
+    """Calls of `LLM` for models that give vectors."""
 
     max_num_seqs: int
 
@@ -116,10 +116,11 @@ class VectorCalls(VectorPrompts):
         truncate: bool = False,
         progress: Progress | None = None,
     ) -> list[EmbeddingOutput]:
-        """The vectors of texts, or lists of token ids, in their order.
+        """Vectors of texts, or of lists of token ids, in their order.
 
-        dimensions: only so many numbers, the first, of each; for models that were trained for that. truncate: a text
-        that is too long loses its end. Raises RequestError, before any runs for what is wrong with a text.
+        dimensions: keep only that many leading numbers of each; for models trained for that. truncate: cut a text that
+        is too long at its end. progress: called with (prompts done, all). Raises RequestError for an invalid text,
+        before any of them runs.
         """
         task = self._task("embed")
         task.check_dimensions(dimensions)
@@ -137,8 +138,8 @@ class VectorCalls(VectorPrompts):
     ) -> list[ScoreOutput]:
         """How well documents answer queries: one query for all documents, or one each.
 
-        instruction: what the model is told to look for, where it takes that. truncate: a document that is too long
-        loses its end. Raises RequestError.
+        instruction: tells the model what to look for, if it accepts one. truncate: cut a document that is too long at
+        its end. Raises RequestError.
         """
         task = self._task("rank")
         ids = self._pairs(task, queries, documents, instruction, truncate)

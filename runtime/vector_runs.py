@@ -14,7 +14,7 @@ from llmc.runtime.request_error import RequestError
 from llmc.runtime.vector_task import Vector
 
 NO_TOKENS = SamplingParams(max_tokens=1)
-"""Parameters of a request that draws none."""
+"""Parameters of a request that samples no tokens."""
 
 
 def run_vectors(
@@ -24,8 +24,8 @@ def run_vectors(
     window: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Vector]:
-    """The row of each prompt, in their order. window: prompts that the engine holds at once. progress: called with
-    (prompts done, all). Raises RequestError for the first that the engine fails; what still runs is cancelled then."""
+    """The row of each prompt, in order. window: prompts in the engine at once. progress: called with (prompts done,
+    all). Raises RequestError for the first prompt that the engine fails; those still running are cancelled."""
     rows = [np.zeros(width, np.float32) for _ in prompts]
     running: dict[int, int] = {}
     waiting, done = iter(range(len(prompts))), 0

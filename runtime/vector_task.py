@@ -1,4 +1,4 @@
-"""What the vectors of an artifact are for, embeddings or scores of pairs or labels, and how texts become rows."""
+"""Tasks of an artifact with vectors (embeddings, scores of pairs, labels), and how texts become rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 Vector = NDArray[np.float32]
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Of pairs whose model wants one, where nobody gives another."""
+"""Default for pairs of a model that expects an instruction."""
 _DOES = {"embed": "gives embeddings", "rank": "scores pairs of texts", "classify": "scores labels of texts"}
 _PLACES = re.compile(r"\{(instruction|query|document)\}")
 
 
 @dataclass(frozen=True)
 class VectorTask:
-    """As the manifest has it. name: "embed", "rank" or "classify"; width: numbers of a vector; vocab_size: tokens,
-    whose kind is told in the input id where typed. The others: see `models/config.py`."""
+    """The task as in the manifest. name: "embed", "rank" or "classify". width: numbers of a vector. vocab_size: tokens;
+    if typed, the input id also encodes the kind of token. The others: see `models/config.py`."""
 
     name: str
     width: int
@@ -38,7 +38,7 @@ class VectorTask:
 
     @classmethod
     def of_artifact(cls, path: Path, width: int) -> VectorTask | None:
-        """None of one that writes text. width: as its tables have it, 0 for none. Raises RequestError."""
+        """None for an artifact that generates text. width: as in its tables, 0 for none. Raises RequestError."""
         if not width:
             return None
         try:
@@ -59,17 +59,17 @@ class VectorTask:
         )
 
     def must_be(self, *names: str) -> None:
-        """Raises RequestError where the task is none of `names`."""
+        """Raises RequestError if the task is none of `names`."""
         if self.name not in names:
             raise RequestError(f"this model {_DOES[self.name]}: compile one with --task {' or '.join(names)}")
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raises RequestError for more than a vector has."""
+        """Raises RequestError for more dimensions than a vector has."""
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise RequestError(f"dimensions is {dimensions}: use 1 to {self.width}, which the model's vectors have")
 
     def shortened(self, vector: Vector, dimensions: int | None) -> Vector:
-        """The first numbers of an embedding, to length 1 where the model's have that."""
+        """The leading numbers of an embedding, normalized to length 1 if the model's vectors are."""
         if dimensions is None or dimensions == self.width:
             return vector
         first = vector[:dimensions].astype(np.float64)
@@ -78,7 +78,7 @@ class VectorTask:
         return first.astype(np.float32)
 
     def scores(self, row: Vector) -> Vector:
-        """Of the numbers of a row."""
+        """Scores from the numbers of a row."""
         x = row.astype(np.float64)
         if self.activation == "sigmoid":
             x = 1.0 / (1.0 + np.exp(-x))
@@ -88,7 +88,7 @@ class VectorTask:
         return x.astype(np.float32)
 
     def score(self, row: Vector) -> float:
-        """Of a pair: of two numbers, how likely the better one is."""
+        """Score of a pair; with two numbers, the probability of the better label."""
         return float(self.scores(row)[-1])
 
     def text_ids(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> list[int]:
@@ -107,7 +107,7 @@ class VectorTask:
                 [token + kind * self.vocab_size for token, kind in zip(ids, kinds, strict=True)] if self.typed else ids
             )
         given = {"instruction": instruction or INSTRUCTION, "query": query, "document": document}
-        # Each place once: what is put there is not looked through.
+        # Each placeholder is replaced once; the inserted text is not searched.
         before, text = _PLACES.split(self.template), ""
         parts = [given[part] if i % 2 else part for i, part in enumerate(before)]
         text = "".join(parts)

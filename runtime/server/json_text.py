@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from .lanes import Lanes
 
-# Some 50 µs of encoding.
+# About 50 µs of encoding.
 _NODES = 512
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -22,17 +22,17 @@ def to_json(value: Any) -> bytes:
 
 
 async def json_of(lanes: Lanes, make: Callable[[], Any], size: int) -> bytes:
-    """The text of what `make` makes; size: about how many tokens, alternatives and prompts it tells of."""
+    """JSON text of what `make` returns. size: about how many tokens, alternatives and prompts it describes."""
     return await lanes.run(lambda: b"".join(pieces(make())), size)
 
 
 async def json_response(lanes: Lanes, make: Callable[[], Any], size: int) -> Response:
-    """An answer of what `make` makes; size as for `json_of`."""
+    """An answer with what `make` returns. size: as for `json_of`."""
     return Response(await json_of(lanes, make, size), media_type="application/json")
 
 
 def pieces(value: Any) -> Iterator[bytes]:
-    """`to_json(value)` in parts, none of which takes long to make."""
+    """`to_json(value)` in parts, each quick to make."""
     if not isinstance(value, (dict, list, tuple)) or _num_nodes(value, _NODES) <= _NODES:
         yield to_json(value)
         return
@@ -64,7 +64,7 @@ class _One:
 
 
 def _runs(items: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | _One]:
-    """The items in their order: runs of small ones, and large ones by themselves."""
+    """The items in order: runs of small ones, and large ones alone."""
     run: list[Any] = []
     num_nodes = 0
     for item in items:
@@ -85,7 +85,7 @@ def _runs(items: list[Any] | tuple[Any, ...]) -> Iterator[list[Any] | _One]:
 
 
 def _num_nodes(value: Any, most: int) -> int:
-    """Values in `value`, itself included; counting ends somewhere above `most`."""
+    """Number of values in `value`, itself included; counting stops somewhere above `most`."""
     count, left = 0, [value]
     while left and count <= most:
         one = left.pop()

@@ -1,4 +1,4 @@
-"""Reasoning: <think>…</think> told apart from the answer, and guides that wait for its end."""
+"""Separates reasoning, <think>…</think>, from the answer, and delays guides until the reasoning ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ReasoningStyle:
-    """How a family of models marks its reasoning. always: it reasons even where neither prompt nor answer say so."""
+    """Markers of a model family's reasoning. always: it reasons even if neither prompt nor answer says so."""
 
     name: str
     always: bool
@@ -31,12 +31,12 @@ STYLES: Mapping[str, ReasoningStyle] = {
 }
 
 
-# Distilled models keep the architecture of the model they were made from; this token tells them.
+# Distilled models keep the architecture of their base model; this token identifies them.
 _DEEPSEEK_TOKEN = "<｜Assistant｜>"
 
 
 def reasoning_style(model_type: str | None, tokenizer: Tokenizer) -> ReasoningStyle | None:
-    """How the family of a model marks its reasoning; None where it does not reason."""
+    """Reasoning style of a model's family; None if it does not reason."""
     if tokenizer.token_id(CLOSE) is None:
         return None
     if tokenizer.token_id(_DEEPSEEK_TOKEN) is not None:
@@ -49,14 +49,14 @@ def starts_in_reasoning(style: ReasoningStyle, prompt_end: str) -> bool:
     end = prompt_end.rstrip()
     if end.endswith(OPEN):
         return True
-    # A template that is told not to think closes the reasoning itself.
+    # A template told not to think closes the reasoning itself.
     return style.always and not end.endswith(CLOSE)
 
 
 class ReasoningParser(TextMachine):
-    """Gives out reasoning up to </think>, then content; without white space at the borders.
+    """Returns reasoning up to </think>, then content, both without white space at the borders.
 
-    inside: the text starts with reasoning, whether <think> is written or not. Otherwise only a <think> at the very
+    inside: the text starts with reasoning, whether or not <think> is written. Otherwise only a <think> at the very
     start opens it. Text without end of reasoning is all reasoning.
     """
 
@@ -87,16 +87,17 @@ class ReasoningParser(TextMachine):
                 self._position = found - end + len(CLOSE)
                 return
             if self._ended:
-                # Space before the end, or the start of a marker that was cut off.
+                # White space before the end, or the start of a marker that was cut off.
                 self._buffer, self._position = "", 0
                 return
             yield
 
 
 class GuideAfterReasoning:
-    """A guide that allows every token up to the one that ends the reasoning.
+    """A guide that allows every token until the one that ends the reasoning.
 
-    inside: the text starts with reasoning; otherwise the token that opens it may come first, or the guide's own.
+    inside: the text starts with reasoning. Otherwise the first token is the one that opens reasoning, or one that the
+    inner guide allows.
     """
 
     def __init__(self, guide: Guide, vocab_size: int, open_id: int | None, close_id: int, inside: bool) -> None:
@@ -123,17 +124,17 @@ class GuideAfterReasoning:
         return words
 
     def forced(self) -> list[int]:
-        """The tokens that come next where there is no choice of text; none while there may be reasoning."""
+        """Tokens that must come next because the text allows no choice; none while reasoning is possible."""
         return [] if self._reasoning or self._first else self._guide.forced()
 
     def copy(self) -> GuideAfterReasoning:
-        """A guide of the same text so far, which goes on by itself."""
+        """An independent guide of the same text so far."""
         other = copy.copy(self)
         other._guide = self._guide.copy()
         return other
 
     def accept(self, token_id: int) -> None:
-        """Moves past a token that was taken."""
+        """Advances past a sampled token."""
         first, self._first = self._first, False
         if self._reasoning:
             self._reasoning = token_id != self._close_id
@@ -146,7 +147,8 @@ class GuideAfterReasoning:
 def after_reasoning(
     make: Callable[[], Guide], vocab_size: int, open_id: int | None, close_id: int | None, inside: bool
 ) -> Callable[[], Guide]:
-    """`make` for a model that reasons first. Without a token that ends the reasoning the guide holds from the start."""
+    """`make` for a model that reasons first. Without a token that ends the reasoning, the guide applies from the
+    start."""
     if close_id is None:
         return make
     end = close_id

@@ -1,4 +1,5 @@
-"""Why a request may be refused that the OpenAPI document allows: no schema can say these rules. By the error's code."""
+"""Reasons why a request that the OpenAPI document allows may still be refused, by error code: no schema can express
+these rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of what the server would do, and does, about its own buckets."""
+"""Metrics about the server's own buckets: proposed and applied changes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from prometheus_client.registry import Collector
 
 
 class ReplanCollector(Collector):
-    """Reads the state at each collection. state: as of `Replanner`."""
+    """Reads the state at each collection. state: see `Replanner`."""
 
     def __init__(self, state: Callable[[], dict[str, Any]]) -> None:
         self._state = state
 
     def describe(self) -> list[Metric]:
-        """No names, so that registering does not collect."""
+        """Returns no names, so that registering does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:

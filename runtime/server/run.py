@@ -1,4 +1,4 @@
-"""The start of the serving process: its socket, its engine and thread priorities."""
+"""Starts the serving process: its socket, its engine and thread priorities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .context import ServerContext
 from .process import BACKLOG, OnStopping, ServerProcess
 
 log = logging.getLogger("llmc.server")
-# The engine's thread takes the interpreter's lock between two steps; Python lets others keep it for 5 ms by default.
+# Between two steps the engine's thread needs the interpreter's lock; by default Python lets others keep it for 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 _MAX_FILES = 65536
 
@@ -115,12 +115,12 @@ def serve(
     on_stopping: OnStopping | None = None,
     on_bucket_news: OnBucketNews | None = None,
 ) -> str | None:
-    """Serves until a signal or a failure of the engine; returns why it failed, None for an orderly end.
+    """Serves until a signal or a failure of the engine. Returns why the engine failed, None for an orderly end.
 
-    plan_warm_up: the plan for the artifact's graphs and the engine's count of threads; None: all graphs, none measured.
-    on_bucket_news: told what became of the buckets that the miss policy `background` compiles.
-    on_listening and on_ready are called with the server's URL, on_stopping with why it ends. Raises ServerError, and
-    the binding's errors.
+    plan_warm_up: makes the plan from the artifact's graphs and the engine's thread count; None: all graphs, none
+    measured. on_bucket_news: told the outcome for buckets that the miss policy `background` compiles. on_listening and
+    on_ready are called with the server's URL, on_stopping with the reason for the end. Raises ServerError, and the
+    binding's errors.
     """
     listener, stack = listen(config.host, config.port), contextlib.ExitStack()
     try:
@@ -151,13 +151,14 @@ def serve(
 
 
 def _settle() -> None:
-    """What is there once the server is ready stays: a collection that walks it again would hold up every step."""
+    """Freezes the objects that exist once the server is ready: a collection that walks them again would delay every
+    step."""
     gc.collect()
     gc.freeze()
 
 
 def raise_file_limit() -> None:
-    """A connection is an open file: many systems allow 1024 unless a process asks for more, as it may."""
+    """Raises the limit of open files, one per connection: many systems allow 1024 unless a process asks for more."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -170,7 +171,8 @@ def raise_file_limit() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound first: a port in use is known before a model is loaded, and early clients wait instead of being refused."""
+    """A bound socket, made early: a used port is reported before the model loads, and early clients wait instead of
+    being refused."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -180,7 +182,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _check_tls(config: ServerConfig) -> dict[str, str]:
-    """uvicorn's arguments. Raises ServerError."""
+    """TLS arguments of uvicorn. Raises ServerError."""
     if config.ssl_certfile is None:
         if config.ssl_keyfile is not None:
             raise ServerError("--ssl-keyfile needs --ssl-certfile: give both")
@@ -194,7 +196,8 @@ def _check_tls(config: ServerConfig) -> dict[str, str]:
 
 
 def _yield_to_engine(nice: int) -> None:
-    """Makes this thread, and those it starts from now on, give way to the engine's, which run already."""
+    """Lowers the priority of this thread, and of those it starts later, below the engine's threads, which run
+    already."""
     if nice and hasattr(os, "setpriority"):
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()

@@ -1,6 +1,6 @@
-"""What every request passes before a route sees it: request ids, API keys, limits on bodies and memory, hosts, CORS.
+"""Middlewares in front of every route: request ids, API keys, limits on bodies and memory, hosts, CORS.
 
-Pure ASGI, so that streams are not buffered and disconnects reach the routes.
+They are pure ASGI, so that streams are not buffered and disconnects reach the routes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .hosts import AllowedHosts, hosts_of
 from .page_files import PAGE_PATHS
 from .request_memory import RequestMemory, RequestMemoryMiddleware
 
-# Probes and load balancers hold no key, and the page asks for one.
+# Probes and load balancers have no key, and the page asks its reader for one.
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version"}) | PAGE_PATHS
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -48,7 +48,7 @@ def install(app: FastAPI, config: ServerConfig, memory: RequestMemory) -> None:
 
 
 class RequestIds:
-    """Takes X-Request-Id from the client or makes one, and sends it back."""
+    """Takes X-Request-Id from the client or makes one, and returns it in the answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -69,9 +69,9 @@ class RequestIds:
 
 
 class ApiKeys:
-    """Answers 401 to whoever shows none of the keys, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
+    """Answers 401 unless the client sends one of the keys, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
 
-    A request goes on with its key's number in scope["llmc.key"].
+    The key's number is passed on in scope["llmc.key"].
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -96,25 +96,25 @@ class ApiKeys:
         await error.response()(scope, receive, send)
 
     def _number(self, scope: Scope) -> int | None:
-        """Of the key that a request shows; None for no known one."""
+        """Number of the key in a request; None if it is unknown or missing."""
         headers = dict(scope["headers"])
-        # Bytes, not text: what is white space in Latin-1 may be part of a character in UTF-8.
+        # Bytes, not text: white space in Latin-1 may be part of a character in UTF-8.
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         shown = [bearer if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
-        # Every key is compared, in constant time: the answer tells nothing about how near a guess was.
+        # Every key is compared, in constant time, so that the answer does not tell how close a guess was.
         tokens = [token.strip(b" \t") for token in shown]
         known = [number for token in tokens for number, key in self._keys if hmac.compare_digest(token, key)]
         return known[0] if known else None
 
 
 def key_of(scope: Scope) -> int | None:
-    """The number of the key that a request showed; None on a server without keys."""
+    """Number of the request's key; None on a server without keys."""
     number: int | None = scope.get("llmc.key")
     return number
 
 
 def _forms(key: str) -> list[bytes]:
-    """The bytes of a key as clients send it: in UTF-8, or in Latin-1 as some libraries write headers."""
+    """Bytes of a key as clients send it: in UTF-8, or in Latin-1 as some libraries write headers."""
     forms = [key.encode("utf-8", "surrogateescape")]
     if not key.isascii():
         with contextlib.suppress(UnicodeEncodeError):
@@ -123,7 +123,7 @@ def _forms(key: str) -> list[bytes]:
 
 
 class BodyLimit:
-    """Answers 413 to bodies above the limit, by their Content-Length or once that much has come."""
+    """Answers 413 to bodies above the limit: by their Content-Length, or once that much has arrived."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A span for each HTTP request, exported over OTLP/HTTP, with its time in the queue, in prefill and in decode below it.
+"""A span for each HTTP request, exported over OTLP/HTTP, with child spans for queue, prefill and decode.
 
 Attributes are those of OpenTelemetry's semantic conventions for HTTP servers and generative AI; latencies are named as
 vLLM names them. `opentelemetry-sdk` reads the OTEL_* variables: service name, headers, sampler, sizes of batches.
@@ -30,24 +30,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llmc.server")
 _EXPORT_TIMEOUT_S = 5.0
-# The prompts of one request that get spans of their own.
+# At most that many prompts of a request get their own spans.
 _MAX_PROMPTS = 16
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 
 
 class SpanExport:
-    """Makes spans of exchanges and sends them in a thread of its own; a collector that is away costs spans only.
+    """Makes spans of exchanges and sends them from its own thread. If the collector is unreachable, only spans are
+    lost.
 
     endpoint: the collector's base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT.
     """
 
     def __init__(self, endpoint: str) -> None:
         url = endpoint.rstrip("/") + "/v1/traces"
-        # Its complaints about each batch would fill the log: _TellOnce says what is to be known.
+        # Its complaint about each batch would fill the log; _TellOnce logs the essentials.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         exporter = _TellOnce(OTLPSpanExporter(endpoint=url, timeout=_EXPORT_TIMEOUT_S), url)
         facts = {SERVICE_NAME: "llmc", "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first, but not the SDK's "unknown_service".
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence, but not the SDK's "unknown_service".
         resource = Resource(facts).merge(Resource.create())
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "llmc"}))
@@ -58,7 +59,7 @@ class SpanExport:
         self._context_of = TraceContextTextMapPropagator().extract
 
     def write(self, exchange: Exchange) -> None:
-        """Takes an exchange that is over; from any thread, which it never keeps waiting."""
+        """Takes a finished exchange; from any thread, without blocking it."""
         if exchange.path in QUIET_PATHS:
             return
         given = {"traceparent": exchange.traceparent, "tracestate": exchange.tracestate}
@@ -84,18 +85,18 @@ class SpanExport:
         span.end(exchange.ended_ns + to_unix)
 
     def flush(self) -> None:
-        """Sends what there is, for some seconds at most."""
+        """Sends pending spans, for a few seconds at most."""
         self._processor.force_flush(int(_EXPORT_TIMEOUT_S * 1000))
 
     def close(self) -> None:
-        """Sends what is left, for some seconds at most."""
+        """Sends pending spans, for a few seconds at most, and stops."""
         closing = threading.Thread(target=self._provider.shutdown, name="llmc-spans-close", daemon=True)
         closing.start()
         closing.join(_EXPORT_TIMEOUT_S)
 
 
 def _stages(record: RequestRecord) -> Iterator[tuple[str, int, int]]:
-    """(name, start, end) on time.monotonic_ns() of the stages that were reached; the last one ends with the request."""
+    """(name, start, end) on time.monotonic_ns() of the stages reached; the last one ends with the request."""
     times = [
         ("queue", record.arrival_ns),
         ("prefill", record.first_scheduled_ns),
@@ -143,7 +144,7 @@ def _attributes(exchange: Exchange) -> dict[str, Any]:
 
 
 class _TellOnce(SpanExporter):
-    """A span exporter that says once that its collector is away, and once that it is back."""
+    """A span exporter that logs once that its collector is unreachable, and once that it is back."""
 
     def __init__(self, inner: SpanExporter, url: str) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""The server at a glance, for the live page: what runs, how fast, and which buckets it uses. No text of requests."""
+"""State of the server for the live page: what runs, how fast, and in which buckets. Never text of requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_REQUESTS = 100
 
 
 class RecentLatencies:
-    """Latencies of the requests that ended in the last five minutes, the newest thousand of them."""
+    """Latencies of the requests that ended in the last five minutes, at most the newest thousand."""
 
     def __init__(self) -> None:
         self._ended: deque[tuple[float, Latencies]] = deque(maxlen=_WINDOW)
@@ -38,7 +38,7 @@ class RecentLatencies:
             self._ended.append((time.monotonic(), Latencies.of(record)))
 
     def percentiles(self) -> dict[str, dict[str, float]]:
-        """Seconds by name: {"ttft": {"p50", "p95", "p99"}, …}; a name without a request is left out."""
+        """Seconds by name: {"ttft": {"p50", "p95", "p99"}, …}; names without requests are left out."""
         since = time.monotonic() - _WINDOW_S
         with self._lock:
             recent = [latencies for ended, latencies in self._ended if ended >= since]
@@ -60,7 +60,7 @@ class LiveState:
         self._started = time.monotonic()
 
     def snapshot(self) -> dict[str, Any]:
-        """The state now, of plain values; counters are since the start. Belongs to the event loop."""
+        """The current state as plain values; counters are since the start. Call it on the event loop."""
         server, engine = self._server, self._server.engine
         stats = engine.stats()
         streams = engine.live_streams()

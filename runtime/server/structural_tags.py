@@ -1,4 +1,4 @@
-"""Structural tags: free text in which what begins with a trigger must be a tag around JSON of a given schema."""
+"""Structural tags: free text in which each trigger must begin a tag around JSON of a given schema."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EXAMPLE = '{"triggers": ["<f="], "structures": [{"begin": "<f=x>", "schema": {�
 def structural_tag(value: Any, defaults: SchemaDefaults = _JSON_SCHEMA) -> Guided:
     """The constraint of vLLM's `structural_tag`, an object or its JSON text. Raises RequestError.
 
-    The older form has `structures` and `triggers`; the newer one has a `format`, of which the type triggered_tags with
-    tags that hold a json_schema is supported. Triggers and tags are text: special tokens are no part of it.
+    The older form has `structures` and `triggers`, the newer one a `format`. Of that, only the type triggered_tags is
+    supported, with tags that contain a json_schema. Triggers and tags are text without special tokens.
     """
     given = parse_json("the structural tag", value) if isinstance(value, str) else value
     form = given.get("format") if isinstance(given, Mapping) else None
@@ -31,12 +31,13 @@ def structural_tag(value: Any, defaults: SchemaDefaults = _JSON_SCHEMA) -> Guide
     return _guided(given.get("structures"), given.get("triggers"), "*", defaults)
 
 
-# (stop_after_first, at_least_one) → how often a tag comes.
+# (stop_after_first, at_least_one) → number of tags.
 _REPEATS = {(False, False): "*", (False, True): "+", (True, False): "?", (True, True): ""}
 
 
 def _older(tag: Any) -> Any:
-    """A tag of the newer form as a structure of the older one; anything else as it is, to be refused."""
+    """A tag of the newer form converted to a structure of the older one. Anything else is returned unchanged, to be
+    refused."""
     content = tag.get("content") if isinstance(tag, Mapping) else None
     if not isinstance(content, Mapping) or content.get("type") != "json_schema":
         return None

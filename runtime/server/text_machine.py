@@ -1,4 +1,4 @@
-"""Text parsers that are written as if the whole text were there, and are fed it in pieces of any size."""
+"""Text parsers that are written as if the whole text were available, and fed in pieces of any size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .chat_output import ChatDelta
 
 _Result = TypeVar("_Result")
 Step = Generator[None, None, _Result]
-"""Part of a parser; yields where it needs more text."""
+"""Part of a parser; yields when it needs more text."""
 
 
 def overlap(text: str, marker: str) -> int:
@@ -19,9 +19,10 @@ def overlap(text: str, marker: str) -> int:
 
 
 class TextMachine:
-    """Subclasses write `_run`, which decides character by character, so that the pieces' borders never matter.
+    """Base of such parsers. Subclasses write `_run`, which decides character by character, so that borders of pieces
+    never matter.
 
-    The buffer starts with the text that may still turn out to be content; `_position` is where reading goes on.
+    The buffer starts with text that may still turn out to be content; reading continues at `_position`.
     """
 
     def __init__(self) -> None:
@@ -33,12 +34,12 @@ class TextMachine:
         self._resume()
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Takes the next piece of text; returns what became certain."""
+        """Takes the next piece of text; returns the deltas that are certain now."""
         self._buffer += text
         return self._resume()
 
     def finish(self) -> list[ChatDelta]:
-        """Ends the text; returns the rest."""
+        """Ends the text; returns the remaining deltas."""
         self._ended = True
         return self._resume()
 
@@ -56,7 +57,7 @@ class TextMachine:
         return deltas
 
     def _content(self, text: str) -> None:
-        """Gives out content, joined with what came just before."""
+        """Emits content, joined with the content just before."""
         if not text:
             return
         if self._deltas and self._deltas[-1].content:
@@ -64,7 +65,7 @@ class TextMachine:
         self._deltas.append(ChatDelta(content=text))
 
     def _commit(self) -> None:
-        """What was read is dealt with."""
+        """Drops from the buffer what was read."""
         self._buffer, self._position = self._buffer[self._position :], 0
 
     def _peek(self) -> Step[str]:
@@ -79,7 +80,7 @@ class TextMachine:
             self._position += 1
 
     def _literal(self, text: str, *, cut: bool = False) -> Step[bool]:
-        """Reads `text` if it is next. cut: the end of everything may cut it short."""
+        """Reads `text` if it comes next. cut: the end of the input may truncate it."""
         start = self._position
         for char in text:
             found = yield from self._peek()
@@ -92,7 +93,7 @@ class TextMachine:
         return True
 
     def _content_until(self, marker: str) -> Step[bool]:
-        """Gives out content up to `marker`, behind which reading goes on; False when there is none.
+        """Emits content up to `marker` and continues after it; False if there is none.
 
         White space before the marker stays at the start of the buffer: it is content only if no call follows.
         """
@@ -112,7 +113,7 @@ class TextMachine:
             yield
 
     def _rest(self) -> Step[None]:
-        """The buffer and all that follows is content."""
+        """Treats the buffer and everything after it as content."""
         self._position = 0
         while True:
             self._content(self._buffer)

@@ -1,4 +1,4 @@
-"""The line that says every few seconds what the engine does."""
+"""The log line that reports every few seconds what the engine does."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from llmc.runtime.binding.statistics import EngineStats
 
 
 class Throughput:
-    """Tells of the time between two looks at the engine's counters; times in seconds."""
+    """Reports the change of the engine's counters between two reads; times in seconds."""
 
     def __init__(self, stats: EngineStats, now_s: float) -> None:
         self._last, self._then_s = stats, now_s
 
     def line(self, stats: EngineStats, now_s: float) -> str | None:
-        """What happened since the last look; None when nothing did and nothing waits."""
+        """The activity since the last read; None if nothing happened and nothing waits."""
         last, seconds = self._last, max(now_s - self._then_s, 1e-9)
         self._last, self._then_s = stats, now_s
         if stats.num_steps == last.num_steps and not stats.num_running and not stats.num_waiting:
@@ -42,7 +42,7 @@ class Throughput:
 async def tell_throughput(
     stats: Callable[[], EngineStats], interval_s: float, say: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
-    """Says the line every interval_s, until cancelled."""
+    """Reports a line every interval_s, until cancelled."""
     throughput = Throughput(stats(), clock())
     while True:
         await asyncio.sleep(interval_s)

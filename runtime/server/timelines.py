@@ -1,7 +1,7 @@
-"""What became of requests, for the live page: when they waited, computed their prompt, drew tokens, were preempted.
+"""Timelines of requests for the live page: when they waited, computed their prompt, drew tokens, were preempted.
 
-Lengths and times, no text. The engine notes chunks and preemptions only while somebody asks; what a request that ended
-leaves here is its record without the gaps between its tokens.
+They contain lengths and times, no text. The engine records chunks and preemptions only while somebody asks. A request
+that ended leaves its record here, without the gaps between its tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 MAX_RECENT = 100
 MAX_LIVE = 100
-# Of one request: a long prompt in small chunks, or one that is preempted again and again.
+# Per request: enough for a long prompt in small chunks, or one that is preempted again and again.
 MAX_MARKS = 128
 
 
 class Timelines:
-    """The requests of an engine that run, and the last MAX_RECENT that ended. Belongs to the event loop."""
+    """Running requests of an engine, and the last MAX_RECENT that ended. Belongs to the event loop."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -39,9 +39,10 @@ class Timelines:
         self._recent.append(dataclasses.replace(record, token_gaps_ns=()))
 
     def snapshot(self) -> dict[str, Any]:
-        """{"complete", "requests"}: newest first, those that run before those that ended.
+        """{"complete", "requests"}: newest first, running ones before those that ended.
 
-        complete: whether every chunk since the last call is there; not at the first one, nor long after the last one.
+        complete: whether every chunk since the last call is included. Not so at the first call, nor long after the last
+        one.
         """
         streams = self._engine.live_streams()[:MAX_LIVE]
         complete = self._take_marks(streams)
@@ -108,10 +109,10 @@ def _state(moments: tuple[int, int, int, int], marks: Sequence[RequestMark]) -> 
 def spans_of(
     moments: tuple[int, int, int, int], marks: Sequence[RequestMark], graphs: Sequence[GraphInfo]
 ) -> list[dict[str, Any]]:
-    """The parts of a request's life, in seconds since its arrival; later ones lie over earlier ones.
+    """The stages of a request, in seconds since its arrival; later ones are drawn over earlier ones.
 
-    moments: arrival, first step, first token, end (or now), in ns, 0 for never. Without marks the prompt is one span.
-    A preemption lasts until its continuation is computed again.
+    moments: arrival, first step, first token, end (or now), in ns, 0 for never. Without marks the prompt is one span. A
+    preemption lasts until its continuation is computed again.
     """
     arrival_ns, scheduled_ns, first_token_ns, end_ns = moments
     spans: list[dict[str, Any]] = []

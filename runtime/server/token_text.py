@@ -1,4 +1,4 @@
-"""The bytes of single tokens, for logprobs: a token may hold a part of a character."""
+"""Bytes of single tokens, for logprobs; a token may hold a part of a character."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TokenTexts:
         return piece.replace("\u2581", " ").encode("utf-8", "replace")
 
     def label(self, token_id: int) -> str:
-        """The token as text; `bytes:\\xe2\\x80`, as OpenAI writes it, when it is a part of a character."""
+        """The token as text. If it is a part of a character: `bytes:\xe2\x80`, as OpenAI writes it."""
         data = self.bytes_of(token_id)
         try:
             return data.decode()
@@ -49,7 +49,7 @@ class TokenTexts:
 
 
 def _decoder_kinds(node: dict[str, object]) -> list[str]:
-    """Types of a decoder or pre-tokenizer and of those it is a sequence of."""
+    """Types of a decoder or pre-tokenizer, and of the members of a sequence."""
     children = [node.get("decoders"), node.get("pretokenizers")]
     nested = [kind for child in children if isinstance(child, list) for item in child for kind in _decoder_kinds(item)]
     return [str(node.get("type")), *nested]

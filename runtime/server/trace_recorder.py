@@ -1,6 +1,6 @@
-"""Records the traffic of a server as a trace: when requests came and how long they were, never what they said.
+"""Records the traffic of a server as a trace: arrival times and lengths of requests, never their text.
 
-The form is llmc's own JSONL, which `llmc buckets plan` and `llmc bench serve` read.
+The format is llmc's own JSONL, which `llmc buckets plan` and `llmc bench serve` read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 PREFIX_BLOCK = 128
 _HEADER = json.dumps({"llmc_trace": 1, "prefix_block": PREFIX_BLOCK})
-_MAX_PREFIX_IDS = 8192  # a line stays below the reader's limit
+_MAX_PREFIX_IDS = 8192  # keeps a line below the reader's limit
 
 
 class TraceFileError(ValueError):
-    """The file to record into is something else; the message is one sentence."""
+    """The file to record into is something else than a trace; the message is one sentence."""
 
 
 class TraceRecorder:
-    """Appends a line for each request that the engine finished; failed and cancelled ones that got a token count, too.
+    """Appends a line for each request that the engine finished, and for failed and cancelled ones that got a token.
 
-    on_submit is optional: with it the lines tell which prompts begin alike. max_bytes: then FILE becomes FILE.1.
-    Raises OSError when the file cannot be opened and TraceFileError when it is something else than a trace.
+    on_submit is optional; with it the lines show which prompts share a prefix. max_bytes: a larger file is renamed to
+    FILE.1. Raises OSError when the file cannot be opened, and TraceFileError when it is not a trace.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
@@ -48,7 +48,7 @@ class TraceRecorder:
         self._epoch_s = time.time() - time.monotonic_ns() / 1e9
 
     def on_submit(self, request: EngineRequest) -> None:
-        """Notes the hashes of a prompt's leading blocks."""
+        """Records the hashes of a prompt's leading blocks."""
         ids = self._prefixes.of(request.prompt_token_ids)
         if ids:
             with self._lock:
@@ -59,8 +59,8 @@ class TraceRecorder:
         with self._lock:
             prefix_ids = self._pending.pop(record.request_id, None)
         if record.num_output_tokens == 0 and any(reason != "stop" for reason in record.finish_reasons):
-            return  # refused, cancelled or failed before its first token: says nothing about lengths
-        # A trace has one length a request: that of its continuations, on average.
+            return  # refused, cancelled or failed before its first token: no evidence about lengths
+        # A trace has one output length per request: the average of its continuations.
         outputs = max(1, len(record.finish_reasons))
         line: dict[str, Any] = {
             "arrival_s": round(self._epoch_s + record.arrival_ns / 1e9, 6),
@@ -80,13 +80,13 @@ class TraceRecorder:
 
 
 class _PrefixIds:
-    """Ids of leading blocks that tell equal prefixes only: hashes under a key that dies with the process."""
+    """Ids of leading blocks that reveal only equal prefixes: hashes under a key that exists only in this process."""
 
     def __init__(self) -> None:
         self._key = os.urandom(32)
 
     def of(self, token_ids: Sequence[int]) -> list[int]:
-        """One id a full block, each of all tokens up to the block's end."""
+        """One id per full block, covering all tokens up to the block's end."""
         count = min(len(token_ids) // PREFIX_BLOCK, _MAX_PREFIX_IDS)
         data = np.asarray(token_ids[: count * PREFIX_BLOCK], np.int32).tobytes()
         chain = blake2b(key=self._key, digest_size=8)

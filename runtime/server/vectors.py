@@ -1,4 +1,4 @@
-"""What the endpoints of vectors and scores do alike: texts to input ids, and these to rows."""
+"""Common code of the endpoints for vectors and scores: texts to input ids, and ids to rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .requests import EngineRequest
 
 
 def task_of(server: ServerContext, *names: str) -> VectorTask:
-    """The task of the served model. Raises ApiError where it is none of `names`."""
+    """The task of the served model. Raises ApiError if it is none of `names`."""
     server.check_ready()
     server.check_task(*names)
     assert server.engine.vector_task is not None
@@ -29,7 +29,7 @@ def task_of(server: ServerContext, *names: str) -> VectorTask:
 
 
 def most_of(server: ServerContext, truncate: int | None) -> int | None:
-    """How many tokens of a text are taken where truncate_prompt_tokens is given; -1: as many as fit."""
+    """Most tokens of a text for truncate_prompt_tokens; -1: as many as fit."""
     if truncate is None:
         return None
     longest = server.engine.limit.longest_prompt
@@ -39,7 +39,7 @@ def most_of(server: ServerContext, truncate: int | None) -> int | None:
 async def encoded(
     server: ServerContext, texts: Sequence[str], make: Callable[[], list[list[int]]], param: str
 ) -> list[list[int]]:
-    """The input ids that `make` makes of `texts`, each of which the engine can take. Raises ApiError, RequestError."""
+    """Input ids that `make` returns for `texts`, checked against the engine's limits. Raises ApiError, RequestError."""
     for text in texts:
         check_chars(server, text)
     found = await server.lanes.run(make, sum(map(len, texts)))
@@ -49,7 +49,7 @@ async def encoded(
 
 
 def check_ids(server: ServerContext, index: int, ids: Sequence[int], param: str) -> None:
-    """Raises ApiError for what the engine cannot take."""
+    """Raises ApiError for ids that the engine cannot take."""
     if not ids:
         raise ApiError(f"{param} {index} has no tokens: give at least one", param=param, code=EMPTY)
     longest = server.engine.limit.longest_prompt
@@ -65,7 +65,7 @@ def check_ids(server: ServerContext, index: int, ids: Sequence[int], param: str)
 async def rows_of(
     server: ServerContext, request: Request, ids: Sequence[Sequence[int]], answer_id: str, priority: int | None
 ) -> list[Vector]:
-    """What the model gives for each. Raises as `answers.gather` does."""
+    """The model's output for each input. Raises as `answers.gather` does."""
     task = server.engine.vector_task
     assert task is not None
     deadline_s = answers.deadline_of(server, request)
@@ -88,6 +88,6 @@ async def rows_of(
 
 
 def usage_of(ids: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """OpenAI's usage of embeddings."""
+    """Usage in the form of OpenAI's embeddings."""
     tokens = sum(map(len, ids))
     return {"prompt_tokens": tokens, "total_tokens": tokens}

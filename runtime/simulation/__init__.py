@@ -1,1 +1,1 @@
-"""What-if: a trace through the real scheduler, in virtual time, and what it tells."""
+"""What-if: runs a trace through the real scheduler in virtual time, and reports the result."""

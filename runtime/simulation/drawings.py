@@ -1,4 +1,4 @@
-"""Pictures of a what-if as SVG: heat maps over the bucket grid, histograms and curves."""
+"""Drawings of a what-if as SVG: heat maps over the bucket grid, histograms and curves."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _NAMES = {"prefill": "prompt tokens of a step", "mixed": "tokens of a step", "de
 _COLUMNS, _ROWS = 96, 32
 _WIDEST_BAR = 72
 
-At = Callable[[float, float], tuple[float, float]]  # the pixel of (sequences or share, tokens)
+At = Callable[[float, float], tuple[float, float]]  # pixel of (sequences or share, tokens)
 
 
 def traffic_map(outcome: Outcome, phase: str, width: int = 560) -> str:
-    """Steps of a phase by length and sequences, under the borders of the buckets: of decode a map for the longest
-    context, and one for the total of contexts, where there are such buckets."""
+    """Steps of a phase by length and sequences, with the borders of the buckets. Decode gets one map for the longest
+    context, and one for the total of contexts if there are such buckets."""
     uses = outcome.of_phase(phase)
     forms = sorted({use.bucket.total for use in uses})
     return "".join(_traffic(outcome, phase, [u for u in uses if u.bucket.total == total], width) for total in forms)
 
 
 def _traffic(outcome: Outcome, phase: str, uses: Sequence[GraphUse], width: int) -> str:
-    """The map of the steps that these graphs of one form ran."""
+    """Map of the steps that ran in these graphs, all of one form."""
     mine = {use.bucket for use in uses}
     indices = {n for n, one in enumerate(outcome.ladder.buckets) if one in mine}
     loads = [load for load in outcome.loads if load.graph in indices]
@@ -58,7 +58,7 @@ def _traffic(outcome: Outcome, phase: str, uses: Sequence[GraphUse], width: int)
         low, high = row * batches[-1] / rows, (row + 1) * batches[-1] / rows
         x, y = at(high, column * longest / _COLUMNS)
         title = f"{count(value)} steps, {value / total:.2%}"
-        # By the root: a few cells hold most of the steps, and the others should still show.
+        # Square-root scale: a few cells hold most of the steps, and the others should still be visible.
         svg.rect(x, y, longest / _COLUMNS * across + 0.3, (high - low) * down + 0.3,
                  heat(_TRAFFIC, 0.12 + 0.88 * (value / most) ** 0.5), title)  # fmt: skip
     _borders(svg, uses, at)
@@ -67,7 +67,7 @@ def _traffic(outcome: Outcome, phase: str, uses: Sequence[GraphUse], width: int)
 
 
 def _borders(svg: Svg, uses: Sequence[GraphUse], at: At) -> None:
-    """Lines between the steps of different buckets, chosen as the scheduler does."""
+    """Borders between buckets, as the scheduler chooses them."""
     buckets = sorted((use.bucket for use in uses), key=rank)
     batches, seqs = (sorted({getattr(bucket, name) for bucket in buckets}) for name in ("batch", "seq"))
     owner = np.full((len(batches) + 1, len(seqs) + 1), -1)
@@ -88,7 +88,7 @@ def _borders(svg: Svg, uses: Sequence[GraphUse], at: At) -> None:
 
 
 def _ticks(svg: Svg, positions: Sequence[tuple[float, int]], y: float, anchor: str = "end") -> None:
-    """Numbers along an axis, as many as there is room for, the last one always."""
+    """Numbers along an axis, as many as fit; always the last one."""
     right = positions[-1][0]
     last = -99.0
     for x, value in positions:
@@ -112,7 +112,7 @@ def _axes(svg: Svg, at: At, batches: Sequence[int], seqs: Sequence[int], name: s
 
 
 def _name(uses: Sequence[GraphUse]) -> str:
-    """What the lengths of these buckets count."""
+    """Name of the length that these buckets bound."""
     totals = {use.bucket.total for use in uses}
     if len(totals) > 1:
         return "tokens of context, of a sequence and of all"
@@ -122,7 +122,7 @@ def _name(uses: Sequence[GraphUse]) -> str:
 def _histogram(
     phase: str, name: str, uses: Sequence[GraphUse], loads: Sequence[tuple[int, int]], longest: int, width: int
 ) -> str:
-    """One batch size: the lengths of the steps, coloured by the share that their bucket pads."""
+    """Lengths of the steps, coloured by the share of padding in their bucket; for a ladder with one batch size."""
     height, left, top, bottom = 300, 44, 12, 40
     svg = Svg(width, height, f"Histogram of the {name} of {phase} steps, with the sizes of the buckets")
     weights = np.zeros(_COLUMNS)
@@ -152,7 +152,7 @@ def _histogram(
 
 
 def waste_map(outcome: Outcome, phase: str, width: int = 560) -> str:
-    """The bucket grid: the number is the share of padding, the colour the time that it costs."""
+    """The bucket grid: the number is the share of padding, the colour the time it costs."""
     uses = outcome.of_phase(phase)
     by_bucket = {(use.bucket.batch, use.bucket.seq, use.bucket.total): use for use in uses}
     batches, seqs = sorted({u.bucket.batch for u in uses}), sorted({(u.bucket.total, u.bucket.seq) for u in uses})
@@ -183,7 +183,7 @@ def waste_map(outcome: Outcome, phase: str, width: int = 560) -> str:
 
 
 def _waste_bars(phase: str, uses: Sequence[GraphUse], width: int) -> str:
-    """One batch size: tokens asked for and padded, a bar a bucket."""
+    """Tokens requested and padded, one bar per bucket; for a ladder with one batch size."""
     height, left, top, bottom = 300, 44, 12, 40
     svg = Svg(width, height, f"Bars of the {phase} buckets: tokens asked for, and padding")
     ordered = sorted(uses, key=lambda use: use.bucket.seq)
@@ -229,7 +229,7 @@ def _words(use: GraphUse) -> str:
 
 
 def coverage_chart(outcomes: Sequence[Outcome], width: int = 560) -> str:
-    """How few graphs serve how much: the share of steps over the number of graphs, the most used first."""
+    """Share of the steps covered by the most used graphs, over the number of graphs."""
     height, left, top, bottom = 280, 50, 14, 40
     svg = Svg(width, height, "Share of steps served by the most used graphs")
     most = max(len(one.graphs) for one in outcomes)
@@ -261,7 +261,7 @@ def coverage_chart(outcomes: Sequence[Outcome], width: int = 560) -> str:
 
 
 def latency_chart(outcomes: Sequence[Outcome], width: int = 560) -> str:
-    """The latency that each ladder adds to a whole request, by percentile."""
+    """Latency that each ladder adds to a whole request, by percentile."""
     height, left, top, bottom = 280, 64, 14, 40
     svg = Svg(width, height, "Latency added to a whole request, by percentile")
     percents = np.array([*range(1, 99, 2), 99.0])

@@ -21,9 +21,8 @@ Times = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Nanoseconds of a replay: a curve over its token rows, and ns_per_pair for each pair of a new token and a token
-    that it sees. The curve is level before the first point, linear between them and on behind the last.
-    """
+    """Nanoseconds of a replay as a function of its token rows, plus ns_per_pair for each pair of a new token and a
+    token it attends to. Constant before the first point, linear between points, and extrapolated beyond the last."""
 
     tokens: tuple[int, ...]
     ns: tuple[float, ...]
@@ -32,8 +31,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGraph:
-    """A graph that need not have been compiled. exact: what a graph made for exactly the load would take. max_blocks:
-    of all sequences together, 0: no limit of its own."""
+    """A graph that need not be compiled. exact: cost of a graph made for exactly the load. max_blocks: KV blocks of all
+    sequences together; 0: no such limit."""
 
     phase: str
     batch: int
@@ -49,11 +48,11 @@ class SimulatedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """Replays of graph number `graph` with num_seqs sequences, the longest of `length` tokens. These are new tokens in
-    prefill and mixed steps, and context in decode steps, rounded up to blocks.
-    Of a graph with max_blocks, length is that of all contexts together.
-    tokens, contexts, ns, exact_ns and longest are sums: longest is that of the longest sequence of each replay, not
-    rounded.
+    """Replays of graph number `graph` with num_seqs sequences, the longest with `length` tokens.
+
+    length: new tokens in prefill and mixed steps; context in decode steps, rounded up to blocks. In a graph with
+    max_blocks it is the total of all contexts. tokens, contexts, ns, exact_ns and longest are sums over the replays;
+    longest adds each replay's longest sequence, unrounded.
     """
 
     graph: int
@@ -84,7 +83,7 @@ class SimulatedTrace:
 
 
 class SimulatedEngine(Engine):
-    """An engine like any other, but that replays take virtual time and nothing else."""
+    """A regular engine, except that replays take only virtual time."""
 
     def __init__(
         self,
@@ -98,8 +97,8 @@ class SimulatedEngine(Engine):
         token_ns: float = 0.0,
         **options: Any,
     ) -> None:
-        """Options are those of the scheduler and the KV pool among the fields of llmc_engine_options. step_ns and
-        token_ns: time of a step beside its replay, and of each token that it samples. Raises LlmcError."""
+        """Options: those of the scheduler and the KV pool in llmc_engine_options. step_ns, token_ns: time of a step
+        outside its replay, and of each token it samples. Raises LlmcError."""
         super(Engine, self).__init__()
         self._num_graphs = len(graphs)
         native_options = self._native_options(options)
@@ -121,10 +120,10 @@ class SimulatedEngine(Engine):
         self._events = (abi.Event * self._POLL_CAPACITY)()
 
     def simulate(self, trace: SimulatedTrace, progress: Callable[[int], None] | None = None) -> tuple[Times, Times]:
-        """Runs the trace; when each request's first and last token came, nanoseconds [N] each, 0 for never.
+        """Runs the trace. Returns when each request's first and last token came, in nanoseconds [N] each, 0 for never.
 
-        progress is called now and then with the number of requests that have ended; what it raises ends the run and is
-        raised here. Raises LlmcError for a trace that is not sound, and where one was run before.
+        progress is called now and then with the number of finished requests; an exception it raises ends the run and is
+        raised here. Raises LlmcError for an invalid trace, and for a second run.
         """
         raised: list[BaseException] = []
 
@@ -160,7 +159,7 @@ class SimulatedEngine(Engine):
         return first, last
 
     def loads(self) -> list[SimulatedLoad]:
-        """What the replays carried, by graph, sequences and length."""
+        """Load of the replays, by graph, sequences and length."""
         count = c_uint64()
         call("llmc_engine_get_simulated_loads", self.pointer, None, 0, byref(count))
         native = (abi.SimLoad * max(count.value, 1))()

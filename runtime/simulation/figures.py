@@ -1,4 +1,4 @@
-"""The figures of a what-if as words, for the terminal and the report."""
+"""Figures of a what-if as text, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from llmc.buckets.cost_bounds import CONFIDENCE
 from llmc.runtime.simulation.what_if import Outcome, WhatIf, percentile
 from llmc.units import format_bytes
 
-# Of the time of the arrivals: a backlog at the end of so much is more than a last long answer.
+# Of the arrival time: a backlog of more than that at the end cannot be just one long last answer.
 _BACKLOG = 0.1
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the comparison: a text for each ladder, and whether it is the best of several that differ.
+    """One row of the comparison: a text per ladder, and whether it is the best of several different ones.
 
-    last: of its group. help: what it means.
+    last: whether it ends its group. help: meaning of the row.
     """
 
     name: str
@@ -45,7 +45,7 @@ def count(value: float) -> str:
 
 
 def between(ends: tuple[float, float] | None, text: Callable[[float], str]) -> str:
-    """An interval behind a figure, as in " (3.1 ms to 3.9 ms)"; nothing where both ends read the same."""
+    """An interval after a figure, as " (3.1 ms to 3.9 ms)"; empty if both ends read the same."""
     if ends is None or text(ends[0]) == text(ends[1]):
         return ""
     return f" ({text(ends[0])} to {text(ends[1])})"
@@ -114,7 +114,7 @@ _ADDED = "Against an ideal ladder that has a graph of exactly every shape; media
 
 
 def headline(what_if: WhatIf) -> str:
-    """One sentence on what was run."""
+    """One sentence that describes the run."""
     trace, server = what_if.trace, what_if.server
     hours = duration(float(trace.arrival_s[-1]) / what_if.speed)
     faster = f", {what_if.speed:g} times as fast" if what_if.speed != 1 else ""
@@ -126,7 +126,7 @@ def headline(what_if: WhatIf) -> str:
 
 
 def warnings(what_if: WhatIf, outcomes: Sequence[Outcome]) -> list[str]:
-    """What a reader must know before trusting the figures."""
+    """Warnings a reader needs before trusting the figures."""
     lines = []
     last_arrival = float(what_if.trace.arrival_s[-1]) / what_if.speed
     for one in outcomes:

@@ -1,9 +1,8 @@
-"""Planning against the scheduler itself.
+"""Plans a ladder against the scheduler itself.
 
-Which decode steps a trace makes depends on what runs together, on mixed steps and on the time that steps take. A replay
-at a fixed pace only guesses it. So the trace runs through the simulation in several scenarios, and a ladder is planned
-for the steps seen there. It is tried in the same way, beside the ladders made by rule. The cheapest wins, whatever it
-is.
+The decode steps of a trace depend on which requests run together, on mixed steps, and on the time of steps. A replay at
+a fixed pace only guesses them. So the trace runs through the simulation in several scenarios, and a ladder is planned
+for the steps seen there. That ladder is tried in the same way, beside ladders made by rule. The cheapest one wins.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from llmc.runtime.simulation.engine import SimulatedLoad
 from llmc.runtime.simulation.forms import FormChoice, FormUse, with_one_total
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf, asked_tokens
 
-# Of longer traces so many stretches of so many requests are run. Each begins with an idle server, and a backlog that
-# grows all day needs a long one to show.
+# Longer traces are sampled: that many stretches of that many requests. Each begins with an idle server, and a backlog
+# that grows all day needs a long one to show.
 _STRETCHES, _STRETCH = 4, 5000
-# Requests of each stretch in scenarios beside the own one, and by which ladders are compared there.
+# Requests of each stretch in scenarios other than the own one, and for comparing ladders there.
 _SIDE, _TRIAL = 500, 300
-# The same by which ladders are compared at the own pace.
+# The same for comparing ladders at the own pace.
 _OWN_TRIAL = 1000
-# Half of fewer requests tells nothing of the other half.
+# With fewer requests, one half does not predict the other.
 _LEAST_HELD_OUT = 400
-# A phase that rests on a smaller share of the steps, or on fewer, rests on accidents.
+# A phase with a smaller share of the steps, or with fewer steps, is chance.
 _LEAST_SHARE, _LEAST_STEPS = 0.01, 1000
 
 Loads = list[tuple[Bucket, SimulatedLoad]]
@@ -48,10 +47,9 @@ Loads = list[tuple[Bucket, SimulatedLoad]]
 class Tried:
     """A ladder in the simulation.
 
-    cost: of all its steps in the own scenario, in the unit of the plan. interval: between which ends it lies, None when
-    that is not known.
-    padding: share of the tokens computed there, of the planned phases, that no step asked for, 0 … 1.
-    score: cost by that of the default ladder, the mean of all scenarios by their weights.
+    cost: of all its steps in the own scenario, in the unit of the plan. interval: bounds of the cost, None if unknown.
+    padding: share of the computed tokens of the planned phases that no step requested, 0 … 1. score: cost relative to
+    the default ladder; weighted mean over all scenarios.
     """
 
     name: str
@@ -65,10 +63,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """The plan, what was tried, the plan first, and how many requests each trial served in the own scenario.
+    """The plan, the tried ladders (the plan first), and the number of requests each trial served in the own scenario.
 
-    scenarios: what the open phases, whose steps depend on them, were planned for. warnings: sentences on what the plan
-    should not be trusted with. forms: of decode buckets, at the own pace, where decode was planned.
+    scenarios: those that the open phases, whose steps depend on them, were planned for. warnings: sentences on the
+    limits of the plan. forms: of decode buckets, at the own pace, if decode was planned.
     """
 
     plan: planner.Plan
@@ -82,8 +80,10 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class _Simulation:
-    """The same stretches of a trace for every ladder, by scenario: runs to see the steps, trials to compare ladders.
-    in_seconds: what steps cost; else tokens. held_out: whether the stretches are halves of the trace, or of its halves.
+    """The same stretches of a trace for every ladder, by scenario: runs record steps, trials compare ladders.
+
+    in_seconds: unit of cost, else tokens. held_out: whether the stretches are halves of the trace, or halves of each
+    half.
     """
 
     runs: Mapping[Scenario, tuple[WhatIf, ...]]
@@ -106,7 +106,7 @@ class _Simulation:
         in_seconds: bool,
     ) -> _Simulation:
         longest = int(np.minimum(trace.prompt_tokens + np.maximum(trace.output_tokens, 1), server.max_model_len).max())
-        # Without a prefix cache nothing is gained by blocks that the longest requests together do not fill.
+        # Without a prefix cache, blocks beyond those of the longest requests together bring nothing.
         blocks = -(-longest // block_size) * server.max_num_seqs + 2
         engine = Server(
             server.max_model_len,
@@ -142,7 +142,7 @@ class _Simulation:
 
     @property
     def own(self) -> Scenario:
-        """What the trace is by itself, the first of the scenarios."""
+        """The trace's own scenario, the first one."""
         return next(iter(self.runs))
 
     @property
@@ -150,7 +150,7 @@ class _Simulation:
         return sum(len(part.trace) for part in self.trials[self.own])
 
     def run(self, ladder: BucketLadder, runs: Mapping[Scenario, tuple[WhatIf, ...]]) -> dict[Scenario, list[Loads]]:
-        """The loads of every bucket, by scenario and stretch."""
+        """Loads of every bucket, by scenario and stretch."""
         jobs = [(scenario, part) for scenario, parts in runs.items() for part in parts]
 
         def one(job: tuple[Scenario, WhatIf]) -> Loads:
@@ -158,7 +158,7 @@ class _Simulation:
             buckets = tuple(bucket for bucket in ladder if scenario.mixed or bucket.phase != "mixed")
             return [(buckets[load.graph], load) for load in part.loads(Ladder("", buckets))]
 
-        with ThreadPoolExecutor(os.cpu_count()) as threads:  # the engine runs outside of Python's lock
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # the engine runs without Python's lock
             results = list(threads.map(one, jobs))
         found: dict[Scenario, list[Loads]] = {scenario: [] for scenario in runs}
         for (scenario, _), loads in zip(jobs, results, strict=True):
@@ -166,7 +166,7 @@ class _Simulation:
         return found
 
     def cost(self, stretches: Sequence[Loads]) -> float:
-        """Of all steps, in the unit of the plan."""
+        """Cost of all steps, in the unit of the plan."""
         return sum(
             load.ns / 1e9 if self.in_seconds else load.replays * area(bucket, self._block_size)
             for loads in stretches
@@ -174,7 +174,7 @@ class _Simulation:
         )
 
     def tried(self, name: str, ladder: BucketLadder, reference: Mapping[Scenario, float]) -> Tried:
-        """A trial; reference: cost of another ladder in the same."""
+        """A trial. reference: cost of the reference ladder by scenario."""
         found = self.run(ladder, self.trials)
         own = [pair for loads in found[self.own] for pair in loads]
         planned = [(bucket, load) for bucket, load in own if bucket.phase in self.phases]
@@ -194,7 +194,7 @@ class _Simulation:
         )
 
     def _interval(self, loads: Loads) -> tuple[float, float] | None:
-        """Between which seconds the cost of own loads lies, where measurements tell."""
+        """Bounds of the cost of own loads in seconds, if measurements give them."""
         costs = self.runs[self.own][0].costs
         if not self.in_seconds or not costs.bounds:
             return None
@@ -202,7 +202,7 @@ class _Simulation:
         return sum(cost * factors[0] for cost, factors in ends), sum(cost * factors[1] for cost, factors in ends)
 
     def evidence(self, phase: str, found: Mapping[Scenario, list[Loads]]) -> Evidence | None:
-        """What a phase asks for, as many steps as the whole trace makes; None when there was none."""
+        """Demand of a phase, scaled to the steps of the whole trace; None if there was none."""
 
         def scale(scenario: Scenario) -> float:
             return self.total / sum(len(part.trace) for part in self.runs[scenario])
@@ -221,12 +221,12 @@ class _Simulation:
         return Evidence(phase, cases, ((0,), (1,)) if self.held_out else ())
 
     def _by_half(self, stretches: list[Loads]) -> list[Loads]:
-        """The loads of each half of the trace, or of all where nothing is held out."""
+        """Loads of each half of the trace, or all of them if nothing is held out."""
         middle = len(stretches) // 2 if self.held_out else len(stretches)
         return [[pair for loads in some for pair in loads] for some in (stretches[:middle], stretches[middle:]) if some]
 
     def warnings(self, phase: str, found: Mapping[Scenario, list[Loads]]) -> list[str]:
-        """That a phase rests on too little in the own scenario."""
+        """Warning that a phase has too few steps in the own scenario."""
         steps = [(bucket.phase == phase, load.replays) for loads in found[self.own] for bucket, load in loads]
         mine, total = sum(count for is_mine, count in steps if is_mine), sum(count for _, count in steps)
         if mine >= _LEAST_STEPS and mine >= _LEAST_SHARE * total:
@@ -260,25 +260,25 @@ class _Simulation:
         return scaled(Demand(phase, columns[0], columns[1], weight, asked, total), scale)
 
     def own_demand(self, ladder: BucketLadder) -> Demand | None:
-        """Of decode in the own scenario."""
+        """Demand of decode in the own scenario."""
         loads = self.run(ladder, {self.own: self.runs[self.own]})[self.own]
         return self._demand("decode", [pair for some in loads for pair in some], 1.0)
 
     def form_use(self, ladder: BucketLadder) -> FormUse:
-        """Of the ladder's decode buckets, in the trials of the own scenario."""
+        """Use of the ladder's decode buckets in the trials of the own scenario."""
         found = self.run(ladder, {self.own: self.trials[self.own]})[self.own]
         loads = [pair for some in found for pair in some]
         return FormUse.of(ladder, loads, self._block_size, in_seconds=self.in_seconds)
 
 
 def halves(trace: Trace) -> list[Trace]:
-    """The first half of the requests, and the others."""
+    """The first half of the requests, and the second."""
     middle = len(trace) // 2
     return [trace.part(0, middle), trace.part(middle, len(trace))]
 
 
 def _spread(trace: Trace, count: int) -> list[Trace]:
-    """So many stretches spread over a trace, or all of it where it has no more requests."""
+    """`count` stretches spread over a trace; all of it if the trace is not longer."""
     if len(trace) <= count * _SIDE:
         return [trace]
     starts = np.linspace(0, len(trace) - _SIDE, count).astype(int).tolist()
@@ -298,11 +298,12 @@ def plan(
     scenarios: tuple[Scenario, ...] = (OWN,),
     contexts: Contexts = Contexts.longest,
 ) -> SimulatedPlan:
-    """The plan for the steps that the scheduler makes of the trace, never dearer there than the ladders beside it.
+    """Plans for the steps that the scheduler makes of the trace. The plan never costs more there than the ladders it is
+    compared with.
 
-    Prefill of one prompt a step needs no simulation: every prompt is a step. costs: what steps take, for the plan and
-    for the clock of the simulation; by_tokens: for the clock alone, tokens are what the plan saves. scenarios: planned
-    for, the own one first. contexts: what decode buckets bound. Raises BucketError.
+    Prefill of one prompt a step needs no simulation: every prompt is a step. costs: of steps, for the plan and for the
+    clock of the simulation. by_tokens: use costs only for the clock; the plan minimizes tokens. scenarios: those to
+    plan for, the own one first. contexts: what decode buckets bound. Raises BucketError.
     """
     cost: CostModel = TokensCost() if by_tokens else costs
 
@@ -344,7 +345,7 @@ def plan(
     trials = {ladder: simulation.tried(name, ladder, reference) for name, ladder in by_rule.items()}
     others = [replace(trials[ladder], name=name) for name, ladder in by_rule.items()]
     winner = min([mine, *others], key=lambda one: one.score)
-    # Of several scenarios the plan was chosen by steps that it had not seen: what is cheaper here is so by accident.
+    # Several scenarios: the plan was chosen by steps it had not seen, so a ladder that is cheaper here is so by chance.
     if winner is not mine and limits.max_padding is None and len(scenarios) == 1:
         best = replace(best, ladder=winner.ladder)
         mine = replace(winner, name=f"planned, as {winner.name}")
@@ -356,8 +357,8 @@ def plan(
 def _forms(
     simulation: _Simulation, ladders: tuple[BucketLadder, BucketLadder], planned: Callable[..., planner.Plan]
 ) -> FormChoice | None:
-    """Both forms of decode buckets, planned for the steps of the own scenario and tried on them; ladders: of each form,
-    to see the steps in. None where nothing decodes."""
+    """Both forms of decode buckets, planned for the steps of the own scenario and tried on them. ladders: one of each
+    form, used to record the steps. None if nothing decodes."""
     uses = []
     for ladder in ladders:
         demand = simulation.own_demand(ladder)
@@ -369,17 +370,17 @@ def _forms(
 
 
 def _prompts(trace: Trace, server: ServerModel) -> Evidence:
-    """Of prefill of one prompt a step, by halves of the trace where there are requests enough."""
+    """Demand of prefill with one prompt per step, by halves of the trace if it has enough requests."""
     if len(trace) < _LEAST_HELD_OUT:
         return Evidence.of(demands(trace, server, ("prefill",))["prefill"])
-    # What is cached is looked up in the whole trace: a half alone would have nothing of the other.
+    # Cache hits are computed on the whole trace: a half alone would miss those from the other half.
     computed, server = replace(trace, prompt_tokens=clip(trace, server)[0]), replace(server, prefix_cache=False)
     parts = tuple(demands(half, server, ("prefill",))["prefill"] for half in halves(computed))
     return Evidence("prefill", (Case(OWN.name, OWN.weight, parts, own=True),), ((0,), (1,)))
 
 
 def _by_rule(planned: planner.Plan, server: ServerModel, block_size: int) -> dict[str, BucketLadder]:
-    """The ladders that the plan is compared with, all planned phases by the same rule."""
+    """Ladders that the plan is compared with; each makes all planned phases by the same rule."""
     names = [other.name for other in planned.phases[0].others]
     return {
         name: planner.complete(

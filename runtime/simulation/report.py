@@ -18,7 +18,7 @@ _MISSES = 12
 
 
 def report_html(what_if: WhatIf, outcomes: Sequence[Outcome], data: Mapping[str, Any] | None = None) -> str:
-    """The whole page; pictures and style are in it. data: what --json prints, for machines."""
+    """The whole page, with pictures and style included. data: the output of --json, for machines."""
     return Page(
         title="What these buckets make of the traffic",
         lead=f"{headline(what_if)}.",
@@ -35,7 +35,7 @@ def report_html(what_if: WhatIf, outcomes: Sequence[Outcome], data: Mapping[str,
 
 
 def write_report(page: str, html: Path | None, png: Path | None) -> None:
-    """Writes the page, the picture, or both. Raises ReportError when one cannot be written, or there is no browser."""
+    """Writes the page, the picture, or both. Raises ReportError if one cannot be written, or no browser is found."""
     if html is not None:
         write_page(page, html)
     if png is not None:

@@ -1,4 +1,4 @@
-"""`llmc inspect --waste`: what the padding of each bucket of an artifact costs, under recorded use or a trace."""
+"""`llmc inspect --waste`: cost of each bucket's padding in an artifact, under recorded use or a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.buckets.recorded_use import BucketUse, looks_like_metrics, read_bucket
 
 
 def waste_data(artifact: Path, use: Path) -> dict[str, Any]:
-    """Buckets, the dearest padding first, by `use`: a saved /metrics of llmc serve, or a trace, which is simulated.
+    """Buckets, most expensive padding first. use: a saved /metrics of llmc serve, or a trace, which is simulated.
 
     Raises BucketError for a file that is neither, and for a trace without measured costs.
     """
@@ -59,7 +59,7 @@ def _is_trace(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Prediction:
-    """Uses by a simulated trace; intervals: by bucket between which ends seconds lie, by name; notes: of the costs."""
+    """Uses from a simulated trace. intervals: bounds of seconds, by bucket and name. notes: about the costs."""
 
     uses: Sequence[BucketUse]
     source: str

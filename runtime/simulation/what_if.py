@@ -1,4 +1,4 @@
-"""What-if: a trace through the real scheduler with a ladder that need not have been compiled, in virtual time."""
+"""What-if: runs a trace through the real scheduler in virtual time, with a ladder that need not be compiled."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _WAITING = 1 << 30
 
 @dataclass(frozen=True)
 class Ladder:
-    """Buckets to try. source: the spec, or where they come from. Of an artifact: its path, the row tile of each graph
-    and the bytes of the arena."""
+    """Buckets to try. source: the spec, or their origin. For an artifact also its path, the row tile of each graph and
+    the bytes of the arena."""
 
     name: str
     buckets: tuple[Bucket, ...]
@@ -40,8 +40,8 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Server:
-    """The server that all ladders are tried on; lengths in tokens. num_blocks 0: enough for max_num_seqs of the longest
-    sequences, but at most 1 GiB. max_prefill_tokens 0: the largest prefill bucket."""
+    """The server on which all ladders are tried; lengths in tokens. num_blocks 0: enough for max_num_seqs of the
+    longest sequences, but at most 1 GiB. max_prefill_tokens 0: the largest prefill bucket."""
 
     max_model_len: int
     max_num_seqs: int
@@ -53,7 +53,7 @@ class Server:
     strict: bool = False
 
     def check(self, ladder: Ladder) -> None:
-        """Raises BucketError when the ladder or the KV pool cannot serve every request that this server takes."""
+        """Raises BucketError if the ladder or the KV pool cannot serve every request that this server accepts."""
         held = self.num_blocks * self.block_size
         if self.num_blocks and held < self.max_model_len:
             raise BucketError(
@@ -74,8 +74,9 @@ class Server:
 
 @dataclass(frozen=True)
 class GraphUse:
-    """One graph over the whole trace. asked, computed: tokens without and with padding, of prompts in prefill and of
-    contexts in decode. seconds: of its replays; padding_s: of those, what graphs of exactly the loads would save."""
+    """One graph over the whole trace. asked, computed: tokens without and with padding; of prompts in prefill, of
+    contexts in decode. seconds: of its replays. padding_s: the part of it that graphs of exactly the loads would
+    save."""
 
     bucket: Bucket
     replays: int
@@ -93,12 +94,11 @@ class GraphUse:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a ladder makes of a trace. Times are in seconds, NaN for a request that was not served.
+    """Result of a ladder on a trace. Times are in seconds, NaN for a request that was not served.
 
-    ttft_s, total_s [N]: from the arrival to the first and to the last token.
-    added_ttft_s, added_s [N]: of those, what an ideal ladder, with a graph of exactly every shape, would save.
-    low, high: the same with all costs at the lower and at the upper end of their intervals, None when these are not
-    known.
+    ttft_s, total_s [N]: from the arrival to the first and to the last token. added_ttft_s, added_s [N]: the part that
+    an ideal ladder, with a graph for exactly every shape, would save. low, high: outcomes with all costs at the lower
+    or upper end of their intervals, None if these are unknown.
     """
 
     ladder: Ladder
@@ -122,7 +122,7 @@ class Outcome:
     high: Outcome | None = None
 
     def range_of(self, value: Callable[[Outcome], float]) -> tuple[float, float] | None:
-        """Between what a figure lies when costs are as low and as high as they may be; None when that is not known."""
+        """Range of a figure over the intervals of all costs; None if they are unknown."""
         if self.low is None or self.high is None:
             return None
         values = (value(self.low), value(self), value(self.high))
@@ -142,7 +142,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Of all replays."""
+        """Seconds of all replays."""
         return sum(use.seconds for use in self.graphs)
 
     @property
@@ -159,8 +159,8 @@ class Outcome:
 
     @property
     def uneven_contexts(self) -> float:
-        """Share of sequences × the longest context of decode steps that their own contexts leave, 0 … 1; of steps in
-        graphs for a total nothing."""
+        """Share of decode (sequences × longest context) that the sequences' own contexts leave empty, 0 … 1. Steps in
+        graphs for a total count as zero."""
         decode = {index: use.bucket for index, use in enumerate(self.graphs) if use.bucket.phase == "decode"}
         mine = [load for load in self.loads if load.graph in decode]
         rectangle = sum(asked_tokens(decode[load.graph], load) for load in mine)
@@ -168,7 +168,7 @@ class Outcome:
 
     @property
     def warm_up_s(self) -> float:
-        """Of one replay of every graph, full."""
+        """Seconds of one full replay of every graph."""
         return sum(use.full_s for use in self.graphs)
 
     @property
@@ -181,14 +181,14 @@ class Outcome:
 
 
 def percentile(values: Floats, percent: float) -> float:
-    """Of the values that are numbers; 0 when there are none."""
+    """Percentile of the values that are numbers; 0 if there are none."""
     known = values[~np.isnan(values)]
     return float(np.percentile(known, percent)) if len(known) else 0.0
 
 
 @dataclass
 class WhatIf:
-    """Tries ladders on one trace, one server and one set of costs. speed: arrivals come so many times as fast."""
+    """Tries ladders on one trace, one server and one set of costs. speed: factor by which arrivals come faster."""
 
     trace: Trace
     server: Server
@@ -199,22 +199,22 @@ class WhatIf:
     def __post_init__(self) -> None:
         longest = self.server.max_model_len
         self.prompts = np.minimum(self.trace.prompt_tokens, longest - 1)
-        # A request of no output tokens still makes one to end.
+        # A request without output tokens still samples one before it ends.
         self.outputs = np.clip(self.trace.output_tokens, 1, longest - self.prompts)
         asked = self.trace.prompt_tokens + np.maximum(self.trace.output_tokens, 1)
         self.clipped = int(np.count_nonzero(asked > self.prompts + self.outputs))
-        # By the largest mixed bucket: its tokens decide how prompts are cut, which no ladder of exact shapes undoes.
+        # Use the largest mixed bucket: its tokens decide how prompts are cut, which no ladder of exact shapes undoes.
         self._ideal: dict[Bucket | None, tuple[Floats, Floats]] = {}
         self._bounds: tuple[WhatIf, ...] | None = None
 
     def loads(self, ladder: Ladder, progress: OnProgress | None = None) -> tuple[SimulatedLoad, ...]:
-        """Only what the graphs carry. Raises as `run`."""
+        """Only the loads of the graphs. Raises as `run`."""
         self.server.check(ladder)
         with self._simulate(self._graphs(ladder), ladder.name, progress)[0] as engine:
             return tuple(engine.loads())
 
     def run(self, ladder: Ladder, progress: OnProgress | None = None) -> Outcome:
-        """Raises BucketError when the ladder does not fit the server, LlmcError when the engine refuses."""
+        """Raises BucketError if the ladder does not fit the server, LlmcError if the engine refuses."""
         outcome = self._run(ladder, progress)
         if not self.costs.bounds:
             return outcome
@@ -304,7 +304,7 @@ class WhatIf:
 
     def _graph(self, bucket: Bucket, tile: int) -> SimulatedGraph:
         server = self.server
-        # A decode graph reads whole blocks, and costs what these cost.
+        # A decode graph reads whole blocks, and its cost is theirs.
         blocks = bucket.seq // server.block_size if bucket.total else 0
         whole = blocks * server.block_size or min(whole_blocks(bucket.seq, server.block_size), MAX_DIM)
         cost, exact = self.costs.curves(replace(bucket, seq=whole) if bucket.phase == "decode" else bucket, tile)
@@ -323,7 +323,8 @@ class WhatIf:
         )
 
     def _ideal_graphs(self, mixed: Bucket | None) -> list[SimulatedGraph]:
-        """One graph a phase that holds everything and takes what its load takes; mixed steps as large as in `mixed`."""
+        """One graph per phase that holds everything at exactly the cost of its load; mixed steps as large as in
+        `mixed`."""
         server = self.server
         buckets = [
             Bucket("prefill", 1, server.max_model_len),
@@ -351,9 +352,10 @@ class WhatIf:
 
 
 def asked_tokens(bucket: Bucket, load: SimulatedLoad) -> int:
-    """What the replays of a load ask for, in the tokens that padding is counted in. Prefill asks for true tokens of
-    prompts. Decode asks for as many contexts as sequences, each as long as the longest: differences inside a batch are
-    no fault of the ladder. A bucket for a total is asked for the true contexts.
+    """Tokens that the replays of a load request, in the unit of padding.
+
+    Prefill: the true tokens of prompts. Decode: as many contexts as sequences, each as long as the longest, because
+    differences inside a batch are no fault of the ladder. A bucket for a total: the true contexts.
     """
     if bucket.total:
         return load.contexts

@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizers and chat templates."""
+"""Conversion between text and token ids: tokenizers and chat templates."""

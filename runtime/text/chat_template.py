@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja text that turns a conversation into a prompt, run in a sandbox as transformers does."""
+"""Chat templates: Jinja text that turns a conversation into a prompt, run in a sandbox as in transformers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmc.runtime.request_error import RequestError
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# No conversation that fits a context takes as long: templates with loops without end do.
+# No conversation that fits a context takes that long; templates with endless loops do.
 MAX_CPU_S = 5.0
-# Every name of a special token that tokenizer_config.json may define for templates.
+# All special token names that tokenizer_config.json may define for templates.
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What a message's reasoning is called, by age; templates read the first, some the second.
+# Keys of a message's reasoning, by age: templates read the first, some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplateError(RuntimeError):
-    """A model without a chat template, or with a damaged one; the message is one sentence."""
+    """The model has no chat template, or a damaged one; the message is one sentence."""
 
 
 class ChatTemplates:
@@ -50,11 +50,11 @@ class ChatTemplates:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt of a conversation; `tools` are JSON schemas, `variables` whatever else the template reads.
+        """The prompt of a conversation. `tools` are JSON schemas, `variables` any further variables of the template.
 
-        With tools the template named tool_use is taken when there is one, else the default one. Raises RequestError
-        for messages that are malformed or that the template refuses, its kind OutOfTime when rendering takes more than
-        MAX_CPU_S, and ChatTemplateError when there is no valid template.
+        With tools, the template named tool_use is preferred to the default one. Raises RequestError for messages that
+        are malformed or that the template refuses, and its subclass OutOfTime when rendering takes more than MAX_CPU_S.
+        Raises ChatTemplateError when there is no valid template.
         """
         from llmc.runtime.text.template_sandbox import OutOfTime, limited
 
@@ -62,7 +62,7 @@ class ChatTemplates:
         conversation = _check_messages(messages)
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
-        # In one dictionary: a variable may be called as an argument of the library's function is.
+        # Passed in one dictionary, because a variable may have the name of an argument of the library's function.
         given = {
             **self._special,
             **_plain(variables),
@@ -76,7 +76,7 @@ class ChatTemplates:
                 return template.render(given)
         except OutOfTime:
             raise
-        except Exception as error:  # whatever the template's own code raises
+        except Exception as error:  # any exception that the template's code raises
             raise RequestError(f"the chat template refuses these messages: {_one_line(error)}") from error
 
     def _template(self, with_tools: bool) -> Template:
@@ -92,7 +92,7 @@ class ChatTemplates:
             try:
                 self._compiled[name] = environment().from_string(self._sources[name])
             except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
-                # Python's own parser has limits, too, which a template may reach by nesting.
+                # Python's own parser has limits, too, and deep nesting in a template may reach them.
                 raise ChatTemplateError(f"the chat template {name} is not valid: {_one_line(error)}") from error
         return self._compiled[name]
 
@@ -105,7 +105,7 @@ def token_text(value: Any) -> str | None:
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Name → source; the file wins over the configuration, as in transformers."""
+    """Name → source; the file takes precedence over the configuration, as in transformers."""
     configured = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(configured, str):
@@ -132,7 +132,7 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plain copies of the messages, their reasoning under every name that templates read."""
+    """Plain copies of the messages, with the reasoning under every key that templates read."""
     if not messages:
         raise RequestError("the list of messages is empty: give at least one message")
     conversation = []
@@ -152,7 +152,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """`value` rebuilt from JSON types, so that a template, which is foreign code, meets no other object's methods."""
+    """`value` rebuilt from JSON types, so that a template, which is foreign code, cannot call methods of other
+    objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

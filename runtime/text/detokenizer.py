@@ -1,4 +1,4 @@
-"""Token ids to text, one token at a time: whole characters only, and stop strings across token boundaries."""
+"""Converts token ids to text, one token at a time: whole characters only, and stop strings across token boundaries."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MAX_PENDING = 16
 
 
 class Detokenizer:
-    """Incremental decoding whose pieces, joined, are the text of the tokens after the prompt.
+    """Incremental decoding. The joined pieces are the text of the tokens after the prompt.
 
-    A decoder may look at neighbours: a leading space is dropped from the first token, bytes merge into a character. So
-    each piece is decoded together with the piece before it, the first one with the end of the prompt.
+    A decoder may look at neighbours: it drops the leading space of the first token, and bytes merge into a character.
+    So each piece is decoded together with the piece before it, and the first one with the end of the prompt.
     """
 
     def __init__(self, decode: Decode, prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
         length = min(_PROMPT_TAIL, len(prompt_token_ids))
         tail = list(prompt_token_ids[len(prompt_token_ids) - length :])
-        # The window must not start inside a character: byte decoders would then spoil what follows.
+        # The window must not start inside a character: byte decoders would then corrupt the following text.
         while decode(tail).startswith(_REPLACEMENT) and length < min(_MAX_TAIL, len(prompt_token_ids)):
             length += 1
             tail = list(prompt_token_ids[len(prompt_token_ids) - length :])
@@ -32,7 +32,7 @@ class Detokenizer:
         self._emitted = len(decode(tail))
 
     def push(self, token_id: int) -> str:
-        """Text that became certain with this token; empty while a character is incomplete."""
+        """Text that is certain after this token; empty while a character is incomplete."""
         self._window.append(token_id)
         text = self._decode(self._window)
         num_pending = len(self._window) - self._num_context
@@ -46,7 +46,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """The rest of the text, without an incomplete character at its end."""
+        """The remaining text, without an incomplete character at its end."""
         if len(self._window) == self._num_context:
             return ""
         piece = self._decode(self._window)[self._emitted :].rstrip(_REPLACEMENT)
@@ -54,21 +54,21 @@ class Detokenizer:
         return piece
 
     def after_end(self, token_id: int) -> str:
-        """Text that `token_id` has behind the text that `finish` ended."""
+        """Text of `token_id` when it follows the text that `finish` ended."""
         return self._decode([*self._window, token_id])[len(self._decode(self._window)) :]
 
 
 class StopStrings:
-    """Finds the first of several strings in a stream of text, holding back what might be the start of one."""
+    """Finds the first of several strings in a stream of text, holding back a possible start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str, *, allow_stop: bool = True) -> tuple[str, str | None]:
-        """(text that can be shown, the stop string that was hit or None). After a hit nothing more may be pushed.
+        """(text that can be shown, matched stop string or None). After a match nothing more may be pushed.
 
-        With allow_stop False a complete match is let through.
+        With allow_stop False a complete match passes as text.
         """
         self._held += text
         hits = [(self._held.find(stop), -len(stop), stop) for stop in self._stops if stop in self._held]
@@ -76,7 +76,7 @@ class StopStrings:
             position, _, stop = min(hits)
             shown, self._held = self._held[:position], ""
             return shown, stop
-        # After a suppressed match its own text must not match again.
+        # The text of a suppressed match must not match again.
         start = max((self._held.rfind(stop) + len(stop) for _, _, stop in hits), default=0)
         keep = max((self._overlap(stop, start) for stop in self._stops), default=0)
         split = len(self._held) - keep
@@ -84,7 +84,7 @@ class StopStrings:
         return shown, None
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         shown, self._held = self._held, ""
         return shown
 
@@ -95,7 +95,7 @@ class StopStrings:
 
 
 class OutputText:
-    """The text of one continuation: detokenizer and stop strings together."""
+    """Text of one continuation: detokenizer and stop strings together."""
 
     def __init__(self, decode: Decode, prompt_token_ids: Sequence[int], stops: Sequence[str], min_tokens: int) -> None:
         self._detokenizer = Detokenizer(decode, prompt_token_ids)
@@ -105,16 +105,16 @@ class OutputText:
         self.stop_reason: str | None = None
 
     def push(self, token_id: int) -> str:
-        """Takes the next token, returns the text it adds; `stop_reason` is set when a stop string was hit."""
+        """Takes the next token and returns the text it adds; sets `stop_reason` when a stop string matches."""
         if self.stop_reason is not None:
             return ""
         self._num_tokens += 1
         return self._take(self._detokenizer.push(token_id))
 
     def finish(self, shown_end: int | None = None) -> str:
-        """Returns what was held back; call it once, at the end. shown_end: a token that ended the text and is shown.
+        """Returns the text that was held back; call it once, at the end. shown_end: an end token whose text is shown.
 
-        No stop string is looked for in the text of that token.
+        No stop string is searched in the text of that token.
         """
         if self.stop_reason is not None:
             return ""

@@ -1,7 +1,7 @@
-"""The environment that chat templates run in: transformers' own, with limits on time and on the size of texts.
+"""The environment of chat templates: that of transformers, with limits on time and on the size of texts.
 
-A template comes with a model and is foreign code, run in Jinja's sandbox. That keeps it from files and from Python, not
-from loops without end or from texts of gigabytes.
+A template comes with a model and is foreign code, run in Jinja's sandbox. The sandbox blocks files and Python, but
+neither endless loops nor texts of gigabytes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class OutOfTime(RequestError):
 
 @contextmanager
 def limited(cpu_s: float) -> Iterator[None]:
-    """Gives the templates that this thread renders inside so many seconds of its CPU time; then OutOfTime is raised.
+    """Limits templates that this thread renders inside the block to cpu_s seconds of its CPU time; beyond it raises
+    OutOfTime.
 
-    Within another limit the sooner end holds.
+    With nested limits the earlier end holds.
     """
     outer = getattr(_running, "limit", None)
     ends = (time.thread_time() + cpu_s, cpu_s)
@@ -56,7 +57,7 @@ def limited(cpu_s: float) -> Iterator[None]:
 
 
 def _tick() -> None:
-    """Called by every turn of a loop and every call in a template."""
+    """Called in every loop iteration and every call of a template."""
     limit = getattr(_running, "limit", None)
     if limit is not None and time.thread_time() > limit[0]:
         raise OutOfTime(f"the chat template takes more than {limit[1]:g} s of CPU time for these messages")
@@ -68,7 +69,7 @@ def _check_chars(count: int) -> None:
 
 
 class _Compiler(CodeGenerator):
-    """Has `~` call the environment, as the sandbox's other operators do."""
+    """Makes `~` call the environment, as the sandbox's other operators do."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.joined((")
@@ -79,7 +80,7 @@ class _Compiler(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Looks at the clock in every loop and call, and at sizes before they are made."""
+    """Checks the clock in every loop iteration and call, and sizes before texts are made."""
 
     code_generator_class = _Compiler
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -98,7 +99,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     @staticmethod
-    def concat(parts: Any) -> str:  # jinja's is "".join
+    def concat(parts: Any) -> str:  # Jinja's own is "".join
         """The whole text of a template's parts."""
         total, texts = 0, []
         for part in parts:
@@ -108,11 +109,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def joined(self, parts: tuple[Any, ...]) -> str:
-        """What `~` makes."""
+        """Result of `~`."""
         return self.concat(map(str, parts))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the sandbox's, for methods of texts with a look at what they make."""
+        """Like the sandbox's, but for string methods it checks the size of the result."""
         _tick()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
@@ -120,7 +121,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """As the sandbox's, for formats without widths that are given beside the text, and within bounds."""
+        """Like the sandbox's, for formats within bounds whose widths are not passed as arguments."""
         made = super().wrap_str_format(value)
         if made is not None:
             _check_format(value.__self__.replace("{", "%"))
@@ -129,7 +130,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return made
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """As Python does, within bounds."""
+        """As in Python, within bounds."""
         _tick()
         sized = [one for one in (left, right) if isinstance(one, (str, list, tuple))]
         if operator == "+" and len(sized) == 2:
@@ -161,7 +162,7 @@ def _check_format(text: str) -> None:
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that looks at numbers, which are widths, before, and at the time."""
+    """A filter that first checks numbers, which are widths, and the time."""
 
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -180,7 +181,7 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _join(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter `join`, which may be given one long text many times."""
+    """The filter `join`, which may get one long text many times."""
 
     @wraps(function)
     def join(eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
@@ -193,7 +194,7 @@ def _join(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's tokens for training; here its body is just text."""
+    """`{% generation %}` marks the assistant's tokens for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
 
@@ -204,10 +205,10 @@ class _Generation(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """A namespace whose names cannot reach Python's internals."""
+    """A namespace whose attribute names cannot reach Python's internals."""
 
     def __init__(*args: Any, **values: Any) -> None:
-        # self is positional only, so that a template may store a value of that name.
+        # self is positional-only, so that a template may store a value under that name.
         namespace, *rest = args
         fields = dict(*rest, **values)
         for name in fields:
@@ -225,7 +226,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Dict:
-    """`dict` without the rest of Python's type."""
+    """`dict` without the other attributes of Python's type."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)

@@ -13,16 +13,16 @@ from llmc.manifest import ManifestError, read_listed, read_manifest
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.chat_template import ChatTemplates, token_text
 
-# The library keeps Python's lock for one text, and gives it up for a batch, which costs more to begin.
+# The library holds Python's lock for a single text. It releases the lock for a batch, which costs more to start.
 _SHORT = 4096
 
 
 class TokenizerError(RuntimeError):
-    """Tokenizer files that are missing or damaged; the message is one sentence."""
+    """Missing or damaged tokenizer files; the message is one sentence."""
 
 
 class TooManyTokens(RequestError):
-    """A text of more tokens than its caller takes."""
+    """A text with more tokens than its caller accepts."""
 
     def __init__(self, num_tokens: int, most: int) -> None:
         super().__init__(f"the text has {num_tokens} tokens: at most {most} are taken")
@@ -49,10 +49,10 @@ class Tokenizer:
             raise TokenizerError(
                 f"cannot read {file}: {_one_line(error)}; mend the model's and compile it again"
             ) from error
-        # A file may carry limits of its training run; prompts are checked against the artifact instead.
+        # A file may carry limits from training; prompts are checked against the artifact instead.
         self._backend.no_truncation()
         self._backend.no_padding()
-        # Older models name their special tokens only in the map.
+        # Older models list their special tokens only in the map.
         self.config = _read_json(path, "special_tokens_map.json") | _read_json(path, "tokenizer_config.json")
         self.generation_config = read_generation_config(path)
         self._chat_templates = ChatTemplates(path, self.config, chat_template)
@@ -71,33 +71,32 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def token_id(self, text: str) -> int | None:
-        """Id of the token that is exactly `text`, special or not; None when there is none."""
+        """Id of the token whose text is exactly `text`, special or not; None if there is none."""
         return self._backend.token_to_id(text)
 
     def special_token_id(self, text: str) -> int | None:
-        """Id of the special token `text`, which decoding leaves out; None when there is none."""
+        """Id of the special token `text`, which decoding leaves out; None if there is none."""
         token = self._backend.token_to_id(text)
         added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
         return token if added is not None and added.special else None
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
-        """As `encode`; a text without tokens is the beginning of a document, as OpenAI's API has it: the bos token, or
-        else an eos token, after which documents begin in training. Empty where the model has neither.
-        """
+        """`encode`, but an empty text becomes the beginning of a document, as in OpenAI's API. That is the bos token,
+        or else an eos token, after which documents begin in training. Empty if the model has neither."""
         ids = self.encode(text, add_special_tokens=add_special_tokens, most=most)
         return ids or [token for token in (self.bos_token_id, *self.eos_token_ids) if token is not None][:1]
 
     def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
-        """Token ids of `text`; special tokens as tokenizer.json and `add_bos_token` say.
+        """Token ids of `text`, with special tokens as tokenizer.json and `add_bos_token` say.
 
-        A long text is read without Python's lock. Raises RequestError, TooManyTokens for more than `most` tokens.
+        A long text is tokenized without Python's lock. Raises RequestError; TooManyTokens beyond `most` tokens.
         """
         with _panics("tokenize the prompt"):
             if len(text) <= _SHORT:
                 encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             else:
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        # Only counted, where they are too many: a list of a million ids takes the lock for long.
+        # Too many ids are only counted: making a list of a million holds the lock for long.
         if most is not None and len(encoding) > most:
             raise TooManyTokens(len(encoding), most)
         ids = list(encoding.ids)
@@ -109,8 +108,10 @@ class Tokenizer:
     def encode_row(
         self, text: str, second: str | None = None, *, most: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Token ids of a text, or of a pair of them, with the special tokens of the tokenizer, and the kind of each, 0
-        or 1. most: what is more is cut off at the end of the text, of a pair of the second. Raises RequestError."""
+        """Token ids of a text or a pair of texts, with the tokenizer's special tokens, and the kind of each, 0 or 1.
+
+        most: limit of ids; the text, or the second text of a pair, is cut at its end. Raises RequestError.
+        """
         with _panics("tokenize the text"):
             if most is None:
                 encoding = self._backend.encode(text, second, add_special_tokens=True)
@@ -125,7 +126,7 @@ class Tokenizer:
         return list(encoding.ids), list(encoding.type_ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; ids the tokenizer does not know decode to nothing. Raises RequestError."""
+        """Text of `token_ids`; ids unknown to the tokenizer decode to nothing. Raises RequestError."""
         with _panics("decode the tokens"):
             if len(token_ids) <= _SHORT:
                 return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -143,9 +144,9 @@ class Tokenizer:
 
 
 def artifact_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer | None:
-    """The tokenizer of an artifact, None of one that was compiled without.
+    """The tokenizer of an artifact; None if it was compiled without.
 
-    Raises TokenizerError for one that is damaged, and for one that the manifest lists but that is gone.
+    Raises TokenizerError if it is damaged, or listed in the manifest but missing.
     """
     if os.path.lexists(path / "tokenizer.json") or _listed(path, "tokenizer.json") is not None:
         return Tokenizer(path, chat_template)
@@ -158,7 +159,7 @@ def read_generation_config(path: Path) -> dict[str, Any]:
 
 
 def read_model_type(path: Path) -> str | None:
-    """The family that an artifact was compiled from; None when its manifest does not say."""
+    """Model family that an artifact was compiled from; None if its manifest does not say."""
     try:
         model = read_manifest(path).get("model")
     except ManifestError:
@@ -168,11 +169,11 @@ def read_model_type(path: Path) -> str | None:
 
 @contextmanager
 def _panics(what: str) -> Iterator[None]:
-    """Makes RequestErrors of the library's errors, and of its panics: a regular expression may run out of its stack."""
+    """Converts errors and panics of the library to RequestError; a regular expression may overflow its stack."""
     try:
         yield
     except BaseException as error:
-        # A panic is no Exception, so that nobody takes it for one by mistake.
+        # A panic is not an Exception, so that nobody handles it as one by mistake.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise RequestError(f"cannot {what}: {_one_line(error)}") from error

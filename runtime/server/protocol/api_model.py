@@ -20,7 +20,7 @@ def _whole(value: Any) -> Any:
 
 
 def _whole_list(value: Any) -> Any:
-    """A list, or one of lists as prompts are, with whole numbers for floats that are."""
+    """A list, or a list of lists as prompts are, with whole-numbered floats converted to ints."""
     if type(value) is not list or not value:
         return value
     kinds = set(map(type, value))

@@ -1,4 +1,4 @@
-"""Requests of other APIs that are answered as a chat is: their common fields, and the way to a ChatRequest."""
+"""Requests of other APIs that are answered like a chat: their common fields, and the conversion to a ChatRequest."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class AskedAsChat(SamplingFields):
     }
 
     def as_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> ChatRequest:
-        """The chat that is answered; all of its fields are checked already, or known to be right."""
+        """The equivalent chat request; all its fields are checked already or known to be valid."""
         shared = {name: getattr(self, name) for name in SamplingFields.model_fields}
         return ChatRequest.model_construct(**{**shared, "messages": messages, **fields})
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """The text of a content that is a string or a list of parts of text."""
+    """The text of a content: a string or a list of text parts."""
     if isinstance(content, str):
         return content
     return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)

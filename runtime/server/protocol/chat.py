@@ -22,7 +22,7 @@ def _unreserved(variables: dict[str, Any]) -> None:
         raise ValueError(f"{', '.join(sorted(reserved))} belongs to the chat: use the field of that name")
 
 
-# What else a chat template reads.
+# Further variables of a chat template.
 TemplateVariables = Annotated[
     dict[str, Any], Rule(_unreserved, {"propertyNames": {"not": {"enum": sorted(_RESERVED)}}})
 ]
@@ -77,7 +77,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives beside each token; None for no logprobs."""
+        """Number of alternatives beside each token; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

@@ -1,4 +1,4 @@
-"""Messages of a chat as requests have them; the chat template gets them whole, with whatever else they have."""
+"""Messages of a chat in requests; the chat template gets each message whole, including unknown fields."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ Stops = Annotated[
 
 
 def _at_most(count: int) -> Callable[[Any], Any]:
-    """Pydantic counts an object's keys only once it has looked at all of them."""
+    """Bounds an object's keys; Pydantic counts them only after it has validated all."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > count:
@@ -92,14 +92,14 @@ def _at_most(count: int) -> Callable[[Any], Any]:
 
 
 DIGITS = r"^[0-9]{1,10}$"
-# OpenAI's range; beyond it a bias would still do no more than force or forbid.
+# OpenAI's range; a larger bias would still only force or forbid a token.
 _BIASES = {
     "type": "object",
     "maxProperties": MAX_LOGIT_BIASES,
     "propertyNames": {"pattern": DIGITS},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
-# What may say what the answer must look like.
+# Fields that may constrain the answer's form.
 _CONSTRAINTS = (
     *("response_format", "structured_outputs"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
@@ -125,7 +125,7 @@ class SamplingFields(ApiModel):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-100, le=100)
     early_stopping: bool | Literal["never"] | None = None
-    seed: int | None = None  # the engine's is of 64 bits
+    seed: int | None = None  # the engine's seed has 64 bits
     stop: Stops = ()
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
@@ -161,12 +161,12 @@ class SamplingFields(ApiModel):
 
     @property
     def ranks(self) -> bool:
-        """The best continuations are told when all have ended."""
+        """Whether continuations are ranked: the best ones are sent when all have ended."""
         return bool(self.use_beam_search) or (self.best_of or 0) > self.num_outputs
 
     @property
     def has_constraint(self) -> bool:
-        """Whether a field may say what the answer must look like; reading it may take time."""
+        """Whether a field may constrain the answer; reading such a constraint may take time."""
         return any(getattr(self, name) is not None for name in _CONSTRAINTS)
 
     @property
@@ -178,7 +178,8 @@ class SamplingFields(ApiModel):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
-        """Raises ApiError for fields that would change the answer but have no effect here, or exclude each other."""
+        """Raises ApiError for fields that would change the answer but have no effect here, or that exclude each
+        other."""
         extra = self.model_extra or {}
         for name, why in self.refused.items():
             if not is_off(self.given(name)):
@@ -212,7 +213,7 @@ class SamplingFields(ApiModel):
         schema["allOf"] = [{"anyOf": [{"properties": {"stream_options": NULL}}, streams]}]
 
     def given(self, name: str) -> Any:
-        """The value of a field, known or not."""
+        """The value of a field, declared or not."""
         return getattr(self, name) if name in type(self).model_fields else (self.model_extra or {}).get(name)
 
     def sampling(
@@ -224,9 +225,9 @@ class SamplingFields(ApiModel):
         prompt_logprobs: int | None,
         show_special_tokens: bool = False,
     ) -> SamplingParams:
-        """The engine's parameters; `defaults` for what the request does not name. Raises RequestError or ApiError.
+        """The engine's parameters; `defaults` for those the request leaves out. Raises RequestError or ApiError.
 
-        show_special_tokens: in the text, even where the request does not ask for them.
+        show_special_tokens: in the text, even if the request does not ask for it.
         """
         names = (
             *("temperature", "top_p", "top_k", "min_p", "n", "presence_penalty", "frequency_penalty"),
@@ -239,14 +240,14 @@ class SamplingFields(ApiModel):
             )
             raise ApiError(message, param="min_tokens", code=CONFLICT)
         if self.top_p is not None:
-            # The engine's is a float of 32 bits, and 0 is none.
+            # The engine's value is a 32-bit float: a tiny one would become 0, which means none.
             given["top_p"] = max(self.top_p, _LEAST_TOP_P)
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
         elif self.llmc_failover is not None:
             given["seed"] = self.llmc_failover.seed
         if self.use_beam_search:
-            # Nothing is drawn: defaults of the model for that have no effect.
+            # Greedy sampling: the model's sampling defaults have no effect.
             defaults = {}
             given["beam_width"] = max(self.num_outputs, self.best_of or 0)
             given["early_stopping"] = self.early_stopping or False

@@ -56,7 +56,7 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool | None = None
 
     def check(self) -> None:
-        """As for all, and that an answer without tokens is an echo. Raises ApiError."""
+        """Checks the common fields, and that an answer without tokens is an echo. Raises ApiError."""
         super().check()
         if self.max_tokens == 0 and not self.echo:
             why = "max_tokens 0 is for echo only: ask for at least 1"
@@ -90,7 +90,7 @@ class TokenizeRequest(ApiModel):
     return_token_strs: bool | None = None
 
     def check(self) -> None:
-        """Raises ApiError unless there is one of both."""
+        """Raises ApiError unless exactly one of both is given."""
         if (self.prompt is None) == (self.messages is None):
             raise ApiError("give either prompt or messages", param="prompt", code="invalid_value")
 

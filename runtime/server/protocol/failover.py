@@ -1,4 +1,4 @@
-"""What a router adds to a request so that another server can go on with its answer."""
+"""Fields that a router adds to a request so that another server can continue its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from .api_model import ApiModel
 from .shapes import Items
 
-# Continuations of all prompts of a request.
+# Continuations over all prompts of a request.
 MAX_SENT = 1 << 15
 
 

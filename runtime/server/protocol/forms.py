@@ -1,4 +1,4 @@
-"""What answers may be asked to look like: the shapes of response_format, structured_outputs and the like."""
+"""Forms that answers may be constrained to: the shapes of response_format, structured_outputs and the like."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _kind_of_schema(value: Any) -> str | None:
     return "text" if isinstance(value, str) else "object" if isinstance(value, dict) else None
 
 
-# A schema is known to be one once it is compiled; false has no value.
+# Compiling a schema validates it; false allows no value.
 GuidedJson = Annotated[
     str | dict[str, Any] | bool,
     shaped(
@@ -147,7 +147,7 @@ def _form(schema: Any) -> Any:
 ResponseFormat = Annotated[dict[str, Any], _form(SchemaForm)]
 ResponseTextFormat = Annotated[dict[str, Any], _form(ResponseSchemaForm)]
 
-# Kinds of structured_outputs, of which one may be given.
+# Kinds of structured_outputs; a request may use one.
 _KINDS = ("json", "regex", "choice", "grammar", "structural_tag", "json_object")
 _QUIET = {**dict.fromkeys(_KINDS, NULL), "json_object": {"enum": [None, False]}}
 

@@ -53,7 +53,7 @@ class MessagesRequest(AskedAsChat):
     }
 
     def chat(self) -> ChatRequest:
-        """The chat that is answered."""
+        """The equivalent chat request."""
         messages = [told for message in self.messages for told in _messages(message)]
         if self.system:
             messages.insert(0, {"role": "system", "content": text_of(self.system)})
@@ -75,7 +75,7 @@ class MessagesRequest(AskedAsChat):
 
 
 def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a chat that one of these is: each result of a tool is one of its own."""
+    """One message as messages of a chat; each tool result becomes its own message."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -117,7 +117,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
-    """tool_choice and parallel_tool_calls as a chat has them."""
+    """tool_choice and parallel_tool_calls of the equivalent chat."""
     if choice is None:
         return None, None
     parallel = False if choice.get("disable_parallel_tool_use") is True else None
@@ -127,7 +127,7 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
 
 
 def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What templates of models that can leave it read."""
+    """Template variables, for models whose reasoning can be switched off."""
     kind = None if thinking is None else thinking.get("type")
     return {} if kind in (None, "adaptive") else {"enable_thinking": kind == "enabled"}
 

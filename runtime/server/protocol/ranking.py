@@ -1,4 +1,4 @@
-"""Which parameters go with a ranking of continuations: beam search, and best_of above n."""
+"""Parameters that are allowed with a ranking of continuations: beam search, and best_of above n."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_DRAWING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "l
 
 
 class Ranking(Protocol):
-    """What a body says of it."""
+    """The fields of a body that concern ranking."""
 
     @property
     def best_of(self) -> int | None: ...
@@ -28,7 +28,7 @@ class Ranking(Protocol):
 
 
 def check_ranking(body: Ranking) -> None:
-    """Raises ApiError for what does not go with it."""
+    """Raises ApiError for parameters that do not work with a ranking."""
     if body.best_of is not None and body.best_of < body.num_outputs:
         why = f"best_of is {body.best_of} but n is {body.num_outputs}: use a best_of no smaller than n"
         raise ApiError(why, param="best_of", code=CONFLICT)
@@ -49,7 +49,7 @@ def check_ranking(body: Ranking) -> None:
 
 
 def check_guide(body: Ranking, guided: bool) -> None:
-    """Raises ApiError where an answer is ranked that a grammar guides token by token."""
+    """Raises ApiError if an answer is both ranked and guided token by token by a grammar."""
     if guided and body.ranks:
         name = "use_beam_search" if body.use_beam_search else "best_of"
         why = f"{name} does not go with an answer of a given form: leave out one of them"

@@ -1,4 +1,4 @@
-"""What /v1/responses and /v1/messages answer, for the OpenAPI document; the routes build such dictionaries."""
+"""Answers of /v1/responses and /v1/messages, for the OpenAPI document; the routes build such dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items of /v1/responses and messages of a chat: one is made of the other here."""
+"""Converts items of /v1/responses to messages of a chat, and back."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ Input = Annotated[
 
 
 def new_item_id(kind: str) -> str:
-    """An id for an item of that type."""
+    """A new id for an item of this type."""
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
@@ -100,9 +100,10 @@ def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation that items are.
+    """The conversation that the items describe.
 
-    What the assistant says in one turn, its reasoning and its calls, is one message, as chat templates want it.
+    Everything the assistant says in one turn, with its reasoning and calls, becomes one message, as chat templates
+    expect.
     """
     messages: list[dict[str, Any]] = []
     reasoning = ""

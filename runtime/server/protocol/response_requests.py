@@ -63,7 +63,7 @@ class ResponseRequest(AskedAsChat):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def chat(self, items: Sequence[Mapping[str, Any]]) -> ChatRequest:
-        """The chat that is answered; items: the conversation so far, this request's input included."""
+        """The equivalent chat request. items: the conversation so far, including this request's input."""
         messages = messages_of(items)
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
@@ -86,7 +86,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> Any:
-    """tool_choice as a chat has it."""
+    """tool_choice of the equivalent chat."""
     if not isinstance(choice, Mapping):
         return choice
     if choice["type"] == "function":

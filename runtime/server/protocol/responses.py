@@ -1,4 +1,4 @@
-"""What the endpoints answer, for the OpenAPI document; the routes build plain dictionaries of these shapes."""
+"""Answers of the endpoints, for the OpenAPI document; the routes build plain dictionaries of these shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests describe what they nest: dictionaries of a shape, and rules that OpenAPI documents tell as well."""
+"""Shapes of nested dictionaries in requests, and rules that OpenAPI documents contain as well."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
 NULL = {"type": "null"}
-# Values of a field that mean "off", which what is not supported may have.
+# Values of a field that mean "off"; an unsupported field may have them.
 OFF: tuple[Any, ...] = (None, False, "", [], {})
 _Item = TypeVar("_Item")
 
 
 def is_off(value: Any) -> bool:
-    """Whether a field that is not supported may have the value; 0 is a number, not False."""
+    """Whether an unsupported field may have this value; 0 is a number, not False."""
     return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
 class _FailFast(FailFast):
-    """Pydantic's own has no hash, without which a type is no part of a union."""
+    """Pydantic's own has no hash, so its type could not be part of a union."""
 
     def __hash__(self) -> int:
         return hash(self.fail_fast)
 
 
-# Only the first error is told: an object for each would take seconds.
+# Only the first error is reported: an object for each would take seconds.
 Items = Annotated[list[_Item], _FailFast()]
 Objects = Items[dict[str, Any]]
 Text = Annotated[str, Field(min_length=1)]
@@ -39,7 +39,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a value of any type. check: raises ValueError. said: how JSON Schema says it."""
+    """A rule for a value of any type. check: raises ValueError. said: the rule in JSON Schema."""
 
     check: Callable[[Any], None]
     said: Mapping[str, Any]
@@ -61,22 +61,22 @@ class Rule:
 
 
 def shaped(shape: Any) -> GetPydanticSchema:
-    """Makes a plain dictionary of the code one that is checked to have a shape."""
+    """Annotates a plain dictionary in the code so that it is checked against a shape."""
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(shape))
 
 
 def one_of(
     hint: str, kind_of: Callable[[Any], str | None], shapes: Mapping[str, Any], code: str = "invalid_value"
 ) -> Any:
-    """A union. kind_of: which of `shapes` a value is meant to have. hint: what to do when it is none of them."""
-    # Names of branches must not look like those of fields, which are told.
+    """A union. kind_of: the entry of `shapes` that a value is meant to have. hint: advice if it has none."""
+    # Names of branches must not look like field names, which errors report.
     tagged = tuple(Annotated[shape, Tag(f"<{kind}>")] for kind, shape in shapes.items())
     choose = Discriminator(lambda value: f"<{kind_of(value)}>", custom_error_type=code, custom_error_message=hint)
     return Annotated[functools.reduce(operator.or_, tagged), choose]
 
 
 def type_of(value: Any, default: str | None = None) -> str | None:
-    """What `type` says of an object, `default` where it says nothing; None: nothing that is known."""
+    """The field `type` of an object, `default` if missing. None: unknown."""
     if not isinstance(value, Mapping):
         return None
     kind = value.get("type")
@@ -94,7 +94,7 @@ class RefusalPart(TypedDict):
 
 
 def text_part(said: Any = TextPart, *, refusals: bool = False) -> Any:
-    """A part of text. said: a TypedDict like TextPart. refusals: OpenAI's are text as well."""
+    """A text part. said: a TypedDict like TextPart. refusals: whether OpenAI's refusals also count as text."""
     kinds = get_args(get_type_hints(said)["type"])
     shapes = {"text": said, "refusal": RefusalPart} if refusals else {"text": said}
 
@@ -106,17 +106,17 @@ def text_part(said: Any = TextPart, *, refusals: bool = False) -> Any:
 
 
 def text_content(said: Any = TextPart, *, refusals: bool = False) -> Any:
-    """A string, or a list of such parts."""
+    """A string, or a list of text parts."""
     kind = get_args(get_type_hints(said)["type"])[0]
     parts = list_of(text_part(said, refusals=refusals))
     return one_of(f"give a string, or a list of parts of the type {kind}", text_or_list, {"text": str, "list": parts})
 
 
 def list_of(item: Any, *, min_length: int | None = None, max_length: int | None = None) -> Any:
-    """A list of items of a shape."""
+    """A list whose items have a shape."""
     return Annotated[Items[item], Field(min_length=min_length, max_length=max_length)]
 
 
 def text_or_list(value: Any) -> str | None:
-    """For `one_of`."""
+    """Kind of a value for `one_of`."""
     return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None

@@ -1,4 +1,4 @@
-"""Tools, and the choice of them, as each API has them."""
+"""Tools and tool_choice in the form of each API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _of_an_object(schema: dict[str, Any]) -> None:
         raise ValueError("give the JSON schema of an object")
 
 
-# A schema may leave open that arguments are an object. What else it says is known once it is compiled.
+# A schema may omit that arguments are an object. The rest of it is validated when it is compiled.
 _Parameters = Annotated[dict[str, Any], Rule(_of_an_object, {"properties": {"type": {"const": "object"}}})]
 
 
@@ -64,7 +64,7 @@ ResponseTools = Annotated[list[dict[str, Any]], _tools(ResponseTool, "function",
 MessagesTools = Annotated[list[dict[str, Any]], _tools(MessagesTool, "custom", "custom", _MESSAGES_TOOL)]
 
 
-# Which tools there are is compared later: a schema cannot say it.
+# Whether the tool exists is checked later: a schema cannot express it.
 class Named(TypedDict):
     name: str
 

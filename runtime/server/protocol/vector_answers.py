@@ -1,4 +1,4 @@
-"""What the endpoints of vectors and scores answer, for the OpenAPI document."""
+"""Answers of the endpoints for vectors and scores, for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ScoreRequest(VectorFields):
 
     @property
     def pairs(self) -> list[tuple[str, str]] | None:
-        """None where there are not as many of both."""
+        """The pairs; None if the counts of both texts do not match."""
         second = [self.text_2] if isinstance(self.text_2, str) else list(self.text_2)
         first = [self.text_1] * len(second) if isinstance(self.text_1, str) else list(self.text_1)
         if len(first) == 1:

@@ -65,7 +65,7 @@ async def _prepare(server: ServerContext, body: ChatRequest, model: str, request
 
 @dataclass
 class _Job:
-    """One HTTP request: its engine request, and how the answer is told. make_output: as of PreparedChat."""
+    """One HTTP request: its engine request, and how its answer is sent. make_output: see PreparedChat."""
 
     server: ServerContext
     body: ChatRequest
@@ -101,7 +101,8 @@ class _Job:
         return body
 
     async def events(self, streams: Sequence[RequestStream]) -> AsyncIterator[bytes]:
-        """The events of an answer that streams: roles first, then pieces, the finish reason on the last of a choice."""
+        """Events of a streamed answer: roles first, then pieces; the last piece of a choice carries its finish
+        reason."""
         readers = [self.make_output(index) for index in range(self.body.num_outputs)]
         resumption = self.resumption
         num_output, num_cached = resumption.num_tokens, 0
@@ -152,7 +153,7 @@ class _Job:
         yield DONE
 
     def _begin(self) -> list[bytes]:
-        """What comes before the first token."""
+        """Events before the first token."""
         role = {"role": "assistant", "content": ""}
         events = [self._event(index, role, 0, 0) for index in range(self.body.num_outputs)]
         if self.body.return_token_ids:

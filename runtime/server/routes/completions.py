@@ -64,7 +64,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
     ids = await encode_prompts(server, body.prompts, add_special_tokens=special, truncate=body.truncate_prompt_tokens)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     for one in ids:
-        # By default as much as fits, as vLLM has it; what was asked for must fit.
+        # Defaults to as much as fits, as in vLLM; an explicit value must fit.
         if body.max_tokens is not None:
             checked_max_tokens(server, asked, len(one), "max_tokens")
     only_echo = bool(body.echo) and body.max_tokens == 0
@@ -105,7 +105,7 @@ async def _prepare(server: ServerContext, body: CompletionRequest, model: str, r
 
 @dataclass
 class _Job:
-    """One HTTP request: its engine requests, and how their answers are told."""
+    """One HTTP request: its engine requests, and how their answers are sent."""
 
     server: ServerContext
     body: CompletionRequest
@@ -179,26 +179,26 @@ class _Job:
         yield DONE
 
     def _offset(self, index: int, token_ids: Sequence[int]) -> int:
-        """Characters before the next token in the logprobs of an answer that has these tokens."""
+        """Characters before the next token, in the logprobs of an answer with these tokens so far."""
         if self.body.logprobs is None:
             return 0
         prompt = self.requests[index].prompt_token_ids if self.body.echo else ()
         return sum(len(self.server.token_texts.label(token_id)) for token_id in (*prompt, *token_ids))
 
     def _size(self, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None) -> int:
-        """About how many values a chunk tells."""
+        """Approximate number of values in a chunk."""
         alternatives = max(self.body.logprobs or 0, self.prompt_alternatives or 0)
         return (len(delta.logprobs or ()) + len(prompt or ())) * 3 * (1 + alternatives)
 
     @property
     def prompt_alternatives(self) -> int | None:
-        """Beside each token of the prompt; None: no logprobs of it are told."""
+        """Alternatives beside each token of the prompt; None: no prompt logprobs."""
         return self.requests[0].params.prompt_logprobs
 
     def _chunk(
         self, index: int, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None, *, first: bool, offset: int
     ) -> dict[str, Any] | None:
-        """A choice of a chunk; None when there is nothing to tell yet."""
+        """A choice of a chunk; None if there is nothing to send yet."""
         echo = self._prompt_text(index) if first else ""
         text, token_ids, logprobs = delta.text, delta.token_ids, delta.logprobs
         if self.only_echo:
@@ -219,7 +219,7 @@ class _Job:
     def _choice(self, index: int, number: int, text: str, end: TokenDelta | CompletionOutput) -> dict[str, Any]:
         choice = {"index": index * self.body.num_outputs + number, "text": text, "logprobs": None}
         if self.only_echo and end.finish_reason:
-            # The one token that the engine had to take is not told.
+            # The engine had to sample one token; it is not sent.
             return {**choice, "finish_reason": "length", "stop_reason": None}
         return {**choice, **answers.end_of(end, end.finish_reason)}
 

@@ -60,7 +60,7 @@ def router(server: ServerContext) -> APIRouter:
 
 @dataclass
 class _Job:
-    """One HTTP request, and how its answer is told."""
+    """One HTTP request, and how its answer is sent."""
 
     server: ServerContext
     model: str
@@ -78,7 +78,7 @@ class _Job:
         return {**message, "content": output.blocks}
 
     async def told(self, stream: RequestStream) -> AsyncIterator[bytes]:
-        """The events of an answer that streams."""
+        """The events of a streamed answer."""
         try:
             async for event in self._events(stream, MessageOutput()):
                 yield await named_sse(self.server.lanes, event)
@@ -118,7 +118,7 @@ class _Job:
         }
 
     def _usage(self, num_cached: int, num_output: int) -> dict[str, Any]:
-        """Tokens from the prefix cache are no input tokens here; how many there are is known at the end."""
+        """Usage. Tokens from the prefix cache do not count as input tokens; their number is known at the end."""
         return {
             "input_tokens": len(self.prepared.request.prompt_token_ids) - num_cached,
             "cache_creation_input_tokens": 0,

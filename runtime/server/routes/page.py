@@ -12,7 +12,7 @@ from ..page_files import PageFile, read_page_files
 from ..state import LiveState
 from ..timelines import Timelines
 
-# Nothing inline, nothing from elsewhere, no frame around it.
+# No inline code, nothing from other hosts, no embedding in a frame.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

@@ -33,7 +33,7 @@ from ..response_store import Item, ResponseStore, StoredResponse
 from ..security import key_of
 
 _MAX_PAGE = 100
-# Fields of the chat that is answered, by the names that this API has for them.
+# Fields of the equivalent chat, by their names in this API.
 _NAMES = {
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
@@ -46,7 +46,7 @@ _Switch = Annotated[str, WithJsonSchema({"enum": ["false"]})]
 
 
 def router(server: ServerContext) -> APIRouter:
-    """The endpoints; what one key stored is not there for another."""
+    """The endpoints; each key sees only the answers it stored."""
     routes = APIRouter(tags=["responses"], route_class=json_route(server.lanes.bodies))
     store = ResponseStore(server.config.max_stored_responses, server.config.max_stored_response_bytes)
 
@@ -134,7 +134,7 @@ def _page(items: Sequence[Item], limit: str, order: str, after: str | None) -> d
 
 @contextlib.contextmanager
 def _in_our_words() -> Iterator[None]:
-    """Errors about the chat that is answered, told of the fields that the client sent."""
+    """Renames the chat's fields in errors to those that the client sent."""
     try:
         yield
     except ApiError as error:
@@ -147,8 +147,11 @@ def _in_our_words() -> Iterator[None]:
 
 @dataclass
 class _Job:
-    """One HTTP request, and how its answer is told. num_bytes: of the request's body, much of which is told back. keep:
-    takes the answer once it is complete, with about how much it tells."""
+    """One HTTP request, and how its answer is sent.
+
+    num_bytes: of the request's body, much of which is sent back. keep: stores the complete answer; its argument is the
+    approximate size.
+    """
 
     server: ServerContext
     body: ResponseRequest
@@ -167,7 +170,7 @@ class _Job:
         return response
 
     async def told(self, stream: RequestStream) -> AsyncIterator[bytes]:
-        """The events of an answer that streams; an error is the event response.failed."""
+        """The events of a streamed answer; an error becomes the event response.failed."""
         number = 0
         try:
             async for event in self._events(stream):
@@ -182,7 +185,7 @@ class _Job:
             yield await named_sse(self.server.lanes, event, self.num_bytes)
 
     def size_of(self, response: Mapping[str, Any]) -> int:
-        """About how much an answer tells, for `json_response`."""
+        """Approximate number of values in an answer, for `json_response`."""
         num_tokens = (response["usage"] or {}).get("output_tokens", 0)
         alternatives = (self.body.top_logprobs or 0) if self.body.wants_logprobs else None
         return self.num_bytes + answers.num_values(num_tokens, alternatives)
@@ -249,7 +252,7 @@ class _Job:
 
 
 class _TokenCount:
-    """Tokens of an answer; those of its reasoning end with the one that closes it."""
+    """Counts an answer's tokens; reasoning tokens end with the one that closes the reasoning."""
 
     def __init__(self, server: ServerContext) -> None:
         self._close_id = server.tokenizer.token_id(CLOSE)
@@ -263,7 +266,7 @@ class _TokenCount:
         self._num_cached = num_cached
 
     def usage(self, num_prompt: int, *, reasons: bool) -> dict[str, Any]:
-        """reasons: whether the answer has reasoning; without its end all of it is."""
+        """reasons: whether the answer has reasoning. If the reasoning does not end, all tokens belong to it."""
         num_reasoning = self._num_tokens if self._num_reasoning is None else self._num_reasoning
         return {
             "input_tokens": num_prompt,

@@ -45,7 +45,7 @@ def router(server: ServerContext) -> APIRouter:
         model = server.check_model(body.model)
         texts, answer_id = body.texts, answers.new_id("rerank")
         scores, usage = await scored(request, body, [(body.query, text) for text in texts], answer_id)
-        # Of equal scores the first document comes first.
+        # With equal scores, the earlier document comes first.
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
 
         def answer() -> dict[str, Any]:

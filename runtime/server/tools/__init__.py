@@ -1,1 +1,1 @@
-"""Tool calls: what a chat request's tools mean for its prompt, its constraint and the reading of its answer."""
+"""Tool calls: how a chat request's tools affect its prompt, its constraint and the parsing of its answer."""

@@ -19,7 +19,8 @@ _JSON_SCHEMA = SchemaDefaults()
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that may be called. parameters: JSON text of its schema; strict: arguments must keep to it wholly."""
+    """A function that may be called. parameters: its schema as JSON text. strict: arguments must follow it
+    completely."""
 
     name: str
     parameters: str
@@ -30,13 +31,14 @@ class Tool:
         return "%json " + schema_text(f"the schema of {self.name}", json.loads(self.parameters), strict=self.strict)
 
     def guided(self) -> tuple[str, Guided]:
-        """The arguments alone, for messages."""
+        """(name for error messages, constraint on the arguments alone)."""
         return f"tool {self.name}", Guided.json_schema(json.loads(self.parameters), strict=self.strict)
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """tools: those that may be called. required: one must be. named: the client chose it. parallel: several may be."""
+    """tools: the callable ones. required: at least one call. named: the client chose the function. parallel: allows
+    several calls."""
 
     tools: tuple[Tool, ...]
     required: bool
@@ -52,7 +54,7 @@ def read_tools(
 ) -> ToolUse | None:
     """The tools that a request may use, None when it may use none; tools and choice as a ChatRequest has them.
 
-    defaults: of their schemas. Raises ApiError. Without tools a choice of them says nothing, as with OpenAI.
+    defaults: for their schemas. Raises ApiError. Without tools, tool_choice has no effect, as with OpenAI.
     """
     if not tools:
         return None
@@ -79,17 +81,17 @@ def _read_tool(where: str, function: Mapping[str, Any], defaults: SchemaDefaults
     if parameters is None:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     try:
-        # The options are put in when a grammar is made of it.
+        # The options are added when a grammar is made from it.
         schema_text(f"the schema of {name}", parameters, strict=True)
     except RequestError as error:
         raise ApiError(f"{where}: {error}", param="tools", code=CONSTRAINT) from error
-    # A schema may leave open that arguments are an object.
+    # A schema may omit that arguments are an object.
     text = json.dumps(defaults.apply({"type": "object", **parameters}), ensure_ascii=False)
     return Tool(name, text, function.get("strict") is True)
 
 
 def _read_choice(choice: str | Mapping[str, Any] | None) -> tuple[bool, tuple[str, ...] | None]:
-    """(whether a tool must be called, the tools that may be; None: all)."""
+    """(whether a tool must be called, the names of allowed tools; None: all)."""
     if not isinstance(choice, Mapping):
         return choice == "required", None
     if choice["type"] == "function":

@@ -14,7 +14,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolCallParser):
-    """Content and calls in any order; white space around calls is no content."""
+    """Content and calls in any order; white space around calls is not content."""
 
     name = "hermes"
     markers = (_OPEN, _CLOSE)
@@ -24,7 +24,7 @@ class HermesParser(ToolCallParser):
             start = self._position
             yield from self._space()
             if not (yield from self._call()):
-                # The marker is content, what follows it may hold another one.
+                # The marker is content; another one may follow it.
                 self._position = start
                 self._content(self._buffer[:start])
                 self._commit()

@@ -15,7 +15,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3JsonParser(ToolCallParser):
-    """An answer that starts otherwise, or calls no known function, is content."""
+    """Parses an answer that is all calls. One that starts otherwise, or calls no known function, is content."""
 
     name = "llama3_json"
     markers: ClassVar[tuple[str, ...]] = (_PYTHON_TAG,)

@@ -15,7 +15,7 @@ _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 class MistralParser(ToolCallParser):
-    """The list is the format of the older tokenizers; those that have an [ARGS] token write the name in front."""
+    """Older tokenizers use the list; those with an [ARGS] token write the name first."""
 
     name = "mistral"
     markers = (_CALLS, _ARGS, _ID)

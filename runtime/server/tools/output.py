@@ -1,4 +1,4 @@
-"""Reading an answer: reasoning first, then tool calls and content."""
+"""Parses an answer: reasoning first, then tool calls and content."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .parser import ToolCallParser
 
 
 class ChatOutputParser:
-    """Tells reasoning, tool calls and content of one answer apart; None for what the model does not do.
+    """Separates reasoning, tool calls and content of one answer. None: the model does not do that.
 
-    The same for every way the text is cut into pieces. count_calls False: the client chose the function, so that the
-    finish reason stays "stop".
+    The result does not depend on how the text is cut into pieces. count_calls False: the client chose the function, so
+    that the finish reason stays "stop".
     """
 
     def __init__(
@@ -25,17 +25,17 @@ class ChatOutputParser:
 
     @property
     def called_tools(self) -> bool:
-        """True once a tool call was found: the finish reason "stop" then becomes "tool_calls"."""
+        """Whether a tool call was found; the finish reason "stop" then becomes "tool_calls"."""
         return self._count_calls and self._tools is not None and self._tools.num_calls > 0
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[ChatDelta]:
-        """Takes the next piece of text and returns what became certain."""
+        """Takes the next piece of text; returns the deltas that are certain now."""
         if self._reasoning is None:
             return self._after([ChatDelta(content=text)] if text else [])
         return self._after(self._reasoning.push(text))
 
     def finish(self) -> list[ChatDelta]:
-        """Returns what was held back; called once, after the last piece."""
+        """Returns the deltas that were held back; called once, after the last piece."""
         deltas = [] if self._reasoning is None else self._after(self._reasoning.finish())
         return deltas + ([] if self._tools is None else self._tools.finish())
 

@@ -1,4 +1,4 @@
-"""What parsers of tool calls share: reading one call, and telling it as OpenAI streams it."""
+"""Common code of tool call parsers: reading one call, and streaming it in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class ToolCallParser(TextMachine):
-    """Tells tool calls from content while the text comes in.
+    """Separates tool calls from content while the text comes in.
 
-    tool_names: functions that can be called; a call of another one is content. answer: names the answer, and
-    with it its calls, which get the same ids whenever it is read; None: a name by chance. A call that is malformed
-    before its arguments begin is content, too; from there on the arguments stream as the model writes them, to where
-    they stop being JSON. Subclasses set `name` and `markers`, tokens that the text must show even where they are
-    special.
+    tool_names: callable functions; a call of any other is content. answer: name of the answer, from which its calls get
+    the same ids on every parse; None: a random name. A call that is malformed before its arguments begin is also
+    content. From there on the arguments stream as the model writes them, up to where they stop being JSON. Subclasses
+    set `name` and `markers`, tokens that the text must show even if they are special.
     """
 
     name: ClassVar[str]
@@ -39,15 +38,15 @@ class ToolCallParser(TextMachine):
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
-        """Lark rules of which `calls` is one call of `tools`, or with `parallel` one and more; `free` is any text in
-        which calls, where there are some, are such calls."""
+        """Lark rules. `calls` is one call of `tools`, with `parallel` one or more. `free` is any text in which all
+        calls have that form."""
         raise NotImplementedError
 
     def _new_id(self) -> str:
         return f"call_{self._call_hash()[:24]}"
 
     def _call_hash(self) -> str:
-        """Of the next call, in hexadecimal digits."""
+        """Hash of the next call, in hexadecimal digits."""
         return hashlib.sha256(f"{self._answer} {self.num_calls}".encode()).hexdigest()
 
     def _start(self, name: str) -> None:
@@ -56,7 +55,7 @@ class ToolCallParser(TextMachine):
         self.num_calls += 1
 
     def _arguments(self, text: str) -> None:
-        """More of the last call's arguments, joined with what came just before."""
+        """Emits more of the last call's arguments, joined with the part just before."""
         if not text:
             return
         index = self.num_calls - 1
@@ -65,7 +64,7 @@ class ToolCallParser(TextMachine):
         self._deltas.append(ChatDelta(tool_calls=({"index": index, "function": {"arguments": text}},)))
 
     def _call(self) -> Step[bool]:
-        """Reads {"name": …, "arguments": {…}}, keys in any order; False when that is no call, and nothing was told."""
+        """Reads {"name": …, "arguments": {…}}, keys in any order. False if it is no call; nothing was emitted then."""
         name: str | None = None
         early: str | None = None  # arguments that came before the name
         before = self.num_calls
@@ -116,7 +115,7 @@ class ToolCallParser(TextMachine):
         return self.num_calls > before
 
     def _early_arguments(self) -> Step[str | None]:
-        """Arguments that cannot be streamed: those before a name, null, or JSON inside a string. None: no arguments."""
+        """Arguments that cannot be streamed: before a name, null, or JSON inside a string. None: no arguments."""
         start = self._position
         first = yield from self._peek()
         if first == "{":
@@ -137,7 +136,7 @@ class ToolCallParser(TextMachine):
         return self._position > start
 
     def _string(self) -> Step[str | None]:
-        """Reads a JSON string; None when there is none, or it is not valid."""
+        """Reads a JSON string; None if there is none, or it is invalid."""
         start = self._position
         if not (yield from self._literal('"')):
             return None
@@ -159,7 +158,7 @@ class ToolCallParser(TextMachine):
     def _json(self, *, stream: bool = False) -> Step[bool]:
         """Reads an object or array by its brackets and strings; False where it stops being one.
 
-        stream: it is told as arguments while it comes in.
+        stream: emit it as arguments while it comes in.
         """
         open_brackets: list[str] = []
         in_string = escaped = False
@@ -210,13 +209,13 @@ def _literal(name: str, arguments_key: str) -> str:
 
 
 def lead_rules(marker: str, tokenizer: Tokenizer) -> str:
-    """Lark rules: TEXT is any text, `lead` one that ends with the first marker."""
+    """Lark rules: TEXT is any text, `lead` any text that ends with the first marker."""
     token = tokenizer.special_token_id(marker)
     lead = f"lead[lazy]: TEXT {json.dumps(marker)}" if token is None else f"lead: TEXT <[{token}]>"
     return f"TEXT: /(.|\\n)*/\n{lead}\n"
 
 
 def marker_term(marker: str, tokenizer: Tokenizer) -> str:
-    """A marker as a term of a Lark grammar: the special token where it is one, else its text."""
+    """A marker as a term of a Lark grammar: the special token if it is one, else its text."""
     token = tokenizer.special_token_id(marker)
     return json.dumps(marker) if token is None else f"<[{token}]>"

@@ -1,6 +1,6 @@
-"""Tool calls of a model that has no format of its own: {"name": …, "arguments": {…}}, one a line.
+"""Tool calls of a model without its own format: {"name": …, "arguments": {…}}, one per line.
 
-Only for calls that a request demands: their constraint has the model write this, whatever it was taught.
+Only for calls that a request requires: the constraint makes the model write this, whatever its training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a chat request asks for beside its messages: tools for its prompt, a constraint, and how its answer is read."""
+"""Plan of a chat request: tools for its prompt, a constraint, and the parser of its answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROMPT_END = 16  # tokens that show whether the prompt opened the reasoning
 class ChatPlan:
     """tools: for the template, None for none. guided: the constraint of the answer, None for none.
 
-    show_special_tokens: the parser needs to see them in the text.
+    show_special_tokens: whether the parser needs them in the text.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -44,14 +44,14 @@ class ChatPlan:
     _use: ToolUse | None
 
     def guide(self, make: Callable[[], Guide] | None, prompt_ids: Sequence[int]) -> Callable[[], Guide] | None:
-        """`make`, the maker of `guided`'s guides, which hold once a reasoning model has reasoned."""
+        """`make`, wrapped so that the guides of a reasoning model apply only after its reasoning."""
         if make is None or self._style is None:
             return make
         open_id, close_id = self._tokenizer.token_id(OPEN), self._tokenizer.token_id(CLOSE)
         return after_reasoning(make, self._vocab_size, open_id, close_id, self._inside(prompt_ids))
 
     def output(self, prompt_ids: Sequence[int], answer_id: str) -> Callable[[int], ChatOutput]:
-        """Makes readers of the answers to a prompt, by the index of the continuation."""
+        """Makes parsers for the answers to a prompt, by index of the continuation."""
         reasons, inside = self._style is not None, self._inside(prompt_ids)
         parser, use = self._parser, self._use
 
@@ -72,7 +72,7 @@ class ChatPlan:
 
 
 def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
-    """What a request asks for beside its messages. Raises ApiError and RequestError."""
+    """The plan of a request. Raises ApiError and RequestError."""
     parsers = server.chat_parsers
     guided = guided_of(request, server.schema_defaults)
     use = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls, server.schema_defaults)
@@ -84,7 +84,7 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
                 "or set tool_choice to required or a function"
             )
             raise ApiError(message, param="tools", code="unsupported_parameter")
-        # What the constraint has the model write can be read, whatever the model was taught.
+        # The constraint's output can be parsed whatever format the model was trained on.
         parser = parser or PlainJsonParser
         guided = _with_calls(use, guided, parser, server.tokenizer)
     return ChatPlan(
@@ -102,8 +102,8 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
 def _with_calls(
     use: ToolUse, guided: Guided | None, parser: type[ToolCallParser], tokenizer: Tokenizer
 ) -> Guided | None:
-    """The constraint of an answer that must call tools, or may call them instead of answering in a given form, or
-    may hold calls of strict tools."""
+    """The constraint of an answer that must call tools, may call them instead of answering in a given form, or may
+    contain calls of strict tools."""
     if guided is None and not use.required and not any(tool.strict for tool in use.tools):
         return None
     start = "start: calls" if use.required or guided is not None else "start: free"

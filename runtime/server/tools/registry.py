@@ -1,4 +1,4 @@
-"""Parsers by exact name, and which of them a model family needs."""
+"""Parsers by exact name, and the parser of each model family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
 }
-# model_type → parser and the token without which a model of the family was not taught to call tools.
+# model_type → parser, and a token; a model without that token was not trained to call tools.
 _FAMILIES: Mapping[str, tuple[type[ToolCallParser], str]] = {
     "qwen2": (HermesParser, "<tool_call>"),
     "qwen3": (HermesParser, "<tool_call>"),
@@ -30,7 +30,7 @@ _FAMILIES: Mapping[str, tuple[type[ToolCallParser], str]] = {
 
 @dataclass(frozen=True)
 class ChatParsers:
-    """How a model's answers are read; None: as they are."""
+    """Parsers of a model's answers; None: no parsing."""
 
     tool: type[ToolCallParser] | None
     reasoning: ReasoningStyle | None
@@ -39,7 +39,7 @@ class ChatParsers:
 def choose_parsers(
     tool: str | None, reasoning: str | None, model_type: str | None, tokenizer: Tokenizer | None
 ) -> ChatParsers:
-    """Parsers by name; None and "auto" take the one of the model's family, "none" takes none.
+    """Parsers by name. None and "auto" choose the one of the model's family, "none" chooses none.
 
     Raises ValueError, one sentence, for an unknown name.
     """
