@@ -1,7 +1,7 @@
 """llmc: ahead-of-time compiler and bucketed graph runtime for large language models.
 
-`LLM(path)` takes an artifact, a model directory, a GGUF file or ORG/NAME of the Hugging Face hub; a model is compiled
-on the way, through the cache.
+`LLM(path)` takes an artifact, a model directory, a GGUF file or ORG/NAME of the Hugging Face hub. A model is compiled
+first, through the cache.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _that_compiles(base: type) -> type:
-    """`base`, which takes an artifact, as a class of the same name that takes a model directory as well."""
+    """Subclass of `base` with the same name: `base` takes an artifact, the subclass also a model directory."""
     members = {"__doc__": base.__doc__, "__module__": "llmc", "_artifact_path": staticmethod(artifact_path)}
     return type(base.__name__, (base,), members)

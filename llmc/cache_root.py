@@ -1,4 +1,4 @@
-"""Where llmc keeps what it need not make twice: compiled graphs, and costs that were measured."""
+"""Location of llmc's cache: compiled graphs and measured costs."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def cache_root(explicit: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cost_folder(explicit: Path | None = None) -> Path:
-    """Where cost tables are kept: `explicit`, or `costs` in the cache directory."""
+    """Directory of cost tables: `explicit`, or `costs` in the cache directory."""
     return cache_root() / "costs" if explicit is None else explicit

@@ -1,4 +1,4 @@
-"""The library of CUDA's driver."""
+"""Finds the library of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def cuda_library() -> str:
-    """$LLMC_CUDA_LIBRARY, a path, else the name that the system's linker knows the driver by."""
+    """The path in $LLMC_CUDA_LIBRARY, else the driver's name for the system's linker."""
     return os.environ.get("LLMC_CUDA_LIBRARY") or "libcuda.so.1"

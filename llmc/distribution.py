@@ -1,6 +1,7 @@
-"""The name that this project is distributed under; the package and the command are `llmc`, which PyPI gave to another.
+"""The name of this project's distribution. Package and command are `llmc`, a name that on PyPI belongs to another
+project.
 
-Imports nothing heavy and looks at names of files only: it runs at every start of the command.
+It imports nothing heavy and only looks at file names: it runs at every start of the command.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ _CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
 
 def install_compiler() -> str:
-    """The command that adds the compiler; torch comes without CUDA, which takes gigabytes and is not used."""
+    """Command that installs the compiler. It installs torch without CUDA, which takes gigabytes and is not used."""
     return f"pip install '{NAME}[compiler]' --extra-index-url {_CPU_TORCH}"
 
 
 def name_clash() -> str | None:
-    """One sentence when PyPI's distribution `llmc`, another project with the same import name, is installed too."""
+    """One sentence if PyPI's distribution `llmc`, another project with the same import name, is also installed."""
     for folder in sys.path:
         if folder.endswith("-packages") and _has_other(folder):
             return (
@@ -38,7 +39,7 @@ def _has_other(folder: str) -> bool:
         if name.startswith(f"{_OTHER}-") and name.endswith(".dist-info"):
             try:
                 with open(os.path.join(folder, name, "RECORD"), encoding="utf-8") as record:
-                    # Only who owns that file is in the way: an editable install does not.
+                    # Only the owner of that file conflicts; an editable install does not own it.
                     if any(line.startswith(f"{_OTHER}/__init__.py,") for line in record):
                         return True
             except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What graphs.bin is made of (runtime/FORMAT.md): its records, codes and names, for compiler and runtime alike."""
+"""Structure of graphs.bin (runtime/FORMAT.md): records, codes and names, for compiler and runtime."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import zlib
 
 MAGIC = b"LLMCGRPH"
 VERSION = 8
-"""Of an artifact with a graph for a total of contexts, or whose graphs hand out hidden states."""
+"""Version of an artifact with a graph for a total of contexts, or whose graphs output hidden states."""
 VERSION_OF_RANKS = 7
-"""Of an artifact for several ranks."""
+"""Version of an artifact for several ranks."""
 VERSION_OF_ADAPTERS = 6
-"""Of an artifact with pools of adapters."""
+"""Version of an artifact with pools of adapters."""
 VERSION_WITHOUT_ADAPTERS = 5
 VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION)
 ALIGNMENT = 64
@@ -23,7 +23,7 @@ MAX_LAUNCH_FACTS = 7
 MAX_CODE_FILES = 16
 MAX_RANKS = 256
 COLLECTIVE = 1 << 31
-"""What a command adds to the index of a collective, in the place of a kernel's."""
+"""Added to the index of a collective in a command, in place of a kernel index."""
 
 RECORDS = {
     "header": "u8 magic[8], u32 version, u32 header_bytes, u64 file_bytes, u32 num_sections, u32 crc32, "
@@ -47,15 +47,15 @@ RECORDS = {
     "u64 slot_bytes",
     "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 reserved[4]",
 }
-"""Word for word the records of FORMAT.md."""
+"""The records of FORMAT.md, word for word."""
 
 SECTIONS = {
     "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
     "adapter": 10, "collective": 11,
 }  # fmt: skip
-"""Kind of the section that holds each record."""
+"""Kind of the section that contains each record."""
 FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION_OF_RANKS}
-"""The first version that has a section, where that is not the first that is read."""
+"""First version with a section, if it is not the first version that is read."""
 
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
@@ -64,9 +64,9 @@ DTYPE_BYTES = (4, 2, 2, 1, 1, 4, 1, 1)
 COLLECTIVES = ("all_reduce", "all_gather")
 COLLECTIVE_ROWS = ("tokens", "samples")
 RANK_0 = "rank0."
-"""What the names of weights of rank 0 begin with, where there are several."""
+"""Prefix of the names of rank 0's weights, if there are several ranks."""
 ADDS_BIAS, ADDS_RESIDUAL = 1, 2
-"""Bits of what is added to a sum over ranks."""
+"""Bits for what is added to a sum over ranks."""
 OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters", "states")
 INPUTS = (
     "input_ids",
@@ -78,14 +78,14 @@ INPUTS = (
     "sample_index",
     "token_seq",
 )
-"""Inputs of a traced model, int32, in the order of their indices."""
+"""Inputs of a traced model, int32, in index order."""
 ADAPTER_TILES = "adapter_tiles"
-"""What only the commands of adapters read: how many tiles of rows there are, then the record of each."""
+"""Input that only commands of adapters read: the number of row tiles, then a record for each."""
 GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES)
-"""Inputs of a graph in the order of their indices."""
+"""Inputs of a graph in index order."""
 TILE_ROWS = 8
 TILE_RECORD = 2 + TILE_ROWS
-"""int32 of a tile: the slot of its adapter, the number of its rows, the rows; the last one fills the record."""
+"""int32 values of a tile: the slot of its adapter, its number of rows, then the rows; the last row fills the record."""
 MAX_ADAPTER_PARTS = 8
 
 _CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
@@ -95,12 +95,12 @@ _OF_RANK = re.compile(r"^rank\d+\.")
 
 
 def name_in_model(name: str) -> str:
-    """The name of a weight without the rank that has it."""
+    """Name of a weight without its rank prefix."""
     return _OF_RANK.sub("", name)
 
 
 def layout(record: str) -> struct.Struct:
-    """The struct of a record; reserved fields are zero bytes that take no value."""
+    """Struct of a record. Reserved fields are zero bytes that consume no value."""
     codes = []
     for kind, name, count in re.findall(r"(\w+) (\w+)(?:\[(\d+)\])?", RECORDS[record]):
         number = int(count or 1)
@@ -109,7 +109,7 @@ def layout(record: str) -> struct.Struct:
 
 
 def tables_crc32(data: bytes | bytearray | memoryview) -> int:
-    """The header's crc32: of every byte of a graphs.bin but these four, whatever they say now."""
+    """CRC-32 in the header: over every byte of graphs.bin except the four bytes that hold it."""
     view = memoryview(data)
     return zlib.crc32(view[_CRC_OFFSET + 4 :], zlib.crc32(view[:_CRC_OFFSET]))
 
@@ -117,7 +117,8 @@ def tables_crc32(data: bytes | bytearray | memoryview) -> int:
 def input_shape(
     name: str, max_tokens: int, max_seqs: int, max_samples: int, max_blocks_per_seq: int, max_blocks: int = 0
 ) -> tuple[int, ...]:
-    """Shape of an input of a graph with these limits; max_blocks: of all sequences together, 0: no limit of its own."""
+    """Shape of an input of a graph with these limits. max_blocks: KV blocks of all sequences together, 0: no such
+    limit."""
     shapes = {
         "block_tables": (max_blocks,) if max_blocks else (max_seqs, max_blocks_per_seq),
         "context_lens": (max_seqs,),

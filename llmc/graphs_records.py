@@ -1,4 +1,4 @@
-"""What graphs.bin says, as values: the records of FORMAT.md that compiler and runtime share."""
+"""The contents of graphs.bin as values: the records of FORMAT.md that compiler and runtime share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from llmc.kv_dtypes import BY_CODE, KvDtype
 
 @dataclass(frozen=True)
 class Header:
-    """version, size of graphs.bin in bytes, its CRC-32; of weights.safetensors the size and the CRC-32 of its
-    header."""
+    """Version, size of graphs.bin in bytes and its CRC-32; size of weights.safetensors and CRC-32 of its header."""
 
     version: int
     file_bytes: int
@@ -24,8 +23,8 @@ class Header:
 
 @dataclass(frozen=True)
 class TargetRecord:
-    """What the code is for. kind: of the device that loads it; level: that the device must have, or a higher one;
-    layout: the tag of how activations and KV cache lie."""
+    """Target of the code. kind: of the device that loads it. level: least level of the device. layout: tag of the
+    layout of activations and KV cache."""
 
     kind: str
     name: str
@@ -35,7 +34,7 @@ class TargetRecord:
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """A file of machine code beside graphs.bin, for the device alone: name, size in bytes, CRC-32."""
+    """A file of machine code beside graphs.bin, read only by the device: name, size in bytes, CRC-32."""
 
     name: str
     bytes: int
@@ -44,15 +43,16 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What the engine must know of the model. sliding_window 0: none; eos: at most 8 ids; bos -1: none; dtypes are
-    codes of DTYPES.
+    """Facts that the engine needs about the model.
 
-    key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of the vector that a text
-    gives in place of logits, 0: it gives logits. whole_prompts 1: a step must hold all tokens of a text. adapter_slots:
-    of LoRA adapters that are held at once, 0: none can be; adapter_rank: the largest of theirs. num_ranks: that run a
-    step together, each with num_kv_heads of the KV heads; 0: one alone. num_shared_weights: the first so many weights
-    are all ranks', those behind them are as many for each rank, one rank after the other. states_width: floats of the
-    hidden state that graphs leave of each row, 0: none; takes_states 1: they are given one of each row, too.
+    sliding_window 0: none. eos: at most 8 ids. bos -1: none. Dtypes are codes of DTYPES.
+
+    key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of a text's vector in place
+    of logits; 0: logits. whole_prompts 1: a step must contain all tokens of a text. adapter_slots: LoRA adapters held
+    at once, 0: none possible. adapter_rank: the largest rank of an adapter. num_ranks: ranks that run a step together,
+    each with num_kv_heads KV heads; 0: a single one. num_shared_weights: leading weights shared by all ranks; after
+    them each rank has the same number of weights, rank by rank. states_width: floats of the hidden state that graphs
+    output per row, 0: none. takes_states 1: graphs also take a hidden state per row.
     """
 
     num_layers: int
@@ -80,21 +80,21 @@ class ModelRecord:
 
     @property
     def output_width(self) -> int:
-        """Floats of a row that a graph gives."""
+        """Floats per row of a graph's output."""
         return self.vector_width or self.vocab_size
 
     @property
     def kv(self) -> KvDtype:
-        """Numbers of the KV cache."""
+        """Number format of the KV cache."""
         return BY_CODE[self.kv_dtype]
 
     @property
     def kv_block_bytes(self) -> int:
-        """Of a KV block, keys and values of all layers."""
+        """Bytes of a KV block: keys and values of all layers."""
         return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
 
     def kv_widths(self) -> tuple[int, int]:
-        """Elements that a token takes of a head's keys and values, padding included, scales not."""
+        """Stored elements per token of a head's keys and of its values; includes padding, excludes scales."""
         rows, kv = self.num_kv_heads * self.block_size, self.kv
         keys, values = self.key_block_bytes // rows, self.value_block_bytes // rows
         return (keys - kv.scale_bytes) // kv.item_bytes, (values - kv.scale_bytes) // kv.item_bytes
@@ -102,7 +102,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """A symbol of a code file, `code` by index; family is an index into FAMILIES; launch: at most MAX_LAUNCH_FACTS
+    """A symbol in a code file. code: index of the file. family: index into FAMILIES. launch: at most MAX_LAUNCH_FACTS
     numbers for the device, as the target defines them."""
 
     symbol: str
@@ -114,8 +114,8 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, its CRC-32, and
-    the tag of its layout, which the target defines."""
+    """A packed tensor: dtype code, packed shape (rank at most 4), byte range in weights.safetensors, CRC-32, and a
+    layout tag that the target defines."""
 
     name: str
     dtype: int
@@ -128,9 +128,9 @@ class WeightRecord:
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """What the ranks do together, in rows of float32: op and rows are indices into COLLECTIVES and COLLECTIVE_ROWS.
+    """A collective operation on rows of float32. op, rows: indices into COLLECTIVES and COLLECTIVE_ROWS.
 
-    width: of a row of the result. adds: bits of ADDS_BIAS and ADDS_RESIDUAL, of a sum over ranks.
+    width: floats in a row of the result. adds: bits ADDS_BIAS and ADDS_RESIDUAL; added to a sum over ranks.
     """
 
     op: int
@@ -140,22 +140,22 @@ class CollectiveRecord:
 
     @property
     def num_operands(self) -> int:
-        """What is given, what is added, and the result."""
+        """Number of operands: input, added operands, result."""
         return 2 + self.adds.bit_count()
 
 
 @dataclass(frozen=True)
 class AdapterRecord:
-    """The pool of a linear layer, for what loaded adapters add to it. weight: the layer's, by index."""
+    """Adapter pool of a linear layer. weight: index of the layer's weight."""
 
     weight: int
     slot: AdapterSlot
 
 
 class OperandRecord(NamedTuple):
-    """A buffer of a command: kind is an index into OPERAND_KINDS; offset in the arena.
+    """A buffer of a command. kind: index into OPERAND_KINDS. offset: in the arena.
 
-    bytes: what the kernel may touch, never 0; of a pool, one block, or one slot.
+    bytes: bytes that the kernel may touch, never 0; for a pool those of one block or slot.
     """
 
     kind: int
@@ -166,9 +166,9 @@ class OperandRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """One kernel call on operands[first_operand : first_operand + num_operands]; layer -1: none.
+    """One call on operands[first_operand : first_operand + num_operands]. layer -1: none.
 
-    kernel: from COLLECTIVE on, less that, the index of a collective.
+    kernel: index of a kernel; from COLLECTIVE on, COLLECTIVE plus the index of a collective.
     """
 
     kernel: int
@@ -180,16 +180,16 @@ class Command:
 
     @property
     def collective(self) -> int | None:
-        """The index of the collective, None of a kernel call."""
+        """Index of the collective; None for a kernel call."""
         return self.kernel - COLLECTIVE if self.kernel >= COLLECTIVE else None
 
 
 @dataclass(frozen=True)
 class GraphSizes:
-    """One bucket, and the most that its graph holds.
+    """One bucket, and the limits of its graph.
 
-    phase: an index into PHASES; row_unit: rows of tokens are held, and computed, in multiples of it. max_blocks: KV
-    blocks of all sequences together, of a bucket for a total of contexts; else 0.
+    phase: index into PHASES. row_unit: token rows are stored and computed in multiples of it. max_blocks: KV blocks of
+    all sequences together in a bucket for a total of contexts, else 0.
     """
 
     phase: int
@@ -204,7 +204,7 @@ class GraphSizes:
 
     @property
     def name(self) -> str:
-        """The bucket's, as in `decode:4x512` or `decode:4x2048total`."""
+        """Name of the bucket, as in `decode:4x512` or `decode:4x2048total`."""
         return f"{PHASES[self.phase]}:{self.batch}x{self.seq}{'total' if self.max_blocks else ''}"
 
     def input_shape(self, index: int) -> tuple[int, ...]:
@@ -240,17 +240,17 @@ class Tables:
 
     @property
     def num_rank_weights(self) -> int:
-        """Weights that each rank has of its own; all weights where there is one rank."""
+        """Number of weights that each rank has of its own; with a single rank all weights."""
         return (len(self.weights) - self.model.num_shared_weights) // max(1, self.model.num_ranks)
 
     def weights_of(self, rank: int) -> tuple[WeightRecord, ...]:
-        """The weights that operands of a rank name, by index."""
+        """Weights that a rank's operands refer to, by index."""
         shared, own = self.model.num_shared_weights, self.num_rank_weights
         first = shared + rank * own
         return self.weights[:shared] + self.weights[first : first + own]
 
     def name_of(self, command: Command) -> str:
-        """The symbol of its kernel; of a collective what the ranks do, `_` and its number."""
+        """Symbol of the kernel. For a collective: its operation, `_` and its index."""
         if command.collective is None:
             return self.kernels[command.kernel].symbol
         return f"{COLLECTIVES[self.collectives[command.collective].op]}_{command.collective}"

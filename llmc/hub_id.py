@@ -26,9 +26,9 @@ class HubId:
 
 
 def hub_id(model: str | Path) -> HubId | None:
-    """The model of the hub that `model` names; None when it is no such name, or something here has it.
+    """The hub model that `model` names. None if it is no such name, or if a local file has that name.
 
-    What is here comes first: no download ever replaces it. A path of a GGUF file is no name, there or not.
+    Local files come first: no download ever replaces them. A path that ends like a GGUF file is never a hub name.
     """
     text = str(model)
     found = _ID.fullmatch(text)

@@ -1,4 +1,4 @@
-"""What numbers of the KV cache may be: names, codes and bytes, for compiler and runtime alike."""
+"""Number formats of the KV cache: names, codes and bytes, for compiler and runtime."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from llmc.graphs_format import DTYPE_BYTES, DTYPES
 
 SCALE_BYTES = 4
-"""Of the float32 that the numbers of one token and KV head have beside them, in keys and in values."""
+"""Bytes of the float32 scale per token and KV head, one for keys and one for values."""
 
 
 @dataclass(frozen=True)
 class KvDtype:
-    """name: as users write it, in manifests and in kernel specs; code: in graphs.bin. largest: of numbers that have a
-    scale, None: they have none."""
+    """name: as in manifests, kernel specs and flags. code: in graphs.bin. largest: largest number of a format with
+    scales; None: it has no scales."""
 
     name: str
     code: int
@@ -25,12 +25,12 @@ class KvDtype:
 
     @property
     def per_word(self) -> int:
-        """Elements of a word of 4 bytes."""
+        """Elements per word of 4 bytes."""
         return 4 // self.item_bytes
 
     @property
     def scale_bytes(self) -> int:
-        """Beside the numbers of one token and KV head."""
+        """Bytes of the scale for one token and KV head."""
         return 0 if self.largest is None else SCALE_BYTES
 
 
@@ -53,6 +53,7 @@ BY_CODE = {dtype.code: dtype for dtype in KV_DTYPES.values()}
 
 
 def kv_block_bytes(dtype: str, num_kv_heads: int, block_size: int, key_width: int, value_width: int) -> tuple[int, int]:
-    """Bytes of the keys, and of the values, of one KV block of one layer; widths: elements of a key and of a value."""
+    """(bytes of the keys, bytes of the values) in one KV block of one layer. Widths: elements of a key and of a
+    value."""
     kv, rows = KV_DTYPES[dtype], num_kv_heads * block_size
     return rows * (key_width * kv.item_bytes + kv.scale_bytes), rows * (value_width * kv.item_bytes + kv.scale_bytes)

@@ -1,4 +1,4 @@
-"""What the device is and what memory it has: the one place of the runtime's Python that knows it is a CPU."""
+"""The device and its memory: the only place in the runtime's Python that knows it is a CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-# What the device does with rows of padding: kernels are told how many rows are valid.
+# How the device treats padding rows: kernels get the number of valid rows.
 PADDING = "skipped"
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -15,12 +15,14 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take without swapping: the machine's, or less where a control group says so."""
+    """Bytes that this process can still allocate without swapping: of the machine, or less under a control group's
+    limit."""
     return min((_machine_memory(), *_group_memory()))
 
 
 def machine_facts(num_threads: int) -> dict[str, str]:
-    """What the speed of a machine with `num_threads` engine threads depends on, by name; not who or where it is."""
+    """Facts that determine the speed with `num_threads` engine threads, by name; they do not identify owner or
+    location."""
     return {
         "arch": platform.machine(),
         "processor": _processor(),
@@ -30,7 +32,7 @@ def machine_facts(num_threads: int) -> dict[str, str]:
 
 
 def num_cores(root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Physical cores with a CPU that this process may use; where the system does not tell, the CPUs."""
+    """Physical cores with a CPU that this process may use; the number of CPUs if the system does not tell."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     try:
         return len({(root / f"cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii") for cpu in cpus})
@@ -49,9 +51,9 @@ def _machine_memory() -> int:
 
 
 def control_groups(of_process: Path, root: Path) -> list[Path]:
-    """The folders of the control groups (version 2) on the path to a process, its own first, without the root's.
+    """Folders of the control groups (version 2) of a process, its own first, then upwards, without the root.
 
-    of_process: /proc/self/cgroup; root: where the hierarchy is mounted.
+    of_process: /proc/self/cgroup. root: mount point of the hierarchy.
     """
     try:
         lines = of_process.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -63,7 +65,7 @@ def control_groups(of_process: Path, root: Path) -> list[Path]:
 
 
 def _group_memory() -> list[int]:
-    """Bytes left under the limits of the control groups on the path to this process."""
+    """Bytes left under the limit of each control group of this process."""
     return [left for group in control_groups(_CGROUP, _CGROUP_ROOT) for left in _left_in(group)]
 
 
@@ -73,7 +75,7 @@ def _left_in(group: Path) -> list[int]:
         if limit == "max":
             return []
         used = int((group / "memory.current").read_text(encoding="ascii"))
-        # The page cache gives way.
+        # The page cache is reclaimable.
         stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         return [max(0, int(limit) - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0)))]
     except (OSError, ValueError):

@@ -1,7 +1,8 @@
-"""manifest.json of an artifact: its schema, the checksums in it, and the files that they are of.
+"""manifest.json of an artifact: its schema, its checksums, and the files they cover.
 
-`files` says size and SHA-256 of each file that was copied from the model; `sha256` that of the manifest itself, of its
-canonical JSON without this field. A manifest without them is of an earlier llmc: names alone, and nothing is compared.
+`files` holds size and SHA-256 of each file copied from the model. `sha256` is the checksum of the manifest: of its
+canonical JSON without this field. A manifest without checksums comes from an earlier llmc and holds only names; nothing
+is compared.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from llmc.regular_file import JsonError, parse_json, read_regular
 NAME = "manifest.json"
 MAX_BYTES = 1 << 24
 MAX_COPIED_BYTES = 1 << 28
-"""Of a tokenizer or another copied file; the largest that are known have some 40 MB."""
+"""Most bytes of a tokenizer or another copied file; the largest known ones have about 40 MB."""
 OWN_SUM = "sha256"
 
 
 class ManifestError(ValueError):
-    """A manifest, or a file that it lists, that is damaged or missing; one sentence that names the file."""
+    """The manifest, or a file it lists, is damaged or missing. One sentence that names the file."""
 
 
 def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
-    """As JSON, keys in the order given, and its own checksum as the last of them."""
-    # As it will be read back: tuples are lists, keys are texts.
+    """Writes JSON, keys in the given order, with its own checksum as the last key."""
+    # As it will be read back: tuples become lists, keys become texts.
     content = json.loads(json.dumps(_content(manifest)))
     summed = {**content, OWN_SUM: _digest(content)}
     path.write_text(json.dumps(summed, indent=1, sort_keys=False) + "\n", encoding="utf-8")
 
 
 def listed_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Size and SHA-256 of files of `folder`, as a manifest lists them."""
+    """Size and SHA-256 of files in `folder`, in the form of the manifest's list."""
     found: dict[str, dict[str, object]] = {}
     for name in names:
         data = read_regular(folder / name, MAX_COPIED_BYTES)
@@ -44,15 +45,16 @@ def listed_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, obje
 
 
 def read_manifest(artifact: Path) -> dict[str, Any]:
-    """The manifest of an artifact, with every field that it has of the right type and in range.
+    """The manifest of an artifact. Every field present has a valid type and range.
 
-    Raises ManifestError for a missing or damaged one, naming the first field that is wrong.
+    Raises ManifestError if it is missing or damaged, naming the first invalid field.
     """
     return checked_manifest(_undamaged(artifact), str(artifact / NAME))
 
 
 def _undamaged(artifact: Path) -> dict[str, Any]:
-    """The manifest by its own checksum alone: that takes a tenth of the time of the schema, whose library is large."""
+    """The manifest, validated only by its own checksum. That takes a tenth of the time of the schema, whose library is
+    large."""
     path = artifact / NAME
     try:
         manifest = parse_json(read_regular(path, MAX_BYTES))
@@ -62,7 +64,7 @@ def _undamaged(artifact: Path) -> dict[str, Any]:
         raise ManifestError(f"{path} is not valid JSON ({error}); compile the model again") from None
     if not isinstance(manifest, dict):
         raise ManifestError(f"{path} is not a JSON object; compile the model again")
-    # Who has sums of files has one of itself.
+    # A manifest with checksums of files has one of itself.
     has_sum = OWN_SUM in manifest or isinstance(manifest.get("files"), dict)
     if has_sum and manifest.get(OWN_SUM) != _digest(_content(manifest)):
         raise ManifestError(f"{path} is damaged: its SHA-256 is not the one that it says; compile the model again")
@@ -70,7 +72,7 @@ def _undamaged(artifact: Path) -> dict[str, Any]:
 
 
 def checked_manifest(manifest: Any, origin: str) -> dict[str, Any]:
-    """JSON that was read, if it is a manifest by the schema. Raises ManifestError that begins with `origin`."""
+    """The JSON value if it conforms to the schema. Raises ManifestError, whose message begins with `origin`."""
     from llmc.manifest_schema import Manifest, complaint
 
     if not isinstance(manifest, dict):
@@ -81,10 +83,10 @@ def checked_manifest(manifest: Any, origin: str) -> dict[str, Any]:
 
 
 def read_listed(folder: Path, name: str) -> bytes | None:
-    """A copied file of an artifact, compared with the manifest; None where there is none.
+    """A copied file of an artifact, checked against the manifest; None if there is none.
 
-    A file that the manifest does not list is taken as it is. Raises ManifestError for one that is listed and gone, that
-    differs, or that cannot be read.
+    A file that the manifest does not list is not checked. Raises ManifestError for a listed file that is missing,
+    differs, or cannot be read.
     """
     path, sums = folder / name, _sums(folder)
     try:
@@ -102,7 +104,7 @@ def read_listed(folder: Path, name: str) -> bytes | None:
 
 
 def check_listed(folder: Path) -> int:
-    """Compares all copied files of an artifact with its manifest; returns how many. Raises ManifestError."""
+    """Checks all copied files of an artifact against its manifest; returns their number. Raises ManifestError."""
     read_manifest(folder)
     names = [name for name, expected in _sums(folder).items() if expected is not None]
     for name in names:
@@ -111,7 +113,7 @@ def check_listed(folder: Path) -> int:
 
 
 def _sums(folder: Path) -> dict[str, tuple[int, str] | None]:
-    """Bytes and SHA-256 of each listed file, None where an earlier llmc noted its name alone."""
+    """Bytes and SHA-256 of each listed file; None if an earlier llmc recorded only its name."""
     path = folder / NAME
     try:
         info = path.stat()

@@ -1,7 +1,7 @@
-"""The schema of manifest.json, and of what bundles share with it: types, lengths and ranges of all fields.
+"""The schema of manifest.json and of the parts that bundles share with it: types, lengths and ranges of all fields.
 
-Strict: 1 is no "1", no true and no 1.0. A field may be missing, since who reads one says which they need; what it holds
-where it is there is checked. A later llmc's fields are passed over at the top, where they mean nothing to the others.
+It is strict: 1 is neither "1" nor true nor 1.0. A field may be missing, because each reader says which fields it needs.
+A field that is present is checked. Unknown top-level fields, from a later llmc, are ignored.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Components = Annotated[dict[Text, Long], Field(max_length=256)]
 
 
 class Open(BaseModel):
-    """Fields that are not known are left alone."""
+    """Ignores unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class Closed(BaseModel):
-    """Fields that are not known would be lost on the way."""
+    """Refuses unknown fields, which would otherwise be lost."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -223,7 +223,8 @@ class CpuTarget(Closed):
 
 
 class NamedTarget(BaseModel):
-    """Of any other kind, which reads the rest of it: fields of few types, so that none holds more than it should."""
+    """A target of another kind, which reads the remaining fields itself. Only a few types are allowed, so that none is
+    oversized."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, Text | int | bool | Annotated[list[Text], Field(max_length=256)]]
@@ -237,7 +238,7 @@ class Context(Open):
 
 
 class WeightFormat(BaseModel):
-    """Of a kind that the compiler reads the rest of."""
+    """Weight format whose remaining fields the compiler reads."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, Text | int | bool]
@@ -349,12 +350,12 @@ class Manifest(Open):
 
 
 def complaint(schema: type[BaseModel], content: Mapping[str, Any]) -> str | None:
-    """What is wrong in `content`, as in "block_size is 0: Input should be …"; None when nothing is."""
+    """What is wrong in `content`, as in "block_size is 0: Input should be …"; None if it is valid."""
     try:
         schema.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        # Of a union the parts that only name its members say nothing.
+        # In a union, the parts that only name its members carry no information.
         place = ".".join(str(part)[:_SHOWN] for part in first["loc"] if "[" not in str(part)) or "it"
         if first["type"] == "missing":
             return f"{place} is missing"

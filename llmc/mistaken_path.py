@@ -1,4 +1,4 @@
-"""What somebody meant who gave a path that is neither an artifact nor a model directory."""
+"""Guesses what the user meant with a path that is neither an artifact nor a model directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARTS = ("graphs.bin", "manifest.json", "kernels.cl", "kernels.so", "weights.sa
 
 
 def meant(path: Path) -> str:
-    """One sentence about `path` with what to do instead."""
+    """One sentence about `path`, with advice."""
     text = str(path)
     if re.match(r"https?:/", text, re.IGNORECASE):
         # A Path has dropped one of the slashes.

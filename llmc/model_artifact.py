@@ -1,4 +1,4 @@
-"""The artifact that a path stands for: itself, or what is compiled of a model there."""
+"""The artifact for a path: the path itself, or an artifact compiled from the model there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | 
 
 
 def check_model(path: Path) -> None:
-    """Raises ModelPathError for what is no model, and where the compiler is not installed; downloads nothing."""
+    """Raises ModelPathError if it is not a model, or the compiler is not installed; downloads nothing."""
     from llmc.hub_id import hub_id
     from llmc.model_path import is_model
 

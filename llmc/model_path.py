@@ -1,4 +1,4 @@
-"""What is taken for a model: a directory in Hugging Face's format, a GGUF file, or an ONNX graph."""
+"""Paths that count as a model: a directory in Hugging Face's format, a GGUF file, or an ONNX graph."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 
 GGUF_SUFFIX, ONNX_SUFFIX = ".gguf", ".onnx"
 _ONNX_NAMES = ("model.onnx", "onnx/model.onnx")
-"""Where Optimum and the hub have the graph of a directory."""
+"""Paths of the graph in a directory from Optimum or the hub."""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether something that is no directory is called as a GGUF file is; a pipe is refused when it is opened."""
+    """Whether the name is that of a GGUF file and it is no directory. A pipe is refused when it is opened."""
     return path.suffix == GGUF_SUFFIX and path.exists() and not path.is_dir()
 
 
 def is_onnx(path: Path) -> bool:
-    """Whether something that is no directory is called as an ONNX graph is."""
+    """Whether the name is that of an ONNX graph and it is no directory."""
     return path.suffix == ONNX_SUFFIX and path.exists() and not path.is_dir()
 
 
 def onnx_graph(path: Path) -> Path | None:
-    """The ONNX graph that a path stands for: that file, or the one of a directory without safetensors; None for what
-    has another model or none."""
+    """The ONNX graph of a path: the file itself, or the one in a directory without safetensors. None for other models
+    or none."""
     if is_onnx(path):
         return path
     if not path.is_dir() or any(path.glob("*.safetensors*")):
@@ -30,5 +30,5 @@ def onnx_graph(path: Path) -> Path | None:
 
 
 def is_model(path: Path) -> bool:
-    """Whether there is a model to compile; nothing in it is read."""
+    """Whether there is a model to compile; reads no contents."""
     return is_gguf(path) or onnx_graph(path) is not None or (path / "config.json").is_file()

@@ -1,23 +1,23 @@
-"""The MPI that has started this process, if one has."""
+"""Rank of this process under MPI, if mpirun started it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-# What each says of the processes that it starts: a rank, their number, and which they are on their host.
+# Environment variables of each MPI: rank, number of ranks, and local rank on the host.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Open MPI's 4 and 5; MPICH's and Intel's, and Debian's name of MPICH's.
+# Libraries: Open MPI's 4 and 5; MPICH's and Intel's; Debian's name of MPICH's.
 _LIBRARIES = (("libmpi.so.40", "libmpi.so"), ("libmpi.so.12", "libmpich.so.12", "libmpi.so"))
 
 
 @dataclass(frozen=True)
 class MpiRank:
-    """What mpirun says of this process. library: of its MPI, as dlopen takes it. local_rank, local_ranks: among those
-    of this host."""
+    """Rank of this process according to mpirun. library: of its MPI, for dlopen. local_rank, local_ranks: on this
+    host."""
 
     rank: int
     ranks: int
@@ -27,7 +27,7 @@ class MpiRank:
 
 
 def mpi_rank() -> MpiRank | None:
-    """This process among those that mpirun has started; None where it has started one, or none."""
+    """This process among those that mpirun started; None if mpirun started only one or was not used."""
     for names, libraries in zip(_LAUNCHERS, _LIBRARIES, strict=True):
         rank, ranks, local_rank, local_ranks = (os.environ.get(name, "") for name in names)
         if not rank.isdecimal() or not ranks.isdecimal() or int(ranks) < 2:
@@ -40,7 +40,7 @@ def mpi_rank() -> MpiRank | None:
 
 
 def _library(names: tuple[str, ...]) -> str:
-    """$LLMC_MPI_LIBRARY, a path, else the first name that the system's linker finds."""
+    """The path in $LLMC_MPI_LIBRARY, else the first name that the system's linker finds."""
     import ctypes
 
     chosen = os.environ.get("LLMC_MPI_LIBRARY")

@@ -1,4 +1,4 @@
-"""The library that finds OpenCL drivers."""
+"""Finds the library that loads OpenCL drivers."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def opencl_library() -> str:
-    """$LLMC_OPENCL_LIBRARY, a path, else the name that the system's linker knows such a library by."""
+    """The path in $LLMC_OPENCL_LIBRARY, else the library's name for the system's linker."""
     return os.environ.get("LLMC_OPENCL_LIBRARY") or "libOpenCL.so.1"

@@ -1,4 +1,4 @@
-"""Reads files that others name: never waits for a pipe, never takes more than expected, never trusts a number.
+"""Reads files with untrusted names: never waits for a pipe, never reads more than expected, never trusts a size.
 
 Imports nothing of llmc: compiler, runtime and tools share it.
 """
@@ -25,11 +25,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 class JsonError(ValueError):
-    """Text that is no JSON, or JSON that no file of llmc holds; the message is a part of a sentence."""
+    """The text is no JSON, or JSON that no file of llmc contains; the message is part of a sentence."""
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A file to read from, at its start. Raises OSError, also for a pipe, directory, socket or device."""
+    """Opens a file for reading. Raises OSError, also for a pipe, directory, socket or device."""
     _check(path, os.stat(path))  # opening a device may do something
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -41,11 +41,11 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """All bytes of a file of at most `most`. Raises OSError, whose strerror says what is wrong."""
+    """All bytes of a file of at most `most` bytes. Raises OSError whose strerror is the explanation."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1) if size <= most else b""
-        # One that grows meanwhile, or does not tell its size.
+        # The file may grow meanwhile, or not report its size.
         while size < len(data) <= most and (more := file.read(_CHUNK_BYTES)):
             data += more
     if size > most or len(data) > most:
@@ -54,25 +54,24 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
-    """The same as text. Raises UnicodeDecodeError as well."""
+    """`read_regular` as text. Raises UnicodeDecodeError as well."""
     return decoded(read_regular(path, most), encoding)
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str:
-    """Text as Python reads it from a file: every line ends in a newline alone. Raises UnicodeDecodeError."""
+    """Text as Python reads it from a file: every line ending becomes a newline. Raises UnicodeDecodeError."""
     return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_json(data: str | bytes, *, infinity: bool = False) -> Any:
-    """The value of JSON text as the standard has it: no NaN, no number beyond a double, no name twice,
-    no half of a surrogate pair.
+    """The value of standard JSON text: no NaN, no number beyond a double, no duplicate name, no half surrogate pair.
 
-    infinity: it may have Infinity and -Infinity, as Python writes them. Raises JsonError.
+    infinity: allows Infinity and -Infinity, as Python writes them. Raises JsonError.
     """
     constant = _infinite if infinity else _constant
     try:
         value = json.loads(data, parse_constant=constant, parse_float=_finite, object_pairs_hook=_once)
-        # Half of a character can be written in JSON, and nowhere else.
+        # JSON can express half a character, which nothing else can store.
         if (b"\\ud" if isinstance(data, bytes) else "\\ud") in data.lower():  # type: ignore[operator]
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -80,7 +79,7 @@ def parse_json(data: str | bytes, *, infinity: bool = False) -> Any:
         raise
     except RecursionError:
         raise JsonError("it is nested too deeply") from None
-    except ValueError as error:  # what is no JSON, no UTF-8, or an integer of thousands of digits
+    except ValueError as error:  # no JSON, no UTF-8, or an integer of thousands of digits
         why = " ".join(str(error).split())
         raise JsonError("an integer has thousands of digits" if why.startswith("Exceeds") else why[:200]) from None
 

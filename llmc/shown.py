@@ -1,4 +1,4 @@
-"""A value that somebody gave, in an error message: of one line and some length, whatever it is."""
+"""A user-supplied value for an error message: one line of limited length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _MOST_BITS = 256
 
 
 def shown(value: object) -> str:
-    """Its `repr`, cut; control characters are escaped."""
+    """Its `repr`, shortened; control characters are escaped."""
     # An integer of thousands of digits cannot be printed at all.
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"a number of {value.bit_length()} bits"

@@ -1,8 +1,8 @@
-"""What a model can be compiled for, as `--task` and `--pooling` name it."""
+"""Tasks and poolings, as `--task` and `--pooling` name them."""
 
 from __future__ import annotations
 
 TASKS = ("auto", "generate", "embed", "rank", "classify")
-"""auto: what the model's files say it is for."""
+"""auto: the task according to the model's files."""
 POOLINGS = ("auto", "mean", "cls", "last")
-"""Which rows of a text its embedding is made of: all, the first, the last; auto: as the model's files say."""
+"""Rows of a text that its embedding is made from: all, the first, the last. auto: according to the model's files."""

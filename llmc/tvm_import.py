@@ -1,4 +1,4 @@
-"""Imports TVM without torch, an optional dependency of its that costs more than the rest."""
+"""Imports TVM without torch, an optional dependency that is slower to import than everything else."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 
 def import_tvm() -> None:
-    """Imports tvm; torch stays out unless it is there already, and can still be imported afterwards."""
+    """Imports tvm. torch is not imported along, but can still be imported later."""
     if "torch" in sys.modules or "tvm" in sys.modules:
         return
-    # The documented way to say that there is no such module; TVM takes torch as optional.
+    # The documented way to mark a module as missing; TVM treats torch as optional.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         importlib.import_module("tvm")

@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them."""
+"""Sizes and times in readable form."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def format_bytes(count: float) -> str:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of `1024`, `500M`, `2GiB`, `500MB`; only KB, MB, GB and TB count in powers of 1000, all others of 1024.
+    """Bytes of `1024`, `500M`, `2GiB`, `500MB`. KB, MB, GB and TB are powers of 1000, all other units powers of 1024.
 
-    As the parser of an option it is given the default as well, which is bytes. Raises typer.BadParameter.
+    As the parser of an option it also gets the default, already in bytes. Raises typer.BadParameter.
     """
     if isinstance(text, int):
         return text

@@ -1,4 +1,4 @@
-"""The router as an ASGI application: what it answers itself, and what it passes on."""
+"""The router as an ASGI application: requests it answers itself, and requests it forwards."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PREFIX = "/v1/llmc/replicas"
 _JSON = (b"content-type", b"application/json")
 Update = Callable[[str | None, str | None], Awaitable[dict[str, Any]]]
-"""Exchanges local replicas: (model, artifact), None for all and for the paths they have. Raises ApiError."""
+"""Replaces local replicas. Arguments: (model, artifact); None for all models, or for the current target of the paths.
+Raises ApiError."""
 
 
 class RouterApp:
-    """What every request passes. update: None where no replica is local."""
+    """Entry point of every request. update: None if no replica is local."""
 
     def __init__(self, config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, update: Update | None) -> None:
         self._config, self._fleet, self._metrics, self._update = config, fleet, metrics, update
@@ -60,7 +61,7 @@ class RouterApp:
         except ClientLeft:
             status = 499
         except ReplicaLost as error:
-            # The answer is cut off, which the client sees as the connection ends before the body does.
+            # The answer is cut off; the client notices because the connection ends before the body does.
             log.warning("%s %s is cut off: %s", scope["method"], scope["path"], error)
         finally:
             self._metrics.requests.labels(str(status)).inc()
@@ -90,7 +91,7 @@ class RouterApp:
         await until_left(work, asyncio.create_task(_client_left(receive)))
 
     def _own(self, method: str, path: str, inbound: Inbound) -> Awaitable[tuple[int, dict[str, Any] | bytes]] | None:
-        """The answer of the router itself; None for what replicas answer."""
+        """The router's own answer; None for requests that replicas answer."""
         if method == "GET":
             match path:
                 case "/health" | "/ready":
@@ -113,7 +114,7 @@ class RouterApp:
         if self.stopping:
             return 503, {"status": "draining"}
         well = {"status": "ready" if ready else "ok", "replicas": len(replicas), "ready_replicas": count}
-        # The process is well without replicas, which may come back; requests wait for them.
+        # The process is healthy without replicas, which may come back; requests wait for them.
         return (200, well) if count or not ready else (503, {**well, "status": "starting"})
 
     async def _models(self) -> tuple[int, dict[str, Any] | bytes]:

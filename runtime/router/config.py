@@ -1,4 +1,4 @@
-"""Every knob of the router, one field a flag of `llmc route`."""
+"""Every setting of the router, one field per flag of `llmc route`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SpawnPlan:
-    """Local replicas of one artifact. command: serves an artifact, whose path is appended, on a port that is free.
+    """Local replicas of one artifact. command: serves an artifact on a free port; the path is appended.
 
-    artifact: its path as given, looked at anew at every start; a link may so name another artifact at an update.
+    artifact: its path as given, resolved again at every start, so that a link may name another artifact at an update.
     """
 
     artifact: str
@@ -22,13 +22,13 @@ class SpawnPlan:
 class RouterConfig:
     """Checked by the command line; times in seconds, sizes in bytes.
 
-    replicas: URLs of servers that somebody else runs. replica_key: the API key that the router itself shows them;
-    admin_key: what clients of the endpoints that change something show, none: there are no such endpoints.
-    max_inflight: requests that a replica is given at once; max_waiting: that wait here because all have as many.
-    patience_s: how long a request waits for a replica. retries: how often it is given to another one.
-    health_interval_s: between two looks at a replica; health_timeout_s: what one that is well answers in, twice as long
-    and its requests go elsewhere. block_chars: characters of a block of a prompt, by whose leading blocks it is routed.
-    load_factor: how far above the average load a replica may be that has seen a prompt's beginning.
+    replicas: URLs of servers started elsewhere. replica_key: API key that the router sends to them. admin_key: key for
+    clients of the endpoints that change something; without one these endpoints do not exist. max_inflight: concurrent
+    requests per replica. max_waiting: requests that wait here while all replicas are full. patience_s: longest wait of
+    a request for a replica. retries: times a request is given to another replica. health_interval_s: time between two
+    health checks. health_timeout_s: time in which a healthy replica answers; after twice that its requests move
+    elsewhere. block_chars: characters per block of a prompt; requests are routed by their leading blocks. load_factor:
+    load, relative to the average, up to which a replica is preferred for a prefix it has seen.
     """
 
     replicas: tuple[str, ...] = ()

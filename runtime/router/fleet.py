@@ -1,4 +1,4 @@
-"""All replicas: which of them gets a request, who waits when all have enough, and how they are exchanged."""
+"""All replicas: which one gets a request, which requests wait while all are full, and how replicas are replaced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .prefixes import PrefixTable, Ring
 from .replica import Replica
 
 Excluded = set[tuple[str, int]]
-"""Replicas, by name and epoch, that a request is not to be given to."""
+"""Replicas, by name and epoch, that a request must not be given to."""
 _LOOK_S = 0.25
 
 
 class Fleet:
-    """Lives on the event loop. Whoever adds a replica has it watched until it is removed."""
+    """All replicas; lives on the event loop. Whoever adds a replica has it watched until it is removed."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
@@ -31,11 +31,12 @@ class Fleet:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._prefixes = PrefixTable()
         self._ring = Ring(())
-        self._waiters: dict[str | None, deque[asyncio.Future[None]]] = {}  # by model, who came first is first
-        self._pinned: dict[str, int] = {}  # streams that have begun, by artifact
+        self._waiters: dict[str | None, deque[asyncio.Future[None]]] = {}  # by model, first come first served
+        self._pinned: dict[str, int] = {}  # running streams by artifact
 
     def add(self, name: str, url: str | None) -> Replica:
-        """A replica that gets requests once it is ready; url None: it tells by `move` where it is. Raises UrlError."""
+        """Adds a replica that gets requests once it is ready. url None: its address follows by `move`. Raises
+        UrlError."""
         replica = Replica(name, url, self.config.replica_key, self._has_room, self.changed)
         self.replicas[name] = replica
         self._ring = Ring(self.replicas)
@@ -44,7 +45,7 @@ class Fleet:
         return replica
 
     async def remove(self, name: str) -> None:
-        """Forgets a replica, which has nothing to do any more."""
+        """Removes a replica that has no requests left."""
         replica = self.replicas.pop(name)
         self._ring = Ring(self.replicas)
         watch = self._watches.pop(name)
@@ -55,28 +56,28 @@ class Fleet:
             replica.upstream.abort_all()
 
     async def close(self) -> None:
-        """Forgets all."""
+        """Removes all replicas."""
         for name in list(self.replicas):
             await self.remove(name)
 
     def default_model(self) -> str | None:
-        """The model of a request that names none: the first of the first replica."""
+        """Model for requests that name none: the first model of the first replica."""
         return next((replica.models[0] for replica in self.replicas.values() if replica.models), None)
 
     def knows(self, model: str) -> bool:
-        """Some replica, well or not, serves it."""
+        """Whether any replica, healthy or not, serves the model."""
         return any(model in replica.models for replica in self.replicas.values())
 
     async def acquire(
         self, model: str | None, hashes: Sequence[bytes], excluded: Excluded, artifact: str | None = None
     ) -> Replica:
-        """A replica for a request, which `Replica.end` gives back; waits for one if it must.
+        """A replica for a request; waits for one if necessary. `Replica.end` releases it.
 
-        artifact: of a stream that has begun: draining replicas do, too. Raises ApiError: 404 for a model that nobody
-        serves, 429 where too many wait, 503 where none came in time.
+        artifact: of a stream that has begun; draining replicas of it qualify, too. Raises ApiError: 404 if nobody
+        serves the model, 429 if too many requests wait, 503 if no replica became free in time.
         """
         deadline = time.monotonic() + self.config.patience_s
-        # Nobody overtakes those who wait already.
+        # Nobody overtakes requests that already wait.
         waits = bool(self._waiters.get(model)) and artifact is None
         while True:
             found = None if waits else self._choose(model, hashes, excluded, artifact)
@@ -94,7 +95,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def pin(self, artifact: str) -> Iterator[None]:
-        """While a stream of it runs, one replica of `artifact` stays."""
+        """Keeps at least one replica of `artifact` while a stream of it runs."""
         self._pinned[artifact] = self._pinned.get(artifact, 0) + 1
         try:
             yield
@@ -104,19 +105,19 @@ class Fleet:
                 del self._pinned[artifact]
 
     async def until_idle(self, replica: Replica) -> None:
-        """A draining replica has no request left, and no stream needs it as the last of its artifact."""
+        """Waits until a draining replica has no requests left, and no stream needs it as the last of its artifact."""
         while replica.active or (self._pinned.get(replica.artifact) and self._is_last(replica)):
             await asyncio.sleep(_LOOK_S)
 
     def changed(self) -> None:
-        """Some replica may have room: who waits looks again."""
+        """Wakes all waiting requests, because some replica may have room."""
         for waiters in self._waiters.values():
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
     def _has_room(self, replica: Replica) -> None:
-        """It ended a request: one of those who wait for it takes its place."""
+        """Wakes one waiting request, because the replica finished one."""
         for model in (None, *replica.models):
             waiter = next((one for one in self._waiters.get(model, ()) if not one.done()), None)
             if waiter is not None:
@@ -141,7 +142,7 @@ class Fleet:
             and (replica.name, replica.epoch) not in excluded
             and (model is None or model in replica.models)
             and (not replica.draining if artifact is None else replica.artifact == artifact)
-            # Who has begun was let in already.
+            # Continuations of streams were admitted already.
             and (replica.active < self.config.max_inflight or artifact is not None)
         }
         if not able:
@@ -181,7 +182,7 @@ class Fleet:
                 self._waiters.pop(model, None)
 
     def _all_known(self) -> bool:
-        """Every replica has said what it serves, so that a model that none has is none."""
+        """Whether every replica has reported its models, so that an unlisted model does not exist."""
         return bool(self.replicas) and all(replica.models for replica in self.replicas.values())
 
     def _is_last(self, replica: Replica) -> bool:

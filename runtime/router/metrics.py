@@ -1,4 +1,4 @@
-"""Metrics of the router, and those of all replicas with a label that says whose they are."""
+"""Metrics of the router, and those of all replicas with a label `replica`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUFFIXES = (b"_bucket", b"_sum", b"_count", b"_total", b"_created", b"_info")
 
 
 class RouterMetrics:
-    """The router's own; `page` adds the replicas'."""
+    """The router's own metrics; `page` adds those of the replicas."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class RouterMetrics:
         self._counted: dict[str, int] = {}
 
     async def page(self, fleet: Fleet, headers: Headers, timeout_s: float) -> bytes:
-        """Prometheus's text. headers: what replicas are asked with. One that does not answer is left out."""
+        """Text for Prometheus. headers: sent to the replicas. A replica that does not answer is left out."""
         self._note(fleet)
         texts = await asyncio.gather(*(_metrics_of(one, headers, timeout_s) for one in fleet.replicas.values()))
         parts = {name: text for name, text in zip(fleet.replicas, texts, strict=True) if text}
@@ -55,7 +55,7 @@ class RouterMetrics:
 
 
 def merged(parts: dict[str, bytes]) -> bytes:
-    """Texts of several processes as one: samples get the label `replica`, and stand together by family."""
+    """Merges the texts of several processes: samples get the label `replica` and are grouped by family."""
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
     for name, text in parts.items():

@@ -1,4 +1,4 @@
-"""Which replica has seen the beginning of a prompt: hashes of its leading blocks, and a ring for what nobody has."""
+"""Finds the replica that has seen a prompt's beginning: hashes of leading blocks, and a ring for unseen prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POINTS = 64
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
-    """What the prompt of a request begins with, as bytes that are equal where prompts are."""
+    """Bytes of the prompt's beginning; equal prompts give equal bytes."""
     messages, prompt = body.get("messages"), body.get("prompt", body.get("input"))
     if isinstance(messages, list):
         parts = [str(body.get("system", ""))] if "system" in body else []
@@ -30,7 +30,8 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
 
 
 def block_hashes(text: bytes, block_bytes: int) -> list[bytes]:
-    """Of each full leading block with those before it, at most _MAX_BLOCKS; of the whole text where it has none."""
+    """Hash of each full leading block with all blocks before it, at most _MAX_BLOCKS. Without a full block: hash of the
+    whole text."""
     chain = hashlib.blake2b(digest_size=8)
     hashes = []
     for end in range(block_bytes, min(len(text), _MAX_BLOCKS * block_bytes) + 1, block_bytes):
@@ -43,7 +44,7 @@ def block_hashes(text: bytes, block_bytes: int) -> list[bytes]:
 
 
 class Ring:
-    """Consistent hashing: a name that comes or goes moves its own share of the keys and no other."""
+    """Consistent hashing: adding or removing a name moves only its own share of the keys."""
 
     def __init__(self, names: Collection[str]) -> None:
         points = sorted((_point(f"{name} {index}".encode()), name) for name in names for index in range(_POINTS))
@@ -51,7 +52,7 @@ class Ring:
         self._names = [name for _, name in points]
 
     def order(self, key: bytes) -> Iterator[str]:
-        """All names, that of the key first, then those that take its place, in turn."""
+        """All names in order of preference for the key."""
         told: set[str] = set()
         start = bisect.bisect(self._points, _point(key))
         for index in range(len(self._names)):
@@ -62,18 +63,18 @@ class Ring:
 
 
 class PrefixTable:
-    """Which replica was last given a prompt that begins with some blocks; the oldest entries are forgotten."""
+    """The replica that last got a prompt with given leading blocks; the oldest entries are dropped."""
 
     def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._seen: OrderedDict[bytes, str] = OrderedDict()
 
     def find(self, hashes: Sequence[bytes]) -> str | None:
-        """Who has seen the longest beginning."""
+        """Name of the replica that has seen the longest beginning."""
         return next((name for one in reversed(hashes) if (name := self._seen.get(one)) is not None), None)
 
     def note(self, hashes: Sequence[bytes], name: str) -> None:
-        """It was given to `name`."""
+        """Records that the prompt was given to `name`."""
         for one in hashes:
             self._seen[one] = name
             self._seen.move_to_end(one)

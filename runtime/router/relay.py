@@ -1,4 +1,4 @@
-"""One request on its way: given to a replica, to another one where that is lost, until it is answered."""
+"""One request on its way: given to a replica, and to another one if that is lost, until it is answered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONTINUED: Mapping[str, str] = {"/v1/chat/completions": "chatcmpl", "/v1/comple
 _BUSY = frozenset({429, 502, 503, 504})
 _MAX_CHOICES = 1 << 15
 _ROOM_S = 0.1
-# Of one connection, or written anew for each.
+# Hop-by-hop headers, and headers that are rewritten for each connection.
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
     | {b"host", b"content-length", b"expect", b"x-request-id", b"x-request-timeout"}
@@ -45,7 +45,7 @@ class ClientLeft(Exception):
 
 @dataclass
 class Inbound:
-    """A request as it came. target: path and query, as bytes of the request line."""
+    """An incoming request. target: path and query, as bytes of the request line."""
 
     method: str
     path: str
@@ -54,12 +54,12 @@ class Inbound:
     body: bytes
 
     def header(self, name: bytes) -> bytes:
-        """The first value of a header; empty for none."""
+        """First value of a header; empty if missing."""
         return next((value for key, value in self.headers if key == name), b"")
 
 
 class Relay:
-    """Answers one request through `send`; make one for each. request_id: passed on, and sent back."""
+    """Answers one request through `send`; make one per request. request_id: forwarded, and returned in the answer."""
 
     def __init__(self, fleet: Fleet, metrics: RouterMetrics, inbound: Inbound, request_id: bytes) -> None:
         self._fleet, self._metrics, self._inbound = fleet, metrics, inbound
@@ -79,7 +79,7 @@ class Relay:
         self._continue()
 
     async def run(self, send: Send) -> None:
-        """Sends the answer. Raises ApiError where none can be had and nothing was sent yet."""
+        """Sends the answer. Raises ApiError if no answer is available and nothing was sent yet."""
         excluded: Excluded = set()
         refusal: tuple[int, Headers, bytes] | None = None
         failed = 0
@@ -111,7 +111,7 @@ class Relay:
                     replica.end()
 
     async def _once(self, replica: Replica, send: Send) -> tuple[int, Headers, bytes] | None:
-        """One try; returns what was answered by a replica that has no room, None once all is sent."""
+        """One attempt. Returns the refusal of a replica that has no room, or None once the answer is sent."""
         assert replica.upstream is not None
         inbound = self._inbound
         answer = await replica.upstream.request(
@@ -136,7 +136,7 @@ class Relay:
             body = await answer.body()
             if answer.status in _BUSY or answer.status >= 500:
                 return answer.status, answer.headers, body
-            # It has begun, and a replica of the same artifact does not take the rest.
+            # The stream has begun, and a replica of the same artifact refuses the rest.
             await self._end_stream(send, b"data: " + body + b"\n\n")
             return None
         async for piece in answer.pieces():
@@ -156,9 +156,10 @@ class Relay:
         return None
 
     def _continue(self) -> None:
-        """Prepares the request so that its answer does not depend on who gives it, and a stream can go on elsewhere."""
+        """Prepares the request so that its answer does not depend on the replica, and a stream can continue
+        elsewhere."""
         prefix = _CONTINUED.get(self._inbound.path)
-        # A router before this one sees to it itself.
+        # A router before this one takes care of it.
         if prefix is None or not self._body or self._inbound.method != "POST" or self._body.get(FIELD) is not None:
             return
         self._failover = {
@@ -177,7 +178,7 @@ class Relay:
         if self._marks is not None and self._started:
             failover = {**failover, "sent": self._marks.sent()}
         added = json.dumps(failover, separators=(",", ":")).encode()
-        # An object, as it was parsed; of two fields with one name the last one holds.
+        # Parsed as an object; of two fields with the same name the last one counts.
         return b'%s,"%s":%s}' % (body.rstrip()[:-1], FIELD.encode(), added)
 
     def _headers(self) -> Headers:
@@ -188,7 +189,8 @@ class Relay:
         return headers
 
     def _time_left(self, timeout: bytes) -> bytes:
-        """What is left of a client's limit for all tries; what is no number a replica refuses."""
+        """What remains of the client's time limit, over all attempts. A value that is no number is left for the replica
+        to refuse."""
         try:
             seconds = float(timeout)
         except ValueError:
@@ -209,22 +211,22 @@ class Relay:
             return None
 
     async def _note_refusal(self, replica: Replica, epoch: int, status: int, excluded: Excluded) -> None:
-        if status == 503 and epoch == replica.epoch:  # it starts or stops
+        if status == 503 and epoch == replica.epoch:  # it is starting or stopping
             replica.lose("it takes no requests now")
-        if self._started:  # the rest is wanted from any of them, once there is room
+        if self._started:  # any of them may continue the stream once there is room
             await asyncio.sleep(_ROOM_S)
         else:
             excluded.add((replica.name, epoch))
 
     def _nobody_left(self, excluded: Excluded) -> bool:
-        """All that are well have refused it."""
+        """Whether all healthy replicas have refused the request."""
         well = [one for one in self._fleet.replicas.values() if one.ready and not one.draining]
         able = [one for one in well if self._model in (None, *one.models)]
         return bool(able) and not self._started and all((one.name, one.epoch) in excluded for one in able)
 
     async def _give_up(self, send: Send, error: Exception) -> None:
         if self._started:
-            if self._marks is None:  # nobody can go on with it: the client must see that it is cut off
+            if self._marks is None:  # nobody can continue it: the client must see that it is cut off
                 raise ReplicaLost(str(error)) from error
             event = error.event if isinstance(error, StreamFailed) else _event_of(_lost(error))
             await self._end_stream(send, event)
@@ -250,7 +252,8 @@ class Relay:
 
 
 async def until_left(work: asyncio.Task[None], left: asyncio.Task[None]) -> None:
-    """Waits for an answer to be sent, or ends it once the client has left. Raises what `work` does, and ClientLeft."""
+    """Waits until the answer is sent, or cancels it when the client leaves. Raises what `work` raises, and
+    ClientLeft."""
     try:
         await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -262,7 +265,7 @@ async def until_left(work: asyncio.Task[None], left: asyncio.Task[None]) -> None
 
 
 def _parsed(inbound: Inbound) -> dict[str, Any]:
-    """The JSON object of a body; empty where it is none, which a replica says."""
+    """JSON object of a body; empty if it is none, which the replica will report."""
     if not inbound.body or b"json" not in inbound.header(b"content-type").lower():
         return {}
     check_size(inbound.body)
@@ -274,7 +277,7 @@ def _parsed(inbound: Inbound) -> dict[str, Any]:
 
 
 def _num_choices(body: Mapping[str, Any]) -> int:
-    """Of all prompts; what cannot be a request a replica refuses."""
+    """Choices over all prompts; an invalid request is left for the replica to refuse."""
     n, prompt = body.get("n"), None if "messages" in body else body.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     each = int(n) if isinstance(n, (int, float)) and 1 <= n <= _MAX_CHOICES else 1
@@ -282,7 +285,7 @@ def _num_choices(body: Mapping[str, Any]) -> int:
 
 
 def _is_server_error(status: int, body: bytes) -> bool:
-    """A replica's own fault, which another one may not have."""
+    """Whether the error is the replica's own, so that another one may succeed."""
     return status == 500 and b'"server_error"' in body
 
 

@@ -1,4 +1,4 @@
-"""One replica as the router sees it: what it serves, how it is, what it does."""
+"""One replica as the router sees it: its models, health and load."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _SOON_S = 0.05
 
 
 class Replica:
-    """A server at an address, which may change when it is started anew.
+    """A server at an address, which may change when it is restarted.
 
-    epoch counts its lives: what was said of an earlier one does not hold any more. draining: it gets no new requests,
-    and ends those it has. on_room: called when it has one request less, on_change when it may take others than before.
+    epoch counts its restarts; what was known of an earlier epoch no longer holds. draining: it gets no new requests and
+    finishes those it has. on_room: called when it has one request less. on_change: called when it may accept other
+    requests than before.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class Replica:
             self.move(url)
 
     def move(self, url: str) -> None:
-        """It is, or soon will be, at this address."""
+        """Sets the address where it is or soon will be."""
         self.upstream = Upstream(url)
         self.state, self._late_since = "starting", None
         self.epoch += 1
         self._look.set()
 
     def lose(self, why: str) -> None:
-        """A request found it gone: it gets no others until it answers a look."""
+        """Marks it as lost, because a request found it gone; it gets no requests until it answers a health check."""
         if self.state == "ready":
             log.warning("replica %s is lost: %s", self.name, why)
             self.state, self.epoch = "lost", self.epoch + 1
@@ -70,17 +71,17 @@ class Replica:
         return self.state == "ready"
 
     def begin(self) -> None:
-        """It is given a request."""
+        """Counts a request given to it."""
         self.active += 1
         self.num_requests += 1
 
     def end(self) -> None:
-        """It has one less."""
+        """Counts a request as finished."""
         self.active -= 1
         self._on_room(self)
 
     async def watch(self, interval_s: float, timeout_s: float) -> None:
-        """Looks at it for ever: now and then while it is well, often while it is not."""
+        """Checks its health for ever: at intervals while it is healthy, often while it is not."""
         while True:
             await self._once(timeout_s)
             wait_s = interval_s if self.ready else min(interval_s, _SOON_S * 4)
@@ -91,7 +92,7 @@ class Replica:
                 await asyncio.sleep(_SOON_S)
 
     async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-        """Status and body. Raises ReplicaLost."""
+        """Status and body of a GET. Raises ReplicaLost."""
         if self.upstream is None:
             raise ReplicaLost(f"{self.name} has not started")
         answer = await self.upstream.request("GET", target, headers or self._headers, b"")
@@ -130,7 +131,7 @@ class Replica:
                 self._gone(str(error))
             return
         self._late_since = None
-        if epoch != self.epoch:  # it was lost, or moved, meanwhile: look again
+        if epoch != self.epoch:  # it was lost or moved in the meantime: check again
             return
         if status == 200:
             if self.state != "ready":
@@ -145,7 +146,7 @@ class Replica:
         status, body = await self.get(b"/v1/models")
         if status != 200:
             raise ValueError(f"GET /v1/models gives status {status}: give --replica-api-key where it asks for a key")
-        # At every look: adapters come and go.
+        # At every check, because adapters come and go.
         self.listed = json.loads(body)["data"]
         self.models = tuple(str(model["id"]) for model in self.listed)
         self.artifact = str(self.listed[0].get("artifact", "")) if self.listed else ""
@@ -156,7 +157,7 @@ class Replica:
         self.last_error = why
 
     def _late(self, timeout_s: float) -> None:
-        """It does not answer: first it gets nothing new, then what it has goes elsewhere."""
+        """Handles a missing answer: first it gets no new requests, then its requests move elsewhere."""
         now = time.monotonic()
         self._late_since = self._late_since or now
         if self.state == "ready" or now - self._late_since >= timeout_s:

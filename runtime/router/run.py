@@ -1,4 +1,4 @@
-"""The router as a process: listens, starts replicas, obeys signals."""
+"""The router process: listens, starts replicas, handles signals."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LOOK_S = 0.05
 
 
 class _Process(uvicorn.Server):
-    """uvicorn, which lets running requests end at a first signal; a second one ends at once."""
+    """uvicorn, which finishes running requests at a first signal and stops at once at a second one."""
 
     def __init__(self, config: uvicorn.Config, app: RouterApp) -> None:
         super().__init__(config)
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own would end the process by the signal, before local replicas have ended.
+        # uvicorn's own handler would end the process before its local replicas have ended.
         self.force_exit = self.should_exit
         self.should_exit = self._app.stopping = True
 
@@ -104,7 +104,7 @@ async def _main(
 def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callable[[str], None]) -> None:
     """Routes until a signal. say: gets the lines of local replicas; on_ready: the URL, once a replica is ready.
 
-    Raises ServerError where it cannot listen.
+    Raises ServerError if it cannot listen.
     """
     listener = listen(config.host, config.port)
     try:
@@ -118,7 +118,7 @@ def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callabl
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where it is installed, as uvicorn itself does."""
+    """Runs on uvloop if installed, as uvicorn does."""
     try:
         import uvloop
     except ImportError:

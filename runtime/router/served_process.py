@@ -1,4 +1,4 @@
-"""A process of `llmc serve`: started, read to its end, and ended."""
+"""A process of `llmc serve`: start, read its output, stop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SERVE = (sys.executable, "-P", "-m", "llmc.cli.main", "serve")
-"""The command; its flags and the artifact come behind it."""
+"""The command; flags and artifact are appended."""
 _READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
 _WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
 _MAX_LINE = 1 << 16
 
 
 class ServedProcess:
-    """It gets SIGTERM when this process dies. on_line: gets what it writes on stderr; on_url: its address."""
+    """It gets SIGTERM when this process dies. on_line: gets each line of its stderr. on_url: gets its address."""
 
     def __init__(self, command: Sequence[str], on_line: Callable[[str], None], on_url: Callable[[str], None]) -> None:
         self._command, self._on_line, self._on_url = command, on_line, on_url
@@ -30,18 +30,18 @@ class ServedProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Once."""
+        """Starts it; call once."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *self._command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=_MAX_LINE,
-            start_new_session=True,  # Ctrl+C is for the parent, which lets it end what it has
+            start_new_session=True,  # Ctrl+C goes to the parent, which lets it finish its requests
         )
 
     async def ended(self) -> str:
-        """Reads its lines until it ends; returns how. Kills it where this is cancelled."""
+        """Reads its lines until it ends; returns how it ended. Kills it if the reading task is cancelled."""
         process = self._process
         assert process is not None
         assert process.stderr is not None
@@ -49,7 +49,7 @@ class ServedProcess:
             while True:
                 try:
                     line = await process.stderr.readline()
-                except ValueError:  # longer than any of ours
+                except ValueError:  # longer than any line of ours
                     continue
                 if not line:
                     break
@@ -67,7 +67,7 @@ class ServedProcess:
         return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     async def stop(self, most_s: float) -> None:
-        """Lets it end what it has; kills it if that takes longer."""
+        """Lets it finish its requests; kills it after most_s seconds."""
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -1,4 +1,4 @@
-"""Local replicas: started, watched, started again, exchanged for those of another artifact."""
+"""Local replicas: start, watch, restart, and replace by those of another artifact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 
 
 class Local:
-    """A process that serves, and is started again whenever it ends by itself. say: gets its lines."""
+    """A serving process that is restarted whenever it ends by itself. say: gets its lines."""
 
     def __init__(self, replica: Replica, plan: SpawnPlan, say: Callable[[str], None]) -> None:
         self.replica, self.plan = replica, plan
@@ -38,7 +38,7 @@ class Local:
         self._life = asyncio.create_task(self._live())
 
     async def stop(self) -> None:
-        """Ends the process: it finishes what it has, and is killed if that takes too long."""
+        """Stops the process: it finishes its requests, and is killed if that takes too long."""
         self._stopping = True
         if self._process is not None:
             await self._process.stop(_STOP_S)
@@ -60,7 +60,7 @@ class Local:
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
-        """One life of the process; returns how it ended."""
+        """One run of the process; returns how it ended."""
         self.num_starts += 1
         self._process = ServedProcess([*self.plan.command, self.plan.artifact], self._hear, self.replica.move)
         await self._process.start()
@@ -87,8 +87,11 @@ class Spawner:
             self._start_one(plan)
 
     async def update(self, model: str | None, artifact: str | None) -> dict[str, Any]:
-        """Exchanges the replicas that serve `model` (None: all) for those of `artifact` (None: what their paths name by
-        now), one after the other and each before the old one goes. Returns at once. Raises ApiError."""
+        """Replaces the replicas that serve `model` (None: all) by those of `artifact` (None: what their paths name
+        now).
+
+        They are replaced one by one, each new one starting before the old one stops. Returns at once. Raises ApiError.
+        """
         if self._updating is not None and not self._updating.done():
             raise ApiError("an update runs: wait for its end", status=409, code="updating")
         old = [one for one in self._locals if model is None or model in one.replica.models]
@@ -103,7 +106,7 @@ class Spawner:
 
     @property
     def updating(self) -> bool:
-        """An update runs."""
+        """Whether an update runs."""
         return self._updating is not None and not self._updating.done()
 
     async def close(self) -> None:
@@ -141,7 +144,7 @@ class Spawner:
             raise
 
     async def _until_ready(self, local: Local) -> bool:
-        """False where it ends before it is ready: it would again."""
+        """Waits until it is ready. False if it ends before: a restart would end the same way."""
         while not local.replica.ready:
             if local.num_starts > 1:
                 return False

@@ -1,7 +1,7 @@
-"""The events of a stream on their way through: what a client may have, and which tokens it has then.
+"""Filters the events of a stream: which ones may go to the client, and which tokens it has then.
 
-A replica says in comments (`llmc.runtime.server.failover`) what the events before them told. Events are passed on up to
-a comment and no further, so a stream that breaks off can go on elsewhere without a byte lost or doubled.
+A replica describes in comments (`llmc.runtime.server.failover`) the events before them. Events are forwarded up to a
+comment and no further. So an interrupted stream can continue elsewhere without a byte lost or doubled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_EVENT = 64 << 20
 
 
 class StreamFailed(Exception):
-    """A replica ended a stream with an error of its own. event: its words, if no other replica can."""
+    """A replica ended a stream with an error. event: its text, used if no other replica can continue."""
 
     def __init__(self, code: str, event: bytes) -> None:
         super().__init__(code)
@@ -24,7 +24,7 @@ class StreamFailed(Exception):
 
 
 class StreamMarks:
-    """What one client has of a stream, whichever replicas it came from."""
+    """The part of a stream that one client has, across replicas."""
 
     def __init__(self, num_choices: int) -> None:
         self.begun = self.done = False
@@ -34,8 +34,8 @@ class StreamMarks:
         self._held: list[bytes] = []
 
     def feed(self, piece: bytes) -> bytes:
-        """Takes what a replica sent; returns what the client may have. Raises StreamFailed, and ValueError for what is
-        no stream of events."""
+        """Takes bytes of a replica; returns those that may go to the client. Raises StreamFailed, and ValueError for
+        bytes that are no event stream."""
         told: list[bytes] = []
         buffer = self._buffer + piece if self._buffer else piece
         start = 0
@@ -60,12 +60,12 @@ class StreamMarks:
         return b"".join(told)
 
     def restart(self) -> None:
-        """Forgets what was held back: it comes again."""
+        """Drops the held events: they will come again."""
         self._buffer = b""
         self._held.clear()
 
     def sent(self) -> list[dict[str, Any]] | None:
-        """What the client has, as another replica is told; None: nothing."""
+        """What the client has, in the form for another replica; None: nothing."""
         if not self.begun:
             return None
         return [
@@ -93,7 +93,7 @@ class StreamMarks:
 
     def _check(self, event: bytes) -> None:
         error = json.loads(event[len(b"data: ") :])["error"]
-        # What the request itself is to blame for would fail elsewhere, too.
+        # An error caused by the request itself would occur elsewhere, too.
         if error.get("type") == "server_error":
             self.restart()
             raise StreamFailed(str(error.get("code")), event)

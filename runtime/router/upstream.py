@@ -1,4 +1,5 @@
-"""HTTP/1.1 to a replica: connections that stay open, bodies read as they come and no faster than they leave."""
+"""HTTP/1.1 to a replica: connections are reused, and bodies are read as they come, no faster than they are
+forwarded."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _MOST_IDLE = 64
 
 
 class ReplicaLost(Exception):
-    """A replica cannot be reached, or broke an answer off. unused: it said nothing, on a connection that was kept."""
+    """A replica is unreachable, or interrupted an answer. unused: a reused connection ended without any answer."""
 
     def __init__(self, message: str, *, unused: bool = False) -> None:
         super().__init__(message)
@@ -26,7 +27,7 @@ class ReplicaLost(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time."""
+    """A connection; one exchange at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -43,7 +44,7 @@ class _Connection(asyncio.Protocol):
         self._in_head = True
 
     def begin(self) -> None:
-        """Before the next exchange."""
+        """Prepares for the next exchange."""
         self.status, self.headers, self._in_head = 0, [], True
         self.complete = self.keeps_alive = self.heard = False
         self._parser = httptools.HttpResponseParser(self)
@@ -53,7 +54,7 @@ class _Connection(asyncio.Protocol):
         return not self._in_head
 
     async def wait(self) -> None:
-        """For news."""
+        """Waits for news."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -61,7 +62,7 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
 
     def take(self) -> bytes:
-        """All of the body that has come and was not taken."""
+        """The part of the body that has arrived and was not taken."""
         data = self.pieces.popleft() if len(self.pieces) == 1 else b"".join(self.pieces)
         self.pieces.clear()
         self._num_buffered = 0
@@ -73,7 +74,7 @@ class _Connection(asyncio.Protocol):
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
@@ -112,7 +113,7 @@ class _Connection(asyncio.Protocol):
             self.complete, self.keeps_alive = True, self._parser.should_keep_alive()
 
     def abort(self) -> None:
-        """Ends the connection, and with it what the replica does for it."""
+        """Closes the connection, which also cancels the replica's work for it."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -122,18 +123,18 @@ class _Connection(asyncio.Protocol):
 
 
 class Answer:
-    """A status, headers and a body that comes. Close it at the end; what is not read by then is broken off."""
+    """Status, headers and a body that arrives. Close it at the end; an unread rest is aborted."""
 
     def __init__(self, upstream: Upstream, connection: _Connection) -> None:
         self._upstream, self._connection = upstream, connection
         self.status, self.headers = connection.status, connection.headers
 
     def header(self, name: bytes) -> bytes:
-        """The last value of a header; empty for none."""
+        """Last value of a header; empty if missing."""
         return next((value for key, value in reversed(self.headers) if key == name), b"")
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises ReplicaLost when it breaks off."""
+        """The body as it arrives. Raises ReplicaLost when it is interrupted."""
         connection = self._connection
         while True:
             if connection.pieces:
@@ -146,17 +147,17 @@ class Answer:
                 await connection.wait()
 
     async def body(self) -> bytes:
-        """All of it. Raises ReplicaLost."""
+        """The whole body. Raises ReplicaLost."""
         return b"".join([piece async for piece in self.pieces()])
 
     def close(self) -> None:
-        """Keeps the connection where the answer is whole; may be called twice."""
+        """Keeps the connection if the answer is complete; may be called twice."""
         connection = self._connection
         self._upstream.release(connection, whole=connection.complete and not connection.pieces)
 
 
 class Upstream:
-    """The connections to one replica. Raises UrlError for an address that cannot be one."""
+    """The connections to one replica. Raises UrlError for an invalid address."""
 
     def __init__(self, url: str) -> None:
         self.address = Address.parse(url)
@@ -178,12 +179,12 @@ class Upstream:
             try:
                 return await self._exchange(message)
             except ReplicaLost as error:
-                # It may close a connection that was kept just as it is used again.
+                # The replica may close a kept connection at the moment of its reuse.
                 if not error.unused:
                     raise
 
     def abort_all(self) -> None:
-        """Breaks off all that runs, and closes what is kept."""
+        """Aborts all running exchanges, and closes the kept connections."""
         for connection in (*self._busy, *self._idle):
             connection.abort()
         self._idle.clear()
