@@ -98,8 +98,8 @@ class Decoder(Block):
     max_len: positions in the rotary tables.
     With tied embeddings lm_head.weight is the embedding's parameter, without a name of its own. With ALiBi there is a
     buffer slopes, float32 [H]; where another rank holds some of E experts, expert_places, float32 [E]. A pooled model
-    has no lm_head and returns no logits. states_norm is a copy of norm for exported hidden states, so that the norm that
-    rounds rows for lm_head is unchanged.
+    has no lm_head and returns no logits. states_norm is a copy of norm for exported hidden states, so that the norm
+    that rounds rows for lm_head is unchanged.
     """
 
     slopes: Tensor | None
