@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-CODE_SOURCES = (Path(__file__).parent / "codegen.py",)
+_HERE = Path(__file__).parent
+
+CODE_SOURCES = (_HERE / "codegen.py", _HERE.parent / "tir_steps.py")
 """Sources that decide how TIR becomes code, for cache keys."""

@@ -15,6 +15,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
+from llmc.compiler.targets.tir_steps import flattened
+
 PIPELINE = "llmc_plain_c"
 
 
@@ -32,13 +34,7 @@ def _plain_c_pipeline() -> tuple[Any, Any, Any]:
             s_tir.transform.LowerMatchBuffer(),
             s_tir.transform.StmtSimplify(),
             s_tir.transform.LowerOpaqueBlock(),
-            tirx.transform.FlattenBuffer(),
-            tirx.transform.NarrowDataType(32),
-            tirx.transform.VectorizeLoop(True),
-            tirx.transform.StorageRewrite(),
-            tirx.transform.UnrollLoop(),
-            tirx.transform.StmtSimplify(),
-            tirx.transform.RemoveNoOp(),
+            *flattened(),
             tirx.transform.CommonSubexprElim(),
         ):
             mod = step(mod)

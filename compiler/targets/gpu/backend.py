@@ -17,6 +17,7 @@ from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
+_STEPS = _HERE.parent / "tir_steps.py"
 _KINDS_OF_TEMPLATES = ("gpu", "reference")
 """Template kinds that ops may bring, in order of preference: one for GPUs, else the reference one."""
 
@@ -38,7 +39,8 @@ class GpuTarget(RowsTarget):
 
     def template_digest(self, spec: KernelSpec) -> str:
         brought = next((found for kind in _KINDS_OF_TEMPLATES if (found := brought_sources(spec.op, kind))), ())
-        return self.digest_of((*_HERE.glob("*.py"), *sorted((_HERE / "kernels").glob("*.py"))), brought, spec)
+        own = (*_HERE.glob("*.py"), *sorted((_HERE / "kernels").glob("*.py")), _STEPS)
+        return self.digest_of(own, brought, spec)
 
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
         from llmc.compiler.targets.gpu.launch import launch_of

@@ -10,6 +10,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from llmc.compiler.targets.gpu.exact import exact
+from llmc.compiler.targets.tir_steps import flattened
 
 _DEVICE_KERNEL = 2  # TVM's calling convention for launched kernels
 
@@ -31,13 +32,7 @@ def kernel_text(function: tirx.PrimFunc, language: Language, items: int) -> str:
     module = tvm.IRModule({symbol: function})
     for step in (
         s_tir.transform.StmtSimplify(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.NarrowDataType(32),
-        tirx.transform.VectorizeLoop(True),
-        tirx.transform.StorageRewrite(),
-        tirx.transform.UnrollLoop(),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
+        *flattened(),
         tirx.transform.LowerIntrin(),
     ):
         module = step(module)

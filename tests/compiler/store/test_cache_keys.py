@@ -23,6 +23,8 @@ from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.backend import CpuTarget
 from llmc.compiler.targets.cpu.kernels import sources
 from llmc.compiler.targets.elf import CODE_SOURCES
+from llmc.compiler.targets.gpu import backend as gpu
+from llmc.compiler.targets.gpu import opencl
 from llmc.compiler.targets.reference import backend as reference
 from llmc.compiler.wanted import Wanted, wanted_entries
 from llmc.models.sources.registry import open_source
@@ -237,7 +239,7 @@ for op, name in TEMPLATE_FILES.items():
         del sys.modules[module]
     importlib.import_module(f"{package}.{name}")
     importlib.import_module(f"{package}.codegen")
-    prefixes = (f"{package}.", "llmc.compiler.targets.elf.")
+    prefixes = (f"{package}.", "llmc.compiler.targets.elf.", "llmc.compiler.targets.tir_steps")
     found[op] = [module.__file__ for name, module in sys.modules.items() if name.startswith(prefixes)]
 print(json.dumps(found))
 """
@@ -251,21 +253,26 @@ def test_a_digest_covers_every_module_that_a_template_imports() -> None:
         assert {Path(file).resolve() for file in files} == {file.resolve() for file in digested}, op
 
 
-def test_how_tir_becomes_code_is_in_the_digest_of_every_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", CODE_SOURCES, ids=lambda file: file.name)
+def test_how_tir_becomes_code_is_in_the_digest_of_every_target(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Without what it remembers.
     monkeypatch.setattr(backend, "source_digest", sources.source_digest.__wrapped__)
 
     def digests() -> list[str]:
-        targets = backend.named("haswell"), reference.named("reference")
+        targets = [backend.named("haswell"), reference.named("reference")]
+        # GPUs have a code generator of their own, with the same steps.
+        targets += [opencl.named("opencl")] if source.name == "tir_steps.py" else []
         return [target.template_digest(KernelSpec.of("linear", "linear")) for target in targets]
 
     before = digests()
     assert digests() == before
-    (file,) = CODE_SOURCES
-    edited = tmp_path / file.name
-    edited.write_bytes(file.read_bytes() + b"# edited\n")
+    edited = tmp_path / source.name
+    edited.write_bytes(source.read_bytes() + b"# edited\n")
     for module in (sources, reference):
-        monkeypatch.setattr(module, "CODE_SOURCES", (edited,))
+        monkeypatch.setattr(module, "CODE_SOURCES", tuple(edited if file == source else file for file in CODE_SOURCES))
+    monkeypatch.setattr(gpu, "_STEPS", edited)
     after = digests()
     assert all(one != other for one, other in zip(before, after, strict=True))
 
