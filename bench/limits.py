@@ -20,7 +20,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.progress import track
 
-from bench.peers.limits import UNITS, by_threads, thread_counts
+from bench.peers.machine_limits import UNITS, by_threads, thread_counts
 from bench.peers.report import Spread
 from llmc.runtime.binding.machine_limits import LIMITS
 

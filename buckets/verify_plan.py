@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .bucket import Bucket, BucketError, whole_blocks
 from .cost import CostModel
 from .demand import Demand
-from .verify import DEFAULT_ODDS, MAX_GUESSES, doubling, rows_of
+from .verify_buckets import DEFAULT_ODDS, MAX_GUESSES, doubling, rows_of
 
 Floats = npt.NDArray[np.float64]
 

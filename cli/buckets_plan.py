@@ -14,7 +14,7 @@ import typer
 
 from llmc.buckets import BucketError
 from llmc.buckets.contexts import Contexts
-from llmc.buckets.verify import DEFAULT_ODDS
+from llmc.buckets.verify_buckets import DEFAULT_ODDS
 from llmc.cli.options.numbers import finite
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.cli.options.verify import check_opens
+from llmc.cli.options.artifact_checks import check_opens
 from llmc.units import format_bytes
 
 if TYPE_CHECKING:

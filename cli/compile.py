@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.cli.options.artifact_checks import check_opens
 from llmc.cli.options.compile import CompileOptions
 from llmc.cli.options.group import takes_option_groups
-from llmc.cli.options.verify import check_opens
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.units import format_bytes
 

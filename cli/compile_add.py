@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.buckets import Bucket, BucketError
+from llmc.cli.options.artifact_checks import check_opens
 from llmc.cli.options.compile import given_options
-from llmc.cli.options.verify import check_opens
 from llmc.units import format_bytes
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def doctor(
 
 def _checks(port: int, measure: bool) -> Iterator[Check]:
     from llmc.runtime.doctor.installed import installed_checks
-    from llmc.runtime.doctor.limits import measured_limits
+    from llmc.runtime.doctor.measured_limits import measured_limits
     from llmc.runtime.doctor.processor import processor_checks
     from llmc.runtime.doctor.system import system_checks
 

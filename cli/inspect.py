@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmc.cli.options.verify import check_bytes
+from llmc.cli.options.artifact_checks import check_bytes
 from llmc.cli.render.artifact_data import artifact_data
 from llmc.cli.render.artifact_text import artifact_text
 from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, graph_onnx

@@ -156,7 +156,7 @@ def run_command(
         with progress_bar() as progress:
             artifact = artifact_path(model, progress)
     if verify:
-        from llmc.cli.options.verify import check_bytes
+        from llmc.cli.options.artifact_checks import check_bytes
 
         found = check_bytes(artifact)
         if not quiet:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.buckets import LadderVariables
-from llmc.buckets.verify import MAX_GUESSES
+from llmc.buckets.verify_buckets import MAX_GUESSES
 from llmc.compiler.dtypes import FLOATS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig

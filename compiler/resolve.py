@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond, check_total
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
-from llmc.buckets.verify import add_verify_buckets
+from llmc.buckets.verify_buckets import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES

@@ -189,6 +189,21 @@ def test_the_package_s_face_is_for_users() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("name", ["guided", "guides", "limits", "pipeline", "stream", "streaming", "verify", "warmup"])
+def test_a_general_name_stands_once(name: str) -> None:
+    """Words that several modules could be called: a second one says what it is of."""
+    named = [path for folder in (*FOLDERS, "bench") for path in sources(folder) if path.stem == name]
+    assert len(named) <= 1, named
+
+
+def test_tests_mirror_the_source() -> None:
+    """What is tested from a folder of tests stands in the folder of that name."""
+    others = {"support", "install"}  # helpers of tests, and packages that are built and installed
+    folders = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
+    wrong = {path.parent for path in folders if path.parts[0] not in others and not (ROOT / path.parent).is_dir()}
+    assert not wrong
+
+
 def tracked_files() -> list[str]:
     """Paths that git tracks; without git, as in an unpacked archive, the test that asks is skipped."""
     try:

@@ -30,7 +30,7 @@ from typing import Any
 from bench.peers.engines import ENGINES
 from bench.peers.engines.base import Engine, Variant
 from bench.peers.environment import Workspace, free_bytes
-from bench.peers.limits import ARITHMETIC, by_threads, probe, supported, thread_counts
+from bench.peers.machine_limits import ARITHMETIC, by_threads, probe, supported, thread_counts
 from bench.peers.model import read_shape
 from bench.peers.page import write_page
 from bench.peers.plan import PARTS, Entrant, Key, Settings, measurements

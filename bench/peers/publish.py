@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.peers.limits import UNITS
+from bench.peers.machine_limits import UNITS
 from bench.peers.plan import PARTS, Settings
 from bench.peers.report import OWN, Point, Report, Spread, significant
 from bench.peers.results import FORMAT, RESULTS, Results, Value, peak_prompt

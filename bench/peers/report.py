@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.peers.limits import UNITS
+from bench.peers.machine_limits import UNITS
 from bench.peers.model import Work, work_of
 from bench.peers.plan import Key
 from bench.peers.store import Measurement, Store

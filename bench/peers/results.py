@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.limits import UNITS
+from bench.peers.machine_limits import UNITS
 from bench.peers.report import OWN, significant, table
 from bench.peers.store import StoreError
 

@@ -16,7 +16,7 @@ from typing import Any
 from bench.peers.engines.base import Engine, Prepared, Variant
 from bench.peers.engines.llmc import LLMC
 from bench.peers.environment import Skip, Workspace
-from bench.peers.limits import Limits
+from bench.peers.machine_limits import Limits
 from bench.peers.plan import Entrant, Key, Settings
 from bench.peers.process import Command, PeerError, Worker, end, last_line, server, start
 from bench.peers.store import Measurement, Store

@@ -13,7 +13,7 @@ import typer
 from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
 from llmc.buckets.bucket import MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
-from llmc.buckets.verify import MAX_GUESSES
+from llmc.buckets.verify_buckets import MAX_GUESSES
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
 from llmc.task_names import POOLINGS, TASKS

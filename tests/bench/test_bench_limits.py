@@ -8,7 +8,7 @@ from math import isfinite
 import pytest
 
 from bench import limits
-from bench.peers.limits import by_threads, thread_counts
+from bench.peers.machine_limits import by_threads, thread_counts
 from llmc.runtime.binding.machine_limits import LIMITS
 
 pytestmark = pytest.mark.native

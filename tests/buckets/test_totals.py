@@ -26,7 +26,7 @@ from llmc.buckets.replanning.shapes import Limits as ReplanLimits
 from llmc.buckets.replanning.shapes import ShapeUse, StepShape
 from llmc.buckets.spec import format_spec
 from llmc.buckets.trace import Trace
-from llmc.buckets.verify import add_verify_buckets
+from llmc.buckets.verify_buckets import add_verify_buckets
 
 SERVER = Limits(max_num_seqs=8, max_model_len=2048, block_size=16)
 

@@ -45,7 +45,7 @@ class OpenVino(Engine):
         return Prepared(path, (path / "openvino_model.bin").stat().st_size)
 
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
-        from bench.peers.limits import supported
+        from bench.peers.machine_limits import supported
 
         cache = kv_bytes(read_shape(prepared.path), self.settings.max_batch * self.settings.max_len, 4)
         return self.command(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llmc.buckets import BucketError, parse_spec
-from llmc.buckets.verify import add_verify_buckets
+from llmc.buckets.verify_buckets import add_verify_buckets
 
 
 def decode(spec: str, max_num_seqs: int, guesses: int) -> list[str]:
