@@ -271,6 +271,8 @@ class EngineStats(ctypes.Structure):
             "num_draft_blocks",
             "num_free_draft_blocks",
             "draft_ns",
+            "num_ahead_steps",
+            "num_thrown_rows",
         ),
     ]
 

@@ -54,6 +54,8 @@ class EngineStats:
     num_draft_blocks: int
     num_free_draft_blocks: int
     draft_ns: int
+    num_ahead_steps: int
+    num_thrown_rows: int
     device: Mapping[str, int]
 
 

@@ -297,6 +297,8 @@ class _EngineCollector(Collector):
                 ("llmc_drafted_tokens", "Guesses of next tokens that were checked", stats.drafted_tokens),
                 ("llmc_accepted_tokens", "Guesses that were right", stats.accepted_tokens),
                 ("llmc_draft_seconds", "Wall time in which a draft made guesses or read texts", stats.draft_ns / 1e9),
+                ("llmc_ahead_steps", "Steps prepared while the one before ran", stats.num_ahead_steps),
+                ("llmc_thrown_rows", "Tokens that they computed for ended sequences", stats.num_thrown_rows),
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
             )
         )

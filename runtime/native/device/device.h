@@ -28,6 +28,12 @@ struct DeviceStat {
 // A step that was enqueued.
 using Fence = uint64_t;
 
+// What the engine may do while a step runs.
+enum class Overlap {
+  kNone,  // nothing: a step has ended when Enqueue returns
+  kPrepared,  // plan the next step, to enqueue it as soon as this one has ended
+};
+
 class Artifact;
 class CommandRunner;
 class ReplayProfile;
@@ -90,8 +96,8 @@ class Device {
     static_cast<void>(fence), static_cast<void>(tasks), static_cast<void>(outcomes);
     return Status::Error(LLMC_ERR_INTERNAL, "This device draws no tokens.");
   }
-  // Whether a step may still run when Enqueue returns, so that it pays to do something else before Wait.
-  virtual bool overlaps() const { return false; }
+  // A device that says kPrepared may also have a step on its way between two calls of llmc_engine_step.
+  virtual Overlap overlap() const { return Overlap::kNone; }
   Status Run(const StepBatch& batch, const float** logits) {
     Fence fence = 0;
     LLMC_RETURN_IF_ERROR(Enqueue(batch, &fence));

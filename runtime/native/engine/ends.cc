@@ -79,7 +79,7 @@ Status Engine::MissOf(const Sequence& s) const {
     return Status::Error(LLMC_ERR_BUCKET_MISS, "No graph holds a sequence of " + std::to_string(s.tokens.size()) +
                                                    " tokens; compile the artifact with larger buckets.");
   }
-  const BucketMiss& miss = plan_.miss;
+  const BucketMiss& miss = step_.plan.miss;
   const bool decode = miss.phase == Phase::kDecode;
   const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
   return Status::Error(LLMC_ERR_BUCKET_MISS, "No " + std::string(decode ? "decode" : "prefill") +

@@ -74,70 +74,149 @@ Status Engine::OpenSwapSpace() {
   return Status::Ok();
 }
 
-Status Engine::Step(bool* progressed) {
-  std::lock_guard<std::mutex> step_lock(step_mutex_);
+Engine::~Engine() { Drain(); }
+
+// Where memory runs out, all that was begun is given up.
+template <class Call>
+Status Engine::OrForget(const Call& call) {
   try {
     if (out_of_memory_) FailAfterOutOfMemory();
-    return StepOnce(progressed);
+    return call();
   } catch (const std::bad_alloc&) {
-    Scheduler::DropGuesses(&plan_);
+    Drain();
+    Scheduler::DropGuesses(&step_.plan);
     Forget();
     FailAfterOutOfMemory();
     throw;
   }
 }
 
+Status Engine::Step(bool* progressed) {
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  return OrForget([&] { return StepOnce(progressed); });
+}
+
+// A step that is on its way comes to its end, and none follows: for what needs a quiet device.
+Status Engine::Land() {
+  return OrForget([this] {
+    if (!step_.on_its_way) return Status::Ok();
+    const uint64_t begin = MonotonicNs();
+    bool stepped = false;
+    const Status status = EndStep(false, &stepped);
+    CountTime(stepped, MonotonicNs() - begin);
+    Publish(stepped, true);
+    return status;
+  });
+}
+
+// A step that was begun behind the one before only has to end.
 Status Engine::StepOnce(bool* progressed) {
   const uint64_t begin = MonotonicNs();
   TakeInbox(begin);
   const uint64_t preemptions = scheduler_.num_preemptions();
-  scheduler_.Schedule(&plan_);
+  bool run = step_.on_its_way, stepped = false;
+  Status status;
+  if (!run) status = BeginStep(&run);
+  *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
+  const uint64_t output_tokens = counters_.output_tokens;
+  if (run && status.ok()) status = EndStep(true, &stepped);
+  const uint64_t took = MonotonicNs() - begin;
+  if (stepped) speculator_.Learn(counters_.output_tokens - output_tokens, took);
+  CountTime(stepped, took);
+  Publish(stepped, *progressed);
+  if (ahead_.on_its_way) std::swap(step_, ahead_);
+  return status;
+}
+
+// Plans a step and gives it to the device. *run: there is something to compute.
+Status Engine::BeginStep(bool* run) {
+  const uint64_t begin = MonotonicNs();
+  scheduler_.Schedule(&step_.plan);
   const uint64_t scheduled = MonotonicNs();
   counters_.schedule_ns += scheduled - begin;
-  scheduled_ns_ = scheduled;
+  step_.scheduled_ns = scheduled;
   if (marks_.on()) MarkPreempted();
-  for (Sequence* s : plan_.misses) FailRequest(s->request, MissOf(*s));
+  for (Sequence* s : step_.plan.misses) FailRequest(s->request, MissOf(*s));
   // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
-  const bool run = !plan_.items.empty() && plan_.misses.empty();
-  *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
+  *run = !step_.plan.items.empty() && step_.plan.misses.empty();
   Status status;
-  if (run) {
+  if (*run) {
     TakeMasks();
-    status = speculator_.Plan(&scheduler_, &plan_);
+    status = speculator_.Plan(&scheduler_, &step_.plan);
   }
-  const uint64_t output_tokens = counters_.output_tokens;
-  if (run || !plan_.copies.empty() || !plan_.saves.empty() || !plan_.loads.empty()) {
-    Prepare();
-    if (run && status.ok()) status = device_->BeforeStep();
-    const uint64_t replay = MonotonicNs();
-    counters_.prepare_ns += replay - scheduled;
-    const float* logits = nullptr;
-    if (status.ok()) status = Run(run, &logits);
-    const uint64_t sample = MonotonicNs();
-    replay_ns_ = sample - replay;
-    counters_.replay_ns += replay_ns_;
-    if (!status.ok()) {
-      Scheduler::DropGuesses(&plan_);
-      FailAll(status);
-    } else if (run) {
-      scheduler_.Commit(plan_);
-      CountPrefill();
-      if (marks_.on()) MarkChunks();
-      if (model_.vector_width > 0) {
-        GiveVectors(logits);
-      } else {
-        if (!device_->samples()) host_sampler_.Draw(device_.get(), logits, tasks_, &outcomes_);
-        Scheduler::DropGuesses(&plan_);
-        speculator_.KeepStates(plan_, device_->states());
-        Postprocess();
-      }
-      counters_.sample_ns += MonotonicNs() - sample;
-    }
+  const StepPlan& plan = step_.plan;
+  if (!*run && plan.copies.empty() && plan.saves.empty() && plan.loads.empty()) return status;
+  Prepare(&step_);
+  if (*run && status.ok()) status = device_->BeforeStep();
+  const uint64_t replay = MonotonicNs();
+  counters_.prepare_ns += replay - scheduled;
+  step_.enqueued_ns = replay;
+  if (status.ok()) status = CopyBlocks();
+  if (status.ok() && *run) status = Enqueue(&step_);
+  counters_.replay_ns += MonotonicNs() - replay;
+  if (!status.ok()) {
+    Scheduler::DropGuesses(&step_.plan);
+    FailAll(status);
   }
-  const uint64_t took = MonotonicNs() - begin;
-  if (run && status.ok()) speculator_.Learn(counters_.output_tokens - output_tokens, took);
-  CountTime(run && status.ok(), took);
-  Publish(run && status.ok(), *progressed);
+  return status;
+}
+
+Status Engine::CopyBlocks() {
+  const StepPlan& plan = step_.plan;
+  for (const StepPlan::Copy& save : plan.saves) LLMC_RETURN_IF_ERROR(device_->SaveBlock(save.from, save.to));
+  for (const StepPlan::Copy& copy : plan.copies) LLMC_RETURN_IF_ERROR(device_->CopyBlock(copy.from, copy.to));
+  for (const StepPlan::Copy& load : plan.loads) LLMC_RETURN_IF_ERROR(device_->LoadBlock(load.from, load.to));
+  return Status::Ok();
+}
+
+Status Engine::Enqueue(EngineStep* step) {
+  LLMC_RETURN_IF_ERROR(device_->Enqueue(step->batch, &step->fence));
+  step->on_its_way = true;
+  scheduler_.Launch(step->plan);
+  return Status::Ok();
+}
+
+// Waits for the step that is on its way and takes in what it gave. What changes nothing that it uses is done meanwhile:
+// requests come in, and the next step is planned. That one is on its way before the results of this one are looked at.
+// goes_on: it may be. *stepped: this step has ended well, whatever became of the next one.
+Status Engine::EndStep(bool goes_on, bool* stepped) {
+  const uint64_t begin = MonotonicNs();
+  const bool writes = model_.vector_width == 0;
+  if (writes) ListTasks(&step_);
+  outcomes_.resize(step_.tasks.size());
+  const bool overlaps = device_->overlap() != Overlap::kNone;
+  if (overlaps) TakeArrivals();
+  const bool prepared = overlaps && goes_on && PrepareAhead();
+
+  const float* logits = nullptr;
+  Status status = writes && device_->samples() ? device_->Sample(step_.fence, step_.tasks, &outcomes_)
+                                               : device_->Wait(step_.fence, &logits);
+  step_.on_its_way = false;
+  const uint64_t done = MonotonicNs();
+  replay_ns_ = done - step_.enqueued_ns;
+  counters_.replay_ns += done - begin;
+  if (!status.ok()) {
+    scheduler_.Abandon(step_.plan);
+    Scheduler::DropGuesses(&step_.plan);
+    FailAll(status);
+    return status;
+  }
+  replay_time_ = device_->last_replay();
+  if (writes && !device_->samples()) host_sampler_.Draw(device_.get(), logits, step_.tasks, &outcomes_);
+  if (prepared && StillWanted()) status = EnqueueAhead();
+  counters_.num_thrown_rows += scheduler_.Commit(step_.plan);
+  CountPrefill();
+  if (marks_.on()) MarkChunks(done);
+  if (writes) {
+    Scheduler::DropGuesses(&step_.plan);
+    speculator_.KeepStates(step_.plan, device_->states());
+    Postprocess();
+  } else {
+    GiveVectors(logits);
+  }
+  counters_.sample_ns += MonotonicNs() - done;
+  *stepped = true;
+  if (!status.ok()) FailAll(status);
   return status;
 }
 
@@ -171,48 +250,28 @@ void Engine::TakeInbox(uint64_t now) {
   cancelled_.clear();
 }
 
-Status Engine::Run(bool replay, const float** logits) {
-  for (const StepPlan::Copy& save : plan_.saves) LLMC_RETURN_IF_ERROR(device_->SaveBlock(save.from, save.to));
-  for (const StepPlan::Copy& copy : plan_.copies) LLMC_RETURN_IF_ERROR(device_->CopyBlock(copy.from, copy.to));
-  for (const StepPlan::Copy& load : plan_.loads) LLMC_RETURN_IF_ERROR(device_->LoadBlock(load.from, load.to));
-  if (!replay) return Status::Ok();
-  Fence fence = 0;
-  LLMC_RETURN_IF_ERROR(device_->Enqueue(batch_, &fence));
-  try {
-    if (model_.vector_width == 0) ListTasks();
-    // What changes nothing that the step uses is done while it runs; cancels and masks wait for its end.
-    if (device_->overlaps()) TakeArrivals();
-  } catch (...) {
-    // Nothing may be on its way when a step is given up, whatever became of it.
-    static_cast<void>(device_->Wait(fence, logits).ok());
-    throw;
-  }
-  const bool draws = device_->samples() && model_.vector_width == 0;
-  return draws ? device_->Sample(fence, tasks_, &outcomes_) : device_->Wait(fence, logits);
-}
-
 // What computing a token again costs: a running mean of prefill steps.
 void Engine::CountPrefill() {
-  if (!plan_.prefill || !scheduler_.swap()->open()) return;
-  const uint64_t ns = replay_ns_ / std::max(plan_.load.tokens, 1u);
+  if (!step_.plan.prefill || !scheduler_.swap()->open()) return;
+  const uint64_t ns = replay_ns_ / std::max(step_.plan.load.tokens, 1u);
   token_ns_ = token_ns_ == 0 ? ns : (7 * token_ns_ + ns) / 8;
   scheduler_.swap()->SetCosts(swap_block_ns_, token_ns_);
 }
 
 void Engine::MarkPreempted() {
-  for (const Sequence* s : plan_.preempted) {
-    marks_.Add({0, LLMC_MARK_PREEMPTED, s->request->id, s->output_index, 0, 0, 0, scheduled_ns_, scheduled_ns_});
+  for (const Sequence* s : step_.plan.preempted) {
+    marks_.Add(
+        {0, LLMC_MARK_PREEMPTED, s->request->id, s->output_index, 0, 0, 0, step_.scheduled_ns, step_.scheduled_ns});
   }
 }
 
 // Before the draws: what they add would make the last row of a prompt look like a decode.
-void Engine::MarkChunks() {
-  const uint64_t now = MonotonicNs();
-  for (const StepItem& item : plan_.items) {
+void Engine::MarkChunks(uint64_t done_ns) {
+  for (const StepItem& item : step_.plan.items) {
     const Sequence& s = *item.sequence;
     if (item.start >= s.num_prompt && item.count - item.num_guesses == 1) continue;
-    marks_.Add(
-        {0, LLMC_MARK_PREFILL, s.request->id, s.output_index, plan_.graph, item.start, item.count, scheduled_ns_, now});
+    marks_.Add({0, LLMC_MARK_PREFILL, s.request->id, s.output_index, step_.plan.graph, item.start, item.count,
+                step_.scheduled_ns, done_ns});
   }
 }
 
@@ -220,13 +279,12 @@ void Engine::CountTime(bool stepped, uint64_t step_ns) {
   llmc_engine_stats& c = counters_;
   c.step_ns += step_ns;
   if (!stepped) return;
-  const ReplayTime time = device_->last_replay();
-  c.kernel_ns += time.kernel_ns;
-  c.barrier_ns += time.barrier_ns;
-  if (plan_.prefill) return;
+  c.kernel_ns += replay_time_.kernel_ns;
+  c.barrier_ns += replay_time_.barrier_ns;
+  if (step_.plan.prefill) return;
   c.decode_step_ns += step_ns;
-  c.decode_kernel_ns += time.kernel_ns;
-  c.decode_barrier_ns += time.barrier_ns;
+  c.decode_kernel_ns += replay_time_.kernel_ns;
+  c.decode_barrier_ns += replay_time_.barrier_ns;
 }
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
-// Engine: continuous batching over one Device. Everything but CheckIntegrity, WarmGraph and EnableGraph, which wait for
-// a step in flight, is safe and quick while another thread is in Step.
+// Engine: continuous batching over one Device. Everything but CheckIntegrity, the warm-up and what changes graphs is safe
+// and quick while another thread is in Step; these wait for it. Where steps overlap, one may be on its way when Step
+// returns: what needs a quiet device ends it first.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "core/status.h"
 #include "device/device.h"
+#include "engine/ahead.h"
 #include "engine/block_manager.h"
 #include "engine/host_sampler.h"
 #include "engine/request.h"
@@ -55,6 +57,8 @@ class Engine {
   // draft: the device of a model that makes guesses; none: they come from prompt and output.
   static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out,
                        std::unique_ptr<Device> draft = nullptr);
+  // Waits for a step that is on its way.
+  ~Engine();
 
   // request.sampling is not NULL here.
   Status Submit(const llmc_request& c, uint64_t* id);
@@ -70,8 +74,9 @@ class Engine {
   Status GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity, uint64_t* count) const;
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
-  // One iteration. A failed request is an event; an error or std::bad_alloc here means that the device failed or memory
-  // ran out: then every request has failed (one event each) and the engine is empty.
+  // One iteration: a step to its end, and where steps overlap the next one on its way. A failed request is an event; an
+  // error or std::bad_alloc here means that the device failed or memory ran out: then every request has failed (one event
+  // each) and the engine is empty.
   Status Step(bool* progressed);
   // Replays made-up tokens that write to the dummy block only.
   Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
@@ -103,14 +108,27 @@ class Engine {
 
   // engine.cc: the loop.
   Status OpenSwapSpace();
+  template <class Call>
+  Status OrForget(const Call& call);
   Status StepOnce(bool* progressed);
+  Status Land();
+  Status BeginStep(bool* run);
+  Status EndStep(bool goes_on, bool* stepped);
+  Status CopyBlocks();
+  Status Enqueue(EngineStep* step);
   void TakeArrivals();
   void TakeInbox(uint64_t now);
-  Status Run(bool replay, const float** logits);
   void CountPrefill();
   void MarkPreempted();
-  void MarkChunks();
+  void MarkChunks(uint64_t done_ns);
   void CountTime(bool stepped, uint64_t step_ns);
+
+  // ahead.cc: the step behind the one that is on its way.
+  static Continues HowContinues(const Sequence& sequence);
+  bool PrepareAhead();
+  bool StillWanted();
+  Status EnqueueAhead();
+  void Drain() noexcept;
 
   // submit.cc
   Status CheckVector(const llmc_request& c) const;
@@ -123,12 +141,13 @@ class Engine {
   void TakeMasks();
 
   // step_inputs.cc: what a step computes and draws.
-  void Prepare();
-  void ListTasks();
+  void Prepare(EngineStep* step) const;
+  static void ListTasks(EngineStep* step);
 
   // results.cc: what it computed and drew.
   void NameOwners();
   void Fork(Sequence* parent);
+  bool Stops(const Request& request, int32_t token) const;
   bool ComesTrue(std::size_t task) const;
   void Postprocess();
   void GiveVectors(const float* rows);
@@ -159,6 +178,7 @@ class Engine {
   // publish.cc: what other threads see.
   uint32_t Ready() const;
   void CopyMisses();
+  void FreeLeaving() noexcept;
   void Publish(bool stepped, bool progressed);
 
   // adapters.cc
@@ -180,14 +200,11 @@ class Engine {
   Speculator speculator_;
 
   // Of the stepping thread.
-  StepPlan plan_;
-  StepBatch batch_;
-  std::vector<SampleTask> tasks_;
-  std::vector<SampleOutcome> outcomes_;  // one for each task
+  EngineStep step_, ahead_;  // ahead_: planned behind step_
+  std::vector<SampleOutcome> outcomes_;  // one for each task of step_
   std::vector<Sequence*> owners_;  // whose each task is
-  std::vector<int32_t> guessed_;  // for each task: the draw before it counts only if it gave this token; kNoGuess: none
-  static constexpr int32_t kNoGuess = -1;
   std::vector<llmc_event> new_events_;
+  std::vector<std::unique_ptr<Request>> leaving_;  // ended, and a step on its way has rows of theirs
   std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
   std::vector<Request*> arrived_, cancelled_;
   std::set<std::pair<uint64_t, Request*>> deadlines_;
@@ -198,7 +215,8 @@ class Engine {
   };
   std::vector<MaskUpdate> mask_updates_;
   uint64_t swap_block_ns_ = 0, token_ns_ = 0;
-  uint64_t scheduled_ns_ = 0, replay_ns_ = 0;  // of this step: when it was scheduled, how long it replayed
+  uint64_t replay_ns_ = 0;  // of the last step, from its begin to its end
+  ReplayTime replay_time_;
   bool out_of_memory_ = false;  // and some requests have not been failed yet
   RequestMarks marks_;  // taken from any thread
   llmc_engine_stats counters_;

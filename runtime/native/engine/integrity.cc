@@ -26,6 +26,9 @@ Status Engine::CheckIntegrity() const {
   for (const auto& [id, request] : live_) {
     if (request->adapter != 0) ++users[request->adapter];
   }
+  for (const auto& request : leaving_) {
+    if (request->adapter != 0) ++users[request->adapter];
+  }
   for (const auto& [id, adapter] : adapters_) {
     if (adapter.num_requests != users[id] || (adapter.unloaded && adapter.num_requests == 0)) {
       return Status::Error(LLMC_ERR_INTERNAL, "Adapter " + std::to_string(id) + " is kept for " +

@@ -112,7 +112,7 @@ bool Engine::IsHeld(const Request& r, const Sequence& s) {
 // From here on the masks of this step's tokens cannot be replaced.
 void Engine::TakeMasks() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const StepItem& item : plan_.items) {
+  for (const StepItem& item : step_.plan.items) {
     Request* r = item.sequence->request;
     if (!item.sample || !r->guided) continue;
     for (uint32_t i = 0; i < r->masks.size(); ++i) {

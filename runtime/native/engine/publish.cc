@@ -6,6 +6,7 @@
 #include "core/c_struct.h"
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "engine/make_room.h"
 #include "engine/wanted_bucket.h"
 
 namespace llmc {
@@ -100,16 +101,26 @@ void Engine::CopyMisses() {
   }
 }
 
+// A step that is on its way keeps what its rows are of: requests, their parameters and their adapters. mutex_ is held.
+void Engine::FreeLeaving() noexcept {
+  const auto free = [](const std::unique_ptr<Request>& r) {
+    return std::all_of(r->sequences.begin(), r->sequences.end(), [](const auto& s) { return s->in_flight == 0; });
+  };
+  const auto first = std::partition(leaving_.begin(), leaving_.end(), [&](const auto& r) { return !free(r); });
+  for (auto it = first; it != leaving_.end(); ++it) ReleaseAdapter(**it);
+  leaving_.erase(first, leaving_.end());
+}
+
 // Makes the step visible to other threads: events, statistics, the end of requests.
 void Engine::Publish(bool stepped, bool progressed) {
   llmc_engine_stats& c = counters_;
   if (stepped) {
-    const GraphShape& g = model_.graphs[plan_.graph];
+    const GraphShape& g = model_.graphs[step_.plan.graph];
     ++c.num_steps;
-    ++(plan_.prefill ? c.num_prefill_steps : c.num_decode_steps);
-    c.num_mixed_steps += plan_.mixed;
-    c.scheduled_tokens += plan_.load.tokens;
-    c.padded_tokens += g.max_tokens - plan_.load.tokens;
+    ++(step_.plan.prefill ? c.num_prefill_steps : c.num_decode_steps);
+    c.num_mixed_steps += step_.plan.mixed;
+    c.scheduled_tokens += step_.plan.load.tokens;
+    c.padded_tokens += g.max_tokens - step_.plan.load.tokens;
   }
   c.num_running = scheduler_.num_running();
   c.num_blocks = blocks_.num_usable();
@@ -129,18 +140,19 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.prefix_query_tokens = scheduler_.num_query_tokens();
   c.prefix_hit_tokens = scheduler_.num_hit_tokens();
 
+  MakeRoom(&leaving_, ended_.size());
   std::lock_guard<std::mutex> lock(mutex_);
   if (stepped) {
-    llmc_graph_stats& g = graph_stats_[plan_.graph];
+    llmc_graph_stats& g = graph_stats_[step_.plan.graph];
     ++g.replays;
-    g.tokens += plan_.load.tokens;
-    g.padded_tokens += model_.graphs[plan_.graph].max_tokens - plan_.load.tokens;
+    g.tokens += step_.plan.load.tokens;
+    g.padded_tokens += model_.graphs[step_.plan.graph].max_tokens - step_.plan.load.tokens;
     g.replay_ns += replay_ns_;
-    const Phase carried = plan_.mixed ? Phase::kMixed : plan_.prefill ? Phase::kPrefill : Phase::kDecode;
-    const StepLoad& load = plan_.load;
-    step_shapes_.Count(
-        {0, static_cast<uint32_t>(carried), plan_.graph, load.seqs, load.tokens, load.samples, load.blocks, 0, 0, 0, 0},
-        replay_ns_);
+    const Phase carried = step_.plan.mixed ? Phase::kMixed : step_.plan.prefill ? Phase::kPrefill : Phase::kDecode;
+    const StepLoad& load = step_.plan.load;
+    step_shapes_.Count({0, static_cast<uint32_t>(carried), step_.plan.graph, load.seqs, load.tokens, load.samples,
+                        load.blocks, 0, 0, 0, 0},
+                       replay_ns_);
   }
   if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();
   if (stats_.num_evictions != c.num_evictions) {
@@ -161,16 +173,18 @@ void Engine::Publish(bool stepped, bool progressed) {
       inbox->erase(std::remove_if(inbox->begin(), inbox->end(), [](Request* r) { return r->ended; }), inbox->end());
     }
     for (Request* r : ended_) {
-      ReleaseAdapter(*r);
-      live_.erase(r->id);
+      const auto it = live_.find(r->id);
+      leaving_.push_back(std::move(it->second));  // there is room
+      live_.erase(it);
     }
     ended_.clear();
   }
+  FreeLeaving();
   num_queued_ = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_unstarted();
   c.num_waiting = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_waiting();
   stats_ = c;
   device_stats_.swap(new_device_stats_);
-  runnable_ = progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0;
+  runnable_ = ahead_.on_its_way || (progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0);
   next_deadline_ns_ = deadlines_.empty() ? 0 : deadlines_.begin()->first;
   changed_.notify_all();
 }

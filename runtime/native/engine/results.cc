@@ -21,10 +21,10 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
 // Whose each task is, in their order. A prompt that is done has n sequences from now on.
 void Engine::NameOwners() {
   owners_.clear();
-  for (const StepItem& item : plan_.items) {
+  for (const StepItem& item : step_.plan.items) {
     Request* r = item.sequence->request;
     if (r->first_scheduled_ns == 0) {
-      r->first_scheduled_ns = scheduled_ns_;
+      r->first_scheduled_ns = step_.scheduled_ns;
       if (r->guided) started_.push_back(r);
     }
     owners_.insert(owners_.end(), item.num_scores, item.sequence);
@@ -59,24 +59,30 @@ void Engine::Fork(Sequence* parent) {
   }
 }
 
+// Whether the request ends in this token.
+bool Engine::Stops(const Request& r, int32_t token) const {
+  return (!r.params.ignore_eos && Contains(model_.eos_token_ids, token)) || Contains(r.params.stop_token_ids, token);
+}
+
 // Whether a task draws behind a guess, which the task before it drew.
 bool Engine::ComesTrue(std::size_t task) const {
-  return task < tasks_.size() && guessed_[task] != kNoGuess && outcomes_[task - 1].result.token == guessed_[task];
+  return task < step_.tasks.size() && step_.guessed[task] != EngineStep::kNoGuess &&
+         outcomes_[task - 1].result.token == step_.guessed[task];
 }
 
 void Engine::Postprocess() {
   NameOwners();
   // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
-  MakeRoom(&new_events_, 2 * tasks_.size());
+  MakeRoom(&new_events_, 2 * step_.tasks.size());
   bool guessed_right = true;
-  for (size_t i = 0; i < tasks_.size(); ++i) {
-    const SampleTask& task = tasks_[i];
+  for (size_t i = 0; i < step_.tasks.size(); ++i) {
+    const SampleTask& task = step_.tasks[i];
     const SampleOutcome& outcome = outcomes_[i];
     Sequence* s = owners_[i];
-    guessed_right = guessed_[i] == kNoGuess || (guessed_right && ComesTrue(i));
+    guessed_right = step_.guessed[i] == EngineStep::kNoGuess || (guessed_right && ComesTrue(i));
     if (s->state == Sequence::State::kDone) continue;  // a sibling failed the request, or the last token ended it
     if (!guessed_right) continue;
-    if (guessed_[i] != kNoGuess) {
+    if (step_.guessed[i] != EngineStep::kNoGuess) {
       scheduler_.KeepGuess(s);
       ++counters_.accepted_tokens;
     }
@@ -98,7 +104,7 @@ void Engine::Postprocess() {
     }
   }
   bool speculative = false;
-  for (const StepItem& item : plan_.items) {
+  for (const StepItem& item : step_.plan.items) {
     if (item.num_guesses == 0) continue;
     speculative = true;
     counters_.drafted_tokens += item.num_guesses;
@@ -110,10 +116,10 @@ void Engine::Postprocess() {
 // A prompt that is done has its vector, and ends. rows: of those that end in this step, in the order of its items.
 void Engine::GiveVectors(const float* rows) {
   const size_t width = static_cast<size_t>(model_.vector_width);
-  MakeRoom(&new_events_, plan_.items.size());
-  for (const StepItem& item : plan_.items) {
+  MakeRoom(&new_events_, step_.plan.items.size());
+  for (const StepItem& item : step_.plan.items) {
     Request* r = item.sequence->request;
-    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = scheduled_ns_;
+    if (r->first_scheduled_ns == 0) r->first_scheduled_ns = step_.scheduled_ns;
     if (!item.sample) continue;
     Fork(item.sequence);
     if (std::all_of(rows, rows + width, [](float value) { return std::isfinite(value); })) {
@@ -131,9 +137,7 @@ void Engine::GiveVectors(const float* rows) {
 }
 
 void Engine::AppendToken(Sequence* s, const SampleResult& sample, bool more) {
-  const SamplingParams& params = s->request->params;
-  const bool stop = (!params.ignore_eos && Contains(model_.eos_token_ids, sample.token)) ||
-                    Contains(params.stop_token_ids, sample.token);
+  const bool stop = Stops(*s->request, sample.token);
   ++counters_.output_tokens;
   if (s->request->best_of != nullptr) return KeepToken(s, sample, stop);
   if (stop) {

@@ -25,7 +25,9 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
       blocks_(blocks),
       block_size_(blocks->block_size()),
       most_running_(static_cast<size_t>(kSequencesPerSeat) * options.max_num_seqs),
-      watermark_(std::max(1u, blocks->num_usable() / 100)) {}
+      watermark_(std::max(1u, blocks->num_usable() / 100)) {
+  leaving_.reserve(most_running_);  // so that leaving allocates nothing
+}
 
 // Of the next `count` tokens, those whose logits are wanted for the prompt's logprobs.
 uint32_t Scheduler::NumScores(const Sequence& s, uint32_t count) {
@@ -113,7 +115,11 @@ void Scheduler::Remove(Sequence* s) {
     if (!s->started) --num_unstarted_;
   } else if (s->state == Sequence::State::kRunning) {
     running_.erase(std::find(running_.begin(), running_.end(), s));
-    ReleaseBlocks(s);
+    if (s->in_flight > 0) {
+      leaving_.push_back(s);
+    } else {
+      ReleaseBlocks(s);
+    }
   }
   num_promoted_ -= s->promoted;
   s->promoted = false;
@@ -123,6 +129,7 @@ void Scheduler::Remove(Sequence* s) {
 void Scheduler::Clear() noexcept {
   waiting_.clear();
   running_.clear();
+  leaving_.clear();
   num_unstarted_ = num_promoted_ = 0;
   blocks_->Clear();
   swap_.Clear();
@@ -187,9 +194,8 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
 
 // ---- planning --------------------------------------------------------------------------------------------------
 
-// With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
-// prefill and decode steps alternate: neither starves.
-void Scheduler::Schedule(StepPlan* plan) {
+// Empties a plan, and begins the next step.
+void Scheduler::NewPlan(StepPlan* plan) {
   *plan = {0,
            false,
            false,
@@ -209,6 +215,12 @@ void Scheduler::Schedule(StepPlan* plan) {
   plan->preempted.clear();
   plan->misses.clear();
   ++step_;
+}
+
+// With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
+// prefill and decode steps alternate: neither starves.
+void Scheduler::Schedule(StepPlan* plan) {
+  NewPlan(plan);
   KeepPatience();
   MakeWay();
   TakeSeats();
@@ -469,13 +481,20 @@ void Scheduler::StartRunning(Sequence* s, uint64_t id, StepPlan* plan) {
   ++num_ready_;
 }
 
-void Scheduler::Commit(const StepPlan& plan) {
+uint32_t Scheduler::Commit(const StepPlan& plan) {
+  uint32_t num_ended = 0;
+  TakeBack(plan);
   for (const StepItem& item : plan.items) {
     Sequence* s = item.sequence;
+    if (s->state == Sequence::State::kDone) {
+      ++num_ended;
+      continue;
+    }
     s->num_computed = item.start + item.count - item.num_guesses;
     s->num_scored += item.num_scores;
     RegisterBlocks(s);
   }
+  return num_ended;
 }
 
 void Scheduler::RegisterBlocks(Sequence* s) {
@@ -520,6 +539,10 @@ Status Scheduler::CheckIntegrity() const {
       if (b == 0 || b >= refs.size()) return broken(s, "refers to a block outside the pool");
       ++refs[b];
     }
+  }
+  for (const Sequence* s : leaving_) {
+    if (s->state != Sequence::State::kDone || s->in_flight == 0) return broken(s, "is leaving and no step holds it");
+    for (uint32_t b : s->blocks) ++refs[b];
   }
   return blocks_->CheckIntegrity(refs);
 }

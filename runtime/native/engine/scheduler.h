@@ -35,11 +35,14 @@ struct Sequence {
   // The logits after tokens [num_scored, score_end) are still wanted, once, whatever is recomputed later.
   uint32_t num_scored = 0, score_end = 0;
   std::unique_ptr<Lookahead> lookahead;  // once its tokens are guessed
+  uint32_t task = 0;  // of the last step that draws its next token, which one does
 
   // Owned by the scheduler.
   State state = State::kNew;
   bool started = false;
   uint32_t num_computed = 0;
+  uint32_t in_flight =
+      0;  // tokens behind num_computed whose step is on its way, and one more where another is behind it
   uint32_t num_cached = 0;  // tokens found in the prefix cache at the first admission
   std::vector<uint32_t> blocks;
   uint32_t num_registered = 0;  // leading blocks offered to the prefix cache
@@ -63,6 +66,13 @@ struct StepItem {
   bool sample;  // the last of them is the sequence's last token
   uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
   uint32_t num_guesses = 0;  // the last tokens are guesses: the logits after each are wanted, and the one before them
+};
+
+// What a sequence does in the step behind one that is on its way.
+enum class Continues {
+  kWithToken,  // computes one token, and draws the next one
+  kEnds,  // nothing: the token that is drawn now is its last
+  kUnsure,  // that depends on what is drawn now
 };
 
 enum class MissPolicy : uint32_t { kLarger, kSplit, kError };
@@ -130,11 +140,18 @@ class Scheduler {
   void TakeNewGraphs() { ladder_.TakeNewGraphs(); }
 
   void Schedule(StepPlan* plan);
+  // The same behind a step that is on its way (plan_ahead.cc), where its plan is certain; else false, and nothing has
+  // changed. A plan that is dropped leaves nothing to undo.
+  bool PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan);
+  // The plan's replay is on its way.
+  void Launch(const StepPlan& plan);
+  // It failed, or nobody asks for it any more.
+  void Abandon(const StepPlan& plan) noexcept { TakeBack(plan); }
   // Holds no sequence and no block from now on, whatever state it is in; forgets the prefix cache. The sequences may be
   // gone already.
   void Clear() noexcept;
-  // The plan's replay succeeded: its tokens are in the cache.
-  void Commit(const StepPlan& plan);
+  // The plan's replay succeeded: its tokens are in the cache. Returns how many of its sequences had ended meanwhile.
+  uint32_t Commit(const StepPlan& plan);
 
   // Guesses behind the decodes of a step (speculation/guess_rows.cc). Rows that some graph has beside those of the plan,
   // and tokens of a sequence that graphs for such a step can hold.
@@ -197,6 +214,9 @@ class Scheduler {
   // A mask that comes within a step or two is the usual case: losing blocks for that would cost more than it brings.
   static constexpr uint64_t kParkedLong = 2;
 
+  void NewPlan(StepPlan* plan);
+  void TakeBack(const StepPlan& plan) noexcept;
+  bool SomebodyComes();
   // Tokens of a step with prefill.
   uint32_t budget() const {
     return options_.max_tokens_per_step == 0 ? ladder_.largest_step() : options_.max_tokens_per_step;
@@ -282,6 +302,7 @@ class Scheduler {
   uint32_t num_ready_ = 0;  // running sequences that have something to compute, of this Schedule
   std::set<Sequence*, Before> waiting_;
   std::vector<Sequence*> running_;  // sorted by Before
+  std::vector<Sequence*> leaving_;  // have ended, and a step on its way writes to their blocks
   std::vector<Sequence*> ready_, decodes_, prefills_, chosen_, victims_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
   std::vector<BucketMiss> bucket_misses_;

@@ -5,15 +5,17 @@
 
 namespace llmc {
 
-// Packs the plan into the device's input arrays.
-void Engine::Prepare() {
+// Packs the plan into the device's input arrays. A token that the step before draws is left open.
+void Engine::Prepare(EngineStep* step) const {
   const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
-  StepBatch& b = batch_;
-  b.graph = plan_.graph;
-  b.num_tokens = plan_.load.tokens;
-  b.num_seqs = plan_.load.seqs;
-  b.num_samples = plan_.load.samples;
-  b.block_table_stride = plan_.load.blocks;
+  const StepPlan& plan = step->plan;
+  StepBatch& b = step->batch;
+  b.graph = plan.graph;
+  b.num_tokens = plan.load.tokens;
+  b.num_seqs = plan.load.seqs;
+  b.num_samples = plan.load.samples;
+  b.block_table_stride = plan.load.blocks;
+  step->drawn.clear();
   b.input_ids.clear();
   b.positions.clear();
   b.slot_mapping.clear();
@@ -23,11 +25,13 @@ void Engine::Prepare() {
   b.adapter_slots.clear();
   b.block_tables.assign(static_cast<size_t>(b.num_seqs) * b.block_table_stride, 0);
   int32_t* table = b.block_tables.data();
-  for (const StepItem& item : plan_.items) {
+  for (const StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
     const uint32_t end = item.start + item.count;
     for (uint32_t p = item.start; p < end; ++p) {
-      b.input_ids.push_back(s.tokens[p]);
+      const bool open = p >= s.tokens.size();
+      if (open) step->drawn.push_back({static_cast<uint32_t>(b.input_ids.size()), s.task});
+      b.input_ids.push_back(open ? 0 : s.tokens[p]);
       b.positions.push_back(static_cast<int32_t>(p));
       b.slot_mapping.push_back(static_cast<int32_t>(s.blocks[p / block_size] * block_size + p % block_size));
     }
@@ -49,12 +53,14 @@ void Engine::Prepare() {
 
 // What is drawn of the step's rows, in the order of its items: the logprobs of a prompt's tokens first, then a token, or
 // n of them where a prompt with n > 1 is done.
-void Engine::ListTasks() {
-  tasks_.clear();
-  guessed_.clear();
+void Engine::ListTasks(EngineStep* step) {
+  std::vector<SampleTask>& tasks = step->tasks;
+  std::vector<int32_t>& guessed = step->guessed;
+  tasks.clear();
+  guessed.clear();
   uint32_t row = 0;
-  for (const StepItem& item : plan_.items) {
-    const Sequence& s = *item.sequence;
+  for (const StepItem& item : step->plan.items) {
+    Sequence& s = *item.sequence;
     const Request& r = *s.request;
     for (uint32_t i = 0; i < item.num_scores; ++i) {
       SampleTask score;
@@ -62,17 +68,19 @@ void Engine::ListTasks() {
       score.position = item.first_score + i + 1;
       score.token = s.tokens[score.position];
       score.num_top = static_cast<uint32_t>(r.num_prompt_logprobs);
-      tasks_.push_back(score);
-      guessed_.push_back(kNoGuess);
+      tasks.push_back(score);
+      guessed.push_back(EngineStep::kNoGuess);
     }
     if (!item.sample) continue;
+    s.task = static_cast<uint32_t>(tasks.size());
+    const uint32_t known = item.start + item.count - item.num_guesses;
     if (r.beams != nullptr) {
       SampleTask best;
       best.row = row++;
-      best.position = static_cast<uint32_t>(s.tokens.size());
+      best.position = known;
       best.num_best = r.beams->search.num_best();
-      tasks_.push_back(best);
-      guessed_.push_back(kNoGuess);
+      tasks.push_back(best);
+      guessed.push_back(EngineStep::kNoGuess);
       continue;
     }
     const uint32_t first = r.forked ? s.output_index : 0, end = r.forked ? first + 1 : r.params.n;
@@ -80,31 +88,27 @@ void Engine::ListTasks() {
       SampleTask draw;
       draw.row = row;
       draw.params = &r.params;
-      draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt,
-                      r.first_output + output_index};
+      draw.context = {s.tokens.data(), known, s.num_prompt, r.first_output + output_index};
       if (r.guided) {
         const TokenMask& mask = r.masks[output_index];
         draw.context.mask = mask.words.data();
         draw.context.num_mask_words = mask.num_words;
       }
-      tasks_.push_back(draw);
-      guessed_.push_back(kNoGuess);
+      tasks.push_back(draw);
+      guessed.push_back(EngineStep::kNoGuess);
     }
     ++row;
     if (item.num_guesses == 0) continue;
     // What comes behind the guesses is drawn as if they were right: the step that would draw it has the same text.
-    const uint32_t known = item.start + item.count - item.num_guesses;
-    tasks_.back().context.num_tokens = known;
     for (uint32_t i = 0; i < item.num_guesses; ++i, ++row) {
-      SampleTask draw = tasks_.back();
+      SampleTask draw = tasks.back();
       draw.row = row;
       draw.context.num_tokens = known + i + 1;
       if (r.guided) draw.context.mask += draw.context.num_mask_words;
-      tasks_.push_back(draw);
-      guessed_.push_back(s.tokens[known + i]);
+      tasks.push_back(draw);
+      guessed.push_back(s.tokens[known + i]);
     }
   }
-  outcomes_.resize(tasks_.size());
 }
 
 }  // namespace llmc

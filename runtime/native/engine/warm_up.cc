@@ -42,6 +42,7 @@ Status Engine::WalkGraph(uint32_t graph, uint64_t* ns) {
   StepBatch none;
   none.graph = graph;
   std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(Land());
   const uint64_t begin = MonotonicNs();
   device_->Reserve(none);
   device_->Visit(graph);
@@ -54,6 +55,7 @@ Status Engine::WarmDraft(uint64_t* ns) {
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "The engine has no draft to make warm; create it with one.");
   }
   std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(Land());
   const uint64_t begin = MonotonicNs();
   LLMC_RETURN_IF_ERROR(speculator_.draft()->Warm());
   if (ns != nullptr) *ns = MonotonicNs() - begin;
@@ -63,6 +65,7 @@ Status Engine::WarmDraft(uint64_t* ns) {
 Status Engine::EnableGraph(uint32_t graph, bool on) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(Land());
   scheduler_.Enable(graph, on);
   return Status::Ok();
 }
@@ -74,6 +77,7 @@ Status Engine::ReleaseGraph(uint32_t graph) {
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
                          "Graph " + std::to_string(graph) + " is on; turn it off before its memory is given back.");
   }
+  LLMC_RETURN_IF_ERROR(Land());
   device_->Release(graph);
   return Status::Ok();
 }
@@ -83,10 +87,12 @@ Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   std::unique_ptr<NewGraphs> graphs;  // goes, with what they replace, once steps go on
   {
     std::lock_guard<std::mutex> step_lock(step_mutex_);
+    LLMC_RETURN_IF_ERROR(Land());
     LLMC_RETURN_IF_ERROR(device_->NewGraphsOf(artifact, &graphs));
   }
   LLMC_RETURN_IF_ERROR(graphs->Prepare());
   std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(Land());
   device_->Adopt(graphs.get());
   // What memory may run out of here leaves graphs that nobody uses.
   {
@@ -102,6 +108,7 @@ Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
 Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);
+  LLMC_RETURN_IF_ERROR(Land());
   const GraphShape& g = model_.graphs[graph];
   const uint32_t block_size = static_cast<uint32_t>(model_.block_size);
   const auto longest = [&](uint32_t blocks) {

@@ -34,7 +34,7 @@ class CudaDevice final : public Device, public CommandRunner {
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
-  bool overlaps() const override { return true; }
+  Overlap overlap() const override { return Overlap::kPrepared; }
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;

@@ -55,7 +55,7 @@ class OpenClDevice final : public Device, public CommandRunner {
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
-  bool overlaps() const override { return true; }
+  Overlap overlap() const override { return Overlap::kPrepared; }
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
     return memory_->LoadAdapter(queue_.get(), slot, matrices);
   }

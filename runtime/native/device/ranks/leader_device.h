@@ -24,7 +24,7 @@ class LeaderDevice final : public Device {
   Status BeforeStep() override;
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override { return own_->Wait(fence, logits); }
-  bool overlaps() const override { return own_->overlaps(); }
+  Overlap overlap() const override { return own_->overlap(); }
   Status CopyBlock(uint32_t from, uint32_t to) override;
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override;

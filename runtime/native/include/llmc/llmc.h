@@ -462,6 +462,9 @@ typedef struct llmc_engine_stats {
   uint64_t drafted_tokens, accepted_tokens;         /* checked guesses; right guesses */
   uint64_t num_draft_blocks, num_free_draft_blocks; /* of the draft's KV pool; 0 without one */
   uint64_t draft_ns;                                /* part of step_ns in which the draft guesses or reads texts */
+  /* Steps that were prepared while the step before ran, and begun before its tokens were told; tokens that such steps
+   * computed for continuations that had ended. */
+  uint64_t num_ahead_steps, num_thrown_rows;
 } llmc_engine_stats;
 
 /* A statistic of an engine's device. */

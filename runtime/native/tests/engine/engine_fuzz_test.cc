@@ -13,7 +13,8 @@ namespace {
 uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses = 0, total_mixed = 0, total_masks = 0,
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
-         total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0;
+         total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0, total_ahead = 0,
+         total_thrown = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -191,6 +192,10 @@ void Property(uint32_t seed) {
   CHECK(s.accepted_tokens <= s.drafted_tokens && s.num_speculative_steps <= s.drafted_tokens);
   CHECK((s.drafted_tokens > 0) <= (options.speculate_tokens > 0));
   total_loads += device->loads;
+  CHECK((s.num_ahead_steps > 0) <= NullDevice::late);
+  CHECK(s.num_ahead_steps <= s.num_decode_steps && s.num_thrown_rows <= s.scheduled_tokens);
+  total_ahead += s.num_ahead_steps;
+  total_thrown += s.num_thrown_rows;
   total_decode_chunks += device->decode_chunks;
   uint64_t misses = 0;
   for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
@@ -210,7 +215,8 @@ int main() {
        {total_preemptions, total_cached,  total_copies,    total_misses,        total_mixed,
         total_masks,       total_scored,  total_timeouts,  total_decode_chunks, total_mixed_preemptions,
         total_mixed_hits,  total_parked,  total_evictions, total_promotions,    total_beams,
-        total_best_of,     total_drafted, total_accepted,  total_drafts,        total_loads}) {
+        total_best_of,     total_drafted, total_accepted,  total_drafts,        total_loads,
+        total_ahead,       total_thrown}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

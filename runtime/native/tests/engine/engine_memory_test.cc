@@ -33,7 +33,7 @@ int FailEach(Engine* engine, const Call& call) {
 }
 
 struct Reached {
-  uint64_t copies = 0, preemptions = 0, mixed = 0, hits = 0, scored = 0, masks = 0, accepted = 0;
+  uint64_t copies = 0, preemptions = 0, mixed = 0, hits = 0, scored = 0, masks = 0, accepted = 0, ahead = 0;
 };
 
 uint32_t speculate = 0;  // of engines made from now on: guesses of a sequence; of two, by a draft
@@ -102,6 +102,7 @@ bool FailStep(int step, long allocation, long failures, bool* reached_step, Reac
   reached->mixed += stats.num_mixed_steps;
   reached->hits += stats.cached_tokens;
   reached->accepted += stats.accepted_tokens;
+  reached->ahead += stats.num_ahead_steps;
   for (const auto& [id, output] : outputs) reached->scored += output.prompt.size();
   while (engine->Wait(0) & LLMC_READY_WORK) {
     CHECK_OK(engine->Step(&progressed));
@@ -150,6 +151,7 @@ void TestStep() {
   CHECK(reached.copies > 0 && reached.preemptions > 0 && reached.mixed > 0 && reached.hits > 0 && reached.scored > 0 &&
         reached.masks > 0);
   CHECK_EQ(reached.accepted > 0, speculate > 0);
+  CHECK_EQ(reached.ahead > 0, NullDevice::late && speculate == 0);
 }
 
 }  // namespace
@@ -159,6 +161,10 @@ int main() {
     NullDevice::late = speculate == 1;
     TestStep();
   }
+  speculate = 0;
+  NullDevice::late = true;
+  TestStep();
+  NullDevice::late = false;
   auto engine = Make(Usual(), 65, {});
   Outputs outputs;
   Needs needs;

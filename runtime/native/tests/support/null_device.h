@@ -55,7 +55,7 @@ class NullDevice : public llmc::Device {
 
   // A device that overlaps computes at the fence, from a batch of its own.
   static inline bool late = false;  // of engines made from now on
-  bool overlaps() const override { return late_; }
+  llmc::Overlap overlap() const override { return late_ ? llmc::Overlap::kPrepared : llmc::Overlap::kNone; }
   llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
     if (enqueued_ != 0) return Bad("a step is on its way already");
     batch_ = b;
