@@ -185,7 +185,7 @@ def test_engine_counters() -> None:
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
         "llmc_threads_working": 3, "llmc_thread_cuts_total": 6, "llmc_speculative_steps_total": 3,
-        "llmc_drafted_tokens_total": 9, "llmc_accepted_tokens_total": 7, 
+        "llmc_drafted_tokens_total": 9, "llmc_accepted_tokens_total": 7,
         "llmc_ahead_steps_total": 5, "llmc_thrown_rows_total": 2, "llmc_ranks": 2, "llmc_ranks_working": 2,
         "llmc_draft_kv_blocks": 50, "llmc_draft_kv_blocks_used": 20, "llmc_draft_seconds_total": 4,
     }  # fmt: skip
