@@ -99,6 +99,7 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "device_number": "device",
         "device_sampling": "sample",
         "offload_mib": "offload_mib",
+        "overlap": "overlap",
         "program_cache": "cache",
         "opencl_library": "library",
     },
@@ -108,6 +109,7 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "device_sampling": "sample",
         "graph_mib": "graph_mib",
         "offload_mib": "offload_mib",
+        "overlap": "overlap",
         "cuda_library": "library",
     },
 }

@@ -65,7 +65,7 @@ def test_the_page_about_devices_names_what_there_is() -> None:
     page = (root / "docs" / "adding-a-device.md").read_text()
     contract = (root / "runtime" / "native" / "device" / "device.h").read_text()
     for name in ("Enqueue", "Wait", "CopyBlock", "BeforeStep", "Reserve", "Visit", "Recall", "ForEach", "GetStats",
-                 "overlaps", "profile", "num_blocks", "model"):  # fmt: skip
+                 "overlap", "profile", "num_blocks", "model"):  # fmt: skip
         assert f"{name}(" in contract
         assert f"`{name}" in page
     without_default = re.findall(r"virtual [^;]*?(\w+)\([^;]*\)[^;]*= 0;", contract[contract.index("class Device {") :])

@@ -17,6 +17,7 @@ namespace llmc {
 
 struct CudaDeviceOptions {
   bool sample = true;  // draw tokens on the device, where the artifact has the kernels
+  bool overlap = true;  // the next step is prepared while one runs
   uint64_t offload_bytes = 0;  // of weights, that stay in the host's memory
   CuGraphBudget graphs;
 };
@@ -34,7 +35,7 @@ class CudaDevice final : public Device, public CommandRunner {
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
-  Overlap overlap() const override { return Overlap::kPrepared; }
+  Overlap overlap() const override { return options_.overlap ? Overlap::kPrepared : Overlap::kNone; }
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;

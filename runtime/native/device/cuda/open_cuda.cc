@@ -38,6 +38,7 @@ Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* o
   reader.Flag("sample", &options.sample);
   reader.Number("graph_mib", kMostMib, &graph_mib);
   reader.Number("offload_mib", kMostMib, &offload_mib);
+  reader.Flag("overlap", &options.overlap);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   options.graphs.bytes = uint64_t{graph_mib} << 20;
   options.offload_bytes = uint64_t{offload_mib} << 20;

@@ -19,6 +19,7 @@ namespace llmc {
 struct OpenClDeviceOptions {
   bool sample = true;        // draw tokens on the device, where the artifact has the kernels
   bool eager = false;        // launch kernels one by one where graphs could be recorded
+  bool overlap = true;       // the next step is prepared while one runs
   uint64_t offload_bytes = 0;  // of weights, that stay in the host's memory
   std::string cache_folder;  // of binaries; empty: none
 };
@@ -55,7 +56,7 @@ class OpenClDevice final : public Device, public CommandRunner {
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
-  Overlap overlap() const override { return Overlap::kPrepared; }
+  Overlap overlap() const override { return options_.overlap ? Overlap::kPrepared : Overlap::kNone; }
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
     return memory_->LoadAdapter(queue_.get(), slot, matrices);
   }

@@ -187,6 +187,8 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   tokens are the same.
  * - `offload_mib`: MiB of weights that stay in the host's memory, where kernels read them. Default 0.
  * - `cache`: a folder for programs that the driver has built. Default: none.
+ * - `overlap`: 1, the default, prepares the next step while one runs. It is then on its way when llmc_engine_step returns.
+ *   0 plans a step when the one before has ended. The bits are the same.
  *
  * Kind "cuda":
  * - `library`: the driver. Default libcuda.so.1.
@@ -194,6 +196,7 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * - `eager`: 0, the default: one CUDA graph per bucket. 1: launch every kernel by itself. The bits are the same.
  * - `graph_mib`: MiB of the GPU's memory for instances of graphs. Default: no limit. Further graphs are launched
  *   kernel by kernel.
+ * - `overlap`: as for kind "opencl".
  *
  * After an error that loses a CUDA GPU, every step fails with LLMC_ERR_INTERNAL, which names that error.
  *
@@ -595,7 +598,8 @@ LLMC_API llmc_status llmc_engine_set_token_masks(llmc_engine *engine, uint64_t i
  * guesses are copied. LLMC_ERR_NOT_FOUND: the request or continuation is not guided, or has ended. */
 LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, uint32_t output_index, int32_t *tokens,
                                              uint64_t capacity, uint64_t *count, llmc_error *error);
-/* Runs one iteration: schedule, prepare, replay, sample, postprocess. *progressed (may be NULL) is 0 if there was
+/* Runs one iteration: schedule, prepare, replay, sample, postprocess. On a device whose steps overlap, the next step may
+ * be on its way when this returns; llmc_engine_wait reports LLMC_READY_WORK then. *progressed (may be NULL) is 0 if there was
  * nothing to do. An error means that the device failed or memory ran out. Every request then fails with one event, in
  * a later step if there is no memory for the events. The engine is then as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);

@@ -86,10 +86,12 @@ def opened(setting: Setting, stub: Stub) -> Callable[..., tuple[Engine, list[Any
 @pytest.fixture
 def alone(opened: Callable[..., tuple[Engine, list[Any]]]) -> list[list[tuple[Any, ...]]]:
     """Each request by itself, launched kernel by kernel, with weights on the host."""
-    engine, requests = opened(eager=True, prefix_cache=0, offload_mib=1)
+    engine, requests = opened(eager=True, prefix_cache=0, offload_mib=1, overlap=False)
     assert 0 < engine.stats.device["offloaded_weight_bytes"] <= engine.stats.device["weight_bytes"]
     with engine:
-        return [drive(engine, [request])[0] for request in requests]
+        drawn = [drive(engine, [request])[0] for request in requests]
+        assert engine.stats.num_ahead_steps == 0
+    return drawn
 
 
 def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
@@ -116,6 +118,7 @@ def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
         stats_of = engine.graph_stats()
         assert all(stats_of[index].replays > 0 for index in joined)
         assert engine.stats.device["recorded_graphs"] == before + len(joined)
+        assert engine.stats.num_ahead_steps > 0
 
 
 def test_graphs_that_cannot_join_leave_all_as_it_was(

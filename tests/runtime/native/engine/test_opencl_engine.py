@@ -52,10 +52,12 @@ def with_adapters(setting: Setting, programs: dict[str, Any]) -> Callable[..., t
 @pytest.fixture(scope="module")
 def alone(with_adapters: Callable[..., tuple[Engine, list[Any]]]) -> list[list[tuple[Any, ...]]]:
     """Each request by itself, launched kernel by kernel, with weights on the host."""
-    engine, requests = with_adapters(eager=True, prefix_cache=0, offload_mib=1)
+    engine, requests = with_adapters(eager=True, prefix_cache=0, offload_mib=1, overlap=False)
     assert 0 < engine.stats.device["offloaded_weight_bytes"] <= engine.stats.device["weight_bytes"]
     with engine:
-        return [drive(engine, [request])[0] for request in requests]
+        drawn = [drive(engine, [request])[0] for request in requests]
+        assert engine.stats.num_ahead_steps == 0
+    return drawn
 
 
 @pytest.mark.parametrize("tiny_pool", [False, True])
@@ -77,6 +79,7 @@ def test_bits_do_not_depend_on_company(
     assert tiny_pool == (stats.num_preemptions > 0)
     assert stats.num_mixed_steps > 0
     assert stats.prefix_hit_tokens > 0
+    assert stats.num_ahead_steps > 0
     assert stats.num_free_blocks == stats.num_blocks
 
 
