@@ -59,17 +59,23 @@ Status Engine::EnqueueAhead() {
   return Status::Ok();
 }
 
+void Engine::GiveUp(EngineStep* step) noexcept {
+  if (step->launched) scheduler_.Abandon(step->plan);
+  step->launched = false;
+}
+
 // Nothing may be on its way when steps are given up, whatever becomes of them.
 void Engine::Drain() noexcept {
   for (EngineStep* step : {&step_, &ahead_}) {
-    if (!step->on_its_way) continue;
-    step->on_its_way = false;
-    try {
-      const float* logits = nullptr;
-      static_cast<void>(device_->Wait(step->fence, &logits).ok());
-    } catch (...) {
+    if (step->on_its_way) {
+      step->on_its_way = false;
+      try {
+        const float* logits = nullptr;
+        static_cast<void>(device_->Wait(step->fence, &logits).ok());
+      } catch (...) {
+      }
     }
-    scheduler_.Abandon(step->plan);
+    GiveUp(step);
   }
 }
 

@@ -24,6 +24,7 @@ struct EngineStep {
   std::vector<SampleTask> tasks;
   std::vector<int32_t> guessed;  // for each task: the draw before it counts only if it gave this token; kNoGuess: none
   Fence fence = 0;
+  bool launched = false;  // the scheduler counts its rows as on their way
   bool on_its_way = false;  // it was enqueued, and nobody has waited for it
   uint64_t scheduled_ns = 0, enqueued_ns = 0;
 };

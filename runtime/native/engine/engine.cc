@@ -171,7 +171,7 @@ Status Engine::CopyBlocks() {
 
 Status Engine::Enqueue(EngineStep* step) {
   LLMC_RETURN_IF_ERROR(device_->Enqueue(step->batch, &step->fence));
-  step->on_its_way = true;
+  step->on_its_way = step->launched = true;
   scheduler_.Launch(step->plan);
   return Status::Ok();
 }
@@ -196,7 +196,7 @@ Status Engine::EndStep(bool goes_on, bool* stepped) {
   replay_ns_ = done - step_.enqueued_ns;
   counters_.replay_ns += done - begin;
   if (!status.ok()) {
-    scheduler_.Abandon(step_.plan);
+    GiveUp(&step_);
     Scheduler::DropGuesses(&step_.plan);
     FailAll(status);
     return status;
@@ -204,6 +204,7 @@ Status Engine::EndStep(bool goes_on, bool* stepped) {
   replay_time_ = device_->last_replay();
   if (writes && !device_->samples()) host_sampler_.Draw(device_.get(), logits, step_.tasks, &outcomes_);
   if (prepared && StillWanted()) status = EnqueueAhead();
+  step_.launched = false;
   counters_.num_thrown_rows += scheduler_.Commit(step_.plan);
   CountPrefill();
   if (marks_.on()) MarkChunks(done);

@@ -128,6 +128,7 @@ class Engine {
   bool PrepareAhead();
   bool StillWanted();
   Status EnqueueAhead();
+  void GiveUp(EngineStep* step) noexcept;
   void Drain() noexcept;
 
   // submit.cc

@@ -11,6 +11,9 @@ Status Engine::CheckIntegrity() const {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   LLMC_RETURN_IF_ERROR(scheduler_.CheckIntegrity());
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!leaving_.empty() && !step_.on_its_way) {
+    return Status::Error(LLMC_ERR_INTERNAL, std::to_string(leaving_.size()) + " requests have ended and are kept.");
+  }
   uint64_t active = 0;
   for (const auto& [id, request] : live_) {
     for (const auto& s : request->sequences) {

@@ -57,6 +57,7 @@ bool Scheduler::PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan) {
   const int graph = ladder_.Choose(load, kDecodePhases);
   if (graph == kNoGraph || SomebodyComes()) return false;
   NewPlan(plan);
+  KeepPatience();
   for (Sequence* s : ready_) {
     const uint32_t position = s->num_computed + s->in_flight;
     if (BlocksFor(position + 1) > s->blocks.size()) s->blocks.push_back(blocks_->Allocate());

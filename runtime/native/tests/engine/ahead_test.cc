@@ -136,6 +136,25 @@ void TestFullSeats() {
   CHECK(engine->Stats().num_ahead_steps >= 5);
 }
 
+// Steps that were prepared count, too, where somebody waits behind a higher priority.
+void TestPatience() {
+  Ordered* device;
+  EngineOptions options;
+  options.max_num_seqs = 1;
+  options.priority_patience = 5;
+  auto engine = MakeOrdered(&device, 65, options);
+  std::vector<Job> jobs = {Simple(5, 30), Simple(6, 2)};
+  jobs[1].priority = 1;
+  for (Job& job : jobs) CHECK_OK(Submit(engine.get(), &job));
+  for (int i = 0; i < 5; ++i) StepOnce(engine.get());
+  CHECK(engine->Stats().num_ahead_steps >= 4);
+  CHECK_EQ(engine->Stats().num_promotions, 1u);
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  CompareAll(jobs, &outputs);
+  CHECK_EQ(engine->Stats().num_evictions, 1u);
+}
+
 // A sequence that stops in a step has a row in the next one, and its blocks until that has ended.
 void TestThrownRows() {
   Ordered* device;
@@ -275,6 +294,7 @@ int main() {
   TestPreparedMeanwhile();
   TestArrivalsWaitForOneStep();
   TestFullSeats();
+  TestPatience();
   TestThrownRows();
   TestCancelled();
   TestFailures();
