@@ -224,6 +224,9 @@ def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool, of_unscaled_
         for name, parameter in model.named_parameters():
             if of_unscaled_scores and name.endswith("q_norm.weight"):
                 parameter.mul_(parameter.shape[0] ** -0.5)
+            if name.endswith("modality_router.weight"):
+                # What it makes is divided by the hidden size: as it is, streams would count less than 16 bits round.
+                parameter.mul_(parameter.shape[1] / 4)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.1)
