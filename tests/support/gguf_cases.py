@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from support.families import CASES
@@ -95,8 +96,33 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-def told_fields(case: str) -> tuple[str, dict[str, Any]]:
-    """(model_type, fields) of a case of TOLD."""
+_WIDE = {"hidden_size": 96}
+_OF_HIDDEN = ("falcon", "falcon-new", "gpt2", "gpt_bigcode")  # whose feed-forward blocks are as wide as that says
+_BLOCKS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(_OF_HIDDEN, _WIDE),
+    "bloom": {"hidden_size": 160},
+    "dbrx": {"d_model": 96, **_WIDE, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2}},
+    "gpt_neox-sequential": {**_WIDE, "rotary_pct": 0.125},
+    "mpt-clipped": {},
+    "phi3-long": {"intermediate_size": 96},
+    "qwen": {**_WIDE, "kv_channels": 32},
+    "stablelm": {**_WIDE, "partial_rotary_factor": 0.25},
+}
+
+
+def in_blocks(case: str) -> dict[str, Any]:
+    """Sizes with which most rows are whole blocks of 32."""
+    return _BLOCKS.get(case, {**_WIDE, "intermediate_size": 96})
+
+
+READ_AS = {
+    "kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
+}  # fmt: skip
+"""By model_type, what a file of it is read as, where that is another family."""
+
+
+def told_fields(case: str, more: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """(model_type, fields) of a case of TOLD; more: go before those of the case."""
     family, sizes = CASES[case]
-    fields = {**sizes, **TOLD[case][0]}
+    fields = {**sizes, **TOLD[case][0], **(more or {})}
     return family, {name: value for name, value in fields.items() if value is not LEFT_OUT}

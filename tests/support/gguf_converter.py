@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from llmc.models import ModelConfig
 
@@ -156,11 +157,13 @@ def write_converted(
     *,
     latent_apart: bool = True,
     more: Mapping[str, Array] | None = None,
+    dequantized: Path | None = None,
 ) -> dict[str, Array]:
     """The checkpoint `model`, of this configuration, as the file `path`. Returns what the file's tensors stand for.
 
-    given: metadata, which go before those that the configuration implies; null for none. latent_apart: as today's
-    converter has latent attention, not as older ones. more: further tensors.
+    given: metadata, which go before those that the configuration implies; null for none. type: of matrices whose rows
+    are whole blocks, by the file's name. latent_apart: as today's converter has latent attention, not as older ones.
+    more: further tensors. dequantized: a directory that becomes the checkpoint that has the values of the file.
     """
     fields = json.loads((model / "config.json").read_text())
     tensors: Tensors = {}
@@ -175,26 +178,11 @@ def write_converted(
     if kind == "apertus":
         for part, add in (("alpha_p", writer.add_xielu_alpha_p), ("alpha_n", writer.add_xielu_alpha_n)):
             add([float(tensors[f"model.layers.{i}.mlp.act_fn.{part}"][0]) for i in range(config.num_layers)])
-        tensors = {name: tensor for name, tensor in tensors.items() if ".act_fn." not in name}
-    tensors = _of_gpt_oss(tensors) if kind == "gpt_oss" else _apart(tensors, config)
-    parts: Tensors = {}
-    for name, tensor in tensors.items():
-        if not (name == "lm_head.weight" and config.tie_word_embeddings) and not name.endswith("pooler.dense.bias"):
-            whole = name.endswith("kv_b_proj.weight") and not latent_apart
-            parts |= {name: tensor} if whole else _parts(name, tensor, config)
     for name, tensor in (more or {}).items():
         writer.add_tensor(name, tensor)
     stood: Tensors = {}
-    for name, tensor in _stacked(parts).items():
-        if "pooler" in name or "visual." in name or name.endswith("position_ids"):
-            continue
-        theirs = _their_name(name, names)
-        if kind in _PAIRED and re.search(r"attn_[qk]\.(weight|bias)", theirs):
-            tensor = paired(tensor, config.num_heads if "attn_q" in theirs else config.num_kv_heads)
-        rows = np.ascontiguousarray(tensor)
-        if theirs.endswith("exp_probs_b.bias") or "_shexp" in theirs or "attn_sinks" in theirs:
-            rows = rows.squeeze() if rows.shape[0] == 1 else rows
-        code = type(theirs) if rows.ndim > 1 else Type.F32
+    for theirs, rows in _converted(tensors, config, kind, names, latent_apart=latent_apart).items():
+        code = type(theirs) if rows.ndim > 1 and rows.shape[-1] % 32 == 0 else Type.F32
         data = rows if code == Type.F32 else gguf.quants.quantize(rows, code)
         writer.add_tensor(theirs, data, raw_dtype=code)
         stood[theirs] = rows if code == Type.F32 else gguf.quants.dequantize(data, code)
@@ -209,7 +197,59 @@ def write_converted(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if dequantized is not None:
+        places = _converted(_numbered(tensors), config, kind, names, latent_apart=latent_apart)
+        _write_values(model, dequantized, stood, places)
     return stood
+
+
+def _converted(
+    tensors: Tensors, config: ModelConfig, kind: str, names: gguf.TensorNameMap, *, latent_apart: bool
+) -> Tensors:
+    """The tensors of a file by its names. kind: the model_type of the checkpoint."""
+    tensors = _of_gpt_oss(tensors) if kind == "gpt_oss" else _apart(tensors, config)
+    parts: Tensors = {}
+    for name, tensor in tensors.items():
+        left_out = ".act_fn." in name or name.endswith("pooler.dense.bias")
+        if not left_out and not (name == "lm_head.weight" and config.tie_word_embeddings):
+            whole = name.endswith("kv_b_proj.weight") and not latent_apart
+            parts |= {name: tensor} if whole else _parts(name, tensor, config)
+    found: Tensors = {}
+    for name, tensor in _stacked(parts).items():
+        if "pooler" in name or "visual." in name or name.endswith("position_ids"):
+            continue
+        theirs = _their_name(name, names)
+        if kind in _PAIRED and re.search(r"attn_[qk]\.(weight|bias)", theirs):
+            tensor = paired(tensor, config.num_heads if "attn_q" in theirs else config.num_kv_heads)
+        rows = np.ascontiguousarray(tensor)
+        if theirs.endswith("exp_probs_b.bias") or "_shexp" in theirs or "attn_sinks" in theirs:
+            rows = rows.squeeze() if rows.shape[0] == 1 else rows
+        found[theirs] = rows
+    return found
+
+
+def _numbered(tensors: Tensors) -> Tensors:
+    """With the number of each element in its place, counted over all tensors."""
+    found, at = {}, 0
+    for name, tensor in tensors.items():
+        found[name] = np.arange(at, at + tensor.size, dtype=np.float64).reshape(tensor.shape)
+        at += tensor.size
+    return found
+
+
+def _write_values(model: Path, folder: Path, stood: Tensors, places: Tensors) -> None:
+    """The checkpoint with the values that a file's matrices stand for; places: where each element of the file is in
+    the checkpoint. What converters compute of vectors stays what it is."""
+    (file,) = model.glob("*.safetensors")
+    tensors = load_file(file)
+    flat = np.concatenate([tensor.astype(np.float32).ravel() for tensor in tensors.values()])
+    for name, values in stood.items():
+        if values.ndim > 1:
+            flat[places[name].astype(np.int64)] = values
+    shutil.copytree(model, folder)
+    ends = np.cumsum([tensor.size for tensor in tensors.values()])[:-1]
+    parts = zip(tensors.items(), np.split(flat, ends), strict=True)
+    save_file({name: part.reshape(old.shape) for (name, old), part in parts}, folder / file.name, {"format": "pt"})
 
 
 def _metadata(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
