@@ -300,9 +300,10 @@ def rounded(v: Array, inverse: Array) -> Array:
 BYTES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "dot_u8s8": (dot, [(ints(-1000, 1000), W, X), (ints(-9, 9), ALL_255, ALL_128)]),
     **{
-        f"byte_{i}": (lambda w, i=i: (w.view(np.uint8).reshape(16, 4)[:, i].astype(np.float64) - 128) * 2.0**24, [(W,)])
+        f"byte_{i}": (lambda w, i=i: w.view(np.int8).reshape(16, 4)[:, i].astype(np.float64) * 2.0**24, [(W,)])
         for i in range(4)
     },
+    "signed_bytes": (lambda w: (w.view(np.uint8) - np.uint8(128)).view(np.int32), [(W,)]),
     "nibble": (lambda w, table: table[w & 15], [(W, CENTRED), (X, CENTRED + 8)]),
     "step_times": (lambda p: TIMES, [(OF_GROUP,)]),
     "step_plus": (lambda p: PLUS.view(np.int32), [(OF_GROUP,)]),

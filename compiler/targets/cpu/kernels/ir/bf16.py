@@ -83,11 +83,12 @@ def looked_up_pairs() -> str:
 
 def pair_of_floats() -> str:
     """bf16_pair: packs floats that are exact in bf16 into pairs, `a` in the low half."""
+    order = constant(32 * high + 2 * lane + 1 for lane in range(16) for high in (0, 1))
     lines = [
-        f"%x = bitcast {F32} %a to {I32}",
-        f"%y = bitcast {F32} %b to {I32}",
-        f"%l = lshr {I32} %x, {splat(16)}",
-        f"%r = or {I32} %l, %y",
+        f"%x = bitcast {F32} %a to {_PAIRS}",
+        f"%y = bitcast {F32} %b to {_PAIRS}",
+        f"%h = shufflevector {_PAIRS} %x, {_PAIRS} %y, <32 x i32> {order}",
+        f"%r = bitcast {_PAIRS} %h to {I32}",
         f"ret {I32} %r",
     ]
     return define(I32, "bf16_pair", f"{F32} %a, {F32} %b", block(lines))

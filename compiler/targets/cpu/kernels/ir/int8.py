@@ -54,14 +54,13 @@ def dot(target: Target) -> str:
 
 
 def _byte(place: int) -> str:
-    """(byte `place` of each lane − 128) · 2²⁴ as float32, exactly: the byte moves to the top of its lane."""
+    """Signed byte `place` of each lane · 2²⁴ as float32, exactly: the byte moves to the top of its lane."""
     order = []
     for lane in range(16):
         order += [64, 64, 64, lane * 4 + place]
     shuffle = constant(order)
     lines = [
-        f"%f = xor {I32} %w, {splat(-2139062144)}",
-        f"%b = bitcast {I32} %f to {_B}",
+        f"%b = bitcast {I32} %w to {_B}",
         f"%s = shufflevector {_B} %b, {_B} zeroinitializer, <64 x i32> {shuffle}",
         f"%i = bitcast {_B} %s to {I32}",
         f"%r = sitofp {I32} %i to {F32}",
@@ -71,8 +70,9 @@ def _byte(place: int) -> str:
 
 
 def bytes_to_floats() -> str:
-    """byte_0 … byte_3."""
-    return "".join(_byte(place) for place in range(4))
+    """signed_bytes: unsigned bytes less 128; byte_0 … byte_3. Apart, or LLVM would give each of these its own xor."""
+    lines = [f"%r = xor {I32} %w, {splat(-2139062144)}", f"ret {I32} %r"]
+    return define(I32, "signed_bytes", f"{I32} %w", block(lines)) + "".join(_byte(place) for place in range(4))
 
 
 def nibble(target: Target) -> str:

@@ -11,6 +11,7 @@ from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 
+_CACHE_LINE = 64
 _GROUPS_AHEAD = 3
 _ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
 
@@ -48,7 +49,27 @@ class Fetches:
 
         if not p.quantized:
             return Fetch(before_line=all_of)
-        return Fetch(at_line=fetch, at_group=self.groups(panels, len(panels)))
+        beside = self.planes(panels) if p.paired and p.tile <= _ROWS_OF_STREAMS else None
+        return Fetch(at_line=fetch, at_group=beside or self.groups(panels, len(panels)))
+
+    def planes(self, panels: Sequence[b.Expr]) -> Callable[[b.Expr], None] | None:
+        """With each group of numbers its share of what lies beside them, as far ahead as lines are: the sums of a group
+        wait for its scales."""
+        p = self.p
+        if p.number_groups == 1:
+            return None
+        ahead = b.ceil_div(4 * self.ahead, p.number_group_lines * self.reader.line_bytes)
+
+        def fetch(group: b.Expr) -> None:
+            for name, plane in p.planes.items():
+                share = plane.count * p.columns // p.number_groups
+                of_line = _CACHE_LINE // plane.numpy_dtype.itemsize
+                for panel in panels:
+                    at = b.let(panel * (plane.count * p.columns) + (group + ahead) * share)
+                    for place in range(b.ceil_div(share, of_line)):
+                        b.do("prefetch", b.at(self.k[name], at + place * of_line))
+
+        return fetch
 
     def groups(self, panels: Sequence[b.Expr], stride: int) -> Callable[[b.Expr], None] | None:
         """With the steps of a group of `panels`, those a few groups later, and of panels `stride` further."""

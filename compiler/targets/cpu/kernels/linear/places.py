@@ -29,8 +29,8 @@ class Walk:
 class Fetch:
     """Brings into the cache what is needed later.
 
-    before_line: before a line of the block is read. at_line: as vector v of a line is. at_group: as the steps of a
-    group of numbers are.
+    before_line: before a line of the block is read. at_line: as vector v of a line is. at_group: as the steps or
+    scales of a group of numbers are.
     at_turn: before each turn, which is TURN lines or a group's, or a step of tile registers.
     of_tile: gives what a tile fetches, by its number among those that share.
     """

@@ -160,6 +160,7 @@ def _float_registers(p: Problem, registers: type[TileRegisters]) -> Plan:
 # ---- quantized weights ----------------------------------------------------------------------------------------------
 
 _AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
+_PAIRED_AHEAD_BYTES = 8192  # of numbers that become bf16, in one stream
 _ROW_CHUNK_BYTES = 768 << 10  # of activations that stay in L2 while panels pass
 _ROWS_OF_STREAMS = 2  # more rows of exact sums leave registers for one panel at a time
 _COPIED_FEW_BYTES = 256 << 10  # of activations on the stack, copied for few row tiles
@@ -175,7 +176,7 @@ def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Sc
     fit = (COPIED_BYTES if registers or p.fixed else _ROW_CHUNK_BYTES) // (p.x_words * 4)
     rows = _WIDE_ROWS if p.lanes == 2 and not p.fixed else min(_MAX_ROWS, fit)
     least = 1 if registers or p.fixed else (FEW_TILES + 1) * p.tile
-    return Schedule(reader.streams, _AHEAD_BYTES, block, max(least, rows))
+    return Schedule(reader.streams, _PAIRED_AHEAD_BYTES if p.paired else _AHEAD_BYTES, block, max(least, rows))
 
 
 def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Schedule) -> Plan:

@@ -190,6 +190,8 @@ class VectorTiles:
             group = b.let(g)
             first = b.let(group * lines)
             last = b.let(T.min(first + lines, line1))
+            if tile.fetch.at_group is not None:
+                tile.fetch.at_group(group)
             self.start(tile, acc, group)
             self._chain(tile, acc, first, last, group, line0)
             self.merge(tile, total, acc, group)

@@ -140,6 +140,13 @@ class EightBits(Numbers):
     def helpers(target: Target) -> str:
         return int8.bytes_to_floats()
 
+    def word(self, panel: b.Expr, line: b.Expr, v: int, i: int) -> b.Expr:
+        """Of signed bytes where they become floats."""
+        word = super().word(panel, line, v, i)
+        if self.operand in (U8X4, S16X2):
+            return word
+        return b.kept(T.call_extern("int32x16", "llmc_signed_bytes", word), "int32")
+
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
         return word
 
