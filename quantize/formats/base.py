@@ -92,7 +92,7 @@ class WeightFormat(ABC):
     """How a matrix is stored; an immutable dataclass with JSON fields. To add one, add a file here and a line in
     `registry.py`.
 
-    bits: width of the unsigned numbers: 8, 5 or 4. group_size: elements along K that share scales and the like. A
+    bits: width of the unsigned numbers: 8, 6, 5 or 4. group_size: elements along K that share scales and the like. A
     multiple of 32 (of 8 without `sums`), or WHOLE_ROW. The last group may be short.
     """
 

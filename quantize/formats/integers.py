@@ -26,7 +26,7 @@ ZERO = "zero"
 
 @dataclass(frozen=True)
 class Integers(WeightFormat):
-    """asymmetric: a zero point is stored beside each scale; otherwise it is mid-range: 128, 16 or 8."""
+    """asymmetric: a zero point is stored beside each scale; otherwise it is mid-range."""
 
     bits: int
     group_size: int = WHOLE_ROW
@@ -46,9 +46,9 @@ class Integers(WeightFormat):
         """The activation sums that correct for zero points.
 
         Kernels multiply unsigned numbers, then add each group's activation sum times −zero, or times −1 if the zero
-        point is stored per group. None for 5-bit numbers, which no kernel multiplies as integers.
+        point is stored per group. None for 5- and 6-bit numbers, which no kernel multiplies as integers.
         """
-        if self.bits == 5:
+        if self.bits in (5, 6):
             return None
         return Sums(self.group_size, -1 if self.asymmetric else -self.middle)
 

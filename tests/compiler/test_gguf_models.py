@@ -211,7 +211,7 @@ def test_an_artifact_has_every_bit_of_the_values(model: Model, tmp_path: Path, k
             assert np.array_equal(value.astype(np.float32), parameter.value()), name
             kept[name.removeprefix("layers.0.").removesuffix(".weight")] = weights[name]["method"], format
     assert kept == {
-        "embed": ("q6_k", Affine(8, 16, offsets=False)),
+        "embed": ("q6_k", Affine(6, 16, offsets=False)),
         "attention.out": ("iq4_xs", Affine(4, 32, offsets=False, table="iq4_nl")),
         "attention.qkv": ("q3_k, q4_k, q8_0", Affine(8, 16, block=32)),
         "mlp.gate_up": ("q2_k, q4_k", Affine(4, 16)),
@@ -257,7 +257,7 @@ def test_the_command_says_what_becomes_of_the_weights(
         "mlp.gate_up (Q2_K, Q4_K): kept as stored, w4a16 in groups of 16 with offsets, in blocks of 256, exact",
         "mlp.down (Q5_K): kept as stored, w5a16 in groups of 32 with offsets, in blocks of 256, exact",
         "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32, exact",
-        "embed (Q6_K): kept as stored, w8a16 in groups of 16, in blocks of 256, exact",
+        "embed (Q6_K): kept as stored, w6a16 in groups of 16, in blocks of 256, exact",
     ]
     assert all(f"llmc: note: {note}" in captured.err for note in notes)
     assert json.loads(captured.out)["notes"] == notes

@@ -14,46 +14,61 @@ from llmc.quantize.formats.base import Quantized, Sums, WeightFormat
 
 LINE = 8
 """Elements of K stored together: two words of 8-bit numbers, one word of 4-bit numbers. K is padded to a multiple."""
-FIVES_LINES = 4
-"""Lines of 5-bit numbers that share one more word, stored after theirs. K is padded to a multiple of such sets."""
+SHARING_LINES = {5: 4, 6: 2}
+"""By bits of a number, the lines that share one more word, stored after theirs. K is padded to a multiple of such
+sets."""
 
 
 def packed_words(k: int, bits: int) -> int:
     """The number of 4-byte words in one column."""
     lines = -(-k // LINE)
-    if bits == 5:
-        return -(-lines // FIVES_LINES) * (FIVES_LINES + 1)
+    if sharing := SHARING_LINES.get(bits):
+        return -(-lines // sharing) * (sharing + 1)
     return lines * bits // 4
 
 
 # Pairs of bytes of a line (two words) that go to the same bits of the two halves of a word.
 _EVEN, _ODD, _TOP, _LOW = (np.uint32(mask) for mask in (0x001F001F, 0x1F001F00, 0x10001000, 0x0F000F00))
+_EVEN_SIX, _ODD_SIX, _TOP_SIX, _LOW_SIX = (np.uint32(m) for m in (0x003F003F, 0x3F003F00, 0x3C003C00, 0x03000300))
 
 
-def _packed_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Packs [columns, words of 8 bits] into [columns, words of 5 bits], in whole sets of four lines.
+def _packed_sharing(bits: int, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Packs [columns, words of 8 bits] into [columns, words of 5 or 6 bits], in whole sets of lines.
 
-    A half of a line's word has three numbers and the top bit of the fourth. The fourth's other bits are in a fifth
-    word, after those of the lines.
+    A half of a line's word has numbers, and the top bits of its last one. The rest is in a word after those of the
+    lines: of 5 bits three numbers and one bit, of 6 bits two and four.
     """
-    first, second = words[:, 0::2], words[:, 1::2]
-    three = first & _EVEN | (first & _ODD) >> 3 | (second & _EVEN) << 10
-    found = np.empty((len(words), words.shape[1] // (2 * FIVES_LINES), FIVES_LINES + 1), np.uint32)
-    shape = (*found.shape[:2], FIVES_LINES)
-    found[..., :FIVES_LINES] = (three | (second & _TOP) << 3).reshape(shape)
-    left = ((second & _LOW) >> 8).reshape(shape) << np.arange(0, 4 * FIVES_LINES, 4, dtype=np.uint32)
-    np.bitwise_or.reduce(left, axis=-1, out=found[..., FIVES_LINES])
+    first, second, lines = words[:, 0::2], words[:, 1::2], SHARING_LINES[bits]
+    if bits == 5:
+        own = first & _EVEN | (first & _ODD) >> 3 | (second & _EVEN) << 10 | (second & _TOP) << 3
+        rest = (second & _LOW) >> 8
+    else:
+        own = first & _EVEN_SIX | (first & _ODD_SIX) >> 2 | (second & _TOP_SIX) << 2
+        rest = second & _EVEN_SIX | (second & _LOW_SIX) >> 2
+    found = np.empty((len(words), words.shape[1] // (2 * lines), lines + 1), np.uint32)
+    shape = (*found.shape[:2], lines)
+    found[..., :lines] = own.reshape(shape)
+    np.bitwise_or.reduce(rest.reshape(shape) << _places(lines), axis=-1, out=found[..., lines])
     return found.reshape(len(words), -1)
 
 
-def _unpacked_fives(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The inverse of `_packed_fives`."""
-    sets = words.reshape(len(words), -1, FIVES_LINES + 1)
-    of_line = sets[..., :FIVES_LINES]
-    left = sets[..., FIVES_LINES:] >> np.arange(0, 4 * FIVES_LINES, 4, dtype=np.uint32)
-    first = of_line & _EVEN | of_line << 3 & _ODD
-    second = of_line >> 10 & _EVEN | of_line >> 3 & _TOP | left << 8 & _LOW
+def _unpacked_sharing(bits: int, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The inverse of `_packed_sharing`."""
+    lines = SHARING_LINES[bits]
+    sets = words.reshape(len(words), -1, lines + 1)
+    own, rest = sets[..., :lines], sets[..., lines:] >> _places(lines)
+    if bits == 5:
+        first = own & _EVEN | own << 3 & _ODD
+        second = own >> 10 & _EVEN | own >> 3 & _TOP | rest << 8 & _LOW
+    else:
+        first = own & _EVEN_SIX | own << 2 & _ODD_SIX
+        second = rest & _EVEN_SIX | own >> 2 & _TOP_SIX | rest << 2 & _LOW_SIX
     return np.stack((first, second), axis=-1).reshape(len(words), -1)
+
+
+def _places(lines: int) -> NDArray[np.uint32]:
+    """Where the bits of each line of a set begin in both halves of the word that they share."""
+    return np.arange(0, 16, 16 // lines, dtype=np.uint32)
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ class QuantPanelPacker:
         self._n, self._columns, self._format, self._read_rows = n, panel_columns, format, read_rows
         self._parts = parts
         # Zeros: elements that no row writes are padding.
-        unit = LINE * FIVES_LINES if format.bits == 5 else LINE
+        unit = LINE * SHARING_LINES.get(format.bits, 1)
         self._numbers = np.zeros((panel_columns, -(-k // unit) * unit), np.uint8)
         planes = Quantized.empty(format, panel_columns, k).planes
         self._rows = Quantized(format, self._numbers[:, :k], planes)
@@ -102,8 +117,8 @@ class QuantPanelPacker:
             words = self._numbers.view(np.uint32)
             if self._format.bits == 4:
                 words = words[:, 0::2] | words[:, 1::2] << np.uint32(4)
-            elif self._format.bits == 5:
-                words = _packed_fives(words)
+            elif self._format.bits in SHARING_LINES:
+                words = _packed_sharing(self._format.bits, words)
             np.copyto(numbers[i], words.T)
             for name, plane in self._rows.planes.items():
                 plane[rows:] = 0
@@ -149,8 +164,8 @@ def unpack_quantized(arrays: dict[str, NDArray[Any]], n: int, k: int, format: We
     if format.bits == 4:
         mask = np.uint32(0x0F0F0F0F)
         words = np.stack((words & mask, words >> 4 & mask), axis=-1).reshape(n, -1)
-    elif format.bits == 5:
-        words = _unpacked_fives(np.ascontiguousarray(words))
+    elif format.bits in SHARING_LINES:
+        words = _unpacked_sharing(format.bits, np.ascontiguousarray(words))
 
     def columns(array: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(array.transpose(0, 2, 1)).reshape(-1, array.shape[1])[:n]

@@ -26,12 +26,11 @@ LAYOUTS: dict[str, Affine] = {
     "Q3_K": Affine(4, 16, offsets=False),
     "Q4_K": Affine(4, 32),
     "Q5_K": Affine(5, 32),
-    "Q6_K": Affine(8, 16, offsets=False),
+    "Q6_K": Affine(6, 16, offsets=False),
     "IQ4_NL": Affine(4, 32, 32, offsets=False, table="iq4_nl"),
     "IQ4_XS": Affine(4, 32, offsets=False, table="iq4_nl"),
 }
-"""2- and 3-bit numbers take 4 bits, 6-bit ones 8. Single-group blocks without offsets become `Integers`, or `Codes`
-with a table."""
+"""2- and 3-bit numbers take 4 bits. Single-group blocks without offsets become `Integers`, or `Codes` with a table."""
 
 
 class StoredBlocks(Stored):

@@ -30,7 +30,7 @@ INF, NAN = 0x7F800000, 0x7FC00001
 
 
 def text(tile: int = 1) -> str:
-    pairs = (fixed.pairs(name, bits) for name, bits in (("nibbles", 4), ("fives", 5), ("bytes", 8)))
+    pairs = (fixed.pairs(name, bits) for name, bits in (("nibbles", 4), ("fives", 5), ("sixes", 6), ("bytes", 8)))
     own = fixed.dot(), *pairs, fixed.table(TABLE), fixed.rows(tile)
     return vector.helpers(TARGET.mcpu) + "".join(own)
 
@@ -74,6 +74,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "dot_s16": (dot, [(words(-1000, 1000), W & 0xFF00FF, X), (words(-9, 9), X & 0xF000F, np.full(16, -1, np.int32))]),
     **{f"nibbles_{i}": (lambda w, i=i: numbers(w, 4, i), [(W,), (X,)]) for i in range(4)},
     **{f"fives_{i}": (lambda w, i=i: numbers(w, 5, i), [(W,), (X,)]) for i in range(3)},
+    **{f"sixes_{i}": (lambda w, i=i: numbers(w, 6, i), [(W,), (X,)]) for i in range(2)},
     **{f"bytes_{i}": (lambda w, i=i: numbers(w, 8, i), [(W,), (X,)]) for i in range(2)},
     "byte_table": (lambda w: np.array(TABLE, np.uint8)[w.view(np.uint8)].view(np.int32), [(W & 0x0F0F0F0F,)]),
     "fixed_largest": (largest, [(MAGNITUDES, W), (np.zeros(16, np.int32), X)]),

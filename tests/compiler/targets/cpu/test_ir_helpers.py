@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.compiler.targets.cpu.kernels.ir import bf16, elementary, fives, fp8, gates, int8, lookup, stores, vector
+from llmc.compiler.targets.cpu.kernels.ir import (
+    bf16,
+    elementary,
+    fives,
+    fp8,
+    gates,
+    int8,
+    lookup,
+    sixes,
+    stores,
+    vector,
+)
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 
 from support.ir_probe import assembly, call, signatures
@@ -41,6 +52,10 @@ def int8_text(target: Target) -> str:
 
 def codes_text(target: Target) -> str:
     return vector.helpers(target.mcpu) + fp8.elements() + lookup.lookup(target) + fives.helpers(target)
+
+
+def sixes_text(target: Target) -> str:
+    return vector.helpers(target.mcpu) + sixes.helpers(target)
 
 
 def rows_text(target: Target) -> str:
@@ -368,6 +383,20 @@ def test_numbers_of_five_bits_across_words(target: Target) -> None:
         same(found & (31 if target.lanes == 16 else 0xFFFF), (others >> bit & 15) | (w >> 11 & 16))
 
 
+@on_targets
+def test_numbers_of_six_bits(target: Target) -> None:
+    text, w, others = sixes_text(target), W.view(np.uint16), X.view(np.uint16)
+    same(call(text, "six", target, W, CENTRED), (W & 63) + CENTRED)
+    for bit in (0, 8):
+        found = call(text, "sixes_second", target, W, X, bit).view(np.uint16)
+        same(found & (0xFFF if target.lanes == 16 else 0xFFFF), (others >> bit & 0xFF) | (w >> 4 & 0xF00))
+    if target.lanes == 16:
+        table = np.arange(1000, 1064, dtype=np.uint16)
+        for i in (0, 1):
+            found = call(text, f"looked_up_six_{i}", target, W, *table.view(np.int32).reshape(2, 16))
+            same(found.view(np.uint16), table[w >> 6 * i & 63])
+
+
 ROWS: dict[str, Callable[..., Any]] = {
     "rows_max": lambda v: np.maximum(v, np.roll(v, 8)),
     "rows_sum": lambda v: v + np.roll(v, 8),
@@ -410,11 +439,11 @@ def test_a_limited_gate(target: Target) -> None:
 def test_no_helper_is_forgotten() -> None:
     target = native_target()
     tested = {*EXACT, *BYTES, *CODES, *ROWS, *SMOOTH, *STEPS_OF_LANES, "exp", "exp2", "silu", "store_rows", "put_rows"}
-    tested |= {"fives_3"}
+    tested |= {"fives_3", "six", "sixes_second", *(f"looked_up_six_{i}" for i in (0, 1) if target.lanes == 16)}
     tested |= {f"{kind}_{dtype}" for kind in ("load", "store") for dtype in ("f32", "i16", *HALVES)}
     tested |= {"prefetch", "prefetch_l2", "prefetch_write", "forget_memory", *map(stores.tile_name, HALVES)}
     tested |= {stores.put_name(*put) for put in PUTS} | {int8.put_name(*put) for put in BYTE_PUTS}
-    texts = base_text(target), int8_text(target), codes_text(target), rows_text(target), elementary_text(target)
+    texts = [of(target) for of in (base_text, int8_text, codes_text, sixes_text, rows_text, elementary_text)]
     assert {name for text in texts for name in signatures(text)} == tested
 
 

@@ -32,7 +32,7 @@ here = pytest.mark.skipif(not targets_here("znver4"), reason="this machine runs 
 TARGET = TARGETS["znver4"]
 BF16 = ml_dtypes.bfloat16
 W4, W4_ROWZ, NF4 = Integers(4, 64), Integers(4, -1, True), Codes("nf4", 64)
-Q4_K, Q5_1, Q6_K = Affine(4), Affine(8, 32, 32, True), Affine(8, 16, 256, False)
+Q4_K, Q5_1, Q6_K = Affine(4), Affine(8, 32, 32, True), Affine(6, 16, 256, False)
 MXFP4, IQ4_NL = Codes("e2m1", 32, "e8m0"), Affine(4, 32, 32, offsets=False, table="iq4_nl")
 N, K, ROWS = 50, 203, 44  # K ends within a word, ROWS are more row tiles than read packed numbers
 

@@ -378,7 +378,7 @@ def random_numbers(format: WeightFormat, n: int, k: int) -> Quantized:
 
 TABLES = [
     W8, W8_32Z, W5, W4_32, W4_ROW, W4_64Z, STEPS_32, STEPSZ, Fp8(), Fp8(32), Codes("nf4", 64), Codes("e2m1", 32, E8M0),
-    Codes("e2m1", 16), Affine(4, 32), Affine(8, 16, offsets=False), Affine(4, 16, offsets=False), Q5_1,
+    Codes("e2m1", 16), Affine(4, 32), Affine(6, 16, offsets=False), Affine(4, 16, offsets=False), Q5_1,
     Codes("iq4_nl", 32), Affine(4, 32, offsets=False, table="iq4_nl"),
 ]  # fmt: skip
 """Of every kind of format, with one scale a row and several, zero points, offsets, blocks."""

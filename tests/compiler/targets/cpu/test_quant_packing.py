@@ -30,6 +30,7 @@ FORMATS: list[WeightFormat] = [
     Integers(4, 32, True),
     Integers(4, -1, True),
     Integers(5, 32),
+    Integers(6, 32),
 ]
 STEPPED = [Steps(size, asymmetric) for size in (32, -1) for asymmetric in (False, True)]
 SHAPES = [(64, 64), (50, 33), (1, 1), (17, 100)]
@@ -39,7 +40,7 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
     """One element at a time."""
     n, k = value.numbers.shape
     panels, lines, bits = -(-n // COLUMNS), -(-k // 8), value.format.bits
-    words = -(-lines // 4) * 5 if bits == 5 else lines * bits // 4
+    words = {5: -(-lines // 4) * 5, 6: -(-lines // 2) * 3}.get(bits, lines * bits // 4)
     numbers = np.zeros((panels, words, COLUMNS, 4), np.uint8)
     halves = numbers.view("<u2")
     scale = np.zeros((panels, value.scale.shape[1], COLUMNS), np.float32)
@@ -57,6 +58,17 @@ def packed_by_definition(value: Quantized) -> dict[str, np.ndarray]:
                 of_half = halves[panel, :, column, half]
                 of_half[5 * quad + line] |= number << 5 * place if place < 3 else number >> 4 << 15
                 of_half[5 * quad + 4] |= (number & 15) << 4 * line if place == 3 else 0
+            elif bits == 6:
+                pair, line = divmod(element // 8, 2)
+                second, odd, half = element % 8 // 4, element % 2, element % 4 // 2
+                own, shared = halves[panel, 3 * pair + line, column], halves[panel, 3 * pair + 2, column]
+                if not second:
+                    own[half] |= number << 6 * odd
+                elif odd:
+                    own[half] |= number >> 2 << 12
+                    shared[half] |= (number & 3) << 8 * line + 6
+                else:
+                    shared[half] |= number << 8 * line
             else:
                 high = element % 8 // 4
                 numbers[panel, element // 8, column, element % 4] |= number << 4 * high

@@ -12,7 +12,7 @@ from llmc.compiler.targets.cpu.kernels.linear.micro.base import S16X2, MicroKern
 from llmc.compiler.targets.cpu.kernels.linear.places import Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
-_NUMBERS = (("nibbles", 4), ("fives", 5), ("bytes", 8))
+_NUMBERS = (("nibbles", 4), ("fives", 5), ("sixes", 6), ("bytes", 8))
 """By the bits that they have."""
 
 

@@ -14,12 +14,13 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.floats import Bfloat16, Fl
 from llmc.compiler.targets.cpu.kernels.linear.readers.fp8 import E4m3
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits
+from llmc.compiler.targets.cpu.kernels.linear.readers.sixes import SixBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.steps import Stepped
 from llmc.quantize import WeightFormat
 
 KIND = "cpu"
 FLOATS: dict[str, type[Reader]] = {"f32": Float32, "bf16": Bfloat16, "f16": Halves}
-_INTEGERS: dict[int, type[Reader]] = {8: EightBits, 5: FiveBits, 4: FourBits}
+_INTEGERS: dict[int, type[Reader]] = {8: EightBits, 6: SixBits, 5: FiveBits, 4: FourBits}
 FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "integers": lambda format: _INTEGERS.get(format.bits),
     "steps": lambda format: Stepped,

@@ -20,6 +20,7 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup
 from llmc.compiler.targets.cpu.kernels.linear.readers.fives import FiveBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import EightBits, Numbers
+from llmc.compiler.targets.cpu.kernels.linear.readers.sixes import SixBits
 from llmc.compiler.targets.cpu.kernels.linear.readers.tables import is_bf16
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
@@ -116,6 +117,10 @@ class AffineFives(_OfBlocks, FiveBits):
     """Numbers less their middle, in the table of `FiveBits`."""
 
 
+class AffineSixes(_OfBlocks, SixBits):
+    """Numbers less their middle, in the table of `SixBits`."""
+
+
 class AffineCodes(_OfBlocks, FourBits):
     """Codes of a table of their own."""
 
@@ -140,4 +145,4 @@ def reader(format: Affine) -> type[Numbers] | None:
     """The reader of a format; None where there is none."""
     if format.table:
         return AffineExactCodes if is_bf16(TABLES[format.table].tolist()) else AffineCodes
-    return {8: AffineBytes, 5: AffineFives, 4: AffineNibbles}.get(format.bits)
+    return {8: AffineBytes, 6: AffineSixes, 5: AffineFives, 4: AffineNibbles}.get(format.bits)

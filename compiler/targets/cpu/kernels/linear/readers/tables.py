@@ -28,8 +28,9 @@ class LookedUp(Numbers):
             for i, value in enumerate(values):
                 b.store(self.table.buffer, T.float32(value), i)
         if self.operand == B16X2:
-            self.table = b.Vectors(1, "int32")
-            for i, word in enumerate(pairs_of_table(values)):
+            words = pairs_of_table(values)
+            self.table = b.Vectors(len(words) // b.WIDTH, "int32")
+            for i, word in enumerate(words):
                 b.store(self.table.buffer, T.int32(word), i)
 
     def table_values(self) -> Sequence[float]:
@@ -55,7 +56,7 @@ def is_bf16(values: Sequence[float]) -> bool:
 
 
 def pairs_of_table(values: Sequence[float]) -> list[int]:
-    """32 numbers that are bf16 in words of two; 16 lie there twice, so that a fifth bit does not matter."""
+    """Numbers that are bf16 in words of two; 16 lie there twice, so that a fifth bit does not matter."""
     halves = np.asarray(values, np.float32).view(np.uint32) >> 16
     words = halves[0::2] | halves[1::2] << 16
-    return [*words.view(np.int32).tolist()] * (b.WIDTH // len(words))
+    return [*words.view(np.int32).tolist()] * max(1, b.WIDTH // len(words))
