@@ -16,10 +16,13 @@ from bench.fuzz_onnx import read_onnx
 from bench.onnx_bytes import POSITIONS, small_decoder
 from llmc.models import ModelError, open_source
 from llmc.models.loader import Parameter, load_parameters
+from llmc.models.sources.onnx.quantized import REFUSED
 
 from support.failing import fails
 from support.onnx_blocks import quantize_products
 from support.onnx_models import save
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "onnx.md"
 
 
 def node_of(model: onnx.ModelProto, op: str) -> onnx.NodeProto:
@@ -157,6 +160,10 @@ CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
         lambda m: tensor_of(m, "layers.0.q").dims.__setitem__(0, 31),
         r"has 8192 bytes of tensor layers\.0\.q, whose shape \[31, 64\] takes 7936",
     ),
+    "quantized on the way": (
+        lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "DynamicQuantizeLinear"),
+        r"node /Sigmoid_\d+ \(DynamicQuantizeLinear\) has quantized numbers that llmc does not read: give the float",
+    ),
     "integers of 3 bits": (
         whole("bits", 3),
         r"\(MatMulNBits\) has weights of 3 bits, and llmc reads those of 4 and 8; quantize",
@@ -207,6 +214,13 @@ def test_bad_graphs(name: str, folder: Path) -> None:
         read_onnx(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_has_all_quantized_operators() -> None:
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.endswith("| refused |")]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines]
+    told = {("" if of == "ONNX" else of, name) for names, of in rows for name in names.split(", ")}
+    assert told == REFUSED
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 20000])

@@ -28,6 +28,7 @@ from llmc.models.sources.onnx.contrib import CONVERTERS
 from llmc.models.sources.onnx.file import OnnxFile
 from llmc.models.sources.onnx.fused import FUSED, Call, NotWrittenOut
 from llmc.models.sources.onnx.probe import TOKENS, TYPES, Inputs
+from llmc.models.sources.onnx.quantized import REFUSED
 
 _MATRIX_READERS = {"MatMul": 2, "Gemm": 2, "Gather": 1}
 """Number of leading inputs of each op that are matrices if they are initializers."""
@@ -144,6 +145,8 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         return f"{variable} of the imported graph"
 
     def _node(self, node: onnx.NodeProto) -> None:
+        if (node.domain.removeprefix("ai.onnx"), node.op_type) in REFUSED:
+            raise self._wrong(node, "has quantized numbers that llmc does not read: give the float model and --quant")
         names = [name for name in node.input if name]
         if (node.domain, node.op_type) == BLOCKS:
             # The inputs of a matrix are read when it is packed.
