@@ -1,9 +1,9 @@
 """Groups with small steps and shifts under the scale and offset of a block: value = (number − middle) · step · scale −
 shift · offset.
 
-A block has an f32 scale and, if the format has offsets, an f32 offset. Each of its groups has a step and a shift, bytes
-of −128 … 127. A block of a single group has neither: its step is 1. Numbers of 4 bits may be codes of a table instead
-(`tables.py`): value = table[code] · step · scale. llama.cpp's formats convert without loss.
+A block has a scale and, if the format has offsets, an offset, both floats. Each of its groups has a step and a shift,
+bytes of −128 … 127. A block of a single group has neither: its step is 1. Numbers of 4 bits may be codes of a table
+instead (`tables.py`): value = table[code] · step · scale. llama.cpp's formats convert without loss.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.quantize.formats.base import SCALE, Plane, Quantized, WeightFormat, check_finite, groups_of, inverse_of
+from llmc.quantize.formats.base import FLOAT, SCALE, Plane, Quantized, WeightFormat, check_finite, groups_of, inverse_of
 from llmc.quantize.formats.scheme import Scheme
 from llmc.quantize.formats.tables import TABLES, nearest, wanted_scale
 
@@ -29,6 +29,7 @@ class Affine(WeightFormat):
     """block: elements per block, a multiple of group_size.
     offsets: an offset is stored beside each scale.
     table: name in `TABLES` for codes, which have no offsets; empty for integers.
+    scale_kind: of scales and offsets, "f32" or "f16".
     """
 
     bits: int
@@ -36,6 +37,7 @@ class Affine(WeightFormat):
     block: int = 256
     offsets: bool = True
     table: str = ""
+    scale_kind: str = FLOAT
     kind: ClassVar[str] = "affine"
 
     @property
@@ -50,7 +52,7 @@ class Affine(WeightFormat):
 
     def planes(self, k: int) -> tuple[Plane, ...]:
         blocks, groups = groups_of(k, self.block), self.groups(k)
-        found = [(SCALE, "f32", blocks, True), (OFFSET, "f32", blocks, self.offsets),
+        found = [(SCALE, self.scale_kind, blocks, True), (OFFSET, self.scale_kind, blocks, self.offsets),
                  (STEP, "u8", groups, self.stepped), (SHIFT, "u8", groups, self.offsets and self.stepped)]  # fmt: skip
         return tuple(Plane(name, dtype, count) for name, dtype, count, has in found if has)
 
@@ -106,12 +108,12 @@ class Affine(WeightFormat):
         written."""
         if not self.stepped:
             np.copyto(out.planes[of_block], wanted)
-            return wanted
+            return out.planes[of_block].astype(np.float32)
         of = self.block // self.group_size
         starts = np.arange(0, wanted.shape[1], of)
         block = np.arange(wanted.shape[1]) // of
         np.divide(np.maximum.reduceat(np.abs(wanted), starts, 1), np.float32(_LARGEST), out=out.planes[of_block])
-        whole = out.planes[of_block][:, block]
+        whole = out.planes[of_block][:, block].astype(np.float32)
         steps = np.rint(wanted * inverse_of(whole))
         np.copyto(out.planes[of_group], steps + np.float32(MIDDLE), casting="unsafe")
         return steps * whole

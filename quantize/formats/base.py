@@ -15,6 +15,8 @@ WHOLE_ROW = -1
 GROUP_SIZES = (32, 64, 128, WHOLE_ROW)
 SCALE = "scale"
 """The array of scales, by which sums are multiplied; every format has it."""
+FLOAT, HALF = "f32", "f16"
+"""What scales are stored in: checkpoints whose scales are halves keep them so."""
 
 
 class QuantizeError(ValueError):
@@ -23,7 +25,7 @@ class QuantizeError(ValueError):
 
 @dataclass(frozen=True)
 class Plane:
-    """An array stored beside the numbers of a matrix. dtype: "f32" or "u8"; count: elements per row."""
+    """An array stored beside the numbers of a matrix. dtype: "f32", "f16" or "u8"; count: elements per row."""
 
     name: str
     dtype: str
@@ -31,7 +33,7 @@ class Plane:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        return np.dtype({"f32": np.float32, "u8": np.uint8}[self.dtype])
+        return np.dtype({"f32": np.float32, "f16": np.float16, "u8": np.uint8}[self.dtype])
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Quantized:
             np.copyto(out.planes[name], plane)
 
     @property
-    def scale(self) -> NDArray[np.float32]:
+    def scale(self) -> NDArray[Any]:
         return self.planes[SCALE]
 
     def value(self) -> NDArray[np.float64]:
@@ -186,9 +188,9 @@ def check_finite(*arrays: NDArray[np.float32]) -> None:
         raise QuantizeError("a weight is infinite or not a number; quantize a checkpoint whose weights are finite")
 
 
-def inverse_of(scale: NDArray[np.float32]) -> NDArray[np.float32]:
+def inverse_of(scale: NDArray[np.float32 | np.float16]) -> NDArray[np.float32]:
     """1 / scale, or 0 where that would overflow."""
-    inverse = np.zeros_like(scale)
+    inverse = np.zeros(scale.shape, np.float32)
     np.divide(np.float32(1), scale, out=inverse, where=np.abs(scale) > 1e-37)
     return inverse
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.quantize.formats.base import SCALE, Plane, Quantized, WeightFormat, check_finite, in_groups, inverse_of
+from llmc.quantize.formats.base import FLOAT, SCALE, Plane, Quantized, WeightFormat, check_finite, in_groups, inverse_of
 from llmc.quantize.formats.scheme import Scheme
 from llmc.quantize.formats.tables import TABLES, nearest, wanted_scale
 
@@ -24,11 +24,11 @@ MOST_POWER = 254
 
 @dataclass(frozen=True)
 class Codes(WeightFormat):
-    """table: name in `TABLES`. scale_kind: "f32" or "e8m0"."""
+    """table: name in `TABLES`. scale_kind: "f32", "f16" or "e8m0"."""
 
     table: str
     group_size: int
-    scale_kind: str = "f32"
+    scale_kind: str = FLOAT
     kind: ClassVar[str] = "codes"
     bits: ClassVar[int] = 4  # type: ignore[misc]
 
@@ -37,12 +37,12 @@ class Codes(WeightFormat):
         return TABLES[self.table]
 
     def planes(self, k: int) -> tuple[Plane, ...]:
-        return (Plane(SCALE, "u8" if self.scale_kind == E8M0 else "f32", self.groups(k)),)
+        return (Plane(SCALE, "u8" if self.scale_kind == E8M0 else self.scale_kind, self.groups(k)),)
 
     def resembles(self, other: WeightFormat) -> bool:
         """Whether `other` has this table, possibly with steps under block scales."""
-        scale_kind = getattr(other, "scale_kind", "f32")
-        return (getattr(other, "table", None), scale_kind) == (self.table, self.scale_kind)
+        powers = getattr(other, "scale_kind", FLOAT) == E8M0
+        return (getattr(other, "table", None), powers) == (self.table, self.scale_kind == E8M0)
 
     def describe(self) -> str:
         return f"{super().describe()}{' that share a power of two' if self.scale_kind == E8M0 else ''}"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.quantize.formats.base import (
+    FLOAT,
     SCALE,
     WHOLE_ROW,
     Plane,
@@ -26,11 +27,12 @@ ZERO = "zero"
 
 @dataclass(frozen=True)
 class Integers(WeightFormat):
-    """asymmetric: a zero point is stored beside each scale; otherwise it is mid-range."""
+    """asymmetric: a zero point is stored beside each scale; otherwise it is mid-range. scale_kind: "f32" or "f16"."""
 
     bits: int
     group_size: int = WHOLE_ROW
     asymmetric: bool = False
+    scale_kind: str = FLOAT
     kind: ClassVar[str] = "integers"
 
     @property
@@ -38,7 +40,7 @@ class Integers(WeightFormat):
         return 1 << (self.bits - 1)
 
     def planes(self, k: int) -> tuple[Plane, ...]:
-        scale = Plane(SCALE, "f32", self.groups(k))
+        scale = Plane(SCALE, self.scale_kind, self.groups(k))
         return (scale, Plane(ZERO, "u8", self.groups(k))) if self.asymmetric else (scale,)
 
     @property
@@ -76,7 +78,7 @@ class Integers(WeightFormat):
         self,
         weight: NDArray[np.float32],
         numbers: NDArray[np.uint8],
-        scale: NDArray[np.float32],
+        scale: NDArray[np.float32 | np.float16],
         zero: NDArray[np.uint8] | None,
     ) -> None:
         """Rounds groups into their arrays, which are views [R, groups, width]."""

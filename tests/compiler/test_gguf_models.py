@@ -101,8 +101,8 @@ def test_an_embedding_of_its_own_and_its_head_keep_their_types(tmp_path: Path, k
         check_every_bucket(artifact, tokens, expected)
         artifact.close()
         weights = json.loads((out / "manifest.json").read_text())["weights"]
-        assert weights["embed.weight"]["format"] == Affine(4).record()
-        assert weights["lm_head.weight"]["format"] == Codes("iq4_nl", 32).record()
+        assert weights["embed.weight"]["format"] == Affine(4, scale_kind="f16").record()
+        assert weights["lm_head.weight"]["format"] == Codes("iq4_nl", 32, "f16").record()
 
 
 OTHERS = ("gemma", "gemma2", "gemma3_text", "granite", "mixtral", "olmo2", "qwen2_moe", "qwen3_moe", "starcoder2")
@@ -211,11 +211,11 @@ def test_an_artifact_has_every_bit_of_the_values(model: Model, tmp_path: Path, k
             assert np.array_equal(value.astype(np.float32), parameter.value()), name
             kept[name.removeprefix("layers.0.").removesuffix(".weight")] = weights[name]["method"], format
     assert kept == {
-        "embed": ("q6_k", Affine(6, 16, offsets=False)),
-        "attention.out": ("iq4_xs", Affine(4, 32, offsets=False, table="iq4_nl")),
-        "attention.qkv": ("q3_k, q4_k, q8_0", Affine(8, 16, block=32)),
-        "mlp.gate_up": ("q2_k, q4_k", Affine(4, 16)),
-        "mlp.down": ("q5_k", Affine(5, 32)),
+        "embed": ("q6_k", Affine(6, 16, offsets=False, scale_kind="f16")),
+        "attention.out": ("iq4_xs", Affine(4, 32, offsets=False, table="iq4_nl", scale_kind="f16")),
+        "attention.qkv": ("q3_k, q4_k, q8_0", Affine(8, 16, block=32, scale_kind="f16")),
+        "mlp.gate_up": ("q2_k, q4_k", Affine(4, 16, scale_kind="f16")),
+        "mlp.down": ("q5_k", Affine(5, 32, scale_kind="f16")),
     }
 
 
@@ -256,8 +256,8 @@ def test_the_command_says_what_becomes_of_the_weights(
         "attention.out (IQ4_XS): kept as stored, iq4_nl in groups of 32, in blocks of 256, exact",
         "mlp.gate_up (Q2_K, Q4_K): kept as stored, w4a16 in groups of 16 with offsets, in blocks of 256, exact",
         "mlp.down (Q5_K): kept as stored, w5a16 in groups of 32 with offsets, in blocks of 256, exact",
-        "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32, exact",
         "embed (Q6_K): kept as stored, w6a16 in groups of 16, in blocks of 256, exact",
+        "attention.qkv (Q3_K, Q4_K, Q8_0): kept as stored, w8a16 in groups of 16 with offsets, in blocks of 32, exact",
     ]
     assert all(f"llmc: note: {note}" in captured.err for note in notes)
     assert json.loads(captured.out)["notes"] == notes

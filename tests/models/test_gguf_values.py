@@ -82,8 +82,9 @@ def test_numbers_that_are_kept_are_those_values(type: str) -> None:
     stored, data = tensor_of(half_random(type, 300), type).stored, half_random(type, 300)
     assert stored is not None
     check_stored(stored, data, type)
-    whole = {"Q4_0": Integers(4, 32), "Q5_0": Integers(5, 32), "Q8_0": Integers(8, 32), "IQ4_NL": Codes("iq4_nl", 32)}
-    assert stored.format == whole.get(type, LAYOUTS[type])
+    bits = {"Q4_0": 4, "Q5_0": 5, "Q8_0": 8}
+    whole = {type: Integers(number, 32, scale_kind="f16") for type, number in bits.items()}
+    assert stored.format == {**LAYOUTS, **whole, "IQ4_NL": Codes("iq4_nl", 32, "f16")}[type]
 
 
 @pytest.mark.parametrize("types", list(combinations(LAYOUTS, 2)))

@@ -9,7 +9,7 @@ from llmc.quantize.formats.affine import Affine
 from support.new_format import check_kernels, check_rounding
 
 Q5_K, IQ4_XS = Affine(5), Affine(4, 32, offsets=False, table="iq4_nl")
-KERNELS = (Affine(4), Q5_K, Affine(6, 16, offsets=False), IQ4_XS)
+KERNELS = (Affine(4, scale_kind="f16"), Q5_K, Affine(6, 16, offsets=False, scale_kind="f16"), IQ4_XS)
 OTHERS = (
     Affine(8),
     Affine(6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,24 +12,27 @@ from llmc.models.sources.gguf.dequantize.fields import nibbles
 from llmc.models.sources.gguf.dequantize.parts import Parts
 from llmc.models.sources.stored import Stored
 from llmc.quantize.formats.affine import MIDDLE, OFFSET, SHIFT, STEP, Affine
-from llmc.quantize.formats.base import SCALE, Quantized, WeightFormat
+from llmc.quantize.formats.base import FLOAT, HALF, SCALE, Quantized, WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.tables import codes_of
 
 LAYOUTS: dict[str, Affine] = {
-    "Q4_0": Affine(4, 32, 32, offsets=False),
-    "Q4_1": Affine(4, 32, 32),
-    "Q5_0": Affine(5, 32, 32, offsets=False),
-    "Q5_1": Affine(5, 32, 32),
-    "Q8_0": Affine(8, 32, 32, offsets=False),
-    "Q2_K": Affine(4, 16),
-    "Q3_K": Affine(4, 16, offsets=False),
-    "Q4_K": Affine(4, 32),
-    "Q5_K": Affine(5, 32),
-    "Q6_K": Affine(6, 16, offsets=False),
-    "IQ4_NL": Affine(4, 32, 32, offsets=False, table="iq4_nl"),
-    "IQ4_XS": Affine(4, 32, offsets=False, table="iq4_nl"),
+    name: replace(layout, scale_kind=HALF)
+    for name, layout in {
+        "Q4_0": Affine(4, 32, 32, offsets=False),
+        "Q4_1": Affine(4, 32, 32),
+        "Q5_0": Affine(5, 32, 32, offsets=False),
+        "Q5_1": Affine(5, 32, 32),
+        "Q8_0": Affine(8, 32, 32, offsets=False),
+        "Q2_K": Affine(4, 16),
+        "Q3_K": Affine(4, 16, offsets=False),
+        "Q4_K": Affine(4, 32),
+        "Q5_K": Affine(5, 32),
+        "Q6_K": Affine(6, 16, offsets=False),
+        "IQ4_NL": Affine(4, 32, 32, offsets=False, table="iq4_nl"),
+        "IQ4_XS": Affine(4, 32, offsets=False, table="iq4_nl"),
+    }.items()
 }
 """2- and 3-bit numbers take 4 bits. Single-group blocks without offsets become `Integers`, or `Codes` with a table."""
 
@@ -43,8 +47,8 @@ class StoredBlocks(Stored):
         self.parts, self.at_once, self.layout, self.held = parts, at_once, layout, held
         self.format: WeightFormat = held
         if not held.stepped and not held.offsets:
-            size = held.group_size
-            self.format = Codes(held.table, size) if held.table else Integers(held.bits, size)
+            size, kind = held.group_size, held.scale_kind
+            self.format = Codes(held.table, size, kind) if held.table else Integers(held.bits, size, scale_kind=kind)
 
     def read(self, first: int, out: Quantized) -> None:
         for at in range(0, len(out.numbers), self.at_once):
@@ -92,7 +96,9 @@ class StoredBlocks(Stored):
         bits = max(layout.bits for layout in layouts) if together else 8
         table = layouts[0].table if together else ""
         group, block = (min(getattr(layout, name) for layout in layouts) for name in ("group_size", "block"))
-        format = Affine(bits, group, block, offsets=any(signs), table=table)
+        # What groups of a block have is no half once it is multiplied by their steps.
+        kind = FLOAT if group == block and any(layout.stepped for layout in layouts) else HALF
+        format = Affine(bits, group, block, any(signs), table, kind)
         return [StoredBlocks(one.parts, one.at_once, one.layout, format) for one in (self, *blocks)]
 
 

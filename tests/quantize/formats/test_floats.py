@@ -12,6 +12,7 @@ from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
 from llmc.quantize.formats.affine import Affine
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import VALUES, Fp8, nearest
+from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.tables import TABLES
 from llmc.quantize.rtn import quantize
 from llmc.quantize.scheme import recorded_scheme, stored_scheme
@@ -102,7 +103,8 @@ def test_a_stored_format_has_the_scheme_that_is_closest() -> None:
         "nf4": Codes("nf4", 32),
         "fp4": Codes("fp4", 64),
         "iq4_nl": Affine(4, 32, offsets=False, table="iq4_nl"),
-        "w5a16": Affine(5),
+        "w5a16": Affine(5, scale_kind="f16"),
+        "w8a16": Integers(8, 32, scale_kind="f16"),
     }
     for name, format in names.items():
         scheme = stored_scheme(format, int8_inputs=False)

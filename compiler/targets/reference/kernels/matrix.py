@@ -11,6 +11,7 @@ from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.padding import number_bytes, stored_bits
 from llmc.quantize.formats.affine import MIDDLE
 from llmc.quantize.formats.base import WeightFormat, groups_of
+from llmc.quantize.formats.codes import E8M0
 from llmc.quantize.formats.tables import TABLES
 
 
@@ -43,7 +44,7 @@ class Matrix(ABC):
         return k.raw(plane, row * self.groups + self.group(element))
 
     def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
-        return k.raw("scale", row if self.scales == 1 else row * self.groups + group)
+        return k.load("scale", row if self.scales == 1 else row * self.groups + group)
 
     @abstractmethod
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
@@ -105,7 +106,7 @@ class Codes(Matrix):
 
     def scale(self, k: Frame, row: Expr, group: Expr) -> Expr:
         scale = super().scale(k, row, group)
-        if self.format.scale_kind == "f32":
+        if self.format.scale_kind != E8M0:
             return scale
         power = let(T.Cast("int32", scale))
         # 2^-127 is subnormal in float32.
@@ -132,7 +133,7 @@ class Affine(Matrix):
     def _of_block(self, k: Frame, row: Expr, group: Expr, of_block: str, of_group: str) -> Expr:
         """The block's entry times the group's entry."""
         blocks = groups_of(self.width, self.format.block)
-        found = k.raw(of_block, row * blocks + T.truncdiv(group, self.format.block // self.format.group_size))
+        found = k.load(of_block, row * blocks + T.truncdiv(group, self.format.block // self.format.group_size))
         if not self.format.stepped:
             return found
         return found * T.Cast("float32", T.Cast("int32", k.raw(of_group, row * self.groups + group)) - MIDDLE)

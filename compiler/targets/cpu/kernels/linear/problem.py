@@ -23,7 +23,7 @@ summed."""
 _FIXED = 32
 """Elements of K of fixed-point numbers with one exponent, at most."""
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
-_DTYPES = {"f32": "float32", "u8": "uint8"}
+_DTYPES = {"f32": "float32", "f16": "uint16", "u8": "uint8"}
 
 
 def operand_names(spec: KernelSpec, planes: Iterable[str]) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class _OfBlocks(Numbers):
         block = T.truncdiv(group, affine.block // affine.group_size)
 
         def stored(panel: b.Expr, v: int) -> b.Expr:
-            value = b.load_vector(self.k[of_block], self.place(panel, self.number_blocks, block, v))
+            value = self.floats(of_block, self.place(panel, self.number_blocks, block, v))
             if times != 1.0:
                 value = b.call("mul", value, b.splat(times))
             if affine.stepped:

@@ -34,7 +34,7 @@ class Looked(FourBits):
         return [float(value) for value in self.p.format.values]
 
     def scale(self, at: b.Expr) -> b.Expr:
-        if self.p.planes["scale"].dtype == "f32":
+        if self.p.planes["scale"].dtype != "u8":
             return super().scale(at)
         power = T.Cast(f"int32x{b.WIDTH}", self.k["scale"][T.ramp(at, 1, b.WIDTH)])
         bits = T.shift_left(power, T.broadcast(T.int32(23), b.WIDTH))

@@ -119,7 +119,11 @@ class Numbers(Reader):
 
     def scale(self, at: b.Expr) -> b.Expr:
         """The scales of 16 columns from `at` on."""
-        return b.load_vector(self.k["scale"], at)
+        return self.floats("scale", at)
+
+    def floats(self, plane: str, at: b.Expr) -> b.Expr:
+        """Of 16 columns from `at` on what a plane of floats has."""
+        return b.load_vector(self.k[plane], at, dtype=self.p.planes[plane].dtype)
 
 
 class EightBits(Numbers):
