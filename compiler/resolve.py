@@ -237,9 +237,15 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
             "positions; lower --max-model-len"
         )
     kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
-    if model.latent is not None and KV_DTYPES[kv_dtype].largest is not None:
+    kind, latent = KV_DTYPES[kv_dtype], model.latent
+    if (
+        latent is not None
+        and kind.largest is not None
+        and (latent.rank % kind.per_word or latent.key_dim % kind.per_word)
+    ):
         raise CompileError(
-            f"kv-dtype is {kv_dtype}, in which latent vectors cannot be kept yet: give --kv-dtype bf16, f16 or f32"
+            f"kv-dtype is {kv_dtype}, of which {kind.per_word} numbers are a word, but latent vectors have "
+            f"{latent.rank} elements and keys {latent.key_dim}: give --kv-dtype bf16, f16 or f32"
         )
     kv_scales, values = _kv_scales(config, source, model, kv_dtype)
     cut_by = None
@@ -317,8 +323,13 @@ def _kv_scales(
                 f"{config.kv_scales} has scales of a KV cache of {FILE_KV_DTYPE}, but this one is {kv_dtype}: give "
                 f"--kv-dtype {FILE_KV_DTYPE}"
             )
+        if model.latent is not None:
+            raise CompileError(
+                f"{config.kv_scales} has scales of keys and values, but {model.model_type} has latent vectors, whose "
+                "scales are found as they are written: leave it out"
+            )
         return "file", read_kv_scales(config.kv_scales, model.num_layers, model.model_type)
-    if KV_DTYPES[kv_dtype].largest is None or not source.is_quantized:
+    if KV_DTYPES[kv_dtype].largest is None or not source.is_quantized or model.latent is not None:
         return None, ()
     stated = source.checkpoint().kv_scales(kv_dtype, model.num_layers, model.num_kv_heads)
     return None if stated is None else "checkpoint", ()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.config import CompileConfig
 from llmc.compiler.dry_run import describable, dry_run
 from llmc.compiler.resolve import resolve
 from llmc.models.eager import load_model
@@ -23,6 +23,7 @@ from support.engine_driver import assert_greedy, drive, greedy, random_ids
 from support.families import CASES
 from support.new_family import targets_here
 from support.paged_reference import PagedRunner
+from support.parity import reference_logits
 from support.paths import SHARED
 from support.quantized_checkpoints import make_blocks_model
 from support.tiny_models import make_tiny_model
@@ -59,6 +60,21 @@ def test_greedy_ids_are_those_of_transformers(case: str, target: str, tmp_path: 
         assert_greedy(model, prompt, output.ids)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8_e4m3", marks=pytest.mark.exhaustive)])
+def test_keys_of_one_byte(kv_dtype: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Kernels of a CPU and the plain ones come as close to transformers as numbers of so many bits allow."""
+    model = tiny("deepseek_v2-lite", tmp_path / "model")
+    tokens = random_tokens(90)
+    expected = reference_logits(model, tokens)
+    for target in (targets_here()[0], "reference"):
+        artifact = compile_tiny(
+            model, tmp_path / target, kernel_cache, buckets="prefill=1x32,decode=[1,4]x64", dtype="f32", target=target,
+            kv_dtype=kv_dtype,
+        )  # fmt: skip
+        check_every_bucket(artifact, tokens, expected, bound={"int8": 0.02, "fp8_e4m3": 0.07}[kv_dtype])
+        artifact.close()
+
+
 def test_the_cache_has_one_key_a_token(tmp_path: Path) -> None:
     model = tiny("deepseek_v2", tmp_path / "model")
     for target in targets_here():
@@ -70,8 +86,9 @@ def test_the_cache_has_one_key_a_token(tmp_path: Path) -> None:
         assert record.key_block_bytes == 32 * 2 * (latent.rank + latent.rotated_dim)
         assert record.value_block_bytes == 0
         assert record.kv_widths() == (latent.key_dim, 0)
-        with pytest.raises(CompileError, match="kv-dtype is int8, in which latent vectors cannot be kept"):
-            resolve(CompileConfig(**options, kv_dtype="int8"))
+        whole = resolve(CompileConfig(**options, kv_dtype="int8")).model_record()
+        assert (whole.key_block_bytes, whole.value_block_bytes) == (32 * (latent.key_dim + 4), 0)
+        assert whole.kv_widths() == (latent.key_dim, 0)
 
 
 def test_head_matrices_keep_their_dtype(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from llmc.compiler.targets.cpu.kernels.attention_split import partial_floats
 from llmc.compiler.targets.cpu.target import Target
 
 from support.kernel_harness import run
-from support.kv_pools import pair_rows
+from support.kv_pools import key_pool, stands_for
 from support.paged_attention import NUMPY, random
 
 Array = NDArray[Any]
@@ -27,16 +27,17 @@ class LatentCache:
         self.stride = max(needed) + 1
         order = np.random.default_rng(1).permutation(np.arange(1, sum(needed) + 1))
         self.tables = np.zeros((len(lengths), self.stride), np.int32)
-        self.pool = np.full((sum(needed) + 1, 1, rank + rotated, block), np.nan, NUMPY[kv])
+        stored = NUMPY.get(kv, np.dtype(np.float32))
+        self.pool = np.full((sum(needed) + 1, 1, rank + rotated, block), np.nan, stored)
         self.keys, self.queries, self.queries_rotated = [], [], []
         used = 0
         for s, n in enumerate(lengths):
             self.tables[s, : needed[s]] = order[used : used + needed[s]]
             used += needed[s]
-            key = random(n, rank + rotated, seed=10 + s).astype(NUMPY[kv])
+            key = random(n, rank + rotated, seed=10 + s).astype(stored)
             for t in range(n):
                 self.pool[self.tables[s, t // block], 0, :, t % block] = key[t]
-            self.keys.append(key.astype(np.float64))
+            self.keys.append(stands_for(key, kv))
             self.queries.append(random(n, heads * rank, seed=30 + s))
             self.queries_rotated.append(random(n, heads * rotated, seed=40 + s))
 
@@ -72,7 +73,7 @@ class LatentCache:
         """Chunks are (sequence, first token, end) and make up one step. segments: of a graph that splits contexts."""
         rows = sum(end - start for _, start, end in chunks)
         scalars = {0: rows, 1: len(chunks), 3: self.stride, 5: max(1, tasks // 2)}
-        pool = self.pool if self.kv == "f32" else pair_rows(self.pool).view(np.int32)
+        pool = self.pool if self.kv == "f32" else key_pool(self.pool, self.kv).view(np.int32)
         arrays = {
             "q": np.concatenate([self.queries[s][a:e] for s, a, e in chunks]),
             "q_rotated": np.concatenate([self.queries_rotated[s][a:e] for s, a, e in chunks]),

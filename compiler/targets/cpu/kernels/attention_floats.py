@@ -1,4 +1,4 @@
-"""Attention with float keys and values of 32, 16 or 8 bits: chains of float32 multiply-adds.
+"""Attention to keys and values that become float32, of 32, 16 or 8 bits: chains of multiply-adds.
 
 For bf16 on a target with the bf16 dot product, queries and weights are rounded to bf16, and a chain takes two elements
 a step. 8-bit floats have scales: a score is multiplied by its key's scale, a weight by its value's.
@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_walk import Attention
-from llmc.compiler.targets.cpu.kernels.ir import bf16, fp8, kv_numbers
+from llmc.compiler.targets.cpu.kernels.ir import bf16, fp8, int8, kv_numbers
 from llmc.compiler.targets.cpu.target import Target
 
 _PARTS = {
@@ -19,9 +19,10 @@ _PARTS = {
     "f16": ("f16_low", "f16_high"),
     "fp8_e4m3": tuple(f"e4m3_{place}" for place in range(4)),
     "fp8_e5m2": tuple(f"e5m2_{place}" for place in range(4)),
+    "int8": tuple(f"byte_{place}" for place in range(4)),
 }
 """Helpers that convert the elements of a word to float32."""
-_GAINS = {"fp8_e4m3": 2.0**8}
+_GAINS = {"fp8_e4m3": 2.0**8, "int8": 2.0**-24}
 """Factors that those helpers leave out."""
 
 
@@ -41,6 +42,8 @@ class FloatAttention(Attention):
                 return fp8.elements()
             case "fp8_e5m2":
                 return kv_numbers.e5m2_elements()
+            case "int8":
+                return int8.bytes_to_floats()
         return bf16.dot() if self.dot else ""
 
     def allocate(self) -> None:
@@ -97,6 +100,8 @@ class FloatAttention(Attention):
         """The elements of words as float32, by position in a word."""
         if self.lanes == 1:
             return [(0, raw)]
+        if self.kv == "int8":
+            raw = [b.kept(T.call_extern("int32x16", "llmc_signed_bytes", word), "int32") for word in raw]
         found = []
         for place, part in enumerate(_PARTS[self.kv]):
             values = b.Vectors(len(raw))

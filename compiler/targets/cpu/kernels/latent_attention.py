@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.attention_floats import FloatAttention
 from llmc.compiler.targets.cpu.kernels.ir import lane_sums, vector
@@ -62,8 +62,6 @@ class LatentAttention(FloatAttention):
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         p = spec.as_dict()
         super().__init__(_walk_spec(spec, 8 if target.lanes == 16 else 6), target)
-        if self.pools.largest is not None:
-            raise KernelSpecError(f"latent_attention: a KV cache of {self.kv} has no kernel")
         self.key_dim = int(p["head_dim"])
         self.rotated = self.key_dim - self.dim
         self.pools = KvPools(self.kv, 1, self.key_dim, self.block)
@@ -97,7 +95,7 @@ class LatentAttention(FloatAttention):
         places = [("q", source + start, start, count) for start, count in b.pieces(self.dim)]
         places += [("q_rotated", rotated + s, self.dim + s, count) for s, count in b.pieces(self.rotated)]
         for name, at, start, count in places:
-            value = b.call("mul", b.load_vector(self.k[name], at, count), b.splat(self.scale))
+            value = b.call("mul", b.load_vector(self.k[name], at, count), b.splat(self.scale * self.gain))
             to = row * self.query_words + start // b.lanes_of(self.query)
             # The rotated part begins where the latent part ends, possibly within a vector.
             b.store_vector(self.queries, value, to, count, self.query)
@@ -110,8 +108,17 @@ class LatentAttention(FloatAttention):
             weight = b.Vectors(1)
             weight[0] = b.call("exp2", b.call("sub", self.scores[place], cells[0]))
             cells[1] = b.call("add", cells[1], weight[0])
+            if self.scaled:
+                weight[0] = b.call("mul", weight[0], b.call("mul", self.value_scales[v], b.splat(self.gain)))
             self.scores[place] = weight[0]
         return cells[1]
+
+    def read_value_scales(self, key0: b.Expr, vector0: b.Expr, vector1: b.Expr) -> None:
+        """Those of keys, which values are a part of."""
+        with T.serial(vector0, vector1) as v:
+            base, within = self.key_place(b.let(key0 + v * b.WIDTH))
+            at = base + self.pools.key_scales + within
+            self.value_scales[v] = b.call("load_f32", b.at(self.k["k_pool"], at), b.WIDTH)
 
     def weigh_all(
         self,
@@ -161,18 +168,25 @@ class LatentAttention(FloatAttention):
         for i in range(rows * _STEP):
             acc[i] = b.splat(0.0)
 
+        def visible(value: b.Expr, v: b.Expr, i: int) -> b.Expr:
+            """0 in the lanes of keys that row i does not see."""
+            first, bound = self.first[row0 + row + i], self.last[row0 + row + i]
+            return b.call("in_range", value, b.splat(0.0), key0 + v * b.WIDTH, first, bound)
+
         def add(v: b.Expr, *, seen: bool) -> None:
             at = b.let(self.bases[v] + T.truncdiv(element, self.lanes) * self.block)
+            weights = [self.scores[v + (row + i) * self.key_blocks] for i in range(rows)]
+            if self.scaled and not seen:
+                # What is no number is told by its scale, which the weight was multiplied by.
+                weights = [b.kept(visible(weight, v, i)) for i, weight in enumerate(weights)]
             for word in range(count // self.lanes):
                 raw = self.k["k_pool"][T.ramp(at + word * self.block, 1, b.WIDTH)]
                 for place, (value,) in self.floats([raw]):
                     for i in range(rows):
-                        taken, index = value, i * _STEP + word * self.lanes + place
-                        if not seen:
-                            first, bound = self.first[row0 + row + i], self.last[row0 + row + i]
-                            key = key0 + v * b.WIDTH
-                            taken = b.call("in_range", value, b.splat(0.0), key, first, bound)
-                        acc[index] = b.call("fma", self.scores[v + (row + i) * self.key_blocks], taken, acc[index])
+                        weight, taken, index = weights[i], value, i * _STEP + word * self.lanes + place
+                        if not seen and not self.scaled:
+                            taken = visible(value, v, i)
+                        acc[index] = b.call("fma", weight, taken, acc[index])
 
         with T.serial(whole) as v:
             add(v, seen=True)

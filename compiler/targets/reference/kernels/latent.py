@@ -98,18 +98,20 @@ def latent_attention(spec: KernelSpec) -> tirx.PrimFunc:
             table, last = let(k.raw("token_seq", token) * stride), let(k.raw("positions", token))
             totals = Array(rank)
 
-            def key_at(position: Expr) -> Expr:
+            def key_at(position: Expr) -> tuple[Expr, Expr]:
+                """Where a key begins, and what its numbers are multiplied by."""
                 kv_block = let(k.raw("block_tables", table + T.truncdiv(position, block)))
-                return keys.row(kv_block, T.int32(0), let(T.truncmod(position, block)))
+                place = kv_block, T.int32(0), let(T.truncmod(position, block))
+                return keys.row(*place), keys.scale(k, *place)
 
             def score(position: Expr) -> Expr:
-                key, total = key_at(position), Cell(T.float32(0.0))
+                (key, factor), total = key_at(position), Cell(T.float32(0.0))
                 with T.serial(rank) as i:
                     total.set(total.get() + k.raw("q", unit * rank + i) * keys.number(k, key + i))
                 with T.serial(rotated) as i:
                     product = k.raw("q_rotated", unit * rotated + i) * keys.number(k, key + rank + i)
                     total.set(total.get() + product)
-                return let(total.get() * T.float32(float(p["scale"])), "float32")
+                return let(total.get() * factor * T.float32(float(p["scale"])), "float32")
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(let(last + 1)) as position:
@@ -119,9 +121,10 @@ def latent_attention(spec: KernelSpec) -> tirx.PrimFunc:
             with T.serial(let(last + 1)) as position:
                 weight = let(exp(score(position) - most.get()), "float32")
                 weights.set(weights.get() + weight)
-                value = key_at(position)
+                value, factor = key_at(position)
+                share = let(weight * factor, "float32")
                 with T.serial(rank) as i:
-                    totals[i] = totals[i] + weight * keys.number(k, value + i)
+                    totals[i] = totals[i] + share * keys.number(k, value + i)
             with T.serial(rank) as i:
                 k.store("out", totals[i] / weights.get(), unit * rank + i)
     return k.function()

@@ -43,7 +43,16 @@ def tolerance(target: Target, kv: str) -> Any:
 @on_cpus
 @pytest.mark.parametrize(
     ("heads", "rank", "rotated", "kv"),
-    [(16, 32, 8, "bf16"), (5, 34, 6, "f32"), rare(6, 20, 8, "f16"), rare(5, 34, 6, "bf16"), rare(16, 32, 8, "f32")],
+    [
+        (16, 32, 8, "bf16"),
+        (5, 34, 6, "f32"),
+        (5, 20, 8, "int8"),
+        (6, 32, 4, "fp8_e4m3"),
+        rare(5, 20, 8, "fp8_e5m2"),
+        rare(6, 20, 8, "f16"),
+        rare(5, 34, 6, "bf16"),
+        rare(16, 32, 8, "f32"),
+    ],
 )
 def test_attention(target: Target, heads: int, rank: int, rotated: int, kv: str) -> None:
     cache = LatentCache(LENGTHS, heads, rank, rotated, 16, kv)
@@ -58,9 +67,9 @@ def test_contexts_in_segments(target: Target, heads: int, block: int, kv: str) -
 
 
 @on_cpus
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_token_spoils_those_that_see_it(target: Target, bad: float) -> None:
-    cache = LatentCache([530, 33], 4, 24, 8, 16, "f32")
+@pytest.mark.parametrize(("bad", "kv"), [(np.nan, "f32"), (np.inf, "f32"), (np.nan, "int8")])
+def test_a_bad_token_spoils_those_that_see_it(target: Target, bad: float, kv: str) -> None:
+    cache = LatentCache([530, 33], 4, 24, 8, 16, kv)
     chunks = [(0, 488, 530), (1, 20, 33)]
     clean = cache.attend(target, cache.params(), chunks, target.row_tile, 2)
     for position in (495, 501):
@@ -74,9 +83,9 @@ def test_a_bad_token_spoils_those_that_see_it(target: Target, bad: float) -> Non
         assert not np.isfinite(found[sees]).any()
 
 
-def test_numbers_with_scales_have_no_kernel() -> None:
-    params = {**LatentCache([1], 4, 24, 8, 16, "f32").params(), "kv_dtype": "fp8_e4m3", "segments": 0}
-    with pytest.raises(KernelSpecError, match="a KV cache of fp8_e4m3 has no kernel"):
+def test_latent_vectors_are_whole_words() -> None:
+    params = {**LatentCache([1], 4, 22, 6, 16, "f32").params(), "kv_dtype": "fp8_e4m3", "segments": 0}
+    with pytest.raises(KernelSpecError, match="multiple of 4 and blocks"):
         build_kernel(KernelSpec.of("attention", "latent_attention", **params), native_target())
 
 
