@@ -97,7 +97,8 @@ class ModelRecord:
         """Stored elements per token of a head's keys and of its values; includes padding, excludes scales."""
         rows, kv = self.num_kv_heads * self.block_size, self.kv
         keys, values = self.key_block_bytes // rows, self.value_block_bytes // rows
-        return (keys - kv.scale_bytes) // kv.item_bytes, (values - kv.scale_bytes) // kv.item_bytes
+        # Latent attention stores no values, and so no scales of them.
+        return (keys - kv.scale_bytes) // kv.item_bytes, max(values - kv.scale_bytes, 0) // kv.item_bytes
 
 
 @dataclass(frozen=True)
