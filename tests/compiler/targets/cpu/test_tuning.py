@@ -204,8 +204,8 @@ def test_schedules_that_make_the_same_code_are_no_choice(tmp_path: Path) -> None
     told = Told({})
     assert [found(one, told, tmp_path) for one in (spec, same)] == [Choice(None)] * 2
     assert [count for _, count, _ in told.calls] == [3, 3]
-    gains = Told({code_of(linear_spec(48, 64, 2, "f32"), None): 2.0})
-    assert found(linear_spec(48, 64, 2, "f32"), gains, tmp_path) == Choice(None)
+    gains = Told({code_of(linear_spec(48, 64, 2, "f16"), None): 2.0})
+    assert found(linear_spec(48, 64, 2, "f16"), gains, tmp_path) == Choice(None)
     assert gains.calls == []
 
 

@@ -155,17 +155,31 @@ class GroupsOfPanels:
         def row_tile(t: b.Expr, walk: Walk, fetch: Fetch) -> None:
             self.tiles.row_tile(tile0 + t, t, [unit], part, [place], walk, kb, fetch, length)
 
-        with T.If(here <= FEW_TILES):
-            with T.Then():
-                row_tile(0, self.plan.few, self.fetches.all_lines(ahead, length))
-                with T.serial(1, here) as t:
-                    row_tile(t, self.plan.few, Fetch())
-            with T.Else():
-                if self.walk.unpacked:
+        def row_tiles(places: int) -> None:
+            """All of them; places: at which each fetches with a line."""
+            share = b.let(T.truncdiv(length * p.vectors + (here - 1), here))
+            with T.serial(here) as t:
+                start = b.let(ahead + t * share * b.WIDTH)
+                row_tile(t, self.walk, self.fetches.share_of_lines(start, share, places))
+
+        if self.walk.unpacked:
+            with T.If(here <= FEW_TILES):
+                with T.Then():
+                    row_tile(0, self.plan.few, self.fetches.all_lines(ahead, length))
+                    with T.serial(1, here) as t:
+                        row_tile(t, self.plan.few, Fetch())
+                with T.Else():
                     reader.unpack(self.tiles.wide, 0, b.let(p.panel(part, unit) * p.lines + line0), length)
-                lines = b.let(T.truncdiv(length * p.vectors + (here - 1), here))
-                with T.serial(here) as t:
-                    row_tile(t, self.walk, self.fetches.share_of_lines(ahead, t * lines))
+                    row_tiles(1)
+        elif p.vectors > 2:
+            # A single row tile is computed by other loops.
+            with T.If(here == 2):
+                with T.Then():
+                    row_tiles(b.ceil_div(p.vectors, 2))
+                with T.Else():
+                    row_tiles(1)
+        else:
+            row_tiles(1)
 
     def _turned(self, first: b.Expr, count: b.Expr, turn: b.Expr) -> tuple[b.Expr, b.Expr, b.Expr]:
         """(panel, part, place of its sums) of a turn of the group [first, + count)."""

@@ -13,7 +13,7 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 
 _CACHE_LINE = 64
 _GROUPS_AHEAD = 3
-_ROWS_OF_STREAMS = 2  # more rows read too few panels side by side to fetch all they need from these
+_ROWS_OF_STREAMS = 2  # more rows read too few panels of numbers side by side to fetch all they need from these
 
 
 class Fetches:
@@ -25,15 +25,16 @@ class Fetches:
     # ---- few rows ---------------------------------------------------------------------------------------------------
 
     def streams(self, panels: Sequence[b.Expr]) -> Fetch:
-        """Few rows fetch what comes a while after a line of each panel. More rows read fewer panels, and fetch as much
-        of the panels behind them, at as many places as a line has vectors: few streams are slow."""
+        """Few rows fetch what comes a while after a line of each panel. So do more rows of floats, further ahead. Of
+        numbers these fetch as much of the panels behind those they read, at as many places as a line has vectors: few
+        streams are slow."""
         p, reader = self.p, self.reader
         apart = b.ceil_div(reader.panel_words * p.vectors, reader.line_vectors)
 
         def fetch(line: b.Expr, v: int) -> None:
             panel, of_panel = panels[v // p.vectors], v % p.vectors
             for place in range(of_panel, reader.line_vectors, p.vectors):
-                if p.tile <= _ROWS_OF_STREAMS:
+                if not p.quantized or p.tile <= _ROWS_OF_STREAMS:
                     at = reader.share(panel, line) + (place * b.WIDTH + self.ahead)
                     if p.fixed:
                         # Behind the panel's end comes what is read side by side already, and then what is not.
@@ -95,9 +96,16 @@ class Fetches:
 
         return Fetch(before_line=fetch)
 
-    def share_of_lines(self, ahead: b.Expr, first: b.Expr) -> Fetch:
-        """Every row tile of floats fetches its share of lines (and, harmlessly, the start of the next one's)."""
-        return Fetch(before_line=lambda line: self.reader.fetch(ahead + (first + line) * b.WIDTH))
+    def share_of_lines(self, start: b.Expr, share: b.Expr, places: int) -> Fetch:
+        """Every row tile of floats fetches its share of vectors from `start` on, at `places` of it with each line,
+        and, harmlessly, the beginning of the next one's."""
+        apart = b.let(T.truncdiv(share + (places - 1), places)) if places > 1 else 0
+
+        def fetch(line: b.Expr) -> None:
+            for place in range(places):
+                self.reader.fetch(start + (place * apart + line) * b.WIDTH)
+
+        return Fetch(before_line=fetch)
 
     def share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr, turn_lines: int) -> Fetch:
         """Each of `tiles` tiles fetches its share of the block at `ahead`, at several places of it, and what it is

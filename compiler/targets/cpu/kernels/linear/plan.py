@@ -106,8 +106,8 @@ def operands(p: Problem) -> tuple[Reader, MicroKernel]:
 _ROW_CHUNK = 128  # rows that share one pass over the panels
 _K_BLOCK, _WIDE_K_BLOCK = 128, 64  # words of K in one pass: with 48 columns 24 KiB, half of L1
 _GROUP = 4  # panels whose partial sums stay in cache while K is walked
-_FLOAT_STREAMS = 8  # panels of one row at once: a core reads memory faster from several places
-_FLOAT_AHEAD = 1536  # between what one row reads of a stream and what is fetched meanwhile: over the page's end in time
+_FLOAT_STREAMS = 4  # panels of one row at once: a core reads memory faster from several places, but not from many
+_FLOAT_AHEAD = 6144  # of all streams, between what a row tile reads and what is fetched meanwhile
 # Of activations in tile registers, which are copied to the stack: what stays in L2 while panels pass.
 _COPIED_ROWS, COPIED_BYTES = 512, 512 << 10
 _BLOCK_STEPS = 8  # steps of K in one pass: with 48 columns 24 KiB of weights, half of L1
@@ -124,9 +124,11 @@ def _word_bytes(p: Problem, *, widens: bool) -> int:
 
 
 def _float_schedule(p: Problem) -> Schedule:
-    widens = _expands(p, operands(p)[1])
+    reader, micro = operands(p)
+    widens = _expands(p, micro)
     words, rows = (_WIDE_K_BLOCK, _WIDE_ROWS) if widens else (_K_BLOCK, _ROW_CHUNK)
-    return Schedule(_FLOAT_STREAMS, _FLOAT_AHEAD, words * _word_bytes(p, widens=widens), rows)
+    streams = _side_by_side(p, _FLOAT_STREAMS, reader)
+    return Schedule(streams, _FLOAT_AHEAD // streams, words * _word_bytes(p, widens=widens), rows)
 
 
 def _float(p: Problem, schedule: Schedule) -> Plan:
@@ -134,13 +136,19 @@ def _float(p: Problem, schedule: Schedule) -> Plan:
     widens = _expands(p, micro)
     lines = min(p.lines, max(1, schedule.block_bytes // _word_bytes(p, widens=widens)))
     few = Walk(lines, b.ceil_div(p.lines, lines))
+    if widens:
+        loops: tuple[tuple[int | None, Loops], ...] = ((None, Loops.GROUPS_OF_PANELS),)
+    elif p.tile < p.target.row_tile:  # there is one tile
+        loops = ((None, Loops.SIDE_BY_SIDE),)
+    else:
+        loops = ((1, Loops.SIDE_BY_SIDE), (None, Loops.GROUPS_OF_PANELS))
     return Plan(
         reader, micro, None,
         few=few,
         many=Walk(few.lines, few.count, unpacked=widens),
         chunk_tiles=max(1, schedule.chunk_rows // p.tile),
-        loops=((None, Loops.SIDE_BY_SIDE if p.tile == 1 else Loops.GROUPS_OF_PANELS),),
-        side_by_side=min(schedule.streams, p.panels),
+        loops=loops,
+        side_by_side=_side_by_side(p, schedule.streams, reader),
         ahead_bytes=schedule.ahead_bytes,
         group=(_WIDE_PANELS if widens else _GROUP) // p.parts,
         widens=widens,
@@ -218,7 +226,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         loops=tuple(loops),
         chunk_unit=min(turn, chunk_tiles) if registers else 1,
         copied_tiles=max(1, most_few if p.paired else chunk_tiles) if p.tile == p.target.row_tile else 1,
-        side_by_side=_side_by_side(p, schedule, reader),
+        side_by_side=_side_by_side(p, schedule.streams, reader),
         streams=schedule.streams,
         ahead_bytes=schedule.ahead_bytes,
         group=_WIDE_PANELS // p.parts if widens else 1,
@@ -226,12 +234,12 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     )  # fmt: skip
 
 
-def _side_by_side(p: Problem, schedule: Schedule, reader: Reader) -> int:
+def _side_by_side(p: Problem, streams: int, reader: Reader) -> int:
     """How many panels one row tile reads at once: as streams are fast, and as the registers hold sums."""
     registers = _REGISTERS[p.target.lanes]
     if p.tile == 1:
-        streams = min(schedule.streams, registers * 3 // 4 // p.vectors)
+        streams = min(streams, registers * 3 // 4 // p.vectors)
     else:
-        weights = 1 if reader.as_it_lies else 2  # as they lie in memory, and as numbers
+        weights = 1 if reader.as_it_lies or not p.quantized else 2  # as they lie in memory, and as numbers
         streams = (registers - 2) // (p.tile + weights) // p.vectors
     return max(1, min(streams, p.panels))
