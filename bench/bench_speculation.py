@@ -1,15 +1,21 @@
-"""What guesses of next tokens are worth: tokens/s of decoding with and without, on texts that repeat their prompts.
+"""What guesses of next tokens are worth: tokens/s of decoding with and without, one command for the whole table.
 
     python -m bench.bench_speculation make OUT [--reach 1023]
-    llmc compile OUT/model -o OUT/model.llmc --speculate 16 --max-num-seqs 8 --max-model-len 2048
+    llmc compile OUT/model -o OUT/model.llmc --speculate 7 --max-num-seqs 8 --max-model-len 2048
     llmc compile OUT/draft -o OUT/draft.llmc --max-num-seqs 8 --max-model-len 2048
-    python -m bench.bench_speculation run OUT/model.llmc --texts DIR --tokenizer DIR [--draft OUT/draft.llmc]
+    llmc compile OUT/draft -o OUT/draft-w4a16.llmc --quant w4a16 --max-num-seqs 8 --max-model-len 2048
+    python -m bench.bench_speculation run OUT/model.llmc --texts DIR --tokenizer DIR \\
+        --draft OUT/draft.llmc OUT/draft-w4a16.llmc --json bench/results/speculation.json
 
-`make` writes models of Qwen2.5-0.5B's shape that say what the beginning of their prompt hides (bench/script_model.py):
-so a random model answers as a trained one might. DIR of --texts has folders humaneval, wikitext-2-raw and gsm8k
-(bench/repeating_texts.py). Engines with and without guesses run the same prompts one after the other; steps with
-prefill are left out. The clock is the thread's CPU time with one thread, which leaves out what other programs take.
-Outputs are compared: they must be the script, token by token.
+`make` writes models of Qwen2.5-0.5B's shape, and of one with a quarter of its layers' weights. They say what the
+beginning of their prompt hides (bench/script_model.py): so a random model answers as a trained one might. A draft is
+wrong about the share --wrong of all tokens, whatever it is made of. DIR of --texts has folders humaneval,
+wikitext-2-raw and gsm8k (bench/repeating_texts.py).
+
+One engine decodes without guesses, one with those of the prompt, one with those of each draft. They take turns, text by
+text. The best turn of each counts, but for the first one, in which costs are learnt. Steps with prefill are left out.
+What a draft takes to read a prompt is not, since it reads beside decoding. The clock is the thread's CPU time with one
+thread, which leaves out what other programs take. Outputs are compared: they must be the script, token by token.
 """
 
 from __future__ import annotations
@@ -17,7 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,25 +34,55 @@ from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.drafts import opened_draft
 from llmc.runtime.speculation import parse_speculation
 
+LOOKUP_KINDS, DRAFT_KINDS = ("edit", "summary", "answer"), ("article",)
+"""Texts that guesses of the prompt are for, and such as leave a draft enough tokens behind the prompt that it reads."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One turn of an engine over some texts: decode steps, their tokens and seconds, guesses checked and right."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    drafted: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one kind of text and number of sequences. tokens/s of decode steps; guesses that were checked and right."""
+    """Of one kind of text, number of sequences and way to guess: tokens/s of decode steps without guesses and with.
+
+    Both of the best turns; steps, tokens and guesses are those of the latter."""
 
     kind: str
     sequences: int
+    guesses: str
     plain: float
     guessing: float
+    gain: float
     steps: int
     tokens: int
     drafted: int
     accepted: int
 
+    @classmethod
+    def of(cls, kind: str, sequences: int, guesses: str, plain: Run, guessing: Run) -> Measured:
+        gain = guessing.rate / plain.rate
+        counts = (guessing.steps, guessing.tokens, guessing.drafted, guessing.accepted)
+        return cls(kind, sequences, guesses, plain.rate, guessing.rate, gain, *counts)
+
     def line(self) -> str:
         right = f"{self.accepted} of {self.drafted} guesses right" if self.drafted else "no guess"
         return (
-            f"{self.kind:<8} {self.sequences} sequences: {self.plain:7.1f} → {self.guessing:7.1f} tokens/s, "
-            f"{self.guessing / self.plain:.2f} ×; {self.tokens / max(self.steps, 1):.2f} tokens a step, {right}"
+            f"{self.kind:<8} {self.sequences} sequences, {self.guesses:<16} "
+            f"{self.plain:6.1f} → {self.guessing:6.1f} tokens/s, {self.gain:.2f} ×; "
+            f"{self.tokens / max(self.steps, 1):.2f} tokens a step, {right}"
         )
 
 
@@ -58,14 +95,14 @@ def main() -> int:
     run.add_argument("artifact", type=Path)
     run.add_argument("--texts", type=Path, required=True)
     run.add_argument("--tokenizer", type=Path, required=True, help="folder of a tokenizer")
-    run.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS[:3]))
+    run.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     run.add_argument("--sequences", nargs="+", type=int, default=[1, 8])
-    run.add_argument("--speculate", help="as of llmc run; default: ngram, or draft with --draft")
-    run.add_argument("--draft", type=Path, help="artifact of OUT/draft")
-    run.add_argument("--wrong", type=float, default=0.3, help="share of tokens that the draft knows wrongly")
+    run.add_argument("--most", type=int, default=400, help="tokens of an answer; longer ones are cut")
+    run.add_argument("--draft", type=Path, nargs="*", default=[], help="artifacts of OUT/draft")
+    run.add_argument("--wrong", type=float, default=0.3, help="share of tokens that a draft knows wrongly")
     run.add_argument("--threads", type=int, default=1)
-    run.add_argument("--turns", type=int, default=1)
-    run.add_argument("--json", action="store_true")
+    run.add_argument("--turns", type=int, default=3)
+    run.add_argument("--json", type=Path, help="file for the results")
     for command in (make, run):
         command.add_argument("--reach", type=int, default=1023, help="tokens of a prompt, less one")
     given = parser.parse_args()
@@ -73,34 +110,51 @@ def main() -> int:
         write("qwen2.5-0.5b", given.output / "model", given.reach)
         write("quarter", given.output / "draft", given.reach, draft=True)
         return 0
-    found = [one for kind in given.kinds for n in given.sequences for one in [measure(given, kind, n)]]
-    print(json.dumps([asdict(one) for one in found], indent=1) if given.json else "\n".join(map(Measured.line, found)))
+    found = [one for sequences in given.sequences for one in measure(given, sequences)]
+    if given.json is not None:
+        told = {"artifact": given.artifact.name, "threads": given.threads, "wrong": given.wrong, "turns": given.turns}
+        given.json.write_text(json.dumps({**told, "measured": [asdict(one) for one in found]}, indent=1) + "\n")
     return 0
 
 
-def measure(given: argparse.Namespace, kind: str, sequences: int) -> Measured:
-    """The best of some turns of both engines. Raises RuntimeError when an output is not the script."""
-    texts = pairs(kind, given.texts, given.tokenizer, sequences, given.reach - 64)
-    guessing = parse_speculation(given.speculate or ("ngram" if given.draft is None else None), given.draft)
-    best = {"off": 0.0, "on": 0.0}
-    with Artifact(given.artifact) as artifact, opened_draft(guessing.draft, given.artifact) as draft:
-        for which in best:
-            options = {} if which == "off" else {**guessing.engine_options(), "draft": draft}
-            with Engine(
-                artifact, num_threads=given.threads, max_num_seqs=sequences, weight_memory="copied", **options
-            ) as engine:
-                for _ in range(given.turns):
-                    tokens, seconds = decode(engine, artifact.info.vocab_size // 3, texts, given)
-                    best[which] = max(best[which], tokens / seconds)
-                stats = engine.stats
-    return Measured(
-        kind, sequences, best["off"], best["on"], stats.num_decode_steps // given.turns, tokens,
-        stats.drafted_tokens // given.turns, stats.accepted_tokens // given.turns,
-    )  # fmt: skip
+def measure(given: argparse.Namespace, sequences: int) -> Iterator[Measured]:
+    """Every kind of text by every way that suits it; prints as it goes. Raises RuntimeError when an output is not the
+    script."""
+    with ExitStack() as stack:
+        artifact = stack.enter_context(Artifact(given.artifact))
+        engines: dict[str, Engine] = {}
+        for name, path in (("", None), ("ngram", None), *((path.stem, path) for path in given.draft)):
+            guessing = parse_speculation(None if path is not None else name or "off", path)
+            draft = stack.enter_context(opened_draft(guessing.draft, given.artifact))
+            engines[name] = stack.enter_context(
+                Engine(
+                    artifact, num_threads=given.threads, max_num_seqs=sequences, weight_memory="copied",
+                    draft=draft, **guessing.engine_options(),
+                )
+            )  # fmt: skip
+            if draft is not None:
+                engines[name].warm_draft()
+        for kind in given.kinds:
+            ways = [
+                "",
+                *(name for name in engines if name and kind in (LOOKUP_KINDS if name == "ngram" else DRAFT_KINDS)),
+            ]
+            found = pairs(kind, given.texts, given.tokenizer, sequences, given.reach - 64)
+            texts = [(prompt, answer[: given.most]) for prompt, answer in found]
+            best: dict[str, Run] = {}
+            for turn in range(given.turns):
+                for way in ways:
+                    run = decode(engines[way], artifact.info.vocab_size // 3, texts, given)
+                    if turn <= 1 or run.rate > best[way].rate:
+                        best[way] = run
+            for way in ways[1:]:
+                measured = Measured.of(kind, sequences, way, best[""], best[way])
+                print(measured.line(), flush=True)
+                yield measured
 
 
-def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Namespace) -> tuple[int, float]:
-    """Tokens and seconds of steps without prefill."""
+def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Namespace) -> Run:
+    """Steps without prefill."""
     clock = time.thread_time if given.threads == 1 else time.perf_counter
     scripts = {}
     for number, (text, script) in enumerate(texts):
@@ -108,7 +162,7 @@ def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Na
         params = SamplingParams(temperature=0.0, max_tokens=len(script), ignore_eos=True)
         scripts[engine.submit(prompt, params)] = script
     said: dict[int, list[int]] = {request: [] for request in scripts}
-    tokens, seconds, ended = 0, 0.0, 0
+    tokens, seconds, ended, before = 0, 0.0, 0, engine.stats
     while ended < len(scripts):
         prefills, start = engine.stats.num_prefill_steps, clock()
         engine.step()
@@ -124,7 +178,10 @@ def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Na
     for request, script in scripts.items():
         if said[request] != script:
             raise RuntimeError("the model did not say its script: was it made with this --reach?")
-    return tokens, seconds
+    after = engine.stats
+    steps = after.num_decode_steps - before.num_decode_steps
+    drafted, accepted = (getattr(after, n) - getattr(before, n) for n in ("drafted_tokens", "accepted_tokens"))
+    return Run(steps, tokens, seconds, drafted, accepted)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ Status Engine::WarmDraft(uint64_t* ns) {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   LLMC_RETURN_IF_ERROR(Land());
   const uint64_t begin = MonotonicNs();
-  LLMC_RETURN_IF_ERROR(speculator_.draft()->Warm());
+  LLMC_RETURN_IF_ERROR(speculator_.WarmDraft());
   if (ns != nullptr) *ns = MonotonicNs() - begin;
   return Status::Ok();
 }

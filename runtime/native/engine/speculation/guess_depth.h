@@ -30,6 +30,10 @@ class GuessDepth {
   // step, while `left` tokens of it are to come: what its guesses promise is twice what reading takes.
   bool PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens, uint32_t left) const;
   void Read(uint32_t tokens, uint64_t ns);
+  // What a guess of a draft takes, before it has made any while serving.
+  void ExpectDraft(uint64_t ns) {
+    if (draft_ns_ == 0) draft_ns_ = static_cast<double>(ns);
+  }
   // A draft made so many guesses of each sequence, one behind the other, for the next step that is told of.
   void Drafted(uint32_t levels, uint64_t ns);
   // A decode step with so many guesses took `ns`, without making them, and gave so many tokens.
@@ -47,7 +51,7 @@ class GuessDepth {
     double odds;
     uint32_t choice, level;
   };
-  // Before a draft was seen at work: of a level, as a share of a step, and of a token that is read, as one of a level.
+  // Before a draft was seen at work, by the warm-up or while serving: of a level, as a share of a step, and of a token that is read, as one of a level.
   static constexpr double kDraftShare = 0.25, kReadShare = 0.1;
   void SortGains(std::vector<GuessChoice>* choices);
   double DraftShare(uint32_t seqs) const { return draft_ns_ > 0 ? draft_ns_ / costs_.Plain(seqs) : kDraftShare; }

@@ -146,6 +146,13 @@ void Speculator::ChooseAll(uint32_t room) {
   }
 }
 
+Status Speculator::WarmDraft() {
+  uint64_t ns = 0;
+  LLMC_RETURN_IF_ERROR(draft_->Warm(&ns));
+  depth_.ExpectDraft(ns);
+  return Status::Ok();
+}
+
 Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   proposals_.clear();
   draft_ns_ = 0;

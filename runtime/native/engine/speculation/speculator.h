@@ -24,6 +24,8 @@ class Speculator {
   DraftModel* draft() const { return draft_.get(); }
   // What the draft has taken of all steps.
   uint64_t total_draft_ns() const { return total_draft_ns_; }
+  // Makes the draft warm, and learns what its guesses take. There must be one.
+  Status WarmDraft();
   // Adds guesses to the decodes of a step where they are expected to pay; from here on their sequences end in them. An error:
   // the draft's device failed.
   Status Plan(Scheduler* scheduler, StepPlan* plan);

@@ -101,6 +101,15 @@ void Reading() {
   CHECK(depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));
   depth.Drafted(2, 2 * 3000000);  // three steps a guess
   CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 1, 10000));
+  // One of which the warm-up said that it is quick, and that was not seen at work.
+  GuessDepth told;
+  told.Took(1, 100, 0, 1, 1000000);
+  CHECK(!told.PaysToRead(1, 100, 0.6, 8, 1000, 100));
+  told.ExpectDraft(50000);
+  CHECK(told.PaysToRead(1, 100, 0.6, 8, 1000, 100));
+  told.Drafted(1, 3000000);
+  told.ExpectDraft(50000);
+  CHECK(!told.PaysToRead(1, 100, 0.6, 8, 1000, 100));
 }
 
 // Making guesses takes time, too: where a draft is slow there are none.
