@@ -6,6 +6,7 @@ An engine steps without a pause on one thread while another one takes over graph
 and off, as a server that re-plans does. What a step waits for is the time that a call of it takes, less what the engine
 itself counts for the step: waiting for the engine's lock, and what calling costs. The same is measured while nobody
 disturbs, in turn; on a machine with other work, compare both. A walk is also told as the CPU time of its thread.
+Threads hand over the interpreter as often as those of the server do: by Python's default a step may wait 5 ms for that.
 
 Exit code 0: no step waited longer than --limit-ms (5) more than the longest wait of a quiet engine; 1: one did.
 """
@@ -28,6 +29,7 @@ from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.joining import take_graphs
+from llmc.runtime.server.run import SWITCH_INTERVAL_S
 from llmc.runtime.warm_up.measuring import light_load
 
 SETTLE_S, QUIET_S, SWITCHES = 0.2, 2.0, 20
@@ -144,6 +146,7 @@ def main() -> int:
     parser.add_argument("--cache-dir", type=Path, help="graph cache; default: that of llmc compile")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with tempfile.TemporaryDirectory(dir=given.artifact.resolve().parent) as folder:
         grown = add_buckets(given.artifact, given.bucket, Path(folder) / "grown", cache_dir=given.cache_dir)
         found = report(measure(given.artifact, grown.artifact, given.rounds, given.threads))

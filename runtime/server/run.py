@@ -27,7 +27,7 @@ from .process import BACKLOG, OnStopping, ServerProcess
 
 log = logging.getLogger("llmc.server")
 # Between two steps the engine's thread needs the interpreter's lock; by default Python lets others keep it for 5 ms.
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 _MAX_FILES = 65536
 
 
@@ -139,7 +139,7 @@ def serve(
         if on_ready is not None:
             server.on_ready.append(lambda: on_ready(url))
         server.on_started.append(lambda: _yield_to_engine(config.nice))
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         raise_file_limit()
         process = ServerProcess(app, server, config, tls, on_stopping or (lambda _: None))
         server.on_failure.append(process.stop)

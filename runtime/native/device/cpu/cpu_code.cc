@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstring>
@@ -105,6 +106,7 @@ Status CpuCode::Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* o
     code->libraries_.push_back(library);
   }
   code->functions_.reserve(artifact.kernels().size());
+  code->ranges_.resize(code->libraries_.size());
   for (const KernelRecord& kernel : artifact.kernels()) {
     const char* symbol = artifact.symbol(kernel);
     if (LaunchOf(kernel).weight_parts > kMaxWeightParts) {
@@ -118,9 +120,22 @@ Status CpuCode::Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* o
                               std::string("it has no kernel '") + symbol + "'");
     }
     code->functions_.push_back(function);
+    Range& range = code->ranges_[kernel.code];
+    const char* address = static_cast<const char*>(function);
+    range.first = range.first == nullptr ? address : std::min(range.first, address);
+    range.last = std::max(range.last, address);
   }
   *out = std::move(code);
   return Status::Ok();
+}
+
+void CpuCode::Touch() const {
+  constexpr std::ptrdiff_t kPageBytes = 4096;
+  for (const Range& range : ranges_) {
+    const volatile char* byte = range.first;
+    for (; range.last - byte > kPageBytes; byte += kPageBytes) static_cast<void>(*byte);
+    if (range.last != nullptr) static_cast<void>(*static_cast<const volatile char*>(range.last));
+  }
 }
 
 }  // namespace llmc

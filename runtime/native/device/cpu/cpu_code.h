@@ -26,8 +26,14 @@ class CpuCode {
   static Status Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* out);
 
   void* function(uint32_t kernel) const { return functions_[kernel]; }
+  // Reads a byte of each page from the first kernel to the last one, so that nobody waits for the file when calling them.
+  void Touch() const;
 
  private:
+  struct Range {
+    const char *first = nullptr, *last = nullptr;
+  };
+  std::vector<Range> ranges_;  // [library] of its kernels
   std::vector<void*> libraries_, functions_;
 };
 

@@ -44,10 +44,15 @@ class CpuNewGraphs final : public NewGraphs {
     LLMC_RETURN_IF_ERROR(
         CpuProgram::Make(std::move(artifact_), std::move(code), memory_, num_threads_, &arena_, &program_));
     artifact_ = nullptr;
+    // No step should wait for what steps have had before, nor for the new graphs.
+    program_.TouchOwn();
     if (program_.arena().pages == arena_.pages) return Status::Ok();
     program_.PlaceArena(&spread_);
-    // No step should wait for memory of the system that it has had before.
-    program_.TouchArenaBytes(arena_.touched_bytes);
+    uint64_t bytes = arena_.touched_bytes;
+    const std::vector<GraphRecord>& graphs = program_.artifact().graphs();
+    for (std::size_t g = older_->graphs().size(); g < graphs.size(); ++g)
+      bytes = std::max(bytes, graphs[g].arena_bytes);
+    program_.TouchArenaBytes(bytes);
     return Status::Ok();
   }
 

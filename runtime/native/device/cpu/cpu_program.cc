@@ -165,4 +165,9 @@ void CpuProgram::TouchArenaBytes(uint64_t bytes) {
   arena_.touched_bytes = std::max(arena_.touched_bytes, bytes);
 }
 
+void CpuProgram::TouchOwn() {
+  code_->Touch();
+  TouchPages(io_.data(), io_.data() + io_.size());
+}
+
 }  // namespace llmc

@@ -77,6 +77,9 @@ class CpuProgram {
   void TouchArena(uint32_t graph);
   // The same, of the first bytes.
   void TouchArenaBytes(uint64_t bytes);
+  // Takes from the system what a first step would wait for: code, and memory of inputs and logits. Of a program that
+  // nobody runs yet.
+  void TouchOwn();
   // Takes over how much of a shared arena was touched.
   void SetTouched(const CpuArena& arena) { arena_.touched_bytes = arena.touched_bytes; }
   // Between two replays: the weights lie elsewhere.
