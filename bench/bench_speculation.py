@@ -5,7 +5,7 @@
     llmc compile OUT/draft -o OUT/draft.llmc --max-num-seqs 8 --max-model-len 2048
     llmc compile OUT/draft -o OUT/draft-w4a16.llmc --quant w4a16 --max-num-seqs 8 --max-model-len 2048
     python -m bench.bench_speculation run OUT/model.llmc --texts DIR --tokenizer DIR \\
-        --draft OUT/draft.llmc OUT/draft-w4a16.llmc --json bench/results/speculation.json
+        --draft OUT/draft.llmc OUT/draft-w4a16.llmc --machine "one thread of …" --json bench/results/NAME.json
 
 `make` writes models of Qwen2.5-0.5B's shape, and of one with a quarter of its layers' weights. They say what the
 beginning of their prompt hides (bench/script_model.py): so a random model answers as a trained one might. A draft is
@@ -26,7 +26,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 from bench.repeating_texts import KINDS, Pair, pairs
 from bench.script_model import script_prompt, write
@@ -35,7 +37,13 @@ from llmc.runtime.drafts import opened_draft
 from llmc.runtime.speculation import parse_speculation
 
 LOOKUP_KINDS, DRAFT_KINDS = ("edit", "summary", "answer"), ("article",)
-"""Texts that guesses of the prompt are for, and such as leave a draft enough tokens behind the prompt that it reads."""
+"""Kinds of texts that guesses of the prompt are for, and such as leave a draft enough tokens behind the prompt."""
+KIND_NAMES = {
+    "edit": "a function, with a variable renamed",
+    "summary": "every second sentence of a paragraph",
+    "answer": "an answer of GSM8K to its question",
+    "article": "paragraphs that no prompt repeats",
+}
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ def main() -> int:
     run.add_argument("--wrong", type=float, default=0.3, help="share of tokens that a draft knows wrongly")
     run.add_argument("--threads", type=int, default=1)
     run.add_argument("--turns", type=int, default=3)
+    run.add_argument("--machine", default="", help="what the file says of the machine")
     run.add_argument("--json", type=Path, help="file for the results")
     for command in (make, run):
         command.add_argument("--reach", type=int, default=1023, help="tokens of a prompt, less one")
@@ -112,9 +121,35 @@ def main() -> int:
         return 0
     found = [one for sequences in given.sequences for one in measure(given, sequences)]
     if given.json is not None:
-        told = {"artifact": given.artifact.name, "threads": given.threads, "wrong": given.wrong, "turns": given.turns}
-        given.json.write_text(json.dumps({**told, "measured": [asdict(one) for one in found]}, indent=1) + "\n")
+        given.json.write_text(json.dumps(document(given, found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
+
+
+def document(given: argparse.Namespace, found: Sequence[Measured]) -> dict[str, Any]:
+    """As files of bench/results are (bench/peers/results.py): a table, and all figures beside it."""
+    rows = [
+        {
+            "name": f"{KIND_NAMES[one.kind]}, {one.guesses}",
+            "values": [
+                one.sequences,
+                round(one.gain, 2),
+                f"{one.accepted / one.drafted:.0%}" if one.drafted else "none",
+            ],
+        }
+        for one in found
+    ]
+    run = ["python -m bench.bench_speculation run", str(given.artifact), "--texts DIR --tokenizer DIR"]
+    drafts = ["--draft", *map(str, given.draft)] if given.draft else []
+    heads = ["text, guesses of", "sequences", "× tok/s of plain decoding", "guesses right"]
+    return {
+        "format": 1,
+        "title": "speculation",
+        "machine": given.machine,
+        "date": date.today().isoformat(),
+        "commands": [" ".join([*run, *drafts])],
+        "tables": {"texts": {"heads": heads, "rows": rows}},
+        "measured": [asdict(one) for one in found],
+    }
 
 
 def measure(given: argparse.Namespace, sequences: int) -> Iterator[Measured]:
