@@ -78,9 +78,9 @@ def bench_serve(
     limits = parse_goodput(options.goodput)
     extra = parse_extra(options.extra_body)
     if options.time_scale <= 0 or not math.isfinite(options.time_scale):
-        raise BenchError(f"--time-scale {options.time_scale:g} is not above 0")
+        raise BenchError(f"--time-scale {options.time_scale:g} is not above 0: 0.1 is ten times faster")
     if not options.timeout_s > 0:
-        raise BenchError(f"--timeout {options.timeout_s:g} is not above 0")
+        raise BenchError(f"--timeout {options.timeout_s:g} is not above 0: give seconds")
     # Read before the server is asked: a wrong file is told at once.
     source = read_dataset(options.dataset)
     facts, plan, outcomes, buckets = asyncio.run(_run(options, source, extra, quiet=quiet or as_json))
@@ -214,7 +214,7 @@ def parse_extra(text: str | None) -> dict[str, Any]:
     try:
         extra = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BenchError(f"--extra-body is not JSON: {error}") from error
+        raise BenchError(f'--extra-body is not JSON: {error}; give an object, such as {{"top_k": 40}}') from error
     if not isinstance(extra, dict):
         raise BenchError(f"--extra-body must be a JSON object, not {text[:40]!r}")
     return extra

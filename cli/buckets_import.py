@@ -113,7 +113,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise BucketError(f"{path} is not UTF-8 text: {error}") from error
+        raise BucketError(f"{path} is not UTF-8 text: {error}; write lines of NAME=value") from error
 
 
 def _comment(found: Imported, limits: VllmLimits) -> str:

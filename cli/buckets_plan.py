@@ -242,7 +242,7 @@ def _cost_model(
     if cost is Cost.measured and table is None:
         raise typer.BadParameter("--cost measured needs --cost-table FILE, or an artifact that llmc warmup measured")
     if cost is Cost.flops and model is None:
-        raise typer.BadParameter("--cost flops needs --model DIR")
+        raise typer.BadParameter("--cost flops needs the dimensions of a model: give its directory with --model")
     resources = learned(Resources())
     shape = ModelShape.from_config(read_config(model), str(model / "config.json")) if model else None
     if shape is not None:

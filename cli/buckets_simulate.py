@@ -89,7 +89,7 @@ def simulate_command(
 
     for name, path in (("--html", html), ("--png", png)):
         if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"{name} {path}: there is no directory {path.parent}")
+            raise typer.BadParameter(f"{name} {path}: there is no directory {path.parent}; create it")
     requests = read_trace(trace)
     if limit:
         requests = requests.first(limit)

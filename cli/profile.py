@@ -79,7 +79,7 @@ def profile_command(
     if context is not None and graph.phase == 0:
         raise typer.BadParameter(f"--context is for decode steps, {graph.name} starts with an empty cache")
     if trace is not None and not trace.parent.is_dir():
-        raise typer.BadParameter(f"--trace {trace}: there is no directory {trace.parent}")
+        raise typer.BadParameter(f"--trace {trace}: there is no directory {trace.parent}; create it")
     check_html_option(html)
     manifest = read_manifest(artifact)
     with Artifact(artifact) as opened:

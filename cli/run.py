@@ -267,7 +267,7 @@ def gather_prompts(texts: Sequence[str], file: Path | None, *, chat: bool) -> li
         except UnicodeDecodeError as error:
             raise PromptError(f"stdin is not UTF-8 at byte {error.start}: convert it first") from error
         if not items:
-            raise typer.BadParameter("no prompt: stdin is empty")
+            raise typer.BadParameter("no prompt: stdin is empty; give --prompt or --prompts")
     for index, item in enumerate(items):
         if chat and item.token_ids is not None:
             raise PromptError(f"prompt {index} is token ids, which --chat cannot render: give prompt or messages")

@@ -91,7 +91,9 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
     folder = fetch(model.revision, _SMALL_FILES)
     commit = folder.name
     if not (folder / _CONFIG).is_file():
-        raise HubError(f"{model} has no {_CONFIG} at its root: it is no model in the format of transformers")
+        raise HubError(
+            f"{model} has no {_CONFIG} at its root, so transformers cannot read it: choose another repository"
+        )
     weights = _weight_files(folder, model)
     folder = fetch(commit, (*_SMALL_FILES, *weights))
     for name in weights:
@@ -122,7 +124,9 @@ def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
             or Path(name).name != name
             or set(name) & set("*?[")
         ):
-            raise HubError(f"{_INDEX} of {model} names {name!r}, which is no plain name of a safetensors file")
+            raise HubError(
+                f"{_INDEX} of {model} names {name!r}, which is no safetensors file: choose another repository"
+            )
     return tuple(names)
 
 

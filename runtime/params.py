@@ -92,7 +92,7 @@ class SamplingParams:
             _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for text in stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop {shown(text)} is not a non-empty string")
+                raise RequestError(f"stop {shown(text)} is not a non-empty string: leave it out")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, (1 << 31) - 1)
         for token, bias in self.logit_bias.items():
@@ -112,7 +112,9 @@ class SamplingParams:
             return
         what = "beam search" if self.beam_width else "best_of above n"
         if self.beam_width and self.best_of is not None:
-            raise RequestError("best_of does not go with beam search: n of the beams are told")
+            raise RequestError(
+                "best_of does not go with beam search, which returns n of the beams: leave out one of them"
+            )
         if self.stop:
             raise RequestError(f"stop does not go with {what}, continuations are ranked whole: use stop_token_ids")
         if self.guided is not None:

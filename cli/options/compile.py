@@ -233,7 +233,7 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
     if kv_dtype not in ("auto", *KV_DTYPES):
         raise typer.BadParameter(f"--kv-dtype {kv_dtype!r} is unknown: use auto, {_KV_DTYPES}")
     if limits.block_size is not None and limits.block_size % 16:
-        raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16")
+        raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16: use 16, 32 or 64")
     # What only the model knows is checked once the model is read.
     known = limits.max_model_len is not None
     try:

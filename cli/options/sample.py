@@ -18,7 +18,7 @@ def read_sample(path: Path, flag: str = "--text") -> str:
     except OSError as error:
         raise typer.BadParameter(f"{flag}: cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise typer.BadParameter(f"{flag}: {path} is not UTF-8 text") from None
+        raise typer.BadParameter(f"{flag}: {path} is not UTF-8 text: convert it first") from None
     if not sample.strip():
-        raise typer.BadParameter(f"{flag}: {path} is empty")
+        raise typer.BadParameter(f"{flag}: {path} is empty: give a file with text")
     return sample

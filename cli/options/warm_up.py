@@ -57,7 +57,7 @@ class WarmOptions:
         if self.skip and self.ready_after != "all":
             raise typer.BadParameter("--skip-warmup leaves no graph to wait for: leave --ready-after out")
         if self.skip and self.measure:
-            raise typer.BadParameter("--skip-warmup and --measure-costs exclude each other")
+            raise typer.BadParameter("--skip-warmup and --measure-costs exclude each other: leave one of them out")
         if self.ready_after not in READY_AFTER:
             raise typer.BadParameter(f"--ready-after {self.ready_after!r} is unknown: use {' or '.join(READY_AFTER)}")
         if "traffic" in by_phase.values() and self.trace is None:

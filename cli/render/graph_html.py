@@ -39,7 +39,7 @@ def with_times(data: Data, path: Path) -> Data:
     except OSError as error:
         raise InspectError(f"cannot read --profile {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InspectError(f"--profile {path} is not what llmc profile --json prints") from None
+        raise InspectError(f"--profile {path} is not an output of llmc profile: write it with --json") from None
     if bucket != data["bucket"]:
         raise InspectError(
             f"--profile {path} is of {bucket}, not of {data['bucket']}: profile that one, or show {bucket}"

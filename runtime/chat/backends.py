@@ -156,7 +156,7 @@ class ServerBackend:
         try:
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ChatError(f"URL {url!r} is not valid: {error}") from error
+            raise ChatError(f"URL {url!r} is not valid: {error}; write http://HOST:PORT") from error
         if parts.scheme not in ("http", "https") or not host or parts.username is not None:
             raise ChatError(f"URL {url!r} cannot be used: write http://HOST:PORT or https://HOST/v1")
         path = parts.path.rstrip("/")
@@ -274,7 +274,7 @@ class ServerBackend:
                         yield Piece(text)
         except (AttributeError, TypeError) as error:
             raise ChatError(
-                f"{self.url} answered with what is no completion: is it an OpenAI-compatible server?"
+                f"{self.url} sent something other than a completion: give the URL of an OpenAI server"
             ) from error
         finally:
             # Closing the connection tells the server to stop.

@@ -118,7 +118,7 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
         raise DebugError("there are no tokens to run: give a --prompt or --ids")
     for token in tokens:
         if not 0 <= token < vocab_size:
-            raise DebugError(f"token {token} is outside of the vocabulary of {vocab_size}")
+            raise DebugError(f"token {token} is outside the vocabulary: give ids below {vocab_size}")
 
 
 def _label(value: Value) -> tuple[str, str, tuple[int, ...]]:

@@ -102,7 +102,7 @@ def _to_lines(source: Path, target: Path) -> None:
     with source.open(encoding="utf-8-sig", newline="") as file:
         rows = [row for row in csv.reader(file) if row]
     if not rows:
-        raise EvalError(f"{source} is empty")
+        raise EvalError(f"{source} is empty: download it again")
     names = next((columns for columns in _COLUMNS if set(columns) <= set(rows[0])), None)
     places: Sequence[int] = range(6)
     if names is not None:

@@ -122,7 +122,7 @@ class GuideCompiler:
             matcher.compute_bitmask()
             if matcher.is_error():
                 why = one_line(matcher.get_error().removesuffix("<non-verbose/>"))
-                raise RequestError(f"the {guided.kind.replace('_', ' ')} is too complex: {why}")
+                raise RequestError(f"the {guided.kind.replace('_', ' ')} is too complex: {why}; simplify it")
             with self._lock:
                 self._cache[guided] = matcher
                 while len(self._cache) > self._cache_entries:

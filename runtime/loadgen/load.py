@@ -54,7 +54,9 @@ async def server_facts(client: HttpClient, model: str | None) -> ServerFacts:
         entries = json.loads(reply.body)["data"] if reply.status == 200 else None
         names = [entry["id"] for entry in entries or ()]
     except (ValueError, KeyError, TypeError) as error:
-        raise ServerError("/v1/models of the server is not a list of models: is it OpenAI-compatible?") from error
+        raise ServerError(
+            "/v1/models of the server is not a list of models: give the URL of an OpenAI-compatible server"
+        ) from error
     if entries is None:
         raise ServerError(
             f"/v1/models of the server answers {reply.status}: {reply.body[:200].decode(errors='replace')}"

@@ -90,7 +90,7 @@ def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
         try:
             record = parse_json(line)
         except JsonError as error:
-            raise PromptError(f"{where} is not valid JSON: {error}") from error
+            raise PromptError(f"{where} is not valid JSON: {error}; write one object a line") from error
         prompts.append(_from_record(record, where))
     return prompts
 
@@ -106,17 +106,17 @@ def _from_record(record: Any, where: str) -> Prompt:
         raise PromptError(f"{where} has {len(keys)} prompts: give exactly one of {', '.join(_KEYS)}")
     key, lora = keys[0], record.get("lora")
     if "lora" in record and (not isinstance(lora, str) or not lora):
-        raise PromptError(f"{where}: lora {shown(lora)} is not the name of an adapter")
+        raise PromptError(f"{where}: lora {shown(lora)} is not the name of an adapter: give a text, or leave it out")
     return replace(_prompt(record, key, where), lora=lora)
 
 
 def _prompt(record: dict[str, Any], key: str, where: str) -> Prompt:
     value, tools = record[key], record.get("tools")
     if "tools" in record and key != "messages":
-        raise PromptError(f"{where} has tools beside {key}: they belong to messages")
+        raise PromptError(f"{where} has tools beside {key}: give messages instead, or leave tools out")
     if key == "prompt":
         if not isinstance(value, str) or not value:
-            raise PromptError(f"{where}: prompt {shown(value)} is not a non-empty text")
+            raise PromptError(f"{where}: prompt {shown(value)} is not a non-empty text: leave the line out")
         return Prompt(text=value)
     if not isinstance(value, list) or not value:
         raise PromptError(f"{where}: {key} must be a non-empty list")

@@ -85,7 +85,9 @@ class RouterApp:
             return
         if self.stopping:
             headers_ = {"Retry-After": "5", "Connection": "close"}
-            raise ApiError("the router is shutting down", status=503, code="draining", headers=headers_)
+            raise ApiError(
+                "the router is shutting down: try again later", status=503, code="draining", headers=headers_
+            )
         relay = Relay(self._fleet, self._metrics, inbound, request_id)
         work = asyncio.create_task(relay.run(send))
         await until_left(work, asyncio.create_task(_client_left(receive)))
@@ -132,7 +134,11 @@ class RouterApp:
     async def _administer(self, method: str, path: str, inbound: Inbound) -> tuple[int, dict[str, Any] | bytes]:
         self._check_admin(inbound)
         if method != "POST":
-            raise ApiError(f"{method} {path} is nothing that the router does", status=405, headers={"Allow": "POST"})
+            raise ApiError(
+                f"{path} does not take {method}: use POST",
+                status=405,
+                headers={"Allow": "POST"},
+            )
         asked = _object(inbound.body)
         if path == "/v1/llmc/update":
             if self._update is None:
@@ -163,7 +169,7 @@ class RouterApp:
         try:
             name = url.split("://", 1)[-1].rstrip("/")
             if name in self._fleet.replicas:
-                raise ApiError(f"{name} is a replica already", status=409, param="url")
+                raise ApiError(f"{name} is already a replica: give another url", status=409, param="url")
             return 201, self._fleet.add(name, url).to_json()
         except UrlError as error:
             raise ApiError(str(error), param="url") from error

@@ -100,7 +100,9 @@ class Spawner:
         if artifact is not None and len({one.plan for one in old}) > 1:
             raise ApiError("several artifacts are served: name the model to update", param="model")
         if artifact is not None and not Path(artifact).exists():
-            raise ApiError(f"the artifact {artifact} does not exist", param="artifact")
+            raise ApiError(
+                f"the artifact {artifact} does not exist: give a path on the router's machine", param="artifact"
+            )
         self._updating = asyncio.create_task(self._exchange(old, artifact))
         return {"updating": [one.replica.name for one in old]}
 

@@ -239,8 +239,8 @@ def test_html_shows_a_decode_bucket_unless_told(artifact: Path, tmp_path: Path) 
     [
         ({"bucket": "decode:4x64"}, "is of decode:4x64, not of prefill:2x16"),
         ({"commands": [{"symbol": "linear_0", "us": 1}]}, "of another artifact"),
-        ({"commands": [{"symbol": "linear_0"}]}, "is not what llmc profile --json prints"),
-        ({"commands": None}, "is not what llmc profile --json prints"),
+        ({"commands": [{"symbol": "linear_0"}]}, "is not an output of llmc profile: write it with --json"),
+        ({"commands": None}, "is not an output of llmc profile"),
     ],
 )
 def test_a_profile_of_something_else_is_refused(

@@ -144,7 +144,7 @@ def test_shards_are_those_of_the_index(hub: FakeHub, home: Path, tmp_path: Path)
 def test_an_index_names_plain_files_only(hub: FakeHub, home: Path, tmp_path: Path, name: object) -> None:
     index = json.dumps({"weight_map": {"a": name}}).encode()
     hub.add(REPO, tmp_path / "none", **SMALL, model__safetensors__index__json=index)
-    assert f"names {name!r}, which is no plain name" in error(hub, home)
+    assert f"names {name!r}, which is no safetensors file" in error(hub, home)
 
 
 def test_a_revision_is_pinned_and_a_branch_moves(hub: FakeHub, home: Path, tmp_path: Path) -> None:

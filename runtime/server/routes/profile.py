@@ -32,6 +32,8 @@ def router(profiler: Profiler) -> APIRouter:
         except ProfilerBusy as error:
             raise ApiError(str(error), status=409, code="profiler_busy") from error
         except OSError as error:
-            raise ApiError(f"the profile cannot be written: {error}", status=500, code="profiler_failed") from error
+            raise ApiError(
+                f"the profile cannot be written: {error}; check --profiler-dir", status=500, code="profiler_failed"
+            ) from error
 
     return routes

@@ -166,7 +166,7 @@ def test_a_dump_holds_every_tensor(artifact: Path, tmp_path: Path, capsys: pytes
         (["--ids", "1,two"], 2, "--ids '1,two' is no list of token ids"),
         ([], 2, "give either --prompt or --ids"),
         (["--ids", "1", "--prompt", "x"], 2, "give either --prompt or --ids"),
-        (["--ids", "1,99999"], 1, "token 99999 is outside of the vocabulary of"),
+        (["--ids", "1,99999"], 1, "token 99999 is outside the vocabulary: give ids below"),
         (["--ids", ",".join(["1"] * 40)], 1, "has no graph for 40 new tokens at once, at most 32"),
         (["--ids", ",".join(["1"] * 100)], 1, "tokens are more than the 64"),
         (["--prompt", "x"], 2, "has no tokenizer: give --ids"),
