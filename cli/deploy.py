@@ -14,11 +14,11 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.numbers import finite
 from llmc.runtime.deploy.config import DeployConfig, DeployError
 
-_HELP = """Serve replicas of artifacts on a Ray cluster, behind one endpoint, as OpenAI's API does.
+_HELP = """Serve replicas of artifacts on a Ray cluster, behind one endpoint with OpenAI's HTTP API.
 
-Ray places replicas on nodes that have the CPUs or GPUs. It starts lost ones anew, and has more of them while requests
-wait. The endpoint is the router of llmc route: a replica that is lost takes no request with it. To deploy another
-artifact, run the command again with the same --name: replicas are exchanged one after the other.
+Ray places replicas on nodes with enough CPUs or GPUs, restarts lost ones, and adds replicas while requests wait. The
+endpoint is the router of llmc route: if a replica is lost, another one continues its requests. To deploy another
+artifact, run the command again with the same --name: replicas are replaced one by one.
 
 \b
 Examples:
@@ -37,33 +37,35 @@ def _words(text: str) -> tuple[str, ...]:
 
 DEPLOYING = ConfigFlags(
     DeployConfig,
-    min_replicas=Flag("Replicas of each artifact; the fewest.", name="replicas", min=1, max=4096, metavar="N"),
-    target_load=Flag("Requests that a replica is meant to have.", min=0.01, metavar="X", callback=finite),
-    kv_high=Flag("Share of KV blocks above which replicas are too few.", min=0.01, max=1, metavar="X", callback=finite),
+    min_replicas=Flag("Fewest replicas of each artifact.", name="replicas", min=1, max=4096, metavar="N"),
+    target_load=Flag("Intended requests per replica.", min=0.01, metavar="X", callback=finite),
+    kv_high=Flag(
+        "Share of used KV blocks above which a replica is added.", min=0.01, max=1, metavar="X", callback=finite
+    ),
     down_delay_s=Flag(
-        "Seconds that fewer must have been enough before one goes.",
+        "Seconds of low load before a replica is removed.",
         name="down_delay",
         min=0,
         metavar="S",
         callback=finite,
     ),
     cpus=Flag(
-        "CPUs of a replica; 0: as --threads of --serve-flags, or 1.",
+        "CPUs per replica; 0: --threads of --serve-flags, else 1.",
         name="cpus_per_replica",
         min=0,
         metavar="N",
         callback=finite,
     ),
-    gpus=Flag("GPUs of a replica.", name="gpus_per_replica", min=0, metavar="N", callback=finite),
+    gpus=Flag("GPUs per replica.", name="gpus_per_replica", min=0, metavar="N", callback=finite),
     serve_flags=Flag(
         "Flags of llmc serve for replicas, as one text.", default="", given=str, read=_words, metavar="FLAGS"
     ),
-    endpoints=Flag("Processes that route, on the head node.", min=1, max=256, metavar="N"),
-    max_inflight=Flag("Requests that a replica is given at once.", min=1, metavar="N"),
+    endpoints=Flag("Router processes on the head node.", min=1, max=256, metavar="N"),
+    max_inflight=Flag("Requests that a replica gets at once.", min=1, metavar="N"),
     patience_s=Flag("Seconds to wait for a replica.", name="patience", min=0, metavar="S", callback=finite),
-    retries=Flag("How often a request may lose its replica.", min=0, metavar="N"),
+    retries=Flag("Replicas that one request may lose.", min=0, metavar="N"),
     replica_key=Flag(
-        "Key that replicas ask for, if they do.", name="replica_api_key", envvar="LLMC_API_KEY", metavar="KEY"
+        "API key of the replicas, if they need one.", name="replica_api_key", envvar="LLMC_API_KEY", metavar="KEY"
     ),
 )
 
@@ -77,15 +79,17 @@ def register(app: typer.Typer) -> None:
 def deploy_command(
     *,
     artifacts: list[str] = typer.Argument(
-        metavar="ARTIFACT", help="Artifacts to serve, at a path that every node has."
+        metavar="ARTIFACT", help="Artifacts to serve, at a path that exists on every node."
     ),
     given: Annotated[dict[str, Any], DEPLOYING],
-    max_replicas: int = typer.Option(0, min=0, max=4096, metavar="N", help="The most; 0: as many as --replicas."),
+    max_replicas: int = typer.Option(
+        0, min=0, max=4096, metavar="N", help="Most replicas of each artifact; 0: as many as --replicas."
+    ),
     name: str = typer.Option("llmc", metavar="NAME", help="Name of the deployment in its cluster."),
-    address: str = typer.Option("", metavar="ADDRESS", help="Of the cluster, as Ray takes it; else one starts here."),
-    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all."),
+    address: str = typer.Option("", metavar="ADDRESS", help="Address of the Ray cluster; default: start one here."),
+    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: every address."),
     port: int = typer.Option(8000, min=1, max=65535, help="Port to listen on."),
-    keep: bool = typer.Option(False, "--keep", help="Leave it deployed and return; else Ctrl+C ends it."),
+    keep: bool = typer.Option(False, "--keep", help="Return and leave it deployed; otherwise Ctrl+C ends it."),
 ) -> None:
     """Checks the flags and deploys until a signal."""
     try:

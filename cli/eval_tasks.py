@@ -47,7 +47,7 @@ def tasks_command(
     run_code: bool = typer.Option(False, "--run-code", help="Allow tasks to run code that the model writes."),
     base_url: str | None = typer.Option(None, metavar="URL", help="Server to evaluate instead of an artifact."),
     served_model: str | None = typer.Option(
-        None, "--model", metavar="NAME", help="Model of the server; default: its first."
+        None, "--model", metavar="NAME", help="Model to request; default: the server's first."
     ),
     tokenizer: Path | None = typer.Option(None, metavar="PATH", help="Artifact or model with the server's tokenizer."),
     threads: int = THREADS,

@@ -15,11 +15,11 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.numbers import finite
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 
-_HELP = """Serve replicas of artifacts behind one endpoint, as OpenAI's API does.
+_HELP = """Serve replicas of artifacts behind one endpoint with OpenAI's HTTP API.
 
-Requests go to the replica that has seen the beginning of their prompt, unless it is busy. A replica that is lost takes
-no request with it: a stream goes on at another one, with the bytes that it would have had. SIGTERM and Ctrl+C let
-running requests finish. SIGHUP exchanges local replicas for what their paths name by then, one by one.
+A request goes to the replica that has seen the beginning of its prompt, unless that replica is busy. If a replica is
+lost, another one continues its requests with the same bytes. SIGTERM and Ctrl+C let running requests finish. SIGHUP
+replaces local replicas one by one by the artifacts that are then at their paths.
 
 \b
 Examples:
@@ -32,35 +32,39 @@ _LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 ROUTING = ConfigFlags(
     RouterConfig,
-    host=Flag("Address to listen on; 0.0.0.0: all.", metavar="ADDRESS"),
-    port=Flag("Port to listen on; 0: any that is free.", min=0, max=65535),
-    allowed_hosts=Flag("Name that clients may use for this router, as of llmc serve; may be repeated.", metavar="HOST"),
+    host=Flag("Address to listen on; 0.0.0.0: every address.", metavar="ADDRESS"),
+    port=Flag("Port to listen on; 0: any free one.", min=0, max=65535),
+    allowed_hosts=Flag("Accepted Host name, as in llmc serve; repeatable.", metavar="HOST"),
     replica_key=Flag(
-        "Key that the router shows replicas to learn what they serve.",
+        "API key that the router sends to replicas, to list their models.",
         name="replica_api_key",
         envvar="LLMC_API_KEY",
         metavar="KEY",
     ),
-    admin_key=Flag("Key of who may drain, add and update replicas over HTTP.", envvar="LLMC_ADMIN_KEY", metavar="KEY"),
-    max_inflight=Flag("Requests that a replica is given at once.", min=1, metavar="N"),
-    max_waiting=Flag("Requests that wait while all have as many.", min=0, metavar="N"),
+    admin_key=Flag(
+        "Admin key, for draining, adding and updating replicas over HTTP.", envvar="LLMC_ADMIN_KEY", metavar="KEY"
+    ),
+    max_inflight=Flag("Requests that a replica gets at once.", min=1, metavar="N"),
+    max_waiting=Flag("Requests that wait while every replica is full.", min=0, metavar="N"),
     patience_s=Flag("Seconds to wait for a replica.", name="patience", min=0, metavar="S", callback=finite),
-    retries=Flag("How often a request may lose its replica.", min=0, metavar="N"),
+    retries=Flag("Replicas that one request may lose.", min=0, metavar="N"),
     health_interval_s=Flag(
-        "Seconds from look to look.", name="health_interval", min=0.05, metavar="S", callback=finite
+        "Seconds between two health checks.", name="health_interval", min=0.05, metavar="S", callback=finite
     ),
     health_timeout_s=Flag(
-        "Seconds to answer a look in; twice that, and its requests go elsewhere.",
+        "Seconds for a health check; after twice that, its requests go to another replica.",
         name="health_timeout",
         min=0.1,
         metavar="S",
         callback=finite,
     ),
-    block_chars=Flag("Bytes of a block of a prompt's beginning.", min=16, metavar="N"),
-    load_factor=Flag("Times the mean load up to which prefixes choose.", min=1, metavar="X", callback=finite),
+    block_chars=Flag("Block size, in bytes, for comparing beginnings of prompts.", min=16, metavar="N"),
+    load_factor=Flag(
+        "Load, relative to the mean, up to which a replica gets prompts by prefix.", min=1, metavar="X", callback=finite
+    ),
     max_body_bytes=Flag("Largest body of a request.", name="max_body_size", size=True, metavar="SIZE"),
     client_timeout_s=Flag(
-        "Seconds for clients to send, and to read on; 0: no limit.",
+        "Seconds for a request to arrive, and for a client to continue reading; 0: no limit.",
         name="client_timeout",
         min=0,
         metavar="S",
@@ -77,10 +81,8 @@ def register(app: typer.Typer) -> None:
 @takes_option_groups
 def route_command(
     *,
-    artifacts: list[str] = typer.Argument(
-        None, metavar="ARTIFACT", help="Artifacts that local replicas serve, with --spawn."
-    ),
-    replica: list[str] = typer.Option([], metavar="URL", help="Address of a replica; may be repeated."),
+    artifacts: list[str] = typer.Argument(None, metavar="ARTIFACT", help="Artifacts for local replicas, with --spawn."),
+    replica: list[str] = typer.Option([], metavar="URL", help="Address of a replica; repeatable."),
     spawn: int = typer.Option(0, min=0, max=256, metavar="N", help="Local replicas of each artifact."),
     serve_flags: str = typer.Option("", metavar="FLAGS", help="Flags of llmc serve for local replicas, as one text."),
     given: Annotated[dict[str, Any], ROUTING],

@@ -35,12 +35,11 @@ from llmc.cli.render.terminal_text import escape_streams, exact
 from llmc.runtime.misses.record import prepare_record
 from llmc.units import parse_size
 
-_HELP = """Serve an artifact or a model (downloaded, compiled, cached) over HTTP, as OpenAI's API does.
+_HELP = """Serve an artifact or a model (downloaded, compiled, cached) over OpenAI's HTTP API.
 
-Every graph is warm before /ready answers 200, or, with --ready-after hot, the ones that traffic needs most. Graphs are
-replayed for some seconds, and those of the same kernels that are left are walked through. Nothing compiles
-while requests are served. Costs that are not known are measured on the way where that takes under two seconds of an
-idle machine. SIGTERM and Ctrl+C let running requests finish; a second one ends at once.
+/ready answers 200 when every graph is warm, or, with --ready-after hot, the graphs that traffic needs most. Nothing
+compiles while requests are served. Unknown costs of graphs are measured at the start if that takes under two seconds on
+an idle machine. SIGTERM and Ctrl+C let running requests finish; a second signal ends them at once.
 
 \b
 Examples:
@@ -64,17 +63,17 @@ def serve_command(
         ..., metavar="ARTIFACT|MODEL", help="Artifact, model directory, .gguf, or ORG/NAME (hub)."
     ),
     given: Annotated[dict[str, Any], SERVING],
-    served_model_name: list[str] = typer.Option([], metavar="NAME", help="Name of the model; may be repeated."),
+    served_model_name: list[str] = typer.Option([], metavar="NAME", help="Name of the model; repeatable."),
     api_key: list[str] = typer.Option(
-        [], envvar="LLMC_API_KEY", metavar="KEY", help="Key that clients must show; may be repeated."
+        [], envvar="LLMC_API_KEY", metavar="KEY", help="API key that clients must send; repeatable."
     ),
-    api_key_file: Path | None = typer.Option(None, metavar="FILE", help="File of such keys, one a line."),
-    kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, as 2GiB; 0: from the limits."),
+    api_key_file: Path | None = typer.Option(None, metavar="FILE", help="File with API keys, one per line."),
+    kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."),
     device: DeviceFlags = DeviceFlags(),
     speculate: str | None = typer.Option(None, metavar=SPECULATE_METAVAR, help=SPECULATE_HELP),
     draft: Path | None = typer.Option(None, metavar="ARTIFACT", help=DRAFT_HELP),
     miss_policy: str = typer.Option(
-        "larger", metavar=POLICY_HELP, help="What runs a step that no bucket holds; see docs/buckets.md."
+        "larger", metavar=POLICY_HELP, help="How to run a step that no bucket fits; see docs/buckets.md."
     ),
     replan: ReplanFlags = ReplanFlags(),
     memory_utilization: float | None = typer.Option(None, *UTILIZATION_NAMES, metavar="SHARE", help=UTILIZATION_HELP),
@@ -83,7 +82,7 @@ def serve_command(
     ready_after: str = typer.Option(
         "all",
         metavar="all|hot",
-        help="Graphs that must be warm before requests are taken; the rest follows behind them.",
+        help="Graphs that must be warm before requests are accepted; the others follow.",
     ),
     warm_order: str = typer.Option(
         "auto",
@@ -93,17 +92,17 @@ def serve_command(
         help=f"Order of the warm-up; auto: by --warm-trace, else by size.{ORDER_HELP}",
     ),
     warm_trace: Path | None = typer.Option(
-        None, metavar="FILE", help="Trace of requests that says which graphs are hot, as --record-trace writes."
+        None, metavar="FILE", help="Trace of --record-trace, from which the hot graphs are chosen."
     ),
     warmup_seconds: float = typer.Option(REPLAY_S, min=0, metavar="S", help=SECONDS_HELP),
     skip_warmup: bool = typer.Option(
-        False, "--skip-warmup", envvar=SKIP_ENV, help="Take requests at once; the first ones pay for cold graphs."
+        False, "--skip-warmup", envvar=SKIP_ENV, help="Accept requests at once; the first ones run on cold graphs."
     ),
     measure_costs: bool | None = typer.Option(
         None,
         "--measure-costs/--no-measure-costs",
-        help="Measure before ready what graphs cost, where `llmc warmup` has not; takes minutes for many graphs. "
-        "Neither: only where it takes under 2 s of an idle machine.",
+        help="Measure the cost of graphs before ready, where `llmc warmup` has not; takes minutes for "
+        "many graphs. Default: only if it takes under 2 s on an idle machine.",
     ),
     lora: list[str] = typer.Option([], metavar=LORA_METAVAR, help=LORA_HELP),
 ) -> None:

@@ -59,7 +59,7 @@ def warmup_command(
     num_threads: int = typer.Option(
         0, "--num-threads", "--threads", min=0, metavar="N", help="Threads; 0: every CPU of this process."
     ),
-    pin: bool = typer.Option(True, "--pin/--no-pin", help="Keep each thread on a CPU of its own."),
+    pin: bool = typer.Option(True, "--pin/--no-pin", help="Bind each thread to its own CPU."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     cache_dir: Path | None = typer.Option(None, metavar="DIR", help="Cache in which the costs are stored."),
     as_json: bool = typer.Option(False, "--json", help="Print the costs as JSON on stdout."),

@@ -26,7 +26,7 @@ def test_every_command_has_its_options_defaults_and_examples() -> None:
     groups = {name.split()[0] for name in SUMMARIES if " " in name}
     assert set(re.findall(r"^## llmc (.*)$", page, re.MULTILINE)) == SUMMARIES.keys() - groups
     serve = section(page, "llmc serve")
-    assert "| `--port N` | `8000` | Port to listen on; 0: any that is free. `≥ 0` `≤ 65535` |" in serve
+    assert "| `--port N` | `8000` | Port to listen on; 0: any free one. `≥ 0` `≤ 65535` |" in serve
     assert "| `--pin`, `--no-pin` | on |" in serve
     assert "| `--allowed-methods METHOD` | `*` |" in serve
     assert r"| `--generation-config auto\|none` | `auto` |" in serve
