@@ -41,7 +41,7 @@ def test_a_manifest_has_what_a_config_has() -> None:
     assert {field.name for field in dataclasses.fields(Experts)} == manifest_schema.Experts.model_fields.keys()
 
 
-@refuses(lambda: [Limit("gpt2", "texts that are longer than the table of positions")])
+@refuses(lambda: [Limit("gpt2", "texts longer than the table of positions")])
 def test_no_text_is_longer_than_the_table_of_positions(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "m", "gpt2", num_hidden_layers=1)
     with pytest.raises(CompileError, match="max-model-len is 129, but the model has a table of 128 positions"):
@@ -116,18 +116,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "bloom",
         {"apply_residual_connection_post_layernorm": True},
         "apply_residual_connection",
-        "residuals behind norms",
+        "residuals after norms",
     ),
     "gpt2-layers": (
         "gpt2",
         {"scale_attn_by_inverse_layer_idx": True},
         "scale_attn_by_inverse_layer_idx",
-        "scores by the layer's number",
+        "scores scaled by the layer's index",
     ),
     "mpt-positions": ("mpt", {"attn_config": {"alibi": False}}, "without ALiBi", "learned positions"),
     "mpt-logits": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale", "scaled logits"),
     "opt-width": ("opt", {"word_embed_proj_dim": 30}, "word_embed_proj_dim 30", "an embedding of another width (350M)"),
-    "phi-norms": ("phi", {"qk_layernorm": True}, "qk_layernorm", "normed heads"),
+    "phi-norms": ("phi", {"qk_layernorm": True}, "qk_layernorm", "QK norm"),
     "chatglm-first": ("chatglm", {"position_encoding_2d": True}, "ChatGLM-6B, the first one", "ChatGLM-6B"),
     "chatglm-divided": (
         "chatglm",
@@ -140,18 +140,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "dbrx",
         {"ffn_config": {"moe_normalize_expert_weights": 2}},
         "moe_normalize_expert_weights 2",
-        "weights of experts normed by squares",
+        "weights of experts normalized by squares",
     ),
     "internlm2-reward": ("internlm2", {"reward_token_id": 5}, "a reward model", "reward models"),
-    "llama4-experts": ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok 2", "several experts a token"),
+    "llama4-experts": ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok 2", "several experts per token"),
     "minimax-linear": ("minimax_m2", {"attn_type_list": [0, 1]}, "linear attention", "linear attention"),
     "phimoe-scales": (
         "phimoe",
         {"rope_parameters": {**LONG, "short_mscale": 1.0, "long_mscale": 1.2}},
         "a short_mscale that is not long_mscale",
-        "scales of short texts that are not those of long ones",
+        "different scales for short and long texts",
     ),
-    "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3", "more than two experts a token"),
+    "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3", "more than two experts per token"),
     "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm", "a norm on the embedding"),
     "gemma3n-sizes": (
         "gemma3n_text",
@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "intermediate_size differs between layers",
         "feed-forward blocks of different sizes",
     ),
-    "gemma3-cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping", "capped scores"),
+    "gemma3-cap": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping", "soft-capped scores"),
 }
 
 

@@ -34,7 +34,9 @@ Status Engine::CheckMatrices(const std::vector<AdapterMatrix>& matrices) const {
       return Status::Invalid(name + " has rank " + std::to_string(m.rank) + "; use 1 to " + std::to_string(most) +
                              ", or compile with a larger --lora-rank.");
     }
-    if (!std::isfinite(m.scale)) return Status::Invalid(name + " has a scale that is no finite number.");
+    if (!std::isfinite(m.scale)) {
+      return Status::Invalid(name + " has a scale that is not finite; save the adapter again.");
+    }
     if (m.a == nullptr || m.b == nullptr) return Status::Invalid(name + " has no a or no b; give both.");
     places.emplace_back(m.linear, m.part);
   }
