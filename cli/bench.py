@@ -53,7 +53,7 @@ Examples:
 
 
 class EndpointName(enum.StrEnum):
-    """Where requests go."""
+    """API that requests are sent to."""
 
     completions = "completions"
     chat = "chat"

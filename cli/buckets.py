@@ -1,4 +1,4 @@
-"""`llmc buckets`: plan, try and look at ladders, and take over those of others; one file a subcommand."""
+"""`llmc buckets`: plan, try and show ladders, and import those of other servers; one file per subcommand."""
 
 from __future__ import annotations
 

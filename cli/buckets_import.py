@@ -76,7 +76,7 @@ def import_command(
 
 
 def import_data(found: Imported, limits: VllmLimits) -> dict[str, Any]:
-    """All that was found, for people and tools: the plugin's shapes are (batch, query, context blocks)."""
+    """All findings, for people and tools. The plugin's shapes are (batch, query, context blocks)."""
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_model_len": limits.max_model_len,
@@ -99,7 +99,7 @@ def import_data(found: Imported, limits: VllmLimits) -> dict[str, Any]:
 
 
 def _beside(folder: Path, name: str) -> Path:
-    """A bucket file is found as the server finds it, from the current directory, or beside the file that names it."""
+    """Finds a bucket file as the server does: from the current directory, or beside the file that names it."""
     path = Path(name)
     return path if path.exists() or not (folder / path).exists() else folder / path
 

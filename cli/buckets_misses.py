@@ -1,4 +1,4 @@
-"""`llmc buckets misses`: the shapes that no bucket held while serving."""
+"""`llmc buckets misses`: shapes without a bucket that occurred while serving."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _print(shown: Sequence[Miss], found: Sequence[Miss]) -> None:
         console.print("no misses recorded: every step had a bucket", highlight=False)
         return
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    # The bucket to add names the row: it is what the report is for.
+    # The row is named after the bucket to add, which is the purpose of the report.
     columns: dict[str, Any] = {"would fit": "left", "missed": "right", "share": "right", "served by": "left",
                                "seqs": "right", "tokens": "right", "context": "right", "last": "left"}  # fmt: skip
     for name, justify in columns.items():

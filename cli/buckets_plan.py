@@ -1,4 +1,4 @@
-"""`llmc buckets plan`: the ladder that serves a trace at the least cost."""
+"""`llmc buckets plan`: the ladder that serves a trace at the lowest cost."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -42,7 +42,7 @@ Examples:
 
 
 class Phase(enum.StrEnum):
-    """What to plan."""
+    """Phases to plan."""
 
     prefill = "prefill"
     decode = "decode"
@@ -50,7 +50,7 @@ class Phase(enum.StrEnum):
 
 
 class Cost(enum.StrEnum):
-    """What a replay costs; auto: measured with a table, else flops with a model, else tokens."""
+    """Source of a replay's cost. auto: measured with a table, else flops with a model, else tokens."""
 
     auto = "auto"
     tokens = "tokens"
@@ -59,7 +59,7 @@ class Cost(enum.StrEnum):
 
 
 class Scenarios(enum.StrEnum):
-    """What to plan for."""
+    """Scenarios to plan for."""
 
     spread = "spread"
     own = "own"
@@ -230,7 +230,7 @@ def _cost_model(
     overhead_us: float,
     server: ServerModel,
 ) -> tuple[StepCosts, bool, Resources]:
-    """What steps take, whether tokens are minimised instead, and what graphs take beside time."""
+    """(costs of steps, whether tokens are minimized instead, resources of graphs other than time)."""
     from llmc.buckets.cost import FlopsCost, ModelShape
     from llmc.buckets.model_config import read_config
     from llmc.buckets.planner import Resources

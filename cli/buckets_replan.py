@@ -1,4 +1,4 @@
-"""`llmc buckets replan`: which buckets to add and to retire, for the steps of a server or of a trace."""
+"""`llmc buckets replan`: buckets to add and to retire, for the steps of a server or of a trace."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -26,7 +26,7 @@ Examples:
 
 
 class ReplanCost(enum.StrEnum):
-    """What is to become less."""
+    """Quantity to reduce."""
 
     time = "time"
     tokens = "tokens"

@@ -30,7 +30,7 @@ _HEAT = ("grey50", "blue", "cyan", "green", "yellow", "red")
 _SHARES = (0.0, 0.005, 0.02, 0.05, 0.15)
 
 _Size = int | tuple[bool, int]
-"""A batch, or whether a length is a total, and the length."""
+"""A batch size, or (whether the length is a total, the length)."""
 
 
 def show_command(
@@ -126,7 +126,7 @@ def _print_grids(phases: dict[str, list[Bucket]], used: dict[str, Usage]) -> Non
         batches, seqs = sorted({b.batch for b in buckets}), sorted({(b.total, b.seq) for b in buckets})
         by_size: dict[tuple[_Size, _Size], Bucket] = {(b.batch, (b.total, b.seq)): b for b in buckets}
         table = Table(title=f"{phase}: {len(buckets)} buckets", title_justify="left", padding=(0, 1))
-        # The axis with more sizes goes down the page.
+        # The axis with more sizes runs vertically.
         down = len(seqs) >= len(batches)
         table.add_column("seq ╲ batch" if down else "batch ╲ seq", justify="right")
         for size in batches if down else seqs:

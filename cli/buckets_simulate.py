@@ -1,4 +1,4 @@
-"""`llmc buckets simulate`: what ladders would make of a trace."""
+"""`llmc buckets simulate`: simulates a trace with several ladders."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -124,7 +124,7 @@ def simulate_command(
 def _ladders(
     texts: list[str], max_num_seqs: int | None, max_model_len: int | None, block_size: int | None
 ) -> tuple[list[Ladder], Server]:
-    """The ladders, under names that differ, and a server that all of them fit."""
+    """The ladders, under distinct names, and a server that fits all of them."""
     from llmc.runtime.simulation.what_if import Ladder, Server, artifact_ladder
 
     artifacts = {text: artifact_ladder(Path(text)) for text in texts if Path(text).is_dir()}
@@ -214,7 +214,7 @@ def _costs(
 
 @contextmanager
 def progress_bar() -> Iterator[OnProgress]:
-    """One bar a run on stderr, or nothing when it is no terminal."""
+    """One bar per run on stderr; nothing if stderr is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from llmc.cli.render.console import Console
@@ -305,7 +305,7 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _intervals(one: Outcome) -> dict[str, tuple[float, float]]:
-    """By the names of figures in seconds between which ends they lie; empty when costs have no intervals."""
+    """Bounds of figures in seconds, by name of the figure; empty if costs have no intervals."""
     from llmc.runtime.simulation.what_if import percentile
 
     def at(name: str, percent: int) -> Callable[[Outcome], float]:

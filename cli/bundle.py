@@ -1,4 +1,4 @@
-"""`llmc bundle`: graphs and kernels of an artifact in one file, for every fine-tune of its architecture."""
+"""`llmc bundle`: graphs and kernels of an artifact in one file, for all fine-tunes of its architecture."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations

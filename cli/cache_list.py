@@ -1,4 +1,4 @@
-"""`llmc cache ls` and `show`: what is in the cache."""
+"""`llmc cache ls` and `show`: contents of the cache."""
 
 from __future__ import annotations
 

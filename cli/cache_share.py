@@ -1,4 +1,4 @@
-"""`llmc cache export` and `import`: entries for other machines, in an archive or in a shared directory."""
+"""`llmc cache export` and `import`: share entries with other machines, in an archive or a directory."""
 
 from __future__ import annotations
 

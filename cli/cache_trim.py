@@ -1,4 +1,4 @@
-"""`llmc cache verify` and `gc`: what goes from the cache."""
+"""`llmc cache verify` and `gc`: remove entries from the cache."""
 
 from __future__ import annotations
 

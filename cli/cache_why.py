@@ -1,4 +1,4 @@
-"""`llmc cache why` and `diff`: which component of a key is another one."""
+"""`llmc cache why` and `diff`: which component of a key has changed."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Examples:
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """One start of `llmc chat`. target: URL or path. sampling: the settings that were given."""
+    """Settings of one `llmc chat`. target: URL or path. sampling: the settings that were given."""
 
     target: str
     model: str | None = None
@@ -139,7 +139,7 @@ def chat_command(
 
 
 def run_chat(config: ChatConfig) -> None:
-    """Opens what `config` names and talks until the input ends. Raises ChatError and the runtime's errors."""
+    """Opens the target of `config` and chats until the input ends. Raises ChatError and the runtime's errors."""
     from llmc.runtime.chat.commands import Commands
     from llmc.runtime.chat.session import Session
 
@@ -161,7 +161,7 @@ def run_chat(config: ChatConfig) -> None:
 
 
 def open_backend(config: ChatConfig) -> Backend:
-    """The server or, in this process, the engine."""
+    """The server, or an engine in this process."""
     from llmc.runtime.chat.backends import EngineBackend, ServerBackend
 
     if config.is_url:
@@ -187,7 +187,7 @@ def _read_template(path: Path) -> str:
 
 
 def open_screen(config: ChatConfig, commands: Commands) -> Screen:
-    """A terminal when both ends are one."""
+    """A terminal if both input and output are one."""
     from llmc.cli.render.chat_screen import PlainScreen, TerminalScreen
 
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -196,7 +196,7 @@ def open_screen(config: ChatConfig, commands: Commands) -> Screen:
 
 
 def converse(session: Session, commands: Commands, backend: Backend, screen: Screen, *, stats: bool) -> None:
-    """The loop: a line, then what it asks for. Raises ChatError where nobody can react to it."""
+    """The loop: reads a line, then executes it. Raises ChatError if nobody can react to it."""
     from llmc.runtime.chat.session import ChatError
 
     for line in screen.lines():
@@ -207,7 +207,7 @@ def converse(session: Session, commands: Commands, backend: Backend, screen: Scr
                 screen.note(outcome.say)
             if outcome.leave:
                 return
-            # An empty line means something only in a raw text that has begun.
+            # An empty line is meaningful only in a raw text that has begun.
             if outcome.ask is None or not (outcome.ask or (session.raw and before)):
                 continue
             answer(outcome.ask, session, commands, backend, screen)
@@ -217,13 +217,14 @@ def converse(session: Session, commands: Commands, backend: Backend, screen: Scr
             if not screen.interactive:
                 raise
             if len(session.messages) < len(before):
-                # A retry took the old answer back and got no new one.
+                # A retry removed the old answer and got no new one.
                 session.messages, session.first = before, first
             screen.note(f"error: {error}")
 
 
 def answer(question: str, session: Session, commands: Commands, backend: Backend, screen: Screen) -> None:
-    """Asks and shows; what was shown before an interruption or error stays in the conversation. Raises ChatError."""
+    """Sends the question and shows the answer. Text shown before an interruption or error stays in the conversation.
+    Raises ChatError."""
     from llmc.runtime.chat.session import ChatError
 
     session.ask(question)

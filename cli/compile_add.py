@@ -1,4 +1,4 @@
-"""`llmc compile ARTIFACT --add BUCKET`: one more graph in an artifact, and nothing else touched."""
+"""`llmc compile ARTIFACT --add BUCKET`: adds one graph to an artifact and changes nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_command(
     context: typer.Context, artifact: Path, output: Path | None, add: Sequence[str], jobs: int, cache_dir: Path | None,
     overwrite: bool, dump: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Raises BadParameter for what is no bucket, and for flags that only a whole compilation takes."""
+    """Raises BadParameter for an invalid bucket, and for flags that only a whole compilation accepts."""
     buckets = parse_buckets(add)
     for flag in given_options(context, _TAKEN):
         raise typer.BadParameter(f"{flag} is fixed by the artifact: --add takes none of it")
@@ -49,7 +49,7 @@ def add_command(
 
 
 def parse_buckets(texts: Sequence[str]) -> list[Bucket]:
-    """Raises BadParameter."""
+    """Raises BadParameter for an invalid bucket."""
     try:
         return [Bucket.parse(text) for text in texts]
     except BucketError as error:

@@ -1,4 +1,4 @@
-"""`llmc debug`: what every command of a graph writes, and where two artifacts of one model part."""
+"""`llmc debug`: values that each command of a graph writes, and where two artifacts of one model diverge."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations

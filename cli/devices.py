@@ -1,4 +1,4 @@
-"""`llmc devices`: what this machine runs artifacts on."""
+"""`llmc devices`: devices on which this machine can run artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmc doctor`: what this machine is, and what would make it serve faster."""
+"""`llmc doctor`: describes this machine, and what would make it serve faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmc embed`: vectors of texts, or labels of them, with a model that gives these."""
+"""`llmc embed`: vectors or labels of texts, with a model for them."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _given(index: int, item: Prompt) -> Any:
 
 
 def write_lines(lines: Iterable[dict[str, Any]], output: Path | None) -> None:
-    """A JSON object a line, to a file or to stdout."""
+    """Writes one JSON object per line to a file or to stdout."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if output is None:
         sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""`llmc eval`: how accurate an artifact is; one file a subcommand."""
+"""`llmc eval`: accuracy of an artifact; one file per subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmc eval kl`: how far the predictions of an artifact are from those of a reference."""
+"""`llmc eval kl`: divergence of an artifact's predictions from those of a reference."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -83,7 +83,7 @@ def kl_command(
 
 
 def _compiled(model: Path, cache_dir: Path | None, progress: Progress) -> Path:
-    """The model in f32, from the cache or compiled into it."""
+    """The model in f32; taken from the cache, or compiled into it."""
     from llmc.model_artifact import check_model
 
     check_model(model)

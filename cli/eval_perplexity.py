@@ -1,4 +1,4 @@
-"""`llmc eval perplexity`: how well an artifact predicts a text."""
+"""`llmc eval perplexity`: perplexity of an artifact on a text."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _artifact(model: Path) -> Path:
 
     if (model / "graphs.bin").is_file():
         return model
-    # Its bars end before those of the harness begin.
+    # Its progress bars end before those of the harness begin.
     with progress_bar() as progress:
         return artifact_path(model, progress)
 

@@ -1,4 +1,4 @@
-"""`llmc inspect`: what is in an artifact."""
+"""`llmc inspect`: contents of an artifact."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def graph_page(
     *,
     as_json: bool,
 ) -> None:
-    """Writes the page of `graph`, by default the first decode bucket, or the first of all; profile: a file of times.
+    """Writes the page of `graph`; None: the first decode bucket, or the first of all. profile: file with times.
 
     Raises InspectError and ReportError.
     """

@@ -43,12 +43,12 @@ Examples:
 
 
 def build_app(command: str | None = None) -> typer.Typer:
-    """The typer application with every command that is installed, or with `command` alone, which imports less."""
+    """The typer application with all installed commands, or with `command` alone, which imports less."""
     app = typer.Typer(
         name="llmc",
         help=_HELP,
         no_args_is_help=True,
-        add_completion=False,  # `llmc completion` prints scripts that start no Python
+        add_completion=False,  # `llmc completion` prints scripts that need no Python
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -91,12 +91,12 @@ def _main(argv: list[str] | None) -> int:
     if debug:
         args.remove("--debug")
     if clash := name_clash():
-        # Whichever was installed last has written the package's __init__.py.
+        # The package installed last wrote the package's __init__.py.
         if not hasattr(llmc, "artifact_path"):
             return _fail(clash, EXIT_FAILURE)
         print(f"llmc: warning: {clash}", file=sys.stderr)
     if args == ["--version"]:
-        # The root group would ask for a command first.
+        # The root group would first ask for a command.
         from llmc import __version__
 
         print(f"llmc {__version__}")
@@ -116,13 +116,13 @@ def _main(argv: list[str] | None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader of stdout left; a second failure while flushing at exit would print a traceback.
+        # The reader of stdout has left; flushing at exit would fail again and print a traceback.
         sys.stdout = None
         return EXIT_FAILURE
     except Exception as error:
         if type(error).__name__ == "Abort":
             return _fail("interrupted", EXIT_INTERRUPTED)
-        # Typer ships its own click in some versions, so its exceptions are known by what they carry.
+        # Some versions of typer include their own click, so its exceptions are recognized by their attributes.
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
             if type(error).__name__ == "NoArgsIsHelpError":
                 print(error.format_message(), file=sys.stderr)
@@ -137,14 +137,14 @@ def _main(argv: list[str] | None) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error: its own sentence when it is one of ours or the system's, else its type as well."""
+    """One line for an error: the sentence of our own and the system's errors, else prefixed by the error's type."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"
     if isinstance(error, MemoryError):
         return "out of memory: use a smaller model, fewer sequences or a smaller KV pool"
-    # A bare ImportError is the runtime's, about its native library; a missing module would be a bug.
+    # A bare ImportError comes from the runtime, about its native library; a missing module would be a bug.
     ours = type(error).__module__.startswith("llmc") or type(error) is ImportError
     if ours and text:
         return in_flags(text) if type(error).__name__ == "LlmcError" else text
@@ -171,7 +171,7 @@ def _fail(message: str, code: int) -> int:
 
 def entry() -> None:
     """Console entry point."""
-    escape_streams()  # for tracebacks, too
+    escape_streams()  # applies to tracebacks, too
     sys.exit(main())
 
 

@@ -1,4 +1,4 @@
-"""`llmc profile`: where the time of one bucket goes."""
+"""`llmc profile`: time of one bucket, by command."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -110,7 +110,8 @@ def profile_command(
 
 
 def choose_graph(tables: Tables, bucket: str | None, phase: str) -> int:
-    """Index of the graph named `bucket`, else of the smallest of `phase`. Raises BadParameter naming what there is."""
+    """Index of the graph named `bucket`, or else of the smallest one of `phase`. Raises BadParameter that lists the
+    graphs."""
     from llmc.graphs_format import PHASES
 
     names = [graph.name for graph in tables.graphs]

@@ -1,4 +1,4 @@
-"""`llmc quantize`: what the schemes cost and keep of one model, side by side."""
+"""`llmc quantize`: size, speed and quality of quantization schemes on one model, side by side."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -59,12 +59,12 @@ _OF_WRITING = {
     "--dry-run", "--target-kl",
 }  # fmt: skip
 _OF_COMPARING = {"--schemes", "--text", "--tokens", "--window", "--dtype", "--layers", "--cache-dir"}
-_SEQS = 64  # windows that are scored at once
+_SEQS = 64  # windows scored at once
 
 
 @dataclass(frozen=True)
 class SchemeResult:
-    """What a scheme makes of a model. perplexity: None without a text."""
+    """Result of a scheme on a model. perplexity: None without a text."""
 
     scheme: str
     groups: str
@@ -156,7 +156,7 @@ def quantize_command(
 
 
 def _check_kind(context: typer.Context, output: Path | None) -> None:
-    """Flags are of the comparison, of what is written, or of both."""
+    """Checks flags that belong only to the comparison, or only to the written checkpoint."""
     given = set(given_options(context))
     if output is None and (wrong := sorted(given & _OF_WRITING)):
         raise typer.BadParameter(f"{wrong[0]} says how to write a checkpoint; add -o OUT, or leave it out")
@@ -165,7 +165,7 @@ def _check_kind(context: typer.Context, output: Path | None) -> None:
 
 
 def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: str | None) -> QuantConfig | None:
-    """Flags about groups are for the schemes that have them."""
+    """Flags about groups apply only to schemes with groups."""
     if name == NONE:
         return None
     grouped = name not in SCHEMES or SCHEMES[name].weight.is_regrouped
@@ -211,7 +211,7 @@ def _perplexity(
     from llmc.runtime.eval.perplexity import perplexity
 
     most, window = extent
-    # One more position for the token that every request makes.
+    # One more position for the token that every request generates.
     context = -(-(window + 1) // 32) * 32
     with tempfile.TemporaryDirectory(prefix="llmc-quantize-") as folder:
         artifact = Path(folder) / name

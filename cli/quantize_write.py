@@ -22,7 +22,7 @@ from llmc.units import format_bytes
 if TYPE_CHECKING:
     from llmc.compiler.calibration.request import CalibrationConfig, CalibrationReport, Estimate, RecipeReport
 
-_POINTS = 12  # of a recipe's curve that are printed
+_POINTS = 12  # printed points of a recipe's curve
 
 
 def write_command(

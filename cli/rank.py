@@ -1,4 +1,4 @@
-"""`llmc rank`: documents by how well they answer a query, with a model that scores pairs."""
+"""`llmc rank`: sorts documents by how well they answer a query, with a model that scores pairs."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations

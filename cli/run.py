@@ -219,7 +219,7 @@ def run_command(
 
 
 def check_budget(utilization: float | None, reserved: float | None, ratio: float | None, kv_bytes: int) -> None:
-    """Turns a budget that cannot be into a usage error before anything is opened."""
+    """Turns an impossible budget into a usage error before anything is opened."""
     from llmc.runtime.warm_up.budget import BudgetError, budget_of
 
     try:
@@ -252,7 +252,7 @@ def check_sampling(sampling: dict[str, Any]) -> None:
 
 
 def gather_prompts(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Prompt]:
-    """Prompts of the flags, or of stdin when there are none. Raises BadParameter or PromptError."""
+    """Prompts of the flags, or of stdin if there are none. Raises BadParameter or PromptError."""
     for text in texts:
         if not text:
             raise typer.BadParameter("--prompt is empty: give at least one character")
@@ -277,7 +277,7 @@ def gather_prompts(texts: Sequence[str], file: Path | None, *, chat: bool) -> li
 
 
 def with_adapters(items: list[Prompt], names: Sequence[str]) -> list[Prompt]:
-    """The prompts with the one adapter that there is, where they name none. Raises PromptError for an unknown name."""
+    """The prompts; those without an adapter get the only one loaded. Raises PromptError for an unknown name."""
     for index, item in enumerate(items):
         if item.lora is not None and item.lora not in names:
             known = ", ".join(names) or "none"
@@ -297,7 +297,7 @@ def run_prompts(
     quiet: bool = True,
     live: LiveText | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Runs the prompts that `results` does not hold yet; returns (records of this run in input order, summary).
+    """Runs the prompts that `results` does not contain yet. Returns (records of this run in input order, summary).
 
     live: prints the texts meanwhile.
     """
@@ -317,7 +317,7 @@ def run_prompts(
         summary.add(output)
 
     prompts = [_model_input(llm, items[index], chat) for index in todo]
-    # A bar on the terminal that shows the texts would tear them.
+    # A bar on the terminal that shows the texts would break them up.
     torn = live is not None and sys.stdout.isatty()
     try:
         with progress_bar(quiet or torn) as progress:
@@ -338,7 +338,7 @@ def _model_input(llm: LLM, item: Prompt, chat: bool) -> Any:
 
 
 def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]:
-    """The output line of one prompt; with n > 1 the first continuation is spelled out and all are in `outputs`."""
+    """The output line of one prompt. With n > 1 the first continuation is at the top level and all are in `outputs`."""
     completions = []
     for completion in output.outputs:
         fields: dict[str, Any] = {

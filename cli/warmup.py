@@ -1,4 +1,4 @@
-"""`llmc warmup`: warms the graphs of an artifact up and measures what they cost on this machine."""
+"""`llmc warmup`: warms up the graphs of an artifact and measures their costs on this machine."""
 
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from llmc.cli.options.warm_flags import ORDER_HELP, ORDER_METAVAR, REPLAY_S, SECONDS_HELP
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 
-# Costs that are not to be trusted are measured again at once, so often at most.
+# Untrusted costs are measured again at once, at most that often.
 _MORE_ROUNDS = 2
 
 if TYPE_CHECKING:

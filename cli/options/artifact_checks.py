@@ -18,9 +18,9 @@ _SHOWN_DAMAGE = 3
 
 
 def check_bytes(artifact: Path, tables: Tables | None = None) -> str:
-    """Reads the whole artifact and returns what was found, for people. Raises FormatError that names what is damaged.
+    """Reads the whole artifact; returns the result as text. Raises FormatError that names the damaged part.
 
-    tables: its graphs.bin where the caller has read it.
+    tables: its graphs.bin if already read.
     """
     tables = read_graphs(artifact) if tables is None else tables
     with _slow_progress("verify") as progress:
@@ -43,7 +43,7 @@ def check_opens(artifact: Path) -> None:
 
 @contextmanager
 def _slow_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields update(bytes done, bytes in all); a bar on a terminal's stderr once it has taken a while."""
+    """Yields update(bytes done, total bytes); shows a bar on a terminal's stderr after a while."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from llmc.cli.render.console import Console

@@ -1,4 +1,4 @@
-"""What the subcommands of `llmc cache` share."""
+"""Options and helpers shared by the subcommands of `llmc cache`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_cache(cache_dir: Path | None) -> GraphCache:
-    """The cache in `cache_dir`; None: where it is by default."""
+    """The cache in `cache_dir`; None: at the default place."""
     return GraphCache(cache_root(cache_dir))
 
 
 def print_json(data: object) -> None:
-    """On stdout, indented."""
+    """Prints indented JSON on stdout."""
     typer.echo(json.dumps(data, indent=2))
 
 
 def age(last_used: float) -> str:
-    """As in `3h ago`; last_used: seconds since the epoch."""
+    """Time since `last_used` (seconds since the epoch), as in `3h ago`."""
     seconds = max(0.0, time.time() - last_used)
     for unit in ("w", "d", "h", "m"):
         if seconds >= AGE_SECONDS[unit]:

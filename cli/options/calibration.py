@@ -1,4 +1,4 @@
-"""The options of `llmc quantize -o`, and text that is named on the command line."""
+"""The options of `llmc quantize -o`, and reading of texts named on the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """As the command line gives them. method: None: the scheme's own. target_kl: None: a scheme is asked for."""
+    """Values of the command line. method None: the scheme's default. target_kl None: a scheme was given instead."""
 
     method: str | None
     layout: str

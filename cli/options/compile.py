@@ -1,4 +1,4 @@
-"""The options that decide what is compiled, shared by the commands that compile and those that explain."""
+"""The options that determine a compilation, shared by commands that compile and commands that explain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KV_DTYPES = f"{', '.join([*KV_DTYPES][:-1])} or {[*KV_DTYPES][-1]}"
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """As the command line gives them; a field is an option."""
+    """Values of the command line; each field is an option."""
 
     buckets: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits.")
@@ -149,14 +149,14 @@ class CompileOptions:
     def config(
         self, model: Path, output: Path, *, needs: str, jobs: int = 0, cache_dir: Path | None = None
     ) -> CompileConfig:
-        """What the options ask for; usage is checked before anything heavy is imported.
+        """The configuration for these options. Usage is checked before anything heavy is imported.
 
-        needs: begins the sentence that says that the compiler is not installed. Raises BadParameter, ModelPathError.
+        needs: start of the sentence that says the compiler is not installed. Raises BadParameter, ModelPathError.
         """
         buckets: str | LadderVariables | None = self.buckets
         if buckets is None:
             buckets = _variables()
-        # Without the number the ladder of a SPEC gives it; `max` stands for that of the default ladder.
+        # Without the number, the ladder of a SPEC determines it; `max` refers to the default ladder.
         limits = Limits(
             self.max_num_seqs or DEFAULT_MAX_NUM_SEQS, self.max_model_len, self.block_size, self.max_num_batched_tokens
         )
@@ -207,7 +207,7 @@ class CompileOptions:
 
 
 def given_options(context: typer.Context, but: Collection[str] = ()) -> list[str]:
-    """The flags of the command line, as --max-num-seqs, of parameters that are not among `but`."""
+    """Flags given on the command line, as --max-num-seqs, except those of the parameters in `but`."""
     given = []
     for name in context.params:
         source = context.get_parameter_source(name)
@@ -224,8 +224,8 @@ def _variables() -> LadderVariables | None:
 
 
 def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str, task: str) -> None:
-    """What is wrong whatever the model is: reported before anything heavy is imported."""
-    # Which phases there must be, the model says where the task does not.
+    """Reports errors that do not depend on the model, before anything heavy is imported."""
+    # The model determines the required phases unless the task does.
     of_task: dict[str, tuple[str, ...]] = {"auto": (), "generate": REQUIRED_PHASES}
     phases = of_task.get(task, PROMPT_PHASES)
     if dtype not in ("auto", "f32", "bf16", "f16"):
@@ -234,7 +234,7 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
         raise typer.BadParameter(f"--kv-dtype {kv_dtype!r} is unknown: use auto, {_KV_DTYPES}")
     if limits.block_size is not None and limits.block_size % 16:
         raise typer.BadParameter(f"--block-size {limits.block_size} is not a multiple of 16: use 16, 32 or 64")
-    # What only the model knows is checked once the model is read.
+    # Checks that need the model follow once it is read.
     known = limits.max_model_len is not None
     try:
         if isinstance(buckets, LadderVariables):
@@ -250,7 +250,7 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
 def quant_config(
     scheme: str | None, group_size: int | None, asymmetric: bool | None, skip: str | None
 ) -> QuantConfig | None:
-    """What the flags of quantization ask for; None without --quant."""
+    """Quantization configured by the flags; None without --quant."""
     if scheme is None:
         given = {"--group-size": group_size, "--asymmetric/--symmetric": asymmetric, "--skip": skip}
         for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Options of the commands that open a device, beside those of a CPU's threads."""
+"""Options of commands that open a device, except those for CPU threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 @dataclass(frozen=True)
 class DeviceFlags:
-    """As in `runtime.binding.devices.DEVICE_OPTIONS`: those that a kind of device does not have change nothing."""
+    """As in `runtime.binding.devices.DEVICE_OPTIONS`. A device ignores options that its kind does not have."""
 
     enforce_eager: Annotated[
         bool,
@@ -55,7 +55,7 @@ class DeviceFlags:
         return int(self.swap_space * 2**30)
 
     def options(self) -> dict[str, int | bool | str | None]:
-        """What a device is given."""
+        """Options for the device."""
         return {
             "eager": self.enforce_eager or None,
             "device_number": self.device_number,

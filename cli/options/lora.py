@@ -12,7 +12,7 @@ LORA_HELP = "LoRA adapter, as PEFT saves it, that requests choose by NAME; repea
 
 
 def parse_adapters(given: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Path]:
-    """["med=adapters/med"] → {"med": Path}. taken: names that are the model's. Raises BadParameter."""
+    """["med=adapters/med"] → {"med": Path}. taken: names of the model itself. Raises BadParameter."""
     found: dict[str, Path] = {}
     for option in given:
         name, equals, path = option.partition("=")

@@ -1,4 +1,4 @@
-"""--miss-policy of `llmc run` and `llmc serve`: parsed, and checked before anything is opened."""
+"""--miss-policy of `llmc run` and `llmc serve`: parsed and checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ POLICY_HELP = "|".join(MISS_POLICIES)
 
 
 def parse_miss_policy(policy: str, model: Path, ready_after: str = "all") -> MissPolicy:
-    """Raises BadParameter for an unknown policy, and for what the strict one excludes; ModelPathError for the
-    background without the compiler."""
+    """Raises BadParameter for an unknown policy and for options that `strict` excludes, ModelPathError for `background`
+    without the compiler."""
     try:
         found = parse_policy(policy, "--miss-policy")
     except RequestError as error:
@@ -41,7 +41,7 @@ def parse_miss_policy(policy: str, model: Path, ready_after: str = "all") -> Mis
 
 
 def say_bucket_news(news: BucketNews) -> None:
-    """A line on stderr."""
+    """Prints a line on stderr."""
     from llmc.cli.options.warm_up import say
 
     say(news.line())

@@ -1,4 +1,4 @@
-"""Numbers of the command line: what --option takes where not every number that Python reads makes sense."""
+"""Checks on numbers of the command line that Python accepts but an option must not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import typer
 
 
 def finite(value: float | None) -> float | None:
-    """The value of an option, as its callback. Raises typer.BadParameter for nan and infinities, which pass every
-    comparison with a least or a largest value."""
+    """Callback that returns the value. Raises typer.BadParameter for nan and infinities, which pass every range
+    check."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter("must be a finite number")
     return value

@@ -1,4 +1,4 @@
-"""--replan of `llmc serve` and what belongs to it."""
+"""--replan of `llmc serve` and its related options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PlanFor(enum.StrEnum):
-    """What is to become less."""
+    """Quantity to reduce."""
 
     time = "time"
     tokens = "tokens"

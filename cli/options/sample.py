@@ -12,7 +12,7 @@ _MOST_BYTES = 1 << 30
 
 
 def read_sample(path: Path, flag: str = "--text") -> str:
-    """The text of a file. flag: that named it. Raises BadParameter for one that is no text, or empty."""
+    """The text of a file. flag: the option that names it. Raises BadParameter if it is not text, or empty."""
     try:
         sample = read_text(path, _MOST_BYTES)
     except OSError as error:

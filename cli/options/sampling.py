@@ -1,4 +1,4 @@
-"""The options that say how tokens are drawn, shared by the commands that generate."""
+"""Sampling options, shared by the commands that generate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """As the command line gives them; a field is an option. None: the model's default."""
+    """Values of the command line; each field is an option. None: the model's default."""
 
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0: greedy.")] = None
     top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this probability.")] = None

@@ -1,4 +1,4 @@
-"""What `llmc warmup` and `llmc serve` share: the plan of a warm-up, its memory budget, its progress, its cost table."""
+"""Shared by `llmc warmup` and `llmc serve`: plan of a warm-up, memory budget, progress, and cost table."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 READY_AFTER = ("all", "hot")
 MEASURE_WITHIN_S = 2.0
-"""What a server measures without being asked takes at most about so long, on an idle machine; seconds."""
+"""Limit of measurements that a server makes unasked, on an idle machine; approximate seconds."""
 
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """trace: traffic that orders the graphs. ready_after: all or hot. measure: costs that are not known, or that are
-    not to be trusted; None: only where that takes MEASURE_WITHIN_S of an idle machine; again: and those that are.
-    measure_s: about the seconds that measuring a load may take. replay_s: about so long graphs are replayed, the rest
-    is walked through. skip: no warm-up. budget: None for no budget."""
+    """trace: traffic that orders the graphs. ready_after: all or hot. measure: measure costs that are unknown or
+    untrusted; None: only if that takes at most MEASURE_WITHIN_S on an idle machine. again: also measure known costs.
+    measure_s: approximate seconds to measure one load. replay_s: approximate seconds of replays; the rest is walked
+    through. skip: no warm-up. budget: None for no budget."""
 
     trace: Path | None = None
     strategy: str = "auto"
@@ -69,7 +69,7 @@ class WarmOptions:
 def budget_options(
     utilization: float | None, graph_reserved: float | None, prompt_ratio: float | None, kv_bytes: int
 ) -> BudgetOptions | None:
-    """The budget that flags ask for; None without --memory-utilization. Raises BadParameter."""
+    """The budget requested by the flags; None without --memory-utilization. Raises BadParameter."""
     try:
         return budget_of(utilization, graph_reserved, prompt_ratio, kv_bytes)
     except BudgetError as error:
@@ -77,7 +77,8 @@ def budget_options(
 
 
 class WarmUpPlanner:
-    """Plans the warm-up of an artifact and keeps its cost table; `budget` is decided at once, with a line each step."""
+    """Plans the warm-up of an artifact and keeps its cost table. `budget` is computed at once, with one line per
+    step."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class WarmUpPlanner:
         device: Mapping[str, Any] | None = None,
         draft: Path | None = None,
     ) -> None:
-        """device: the options that choose the device. draft: the artifact of a model that guesses, part of the budget.
-        Raises BucketError and BudgetError, and LlmcError for an artifact that cannot be opened."""
+        """device: options that choose the device. draft: artifact of a draft model, part of the budget. Raises
+        BucketError, BudgetError, and LlmcError if an artifact cannot be opened."""
         from llmc.runtime.binding import Artifact
 
         self._artifact, self._options = artifact, options
@@ -124,7 +125,7 @@ class WarmUpPlanner:
             base = base_graphs([graphs[i] for i in kept])
             order, num_hot = self._order_of(graphs, [kept[i] for i in base], dropped)
         measure: frozenset[int] = frozenset()
-        # Behind traffic nothing is measured: it would be slow, and what it found wrong.
+        # Nothing is measured behind traffic: measuring would be slow, and its results wrong.
         if options.measure is not False and options.ready_after == "all" and not options.skip:
             try:
                 self._recorder = CostRecorder(self._artifact, cost_folder(options.cost_folder), graphs, num_threads)
@@ -145,32 +146,32 @@ class WarmUpPlanner:
         )
 
     def log(self) -> WarmLog:
-        """Sums up a warm-up."""
+        """Summary of a warm-up."""
         return WarmLog(self._vocab_size)
 
     def doubtful(self) -> frozenset[int]:
-        """Graphs by index whose measured costs are not to be trusted."""
+        """Indices of graphs whose measured costs are not trusted."""
         self.flush()
         return frozenset() if self._recorder is None else self._recorder.unknown()
 
     def take(self, step: WarmStep) -> None:
-        """Notes what a step measured."""
+        """Records the measurements of a step."""
         if self._recorder is not None:
             self._keep(lambda recorder: recorder.take(step))
 
     def take_overhead(self, step_s: float, token_s: float) -> None:
-        """Notes what a step takes around its replay, and for each token that it samples."""
+        """Records the time of a step around its replay, and per sampled token."""
         if self._recorder is not None:
             self._keep(lambda recorder: recorder.take_overhead(step_s, token_s))
 
     def flush(self) -> CostRecorder | None:
-        """Writes what is left; the recorder, or None when nothing is measured."""
+        """Writes what is pending. Returns the recorder, or None if nothing is measured."""
         if self._recorder is not None:
             self._keep(CostRecorder.flush)
         return self._recorder
 
     def _keep(self, write: Callable[[CostRecorder], None]) -> None:
-        """A table that cannot be written is no reason not to serve."""
+        """Failure to write a table must not stop the server."""
         assert self._recorder is not None
         try:
             write(self._recorder)
@@ -195,7 +196,7 @@ class WarmUpPlanner:
 
 @contextmanager
 def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
-    """Shows the warm-up on stderr, a bar on a terminal, else a line a graph, and keeps what it measures."""
+    """Shows the warm-up on stderr, as a bar on a terminal, else one line per graph, and records its measurements."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from llmc.cli.render.console import Console
@@ -228,7 +229,7 @@ def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
             end()
 
     def end() -> None:
-        # Without a terminal, and when it is stopped twice, rich writes an empty line.
+        # Without a terminal, or when stopped twice, rich writes an empty line.
         if bars.live.is_started:
             bars.stop()
 
@@ -240,7 +241,7 @@ def warm_up_progress(planner: WarmUpPlanner) -> Iterator[OnWarmStep]:
 
 
 def say(message: str) -> None:
-    """A line on stderr, of one process alone where mpirun has started several."""
+    """Prints a line on stderr, from one process only if mpirun started several."""
     mpi = mpi_rank()
     if mpi is None or mpi.rank == 0:
         print(f"llmc: {message}", file=sys.stderr, flush=True)

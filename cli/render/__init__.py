@@ -1,1 +1,1 @@
-"""How commands show things in a terminal."""
+"""Output of commands in a terminal."""

@@ -1,4 +1,4 @@
-"""What is in an artifact, as plain data for tools: model, kernels, buckets, weights."""
+"""Contents of an artifact as plain data for tools: model, kernels, buckets, weights."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def _kernels(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _kv_pool(model: ModelRecord) -> dict[str, int]:
-    """Bytes of a KV block, and of the pool that holds one sequence of the longest length; the longest that the engine's
-    default pool holds."""
+    """Bytes of a KV block and of a pool for one sequence of the longest length; longest sequence in the engine's
+    default pool."""
     block_bytes = model.kv_block_bytes
     blocks = -(-model.max_model_len // model.block_size)
     default_blocks = max(1, min(model.max_num_seqs * blocks, DEFAULT_KV_BYTES // block_bytes))
     return {
         "block_bytes": block_bytes,
-        # One block more: the dummy block of padding.
+        # One more block: the dummy block for padding.
         "full_context_bytes": (blocks + 1) * block_bytes,
         "default_max_request_tokens": min(model.max_model_len, default_blocks * model.block_size),
     }
 
 
 def _adapters(tables: Tables) -> dict[str, int] | None:
-    """What LoRA adapters have room for, and how many commands of a graph are theirs; None where none can be loaded."""
+    """Limits of LoRA adapters, and number of adapter commands in a graph; None if no adapter can be loaded."""
     model = tables.model
     if not model.adapter_slots:
         return None

@@ -1,4 +1,4 @@
-"""What is in an artifact, for people: model, kernels, buckets, weights."""
+"""Contents of an artifact as text: model, kernels, buckets, weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:
 
 
 def _context(max_model_len: int, manifest: dict[str, Any]) -> str:
-    """How the longest request compares with what the model was made for; nothing where they are the same."""
+    """Compares the longest request with the model's own context length; empty if they are equal."""
     context = manifest.get("context")
     if context is None or max_model_len == context["model_len"]:
         return ""
@@ -58,7 +58,7 @@ def _context(max_model_len: int, manifest: dict[str, Any]) -> str:
 
 
 def _origin(data: dict[str, Any]) -> Iterator[str]:
-    """Lines that say where the weights come from, as far as anything is known."""
+    """Lines on the origin of the weights, as far as known."""
     if source := data["source"]:
         yield f"from the hub: {source['repo']} at {source['revision']}"
     if merged := data["merged_lora"]:
@@ -66,7 +66,7 @@ def _origin(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _task(tables: Tables, manifest: dict[str, Any]) -> Iterator[str]:
-    """What a model that writes no text gives."""
+    """Output of a model that generates no text."""
     width, task = tables.model.vector_width, (manifest.get("model") or {}).get("task")
     if width:
         name = f"task {task['name']}: " if task else ""
@@ -75,7 +75,7 @@ def _task(tables: Tables, manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _here(kind: str) -> Iterator[str]:
-    """Whether this machine has a device for code that is for no CPU."""
+    """Whether this machine has a device for the artifact's code, if that is not for a CPU."""
     from llmc.runtime.binding.devices import Device
     from llmc.runtime.binding.handle import LlmcError
 
@@ -92,24 +92,24 @@ def _here(kind: str) -> Iterator[str]:
 
 
 def _sources(names: list[str]) -> str:
-    """Experts come from very many."""
+    """Names of the source tensors, shortened: a stack of experts comes from many."""
     more = len(names) - _MOST_SOURCES
     shown = names if more <= 0 else [*names[:_MOST_SOURCES], f"{more} more"]
     return ", ".join(shown) or "-"
 
 
 def _bits_text(bits: dict[str, float]) -> str:
-    """As in `  4.7 bits a weight: w4a8 4.2, w8a8 8.04`; nothing is known of an artifact without shapes."""
+    """As in `  4.7 bits a weight: w4a8 4.2, w8a8 8.04`; empty for an artifact without shapes."""
     parts = ", ".join(f"{scheme} {value:g}" for scheme, value in bits.items() if scheme != "all")
     return f"  {bits['all']:g} bits a weight of a matrix, scales included: {parts}" if bits else ""
 
 
 def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
-    """The artifact for people."""
+    """The artifact as text."""
     data = artifact_data(tables, manifest)
     model = tables.model
     total = sum(w["bytes"] for w in data["weights"])
-    # Those of an encoder take turns with one KV cache, and its tables count that.
+    # An encoder's layers share one KV cache in turn, and its tables count just that one.
     layers = (manifest.get("model") or {}).get("num_layers", model.num_layers)
     parts = [
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",

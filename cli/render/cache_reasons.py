@@ -1,4 +1,5 @@
-"""Why entries are not cached: what differs from the nearest ones, a reason once for all that share it."""
+"""Reasons why entries are not cached: differences from the nearest entries, each reason once with all entries it
+concerns."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from llmc.compiler.store.cache import Difference, GraphCache, Nearest
 from llmc.compiler.store.differences import differing
 
 Wanted = Sequence[tuple[str, Mapping[str, str]]]
-# What a graph depends on of its target; the rows of a tile are in its shape, too.
+# Components of a graph that depend on its target; the rows of a tile are also in its shape.
 _OF_TARGET = frozenset({"layouts", "shape.token_layout", "shape.sample_layout", "shape.segments"})
 _SHOWN_VALUES = 6
 _LONG = 200
 
 
 def why_data(wanted: Wanted, cache: GraphCache, target: str) -> list[dict[str, Any]]:
-    """For each (name, components): its key, whether it is cached, and else the nearest entry and what differs.
+    """For each (name, components): its key and whether it is cached; if not, the nearest entry and the differences.
 
-    target: name of the one that is compiled for; a graph's components hold only its tiles.
+    target: name of the compilation target; a graph's components contain only its tiles.
     """
     entries = cache.entries()
     keys = {e.key for e in entries}
@@ -37,7 +38,7 @@ def why_data(wanted: Wanted, cache: GraphCache, target: str) -> list[dict[str, A
 
 
 def _named(nearest: Nearest, target: str) -> list[Difference]:
-    """The differences in the words of the command line: tiles are those of a target."""
+    """The differences in terms of the command line: tiles are shown as a target."""
     tiles = next((d for d in nearest.differences if d.name == "layouts"), None)
     if tiles is None:
         return list(nearest.differences)
@@ -48,7 +49,7 @@ def _named(nearest: Nearest, target: str) -> list[Difference]:
 
 
 def missing_lines(answers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is not cached, for people: entries with the same reason together."""
+    """Missing entries as text, grouped by reason."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for answer in answers:
         if not answer["cached"]:
@@ -69,14 +70,14 @@ def missing_lines(answers: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _reason(answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Equal for entries that differ from the nearest ones in the same, but for the rows of each graph's own shape."""
+    """Key for grouping: equal for entries with the same differences, apart from rows of each graph's own shape."""
     names = [f"{d['name']} {d['old']} {d['new']}" for d in _parts(answer) if not d["name"].startswith("shape.")]
     shape = {"shape" for d in _parts(answer) if d["name"].startswith("shape.")}
     return (str(answer["kind"]), "" if answer["nearest"] is None else "nearest", *sorted(names), *shape)
 
 
 def _parts(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The differences, those of JSON objects member by member."""
+    """The differences; those of JSON objects member by member."""
     found: list[dict[str, Any]] = []
     for d in answer["differences"]:
         old, new = ({d["name"]: value} if value is not None else {} for value in (d["old"], d["new"]))
@@ -85,7 +86,7 @@ def _parts(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _values(members: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each component that differs; the values of several shapes beside each other."""
+    """One line per differing component, with the values of several shapes side by side."""
     by_name: dict[str, dict[str, None]] = {}
     for member in members:
         for d in _parts(member):
@@ -99,7 +100,7 @@ def _values(members: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shortened(old: str | None, new: str | None) -> tuple[str, str]:
-    """Both values; long ones, which no name and no figure is, cut to where they begin to differ."""
+    """Both values; long ones that are neither name nor number are cut to where they begin to differ."""
     if old and new and max(len(old), len(new)) > _LONG:
         same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
         start = max(0, same - 20)

@@ -1,4 +1,4 @@
-"""What a chat shows and where its lines come from: a terminal with live Markdown, or plain text."""
+"""Input and output of a chat: a terminal with live Markdown, or plain text."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ ONLY_REASONING = "the answer ended within its reasoning; --max-tokens and /max-t
 
 
 class Screen(Protocol):
-    """interactive: errors are shown and the chat goes on, else they end it."""
+    """interactive: errors are shown and the chat continues; otherwise they end it."""
 
     interactive: bool
 
     def lines(self) -> Iterator[str]:
-        """What is typed, a message or command at a time, to the end of the input."""
+        """Input lines, each a message or command, until the input ends."""
 
     def show(self, pieces: Iterable[Piece], shown: list[str]) -> None:
-        """Shows an answer as it comes; appends its text, without reasoning, to `shown`."""
+        """Shows an answer as it arrives; appends its text, without reasoning, to `shown`."""
 
     def note(self, text: str) -> None:
-        """A word of the program, not of the model."""
+        """Shows a message of the program, not of the model."""
 
 
 class PlainScreen:
-    """Lines from stdin, answers to stdout as they come, notes to stderr; reasoning, too, where no answer follows."""
+    """Lines from stdin, answers to stdout as they arrive, notes to stderr. Reasoning goes to stdout if no answer
+    follows."""
 
     interactive = False
 
@@ -61,7 +62,7 @@ class PlainScreen:
                 reasoning.append(piece.text)
                 continue
             shown.append(piece.text)
-            # A program that reads the answer gets it as it is.
+            # A program that reads the answer gets it unchanged.
             exact(sys.stdout).write(printable(piece.text) if self._safe else piece.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
@@ -74,9 +75,9 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A terminal: lines edited with readline, answers as Markdown that grows in place.
+    """A terminal: lines are edited with readline; answers are Markdown that grows in place.
 
-    history: file that keeps the lines between chats, None for this chat only.
+    history: file that keeps the lines between chats; None: this chat only.
     """
 
     interactive = True
@@ -128,7 +129,7 @@ class TerminalScreen:
     def _start_editing(self) -> None:
         try:
             import readline
-        except ImportError:  # a Python without it still reads lines
+        except ImportError:  # without readline, lines can still be read
             return
         readline.set_auto_history(True)
         readline.set_completer_delims(" ")
@@ -151,7 +152,7 @@ class TerminalScreen:
 
         readline.set_history_length(1000)
         try:
-            # Made first, so that what was typed is never readable by others.
+            # Created first, so that the typed text is never readable by others.
             self._history.touch(mode=0o600)
             readline.write_history_file(self._history)
         except OSError as error:
@@ -159,7 +160,7 @@ class TerminalScreen:
 
 
 def _join_quoted(lines: Iterator[str]) -> Iterator[str]:
-    """Lines as messages: what stands between two lines of three quotes is one. An unended one is left out."""
+    """Lines as messages: text between two lines of three quotes is one message. An unterminated one is dropped."""
     for line in lines:
         if line.strip() != _QUOTES:
             yield line
@@ -173,7 +174,7 @@ def _join_quoted(lines: Iterator[str]) -> Iterator[str]:
 
 
 class _AnswerView:
-    """An answer growing on a terminal. Blocks that are complete are printed for good, the last one is redrawn."""
+    """An answer growing on a terminal. Complete blocks are printed for good; the last one is redrawn."""
 
     def __init__(self, console: Console, *, markdown: bool) -> None:
         from rich.live import Live
@@ -202,7 +203,7 @@ class _AnswerView:
         self._draw()
 
     def finish(self) -> None:
-        """Prints what is left; also after an interruption."""
+        """Prints the rest; also after an interruption."""
         self._end_reasoning()
         self._stop_live()
         if self._markdown:
@@ -236,7 +237,7 @@ class _AnswerView:
 
 
 class _Tail:
-    """Markdown of which, unless `whole`, only the last lines are drawn that the terminal can redraw in place."""
+    """Markdown; unless `whole`, only as many last lines are drawn as the terminal can redraw in place."""
 
     def __init__(self, text: str, *, whole: bool = False) -> None:
         self._text = text
@@ -248,7 +249,7 @@ class _Tail:
         from rich.segment import Segment
 
         markdown = Markdown(self._text)
-        # Rich drops HTML; in an answer it is text that somebody asked for.
+        # Rich drops HTML, but in an answer it is text.
         markdown.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(self._text)
         lines = console.render_lines(markdown, options, pad=False)
         while lines and not any(segment.text.strip() for segment in lines[-1]):
@@ -263,7 +264,7 @@ class _Tail:
 def complete_blocks(text: str) -> int:
     """Length of the longest prefix of Markdown `text` whose rendering no longer depends on what follows.
 
-    It ends after a blank line outside of a code fence whose next line starts a new block.
+    The prefix ends after a blank line outside a code fence whose next line starts a new block.
     """
     split = position = 0
     fence = ""
@@ -279,7 +280,7 @@ def complete_blocks(text: str) -> int:
         if found and not fence:
             fence = found[1]
         elif found and found[1][0] == fence[0] and len(found[1]) >= len(fence) and not line[found.end() :].strip():
-            # The last character of a line that still grows may not be the fence's end.
+            # The last character of a growing line may not be the end of the fence.
             fence = "" if whole_line else fence
         blank = not line.strip()
         position += len(line)

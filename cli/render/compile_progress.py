@@ -1,4 +1,4 @@
-"""The bars of a compilation: one a phase."""
+"""Progress bars of a compilation, one per phase."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A progress callback for the compiler that draws one bar a phase on stderr, or nothing when it is no terminal."""
+    """A progress callback for the compiler: one bar per phase on stderr, nothing if stderr is no terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from llmc.cli.render.console import Console
 
     console = Console(stderr=True)
-    # What has no steps to count shows a bar that pulses, and no numbers.
+    # A phase without countable steps shows a pulsing bar without numbers.
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[steps]:>9}"),
                TimeElapsedColumn())  # fmt: skip
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:

@@ -1,4 +1,4 @@
-"""rich's console for texts that may hold control characters, which it would pass on to the terminal."""
+"""A rich console that escapes control characters in texts; rich itself would pass them to the terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmc.cli.render.terminal_text import escaped
 
 
 class Console(rich.console.Console):
-    """Escapes control characters in all that it prints; rich's own sequences, of colours and bars, stay."""
+    """Escapes control characters in everything it prints, but keeps rich's own sequences for colours and bars."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        # Before it is measured, so that tables keep their columns.
+        # Before measuring, so that tables keep their columns.
         return super().render_str(escaped(text), **options)
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:

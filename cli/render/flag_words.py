@@ -1,10 +1,10 @@
-"""The engine's errors in the words of the command line, which has flags where the API has options."""
+"""Rewrites the engine's errors with flags of the command line in place of API options."""
 
 from __future__ import annotations
 
 import re
 
-# As llmc.h and LLM call them; where two say the same, the command line has one flag.
+# Names in llmc.h and LLM; if two mean the same, the command line has one flag.
 _FLAGS = {
     "kv_bytes or num_blocks": "--kv-bytes",
     "kv_bytes": "--kv-bytes",

@@ -13,7 +13,7 @@ from llmc.runtime.profile.steps import full_step
 
 _COLOURS = {"linear": "#cfe2ff", "attention": "#ffd9c7", "rope": "#fff3bf", "norm": "#d8f5d0", "activation": "#e7dcf7"}
 
-# As Netron calls them. It shows the word beside a node, and colours by it only operators that it knows itself.
+# Category names of Netron, which shows them beside a node. It colours only operators that it knows.
 _CATEGORIES = {
     "linear": "Layer",
     "attention": "Attention",
@@ -31,13 +31,13 @@ _FOR_VIEWERS = (
 
 
 class InspectError(RuntimeError):
-    """A graph that cannot be shown as asked."""
+    """A graph cannot be shown as requested."""
 
 
 def graph_data(tables: Tables, graph: Graph, manifest: dict[str, Any]) -> dict[str, Any]:
     """Plain data of one graph: shapes, commands, and the memory plan (offsets and sizes in bytes).
 
-    read_bytes, written_bytes, flops: of a step that fills the bucket. arena_live_bytes: of values that are needed.
+    read_bytes, written_bytes, flops: of a step that fills the bucket. arena_live_bytes: of values still needed.
     """
     commands, params = commands_of(tables, graph), kernel_params(manifest)
     plan, step = memory_plan(commands), full_step(tables, graph)
@@ -99,14 +99,14 @@ def graph_data(tables: Tables, graph: Graph, manifest: dict[str, Any]) -> dict[s
 
 
 def _quote(text: str) -> str:
-    # JSON leaves `\n`, which Graphviz reads as a line break, and escapes quotes the way Graphviz wants.
+    # JSON keeps `\n`, which Graphviz reads as a line break, and escapes quotes as Graphviz expects.
     return json.dumps(text, ensure_ascii=False)
 
 
 def graph_dot(tables: Tables, graph: Graph) -> str:
-    """Graphviz source: a box a command, which names the weights and inputs it reads, and an edge a computed value.
+    """Graphviz source: one box per command, with its weights and inputs; one edge per computed value.
 
-    Inputs are read in every layer: edges from them would cover the flow of the values.
+    Inputs have no edges: every layer reads them, and the edges would hide the flow of values.
     """
     lines = [
         f"digraph {_quote(graph.name)} {{",
@@ -133,7 +133,7 @@ def graph_dot(tables: Tables, graph: Graph) -> str:
 
 
 def _reads(command: CommandView) -> list[BufferView]:
-    # A pool that is written shows once, as the new version.
+    # A pool that is written appears once, as the new version.
     return [b for b in command.buffers if not b.written]
 
 
@@ -142,7 +142,7 @@ def _writes(command: CommandView) -> list[BufferView]:
 
 
 def _viewer_facts(command: CommandView) -> dict[str, str]:
-    """Metadata that viewers read: Netron takes `input_names`, Model Explorer folds nodes by `namespace`."""
+    """Metadata for viewers: Netron reads `input_names`, Model Explorer folds nodes by `namespace`."""
     facts = {"input_names": f"[{', '.join(repr(role_of(command, b)) for b in _reads(command))}]"}
     if category := _CATEGORIES.get(command.family):
         facts["category"] = category
@@ -150,11 +150,12 @@ def _viewer_facts(command: CommandView) -> dict[str, str]:
 
 
 def graph_onnx(tables: Tables, graph: Graph) -> bytes:
-    """An ONNX model for viewers: a node of domain `llmc` a command, an edge a computed value.
+    """An ONNX model for viewers: one node of domain `llmc` per command, one edge per computed value.
 
-    Every input of a step is declared. What has an initializer, viewers show inside the node that reads it, with its
-    shape. Weights have sparse ones without values. Inputs except input_ids have zeros, for the checker takes no input
-    that is sparse. The model says that it is for viewers alone. Raises InspectError where the package onnx is missing.
+    Every input of a step is declared. Viewers show a value with an initializer inside the node that reads it, with its
+    shape. Weights have sparse initializers without values. Inputs except input_ids have zeros, because the checker
+    rejects sparse inputs. The model says that it is for viewers only. Raises InspectError if the package onnx is
+    missing.
     """
     try:
         import onnx

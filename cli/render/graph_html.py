@@ -1,4 +1,4 @@
-"""The graph of a bucket as one HTML page: commands by layer, what they move, and the arena over the step."""
+"""The graph of a bucket as one HTML page: commands by layer, bytes moved, and the arena over the step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def with_times(data: Data, path: Path) -> Data:
 
 
 def graph_html(data: Data, artifact: str, buckets: Sequence[str]) -> str:
-    """The page of what `graph_data`, or `with_times`, gives. artifact: its name; buckets: all that it has."""
+    """The page for data from `graph_data` or `with_times`. artifact: its name. buckets: names of all its buckets."""
     others = ", ".join(name for name in buckets if name != data["bucket"])
     return Page(
         title=f"The graph of {data['bucket']}",

@@ -1,4 +1,4 @@
-"""One bucket of an artifact for people: its commands and its memory plan."""
+"""One bucket of an artifact as text: its commands and its memory plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmc.units import format_bytes
 
 
 def graph_text(tables: Tables, graph: Graph) -> str:
-    """One bucket for people: commands with their buffers, then the memory plan."""
+    """One bucket as text: commands with their buffers, then the memory plan."""
     commands = commands_of(tables, graph)
     lines = [
         f"{graph.name}: up to {graph.max_tokens} tokens, {graph.max_seqs} sequences, {graph.max_samples} samples, "

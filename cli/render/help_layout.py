@@ -1,4 +1,4 @@
-"""What all commands share: headings over the options of long ones, one vocabulary of value names, no nan."""
+"""Layout of the help of all commands: headings for long lists of options, uniform value names, and no nan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-# What a command says of itself in `llmc --help`: it must fit on one line of 80 columns.
+# Summary of a command in `llmc --help`; it must fit on one line of 80 columns.
 SUMMARIES: Mapping[str, str] = {
     "compile": "Compile a Hugging Face model into an artifact.",
     "run": "Generate text for prompts, offline.",
@@ -59,7 +59,7 @@ SUMMARIES: Mapping[str, str] = {
     "bench throughput": "Time many requests on the engine.",
 }
 
-# Headings of long commands, and the parameters under each; what is in none stands under "Options".
+# Headings of long commands, with their parameters; all others appear under "Options".
 Headings = Mapping[str, tuple[str, ...]]
 _PLAN_COSTS = (
     "cost", "cost_table", "model", "gflops", "bandwidth", "overhead_us", "prefill_rate", "decode_step_ms"
@@ -241,12 +241,12 @@ HEADINGS: Mapping[str, Headings] = {
     },
 }  # fmt: skip
 
-# Value names of options that name none.
+# Names for values of options that specify none.
 _KINDS = {"int": "N", "float": "X", "str": "NAME", "path": "PATH"}
 
 
 class Command(TyperCommand):
-    """A command whose options stand under headings and whose values are all named in capitals, or as a|b|c."""
+    """A command with headed options and named values: in capitals, or as a|b|c."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -258,7 +258,7 @@ class Command(TyperCommand):
         rest: list[str] = super().parse_args(ctx, args)
         for param in self.params:
             value = ctx.params.get(param.name)
-            # It passes every comparison with a least or a largest value, and no option means it.
+            # nan passes every range check, and no option means it.
             if isinstance(value, float) and math.isnan(value):
                 raise typer.BadParameter("nan is not a value of this option", ctx=ctx, param=param)
         return rest
@@ -280,7 +280,7 @@ class Command(TyperCommand):
 
 
 def value_name(param: Any) -> str:
-    """The name of a parameter's value in help: the choices, the argument's own name, or one for its type."""
+    """Name of a parameter's value in the help: the choices, the argument's own name, or one for its type."""
     choices = getattr(param.type, "choices", None)
     if choices is not None:
         return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
@@ -290,7 +290,7 @@ def value_name(param: Any) -> str:
 
 
 def lay_out(app: typer.Typer, prefix: str = "") -> None:
-    """Gives every command of `app`, and of the groups in it, its layout and its summary."""
+    """Applies layout and summary to every command of `app` and of its groups."""
     for command in app.registered_commands:
         command.cls = Command
         command.short_help = SUMMARIES[f"{prefix}{command.name}"]

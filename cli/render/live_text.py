@@ -1,4 +1,4 @@
-"""Texts on stdout while their tokens come."""
+"""Prints texts on stdout while their tokens arrive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class LiveText:
-    """Prints continuations in input order, each at once as far as it is there and closed by a newline.
+    """Prints continuations in input order as they arrive, each ended by a newline.
 
-    heads: what each prompt's continuations read on from. What comes for a later one is kept until its turn.
+    heads: text before each prompt's continuations. Text for a later continuation is kept until its turn.
     """
 
     def __init__(self, heads: Sequence[str], n: int, out: TextIO) -> None:
         self._heads = heads
         self._n = n
         self._out = exact(out)
-        # A program that reads the texts gets them as they are.
+        # A program that reads the texts gets them unchanged.
         self._shown = printable if out.isatty() else str
         self._kept: dict[int, list[str]] = {}
         self._ended: set[int] = set()
@@ -29,7 +29,7 @@ class LiveText:
         self._begun = False
 
     def take(self, delta: TokenDelta) -> None:
-        """Takes what a continuation gained."""
+        """Takes the new text of a continuation."""
         which = delta.index * self._n + delta.output_index
         self._kept.setdefault(which, []).append(delta.text)
         if delta.finish_reason is not None:
@@ -38,7 +38,7 @@ class LiveText:
             self._print()
 
     def close(self) -> None:
-        """Ends the line of a continuation that was interrupted."""
+        """Ends the line of an interrupted continuation."""
         if self._begun:
             self._write("\n")
             self._begun = False

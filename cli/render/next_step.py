@@ -1,4 +1,4 @@
-"""What `llmc` alone says: what lies here, and the command that comes next."""
+"""Output of `llmc` alone: models and artifacts found here, and a suggestion for the next command."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from llmc.model_path import is_model
 
-_MOST_FOLDERS = 1000  # a directory of many more files is no place of artifacts
+_MOST_FOLDERS = 1000  # a directory with many more files is no place for artifacts
 _MOST_SHOWN = 5
 _HUB_MODEL = "Qwen/Qwen3-0.6B"
 
 
 def next_step(here: Path, cache: Path) -> str:
-    """Lines for a terminal. here: the current directory; artifacts and models are looked for in it and in its folders.
-    cache: llmc's cache directory, which may not exist."""
+    """Lines for a terminal. here: the current directory, searched with its subfolders for artifacts and models. cache:
+    llmc's cache directory, which may not exist."""
     found = sorted(_places(here))
     artifacts = [path for path in found if (path / "graphs.bin").is_file()]
     models = [path for path in found if path not in artifacts and is_model(path)]
@@ -51,7 +51,7 @@ def next_step(here: Path, cache: Path) -> str:
 
 
 def _places(here: Path) -> Iterator[Path]:
-    """Where an artifact or a model may be: here, and two folders deep, as out/tiny is."""
+    """Candidate paths for artifacts and models: here, and two folders deep, as out/tiny."""
     yield here
     for folder in _folders(here):
         yield folder
@@ -68,7 +68,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return list(islice(folder.iterdir(), _MOST_FOLDERS))
     except OSError:
-        return []  # not there, or not to be read
+        return []  # missing or unreadable
 
 
 def _listed(title: str, paths: list[Path], here: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A plan for people and for machines."""
+"""A plan as text and as JSON data."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _scores(phase: PhasePlan) -> list[LadderScore]:
 
 
 def _cost(cost: float, ends: tuple[float, float] | None) -> str:
-    """Below the cost how far off it may lie: a table of so many columns has no room for both ends in 80 characters."""
+    """The interval, below the cost: in 80 columns such a table has no room for both ends beside it."""
     if ends is None or cost <= 0:
         return f"{cost:,.4g}"
     return f"{cost:,.4g}\n{ends[0] / cost - 1:+.0%} {ends[1] / cost - 1:+.0%}"
 
 
 Intervals = Mapping[str, tuple[float, float]]
-"""By phase the factors (low, high) around costs."""
+"""Factors (low, high) on costs, by phase."""
 
 
 def _interval(intervals: Intervals, phase: str, cost: float) -> tuple[float, float] | None:
@@ -45,7 +45,7 @@ def plan_data(
     intervals: Intervals,
     warnings: Sequence[str],
 ) -> dict[str, Any]:
-    """All of a plan, for machines; shares and padding 0 … 1."""
+    """The whole plan as data; shares and padding are 0 … 1."""
     plan = simulated.plan
     return {
         "requests": requests,
@@ -164,7 +164,7 @@ def print_plan(
     output: Path | None,
     intervals: Intervals,
 ) -> None:
-    """Tables on stdout."""
+    """Prints tables on stdout."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

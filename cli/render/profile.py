@@ -13,7 +13,7 @@ _UNITS = {"read": "GB/s", "f32": "GFLOP/s", "bf16": "GFLOP/s", "int8": "GOP/s"}
 
 
 def print_profile(data: dict[str, Any], top: int) -> None:
-    """The profile for people on stdout; top: commands to list."""
+    """Prints the profile on stdout. top: number of commands to list."""
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)

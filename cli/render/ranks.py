@@ -1,4 +1,5 @@
-"""What `llmc inspect` says of an artifact for several ranks: what each reads, and what they join in a step."""
+"""Output of `llmc inspect` for an artifact with several ranks: bytes read per rank, and collective results of a
+step."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from llmc.units import format_bytes
 
 
 def joined_bytes(tables: Tables, graph: Graph) -> int:
-    """Of the results that ranks make together in a step that fills `graph`, float32."""
+    """Bytes of collective results in a step that fills `graph`; float32."""
     total = 0
     for command in tables.commands_of(graph):
         if command.collective is not None:
@@ -20,7 +21,7 @@ def joined_bytes(tables: Tables, graph: Graph) -> int:
 
 
 def ranks_data(tables: Tables) -> dict[str, Any] | None:
-    """Bytes of weights that all ranks share and that one has of its own, and what each bucket joins; None for one
+    """Bytes of weights shared by all ranks and of one rank's own weights, and collective bytes per bucket. None for one
     rank."""
     model = tables.model
     if not model.num_ranks:
@@ -42,7 +43,7 @@ def ranks_data(tables: Tables) -> dict[str, Any] | None:
 
 
 def ranks_text(ranks: dict[str, Any] | None) -> Iterator[str]:
-    """Lines for people."""
+    """The same as lines of text."""
     if ranks is None:
         return
     yield (

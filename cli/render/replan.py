@@ -1,4 +1,4 @@
-"""A proposal of buckets, as text."""
+"""A proposal of buckets as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.units import format_bytes
 
 
 def replan_text(proposal: Proposal, state: Mapping[str, Any] | None = None) -> str:
-    """For people. state: of the server that it is about."""
+    """The text. state: state of the server that the proposal is for."""
     lines = []
     if proposal.changes:
         rows = [

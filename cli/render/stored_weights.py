@@ -1,4 +1,4 @@
-"""The weights of an artifact for people and tools: one by one, by scheme, and by what layers have in common."""
+"""The weights of an artifact for people and tools: one by one, by scheme, and by class of layer weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.quantize.formats.registry import format_of
 
 
 def stored_weights(tables: Tables, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every tensor that is stored, in the order of the file."""
+    """All stored tensors, in file order."""
     known = manifest.get("weights") or {}
     weights = []
     for weight in tables.weights:
@@ -38,7 +38,7 @@ def stored_weights(tables: Tables, manifest: Mapping[str, Any]) -> list[dict[str
 
 
 def whole_name(name: str, known: Mapping[str, Any]) -> str:
-    """The weight that a tensor is, or lies beside as its scales do."""
+    """Name of the weight that a tensor is, or that it belongs to, for example as scales."""
     base = name.rpartition(".")[0]
     return base if name not in known and base in known else name
 
@@ -54,11 +54,11 @@ def weights_by_scheme(weights: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def weights_by_class(weights: list[dict[str, Any]], manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Scheme, format, method, bits, bytes and error of the weights that layers share, in the order of the file.
+    """Scheme, format, method, bits, bytes and error of weights that layers share, in file order.
 
-    bits_per_weight: with what lies beside the numbers; of a weight without a known shape, those of its dtype. error,
-    max_error: relative to what the checkpoint has, see `Conversion`; 0: exact, None: nobody measured it. types: of what
-    was converted, in the checkpoint.
+    bits_per_weight: includes scales and zero points; of a weight without known shape, bits of its dtype. error,
+    max_error: relative to the checkpoint, see `Conversion`; 0: exact; None: not measured. types: types in the
+    checkpoint of what was converted.
     """
     known, lost = manifest.get("weights") or {}, manifest.get("weights_converted")
     found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
@@ -114,7 +114,7 @@ def _groups(entry: Mapping[str, Any]) -> str:
 
 
 def bits_per_weight(weights: list[dict[str, Any]], manifest: Mapping[str, Any]) -> dict[str, float]:
-    """Bits that a number of the model takes by scheme, with scales and zero points, and in "all" matrices."""
+    """Bits per number of the model by scheme, including scales and zero points, and in "all" matrices together."""
     size: Counter[str] = Counter()
     elements: Counter[str] = Counter()
     known = manifest.get("weights") or {}

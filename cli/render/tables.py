@@ -1,4 +1,4 @@
-"""Tables that cut nothing: one too wide for the terminal is printed in bands of columns."""
+"""Tables without truncation: a table wider than the terminal is printed in bands of columns."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ENDLESS = 1 << 20
 
 
 def print_table(table: Table, console: Console | None = None, keys: int = 1) -> None:
-    """Prints a table with every cell whole, on stdout or where `console` writes.
+    """Prints a table with every cell complete, on stdout or to `console`.
 
-    keys: leading columns that name a row; each band begins with them. A cell wider than the terminal goes on in the
-    next line. A pipe without COLUMNS has no width, and gets one band. A table with a column of prose, whose overflow is
-    "fold", is not parted: the prose takes more lines.
+    keys: leading columns that identify a row; each band begins with them. A cell wider than the terminal continues on
+    the next line. A pipe without COLUMNS has no width and gets one band. A table with a prose column, whose overflow is
+    "fold", is not split: the prose takes more lines.
     """
     from llmc.cli.render.console import Console
 
@@ -48,7 +48,7 @@ def _bands(table: Table, console: Console, keys: int) -> Iterator[Table]:
 
 
 def _width(table: Table, console: Console) -> int:
-    """Columns of the terminal that all of it takes."""
+    """Terminal columns that the whole table needs."""
     return console.measure(table, options=console.options.update(width=_ENDLESS)).maximum
 
 

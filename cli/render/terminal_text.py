@@ -1,4 +1,4 @@
-"""No control character of any input reaches a terminal: names, prompts, errors and what a model wrote may hold some."""
+"""Keeps control characters of any input from the terminal: names, prompts, errors and model output may contain some."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-# Whatever could move the cursor, retitle the window, fill the clipboard, forge a line or turn the direction of text:
-# C0 but tab and newline, DEL and C1, line separators, bidirectional controls; and halves of surrogate pairs.
+# Characters that could move the cursor, retitle the window, fill the clipboard, forge a line or turn the direction of
+# text: C0 but tab and newline, DEL and C1, line separators, bidirectional controls; and halves of surrogate pairs.
 _OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"[{_OBEYED}]")
 _UNPRINTABLE = re.compile(f"[{_OBEYED}\ud800-\udfff]")
 
 
 def escaped(text: str) -> str:
-    """`text` with control characters written as in JSON, so that one can see them, and JSON stays what it was."""
+    """`text` with control characters written as in JSON, so that they are visible and JSON stays valid."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: for what a model wrote, which repeats what others wrote."""
+    """`text` without control characters: for model output, which may repeat foreign text."""
     return _CONTROLS.sub("", text)
 
 
 class EscapedStream:
-    """A text stream that escapes what is written to it; everything else is the stream's own.
+    """A text stream that escapes everything written to it; all else is the wrapped stream's.
 
-    rich_proxied_file: the stream, for rich, whose own sequences are wanted; `console.Console` escapes what it is given.
+    rich_proxied_file: the wrapped stream, for rich, whose own sequences are wanted. `console.Console` escapes rich's
+    input.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -47,12 +48,12 @@ class EscapedStream:
 
 
 def exact(stream: TextIO | EscapedStream) -> TextIO:
-    """The stream behind an EscapedStream: for texts that a program reads."""
+    """The stream behind an EscapedStream, for texts that a program reads."""
     return stream.rich_proxied_file if isinstance(stream, EscapedStream) else stream
 
 
 def escape_streams() -> None:
-    """Makes stdout and stderr escape what is written to them, from now on."""
+    """Makes stdout and stderr escape everything written from now on."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, EscapedStream):
@@ -61,12 +62,12 @@ def escape_streams() -> None:
 
 @contextmanager
 def escaped_streams() -> Iterator[None]:
-    """The same for a while."""
+    """`escape_streams` for the duration of the block."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     escape_streams()
     try:
         yield
     finally:
         for name, stream in before.items():
-            if isinstance(getattr(sys, name), EscapedStream):  # else somebody else has put another one there
+            if isinstance(getattr(sys, name), EscapedStream):  # otherwise somebody else has replaced it
                 setattr(sys, name, stream)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Plain aligned columns; numbers to the right."""
+    """Plain aligned columns; numbers are right-aligned."""
     cells = [[str(c) for c in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
     right = [all(isinstance(row[i], int) for row in rows) and bool(rows) for i in range(len(header))]

@@ -1,4 +1,4 @@
-"""Planned buckets with rows for guesses, for people and for machines."""
+"""Planned buckets with rows for guesses, as text and as JSON data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmc.buckets.verify_plan import VerifyPlan
 
 
 def verify_data(plan: VerifyPlan) -> dict[str, Any]:
-    """All of a plan, for machines."""
+    """The whole plan as data."""
     return {
         "buckets": [[bucket.batch, bucket.seq] for bucket in plan.buckets],
         "cost": plan.cost,
@@ -19,7 +19,7 @@ def verify_data(plan: VerifyPlan) -> dict[str, Any]:
 
 
 def print_verify(plan: VerifyPlan, unit: str, max_num_seqs: int, guesses: int, odds: float) -> None:
-    """A table on stdout."""
+    """Prints a table on stdout."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What a start tells: the buckets of each phase, and after the warm-up which graphs are warm."""
+"""Output of a start: the buckets of each phase, and after the warm-up the warm graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = {"prefill": "batch x length", "decode": "batch x context", "mixed": "ba
 
 
 def sizes(graphs: Sequence[GraphInfo]) -> str:
-    """All of one phase in short: batch x sizes, as in 1x128,256 2x128."""
+    """Buckets of one phase in short: batch x sizes, as in 1x128,256 2x128."""
     by_batch: dict[int, list[str]] = {}
     for graph in sorted(graphs, key=lambda g: (g.batch, g.seq)):
         by_batch.setdefault(graph.batch, []).append(graph.bucket.length)
@@ -26,7 +26,7 @@ def sizes(graphs: Sequence[GraphInfo]) -> str:
 
 
 def bucket_lines(graphs: Sequence[GraphInfo]) -> list[str]:
-    """The buckets, a line each phase."""
+    """The buckets, one line per phase."""
     lines = []
     for phase in PHASES:
         mine = [graph for graph in graphs if graph.phase == phase]
@@ -37,17 +37,17 @@ def bucket_lines(graphs: Sequence[GraphInfo]) -> list[str]:
 
 @dataclass
 class WarmLog:
-    """The steps of a warm-up, summed up at its end."""
+    """Collects the steps of a warm-up for a summary."""
 
     vocab_size: int
     steps: list[WarmStep] = field(default_factory=list)
 
     def take(self, step: WarmStep) -> None:
-        """Notes a graph that is warm."""
+        """Records a graph that is warm."""
         self.steps.append(step)
 
     def lines(self) -> list[str]:
-        """The warm graphs, a line each phase: how many, the time of their last replays or walks, memory, which."""
+        """The warm graphs, one line per phase: count, time of their last replays or walks, memory, names."""
         lines = []
         for phase in PHASES:
             mine = [step for step in self.steps if step.graph.phase == phase]

@@ -1,4 +1,4 @@
-"""What padding costs, as text."""
+"""Cost of padding as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmc.runtime.simulation.figures import between, count, duration
 
 
 def waste_text(data: dict[str, Any]) -> str:
-    """What `waste_data` tells, for people."""
+    """The result of `waste_data` as text."""
     rows = [
         (
             row["bucket"],

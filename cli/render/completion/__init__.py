@@ -1,1 +1,1 @@
-"""Completion scripts of shells, written from the command line's own parser: a key press starts no Python."""
+"""Completion scripts of shells, generated from the command line's parser, so that a key press starts no Python."""

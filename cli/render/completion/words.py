@@ -1,4 +1,4 @@
-"""What may stand on a command line: commands, options and the kinds of their values, read from the parser."""
+"""Words of the command line (commands, options and value kinds), read from the parser."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 
 class Value(StrEnum):
-    """What a shell offers for a value."""
+    """Kind of completion that a shell offers for a value."""
 
     NONE = "none"
-    """Nothing can be offered: numbers and texts."""
+    """No completion: numbers and texts."""
     CHOICES = "choices"
     FILE = "file"
     FOLDER = "folder"
     ARTIFACT = "artifact"
-    """Folders; one with graphs.bin is complete."""
+    """Folders; one with graphs.bin is final."""
     MODEL = "model"
     """Artifacts, other folders and files: a GGUF or ONNX file is a model, too."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """names: as typed, `-o` and `--output`. value: None for a switch."""
+    """names: as typed, such as `-o` and `--output`. value: None for a switch."""
 
     names: tuple[str, ...]
     help: str
@@ -36,8 +36,8 @@ class Option:
 
 @dataclass(frozen=True)
 class CommandWords:
-    """path: the words before, as ("cache", "ls"). arguments: the value of each position; the last one holds for all
-    that follow where `repeats`."""
+    """path: preceding words, as ("cache", "ls"). arguments: kind of each positional value; if `repeats`, the last kind
+    applies to all that follow."""
 
     path: tuple[str, ...]
     help: str
@@ -47,7 +47,7 @@ class CommandWords:
     repeats: bool
 
 
-# By the name that help gives to a value.
+# By the name of a value in the help.
 _BY_NAME = {
     "DIR": Value.FOLDER,
     "ARTIFACT": Value.ARTIFACT,
