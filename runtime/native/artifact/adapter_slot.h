@@ -1,4 +1,4 @@
-// How the matrices of a LoRA adapter lie in a slot of a linear layer's pool, as FORMAT.md has it.
+// Layout of a LoRA adapter's matrices in a slot of a linear layer's pool (FORMAT.md).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace llmc {
 
 constexpr uint32_t kMaxAdapterParts = 8;
 
-// Of a layer with `columns` inputs, whose outputs are `rows` of each of its parts, for ranks up to `rank`.
+// Slot of a layer with `columns` inputs and `rows` outputs per part, for adapter ranks up to `rank`.
 struct AdapterSlot {
   static constexpr uint64_t kHeaderBytes = 8 * kMaxAdapterParts;
   static constexpr uint64_t kLine = 64;
@@ -19,10 +19,10 @@ struct AdapterSlot {
 
   static uint64_t Up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
   uint64_t item_bytes() const { return dtype == 0 ? 4 : 2; }
-  // Room for A of one part, and for B of a part.
+  // Bytes reserved for A of one part, and for B of a part.
   uint64_t a_bytes() const { return Up(Up(rank, panel) * Up(columns, lanes) * item_bytes(), kLine); }
   uint64_t b_bytes(uint32_t part) const { return Up(Up(rows[part], panel) * Up(rank, lanes) * item_bytes(), kLine); }
-  // Where they begin in a slot.
+  // Byte offsets of A and B in a slot.
   uint64_t a_offset(uint32_t part) const { return kHeaderBytes + part * a_bytes(); }
   uint64_t b_offset(uint32_t part) const {
     uint64_t at = a_offset(num_parts);

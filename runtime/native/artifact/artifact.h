@@ -1,4 +1,5 @@
-// Artifact: an opened, validated artifact directory (FORMAT.md). What its code is, devices know. Immutable and shared.
+// Artifact: an opened, validated artifact directory (FORMAT.md). Its code is opaque here; devices interpret it.
+// Immutable and shared.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,7 @@ constexpr uint32_t kNumFamilies = 8;
 constexpr uint32_t kNumInputs = 9;
 constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kMaxLaunchFacts = 7;
-constexpr uint32_t kCollective = 1u << 31;  // what a command adds to the index of a collective
+constexpr uint32_t kCollective = 1u << 31;  // added to the index of a collective in a command
 constexpr int32_t kMaxRanks = 256;
 
 enum class OperandKind : uint32_t {
@@ -98,7 +99,8 @@ static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof
                   sizeof(CollectiveRecord) == 32,
               "records have the sizes of FORMAT.md");
 
-// Of input kAdapterTiles, behind the number of tiles: the slot of a tile's adapter, how many rows it has, the rows.
+// Record of a tile in input kAdapterTiles, after the number of tiles: the slot of its adapter, its number of rows, the
+// rows.
 constexpr uint32_t kTileRows = 8;
 constexpr uint32_t kTileRecord = 2 + kTileRows;
 
@@ -109,10 +111,11 @@ uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index);
 // The same, rounded up to whole cache lines.
 uint64_t InputBytes(const GraphRecord& graph, uint32_t index);
 
-// What the code of an artifact is for.
+// The target of an artifact's code.
 struct TargetFacts {
-  std::string kind, name, layout;  // of the device that loads it; the target's; of activations and KV cache
-  uint32_t level = 0;              // that the device must have, as its kind counts them
+  // kind of device that loads it; name of the target; layout of activations and KV cache
+  std::string kind, name, layout;
+  uint32_t level = 0;              // least level of the device, in its kind's numbering
 };
 
 class Artifact {
@@ -122,10 +125,10 @@ class Artifact {
   Artifact& operator=(const Artifact&) = delete;
 
   static Status Open(const std::string& directory, std::shared_ptr<const Artifact>* out);
-  // Reads weights.safetensors from end to end and compares every tensor with its CRC-32; the rest must be zero.
+  // Reads the whole weights.safetensors and compares every tensor with its CRC-32; all other bytes must be zero.
   Status Verify() const;
 
-  // Whether this artifact is `older` with graphs and kernels behind its own: the same model, weights, numbers.
+  // Whether this artifact is `older` plus graphs and kernels appended: the same model, weights, numbers.
   Status CheckExtends(const Artifact& older) const;
 
   const ModelRecord& model() const { return model_; }
@@ -138,22 +141,22 @@ class Artifact {
   const std::vector<CodeRecord>& code() const { return code_; }
   const std::vector<AdapterRecord>& adapters() const { return adapters_; }
   const std::vector<CollectiveRecord>& collectives() const { return collectives_; }
-  // That run a step together.
+  // Ranks that run a step together.
   uint32_t num_ranks() const { return model_.num_ranks == 0 ? 1 : static_cast<uint32_t>(model_.num_ranks); }
-  // Of the file what one rank reads.
+  // Bytes of the file that one rank reads.
   uint64_t rank_weight_bytes() const;
   uint32_t num_shared_weights() const { return static_cast<uint32_t>(model_.num_shared_weights); }
-  // Weights that operands may name: those that all ranks share, then those of one rank.
+  // Weights that operands may name: the shared ones, then those of one rank.
   uint32_t num_named_weights() const {
     const uint32_t shared = num_shared_weights();
     return shared + (static_cast<uint32_t>(weights_.size()) - shared) / num_ranks();
   }
-  // The record of the weight that an operand of `rank` names.
+  // Index of the weight record that an operand of `rank` names.
   uint32_t weight_of(uint32_t named, uint32_t rank) const {
     const uint32_t shared = num_shared_weights();
     return named < shared ? named : named + rank * (num_named_weights() - shared);
   }
-  // Of a command that is none of a kernel, else nullptr.
+  // The collective of a command; nullptr if the command calls a kernel.
   const CollectiveRecord* collective(const CommandRecord& command) const {
     return command.kernel < kCollective ? nullptr : &collectives_[command.kernel - kCollective];
   }
@@ -162,14 +165,14 @@ class Artifact {
   const std::string& directory() const { return directory_; }
   const TargetFacts& target() const { return target_; }
 
-  // Of a kernel of this artifact; followed by a NUL.
+  // Symbol of a kernel of this artifact, terminated by a NUL.
   const char* symbol(const KernelRecord& kernel) const { return strings_.data() + kernel.symbol_offset; }
   std::string code_name(const CodeRecord& code) const { return strings_.substr(code.name_offset, code.name_length); }
   uint64_t code_bytes() const;
   std::string weight_name(uint32_t index) const {
     return strings_.substr(weights_[index].name_offset, weights_[index].name_length);
   }
-  // An error that says which file of this artifact is damaged, and how.
+  // An error that names the damaged file of this artifact and the damage.
   Status Corrupt(const std::string& file, const std::string& what) const;
   uint64_t max_arena_bytes() const { return max_arena_bytes_; }
   // Bytes of one KV block of one layer.
@@ -194,7 +197,7 @@ class Artifact {
 
   std::string directory_;
   uint32_t version_ = 0;        // of graphs.bin
-  uint64_t weights_bytes_ = 0;  // as graphs.bin has it
+  uint64_t weights_bytes_ = 0;  // as stated in graphs.bin
   uint32_t weights_header_crc32_ = 0;
   std::string strings_;
   TargetRecord target_record_{};
@@ -209,10 +212,10 @@ class Artifact {
   std::vector<AdapterRecord> adapters_;
   std::vector<CollectiveRecord> collectives_;
   ModelShape shape_{};
-  // Kept open: what devices load is what was checked, whatever has taken its place since.
+  // Kept open: devices load the very files that were checked, even if the paths have been replaced since.
   std::vector<MappedFile> code_files_;
   MappedFile weight_file_;
-  uint64_t weights_header_bytes_ = 0;  // with the length before it
+  uint64_t weights_header_bytes_ = 0;  // including the length field before it
   uint64_t max_arena_bytes_ = 0;
 };
 

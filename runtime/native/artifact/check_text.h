@@ -1,4 +1,4 @@
-// What the checks of an artifact share: whether bytes lie in a range, and numbers in what they say.
+// Shared by the checks of an artifact: range tests and numbers in messages.
 #pragma once
 #include <cstddef>
 #include <cstdint>

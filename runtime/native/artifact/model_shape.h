@@ -1,4 +1,4 @@
-// What scheduler and engine must know of a model and of its compiled buckets.
+// Facts about a model and its compiled buckets that scheduler and engine need.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -14,7 +14,7 @@ struct GraphShape {
   Phase phase;
   uint32_t batch, seq;
   uint32_t max_tokens, max_seqs, max_samples, max_blocks_per_seq;
-  // KV blocks of all sequences together, which lie one after another in a flat table; 0: each sequence has a row of its own.
+  // KV blocks of all sequences together, in one flat block table; 0: each sequence has its own row of the table
   uint32_t max_blocks = 0;
 
   // Entries of the block table.
@@ -27,15 +27,15 @@ struct ModelShape {
   std::vector<int32_t> eos_token_ids;
   uint64_t kv_block_bytes;
   std::vector<GraphShape> graphs;
-  int32_t vector_width = 0;  // floats of the vector that a prompt gives; 0: rows of logits are sampled from
-  bool whole_prompts = false;  // a step must hold all tokens of a prompt, whose KV nobody reads later
-  uint32_t adapter_slots = 0;           // LoRA adapters that are held at once
-  std::vector<AdapterSlot> adapters{};  // of each linear layer that has a pool of them, a slot
+  int32_t vector_width = 0;  // floats of a prompt's vector; 0: the output is logits to sample from
+  bool whole_prompts = false;  // a step must contain all tokens of a prompt, and its KV is not read later
+  uint32_t adapter_slots = 0;           // LoRA adapters held at once
+  std::vector<AdapterSlot> adapters{};  // the slot layout of each linear layer with an adapter pool
 
-  int32_t states_width = 0;  // floats of the hidden state that graphs leave of each row; 0: none
-  bool takes_states = false;  // they are given one of each row, too
+  int32_t states_width = 0;  // floats of the hidden state that graphs output per row; 0: none
+  bool takes_states = false;  // graphs also take a hidden state per row
 
-  // Floats of a row that a graph gives.
+  // Floats per row of a graph's output.
   uint32_t output_width() const { return static_cast<uint32_t>(vector_width > 0 ? vector_width : vocab_size); }
 };
 

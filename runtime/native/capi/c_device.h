@@ -1,4 +1,4 @@
-// What llmc_device* points to.
+// The type behind llmc_device*.
 #pragma once
 #include <memory>
 #include <string>

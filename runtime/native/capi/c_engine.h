@@ -1,4 +1,4 @@
-// What llmc_engine* points to, and how one is made from a caller's options.
+// The type behind llmc_engine*, and its construction from a caller's options.
 #pragma once
 #include <functional>
 #include <memory>
@@ -8,7 +8,7 @@
 
 struct llmc_engine {
   std::unique_ptr<llmc::Engine> engine;
-  llmc::SimulatedDevice* simulated = nullptr;  // the engine's device, when it is one
+  llmc::SimulatedDevice* simulated = nullptr;  // the engine's device if it is simulated
 };
 
 namespace llmc {
@@ -17,11 +17,11 @@ namespace llmc {
 using MakeDevice =
     std::function<Status(const llmc_engine_options& options, uint32_t num_blocks, std::unique_ptr<Device>* device)>;
 
-// Makes the device of options.draft, which takes turns with the engine's.
+// Makes the device of options.draft, which runs in turn with the engine's device.
 using MakeDraft = std::function<Status(const llmc_engine_options& options, const Device& beside, uint32_t num_blocks,
                                        std::unique_ptr<Device>* device)>;
 
-// options NULL: the defaults. make_draft none: a draft is refused.
+// options NULL: the defaults. make_draft empty: a draft is refused.
 Status MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,
                   std::unique_ptr<llmc_engine>* out, const MakeDraft& make_draft = {});
 

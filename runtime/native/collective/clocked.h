@@ -1,4 +1,4 @@
-// ClockedCollective: another one, and how long a rank was in it, the wait for the others included.
+// ClockedCollective: wraps another one and measures the time a rank spends in it, including the wait for other ranks.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-// Of one operation. Thread 0 writes, any thread reads.
+// Time in one operation. Thread 0 writes, any thread reads.
 struct CollectiveTime {
   std::atomic<uint64_t> count{0}, ns{0};
 };

@@ -1,4 +1,4 @@
-// Group: the ranks that run an artifact together, as one of them sees the others, whatever carries what they say.
+// Group: the ranks that run an artifact together, as seen by one of them, over any transport.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,7 +11,7 @@ namespace llmc {
 
 constexpr uint32_t kMostRanks = 256;
 
-// What is said is heard by every other rank, in the order in which it was said. One thread at a time speaks or hears.
+// Every other rank hears what is said, in order. One thread at a time speaks or hears.
 class Group {
  public:
   virtual ~Group() = default;
@@ -19,27 +19,27 @@ class Group {
   virtual uint32_t num_ranks() const = 0;
   virtual const char* transport() const = 0;
 
-  // Of rank 0. Waits where a rank lags far behind; an error once a rank has failed.
+  // Rank 0 only. Waits if a rank lags far behind; an error once a rank has failed.
   virtual Status Say(const void* data, uint64_t bytes) = 0;
-  // Of another rank: the next bytes, as many as were said at once. Spins for spin_ns before it sleeps.
+  // Other ranks only: reads the next bytes, exactly as many as one Say wrote. Spins for spin_ns before it sleeps.
   virtual Status Hear(void* data, uint64_t bytes, uint64_t spin_ns) = 0;
 
-  // Of another rank: its device stands.
+  // Other ranks only: reports that the device is ready.
   virtual Status TellLoaded() = 0;
-  // Of rank 0: until the devices of all others stand; an error once a rank has failed.
+  // Rank 0 only: waits until all other devices are ready; an error once a rank has failed.
   virtual Status AwaitLoaded() = 0;
-  // This rank ends as it should, and the others do.
+  // Announces an orderly end of this rank, as the others will do.
   virtual void Leave() = 0;
-  // Of rank 0: until all others have left, but not for long.
+  // Rank 0 only: waits a short time until all others have left.
   virtual void AwaitLeft() = 0;
 
-  // Tells all ranks that one has failed. The first failure stays.
+  // Tells all ranks that one has failed. The first failure is kept.
   virtual void Fail(uint32_t rank, const std::string& why) = 0;
   virtual bool failed() const = 0;
-  // An error once a rank has failed: which one, and why.
+  // An error once a rank has failed, which names the rank and the reason.
   virtual Status status() const = 0;
 
-  // What the commands of a device call; one at a time is used.
+  // The collective for the commands of a device; only one is used at a time.
   virtual std::shared_ptr<Collective> NewCollective() = 0;
 };
 

@@ -1,10 +1,10 @@
-// A process of this machine, told apart from a later one of the same number.
+// Identifies a process of this machine even if its number is reused.
 #pragma once
 #include <cstdint>
 
 namespace llmc {
 
-// When a process began, in ticks since the machine did; 0: it is there no more, or a zombie.
+// Start time of a process in ticks since boot; 0 if it has ended or is a zombie.
 uint64_t StartOfProcess(int32_t pid);
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
-// Room: the memory that the ranks of one host share. Rank 0 lays it out; the others come in. Who ends without leaving is
-// missed by those that wait for it.
+// Room: memory shared by the ranks of one host. Rank 0 creates it, the others join. Waiting ranks detect a rank that
+// ends without leaving.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -13,16 +13,17 @@
 
 namespace llmc {
 
-constexpr uint64_t kSlotBytes = 256u << 10;  // of a rank's part of a message, which is passed on in such pieces
-constexpr uint64_t kChannelBytes = 1u << 20;  // of what rank 0 says to the others
+// of a rank's part of a message; longer messages are sent in pieces of this size
+constexpr uint64_t kSlotBytes = 256u << 10;
+constexpr uint64_t kChannelBytes = 1u << 20;  // buffer for messages of rank 0
 constexpr uint64_t kLineBytes = 64;
 
-// What a rank says of itself.
+// State that a rank publishes.
 struct RoomMember {
-  SharedFlag given;  // pieces that it has laid into its slots
-  SharedFlag reduced;  // pieces whose part of the sum it has added up
-  SharedFlag heard;  // lines of the channel that it has read
-  SharedFlag loaded;  // 1: its device stands
+  SharedFlag given;  // pieces it has written to its slots
+  SharedFlag reduced;  // pieces whose part of the sum it has computed
+  SharedFlag heard;  // lines of the channel it has read
+  SharedFlag loaded;  // 1: its device is ready
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> entered, left;
   std::atomic<uint64_t> process_start;
@@ -30,12 +31,12 @@ struct RoomMember {
 
 class Room {
  public:
-  // path: of a file of memory that the ranks share, such as /proc/self/fd/N of a memfd; empty for rank 0. num_ranks: for
-  // others than rank 0 what rank 0 has said, or 0.
+  // path: a memory file shared by the ranks, such as /proc/self/fd/N of a memfd; empty for rank 0. num_ranks: on other
+  // ranks the number stated by rank 0, or 0.
   static Status Open(const std::string& path, uint32_t rank, uint32_t num_ranks, std::shared_ptr<Room>* out);
-  // A rank of threads of this process in a room of its memory.
+  // Adds a rank made of threads of this process to a room in its memory.
   static Status Join(const std::shared_ptr<Room>& other, uint32_t rank, std::shared_ptr<Room>* out);
-  // Tells a room that a rank has ended, and why: for who started it.
+  // Reports in a room that a rank has ended and why; for the process that started it.
   static Status Report(const std::string& path, uint32_t rank, const std::string& why);
   ~Room();
   Room(const Room&) = delete;
@@ -52,7 +53,7 @@ class Room {
 
   // Waits for a flag, spinning for spin_ns before it sleeps. False once a rank has failed.
   bool Await(SharedFlag* flag, uint32_t target, uint64_t spin_ns) const;
-  // The first failure stays.
+  // The first failure is kept.
   void Fail(uint32_t rank, const std::string& why) const;
   bool failed() const;
   Status status() const;

@@ -1,5 +1,5 @@
-// ShmCollective: ranks of one host add up in the memory of a room. A message goes in pieces. Of a small piece every rank
-// adds up all that the others gave; of a large one each adds up a part, and all read the sums.
+// ShmCollective: ranks of one host that add up in the memory of a room. A message is sent in pieces. A small piece is
+// summed completely by every rank. A large one is divided: each rank sums a part, and all read the sums.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -21,7 +21,7 @@ class ShmCollective final : public Collective {
   Status status() const override { return room_->status(); }
 
  private:
-  // The last of the rank's threads to come sets its flag.
+  // The last arriving thread of the rank sets its flag.
   void Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uint32_t num_threads, uint32_t value);
   bool AwaitAll(SharedFlag RoomMember::* flag, uint32_t value) const;
   const float* Given(uint32_t rank, uint32_t turn, const float* own) const;

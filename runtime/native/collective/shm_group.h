@@ -1,4 +1,4 @@
-// ShmGroup: ranks of one host, which meet in a room.
+// ShmGroup: ranks of one host that share a room.
 #pragma once
 #include <memory>
 #include <string>

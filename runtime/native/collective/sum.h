@@ -1,4 +1,4 @@
-// What sums of all transports have in common: the order of their terms.
+// Order of the terms in a sum, common to all transports.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@ inline void AddTo(float* to, const float* more, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) to[i] += more[i];
 }
 
-// Adds what comes behind the sum of the ranks to elements [begin, end) of the message; `sum` is that of element begin.
+// Adds bias and residual to elements [begin, end) of the message; `sum` points to element begin.
 void AddBehindSum(const Reduction& work, float* sum, uint64_t begin, uint64_t end);
 
 }  // namespace llmc

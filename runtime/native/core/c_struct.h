@@ -1,5 +1,5 @@
-// Structs that cross the C boundary: struct_size says how much of one the caller knows, which may be less or more than
-// this library does. What the caller lacks keeps its default; what only the caller knows is zero.
+// Structs that cross the C boundary. struct_size is the size that the caller knows, which may be less or more than this
+// library's. Fields unknown to the caller keep their defaults; fields known only to the caller are zero.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +15,7 @@ inline Status NullArgument(const char* name) {
   return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::string(name) + " is NULL; pass a valid pointer.");
 }
 
-// Every struct has a field behind its struct_size.
+// Every struct has a field after its struct_size.
 template <class T>
 Status CheckStruct(const T* value, const char* name) {
   if (value == nullptr) return NullArgument(name);
@@ -25,7 +25,7 @@ Status CheckStruct(const T* value, const char* name) {
                                                       "; set it to the size of the struct.");
 }
 
-// Writes the caller's struct_size bytes and no more; padding as it is, which a copy by value need not keep.
+// Writes exactly the caller's struct_size bytes. Padding is copied too, which a copy by value need not do.
 template <class T>
 void WriteStruct(const T& value, uint32_t struct_size, T* out) {
   static_assert(offsetof(T, struct_size) == 0);
@@ -33,7 +33,7 @@ void WriteStruct(const T& value, uint32_t struct_size, T* out) {
   std::memcpy(static_cast<void*>(out), &struct_size, std::min<size_t>(struct_size, sizeof(struct_size)));
 }
 
-// The _init functions: a struct_size too small to be one is left alone.
+// For the _init functions: does nothing if struct_size is too small for any version.
 template <class T>
 void InitStruct(const T& defaults, uint32_t struct_size, T* out) {
   if (out == nullptr || struct_size < 2 * sizeof(uint32_t)) return;
@@ -41,7 +41,7 @@ void InitStruct(const T& defaults, uint32_t struct_size, T* out) {
   WriteStruct(defaults, struct_size, out);
 }
 
-// *to holds the defaults.
+// *to contains the defaults.
 template <class T>
 Status ReadStruct(const T* from, const char* name, T* to) {
   LLMC_RETURN_IF_ERROR(CheckStruct(from, name));
@@ -50,7 +50,7 @@ Status ReadStruct(const T* from, const char* name, T* to) {
   return Status::Ok();
 }
 
-// An array's elements have the size that the first one tells.
+// All elements of an array have the struct_size of the first one.
 template <class Values, class T>
 void WriteArray(const Values& values, uint64_t count, T* out) {
   const uint32_t stride = count != 0 ? out[0].struct_size : 0;

@@ -4,7 +4,7 @@
 
 namespace llmc {
 
-// The CRC-32 of `size` bytes, going on from `crc`, the value of what came before them (0 at the start).
+// CRC-32 of `size` bytes, continuing from `crc`, the value of the preceding bytes (0 at the start).
 uint32_t Crc32(const void* data, uint64_t size, uint32_t crc = 0);
 
 }  // namespace llmc

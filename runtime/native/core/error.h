@@ -1,4 +1,4 @@
-// Conversion of an internal Status into what crosses the C boundary.
+// Converts an internal Status for the C boundary.
 #pragma once
 #include <cstddef>
 #include <exception>
@@ -12,10 +12,10 @@ namespace llmc {
 // Fills *error (may be NULL), honouring its struct_size, and returns the code.
 llmc_status ToC(const Status& status, llmc_error* error) noexcept;
 
-// Copies what fits of `text` and a NUL to out, which has room for `room` bytes, at least 1.
+// Copies as much of `text` as fits, and a NUL, to out, which has room for `room` bytes, at least 1.
 void CopyText(const char* text, size_t length, size_t room, char* out) noexcept;
 
-// Runs body() and turns every exception into a Status: nothing may unwind into C.
+// Runs body() and turns every exception into a Status: no exception may unwind into C.
 template <typename Body>
 llmc_status Guard(llmc_error* error, Body body) noexcept {
   try {

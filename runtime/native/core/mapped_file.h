@@ -21,14 +21,13 @@ class MappedFile {
   static Status Open(const std::string& path, MappedFile* out);
   // Asks the kernel to read the file ahead; advice only.
   void Prefetch() const;
-  // Gives up the mapping's pages of [begin, end), as far as they are whole; the page cache keeps them, and reading them
-  // maps them anew.
+  // Drops the mapping's whole pages within [begin, end). The page cache keeps them, and reading maps them again.
   void Drop(uint64_t begin, uint64_t end) const;
-  // Copies [offset, offset + bytes) from the file. Unlike the mapping, what the disk cannot deliver or what was cut off
-  // since is an error here and no signal. Any thread.
+  // Copies [offset, offset + bytes) from the file. A read error or a truncated file is an error here, whereas in the
+  // mapping it is a signal. Any thread.
   Status Read(uint64_t offset, uint64_t bytes, unsigned char* out) const;
 
-  // A path that opens this very file, also when another has taken its place; as long as this object lives.
+  // A path that opens this very file, even if another file has replaced it; valid as long as this object.
   std::string PathToOpen() const;
 
   const unsigned char* data() const { return data_; }
@@ -41,7 +40,7 @@ class MappedFile {
   uint64_t size_ = 0;
 };
 
-// Zeroed private pages. Regions of at least 2 MiB are 2 MiB aligned and ask for huge pages.
+// Zeroed private pages. Regions of at least 2 MiB are aligned to 2 MiB and request huge pages.
 class Pages {
  public:
   Pages() = default;
@@ -64,7 +63,7 @@ class Pages {
   uint64_t size_ = 0;
 };
 
-// Takes the pages of [from, to) from the system, now; what lies there stays.
+// Allocates the pages of [from, to) now; their contents stay.
 void TouchPages(char* from, const char* to);
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// What a thread does between two looks at a flag that is about to change.
+// Pause of a thread that polls a flag.
 #pragma once
 
 namespace llmc {

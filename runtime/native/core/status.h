@@ -1,4 +1,4 @@
-// Status: how internal functions report failure; converted to llmc_status + llmc_error at the C boundary.
+// Status: how internal functions report failure. It is converted to llmc_status + llmc_error at the C boundary.
 #pragma once
 #include <string>
 #include <utility>

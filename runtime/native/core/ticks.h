@@ -1,5 +1,5 @@
-// Ticks of the CPU's counter: cheaper to read than the clock, at a constant rate, in step on all cores. Whoever needs
-// nanoseconds reads both around the same span.
+// Ticks of the CPU's counter: cheaper to read than the clock, constant in rate, and synchronous on all cores. To
+// convert to nanoseconds, read both around the same span.
 #pragma once
 #include <cstdint>
 
@@ -9,7 +9,7 @@ namespace llmc {
 
 inline uint64_t Ticks() {
 #if defined(__x86_64__)
-  __builtin_ia32_lfence();  // what comes before has finished: a kernel's last loads belong to the kernel
+  __builtin_ia32_lfence();  // waits for earlier instructions: a kernel's last loads belong to the kernel
   return __builtin_ia32_rdtsc();
 #elif defined(__aarch64__)
   uint64_t ticks;

@@ -1,4 +1,4 @@
-// LoRA adapters as every device knows them: the matrices that are loaded, and which rows of a step have which adapter.
+// LoRA adapters, common to all devices: the loaded matrices, and the adapter of each row of a step.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,21 +8,21 @@
 
 namespace llmc {
 
-// What an adapter adds to a part of a linear layer: scale · b a. Row after row, a [rank][columns], b [rows][rank].
+// Update of a part of a linear layer: scale · b a. Row-major: a [rank][columns], b [rows][rank].
 struct AdapterMatrix {
   uint32_t linear, part, rank;
   float scale;
   const float *a, *b;
 };
 
-// Writes a layer's matrices, those of `matrices` that are of it, to a slot as FORMAT.md has it. The slot's other bytes
-// are left alone.
+// Writes those of `matrices` that belong to the layer to a slot, in the layout of FORMAT.md. Leaves the slot's other
+// bytes unchanged.
 void PackAdapter(const AdapterSlot& slot, uint32_t linear, const std::vector<AdapterMatrix>& matrices, char* out);
 
-// Gives the rows of a step that have adapters to tiles, a slot after the other.
+// Groups the rows of a step with adapters into tiles, slot by slot.
 class AdapterTiler {
  public:
-  // Writes input kAdapterTiles, which has room for max_tokens of the graph.
+  // Writes input kAdapterTiles; out has room for max_tokens of the graph.
   void Write(const BatchView& batch, int32_t* out);
 
  private:

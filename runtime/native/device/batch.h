@@ -1,4 +1,4 @@
-// The inputs of a step, and whether they fit a graph: for every device the same.
+// The inputs of a step, and checks that they fit a graph; common to all devices.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,11 +15,11 @@ struct StepBatch {
   uint32_t graph = 0;
   uint32_t num_tokens = 0, num_seqs = 0, num_samples = 0, block_table_stride = 0;
   std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
-  // Of each sequence the slot of its adapter, kNoAdapter for none; empty: no sequence has one.
+  // Adapter slot of each sequence, kNoAdapter for none; empty: no sequence has one.
   std::vector<int32_t> adapter_slots{};
 };
 
-// A StepBatch as plain pointers, so that callers keep their own storage.
+// A StepBatch as plain pointers, so that callers can keep their own storage.
 struct BatchView {
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
@@ -43,17 +43,16 @@ inline BatchView ViewOf(const StepBatch& b) {
           b.adapter_slots.empty() ? nullptr : b.adapter_slots.data()};
 }
 
-// The block tables of a step as a graph reads them: into block_tables, and into token_seq for each token what
-// block_table_stride entries it is times behind which its sequence's blocks begin. Returns that stride. The batch was
-// checked: what does not fit a row is unused.
+// Writes the block tables in the form that a graph reads. Returns block_table_stride: the blocks of a token's sequence
+// begin at entry token_seq[token] · stride. The batch must have been checked; blocks that do not fit a row are unused.
 uint32_t FillBlockTables(const ModelShape& model, const BatchView& batch, int32_t* block_tables, int32_t* token_seq);
 
-// Whether a graph holds so many: what must be known before arrays of that length are read.
+// Whether a graph holds these counts; must be checked before arrays of that length are read.
 Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
                    uint32_t num_samples, uint32_t block_table_stride);
-// Whether the arrays are as long as the counts say.
+// Whether the lengths of the arrays match the counts.
 Status CheckSizes(const StepBatch& batch);
-// Whether all that kernels index with is in range: counts, ids, positions, slots, blocks of a pool of num_blocks.
+// Whether all indices used by kernels are in range: counts, ids, positions, slots, blocks of a pool of num_blocks.
 Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView& batch);
 
 }  // namespace llmc

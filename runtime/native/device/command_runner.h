@@ -1,4 +1,4 @@
-// CommandRunner: a step of a device one command at a time, for tools that look at what each writes.
+// CommandRunner: runs a step of a device command by command, for tools that inspect what each one writes.
 #pragma once
 #include <cstdint>
 
@@ -10,15 +10,15 @@ namespace llmc {
 class CommandRunner {
  public:
   virtual ~CommandRunner() = default;
-  // Takes in the inputs of a step, and computes nothing yet. On an error no step was begun.
+  // Takes the inputs of a step and computes nothing yet. On an error no step was begun.
   virtual Status Begin(const StepBatch& batch) = 0;
-  // Computes one command of the step's graph, to its end. A step has its results if all ran in order.
+  // Runs one command of the step's graph to completion. The step's results are valid once all ran in order.
   virtual Status RunCommand(uint32_t command) = 0;
-  // Copies the first bytes of an operand of a command of the step's graph; of no pool.
+  // Copies the first bytes of an operand of a command in the step's graph; not for pools.
   virtual Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) = 0;
 };
 
-// Whether a graph of `artifact` has such an operand, of so many bytes and of no pool.
+// Whether a graph of `artifact` has such an operand with that many bytes that is not a pool.
 class Artifact;
 Status CheckOperand(const Artifact& artifact, uint32_t graph, uint32_t command, uint32_t operand, uint64_t bytes);
 Status CheckCommand(const Artifact& artifact, uint32_t graph, uint32_t command);

@@ -1,5 +1,5 @@
-// MpiCollective: sums and results of ranks that MPI carries. MPI adds nothing up: it passes parts on, which are added in the
-// order of the ranks here, so that the bits do not depend on the transport.
+// MpiCollective: sums and results of ranks, carried by MPI. MPI adds nothing: it transfers parts, which are added here
+// in rank order, so that the bits do not depend on the transport.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-// Thread 0 of a rank does all of it; what it takes is the network's time.
+// Thread 0 of a rank does all the work, because the network dominates the time.
 class MpiCollective final : public Collective {
  public:
   explicit MpiCollective(std::shared_ptr<MpiGroup> group) : group_(std::move(group)) {}

@@ -1,4 +1,4 @@
-// MpiGroup: ranks that mpirun has started, on any hosts.
+// MpiGroup: ranks started by mpirun, on any hosts.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,8 +11,8 @@ namespace llmc {
 
 class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGroup> {
  public:
-  // library: of the mpirun that has started this process. num_ranks: what it must have started, 0: any. Returns once all
-  // ranks have come. Once in a process.
+  // library: MPI of the mpirun that started this process. num_ranks: required number of ranks, 0: any. Returns once all
+  // ranks have joined. Call it once per process.
   static Status Open(const std::string& library, uint32_t num_ranks, std::shared_ptr<Group>* out);
 
   uint32_t rank() const override { return mpi_->rank(); }
@@ -23,14 +23,14 @@ class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGrou
   Status TellLoaded() override { return Meet(MpiChannel::kSteps); }
   Status AwaitLoaded() override { return Meet(MpiChannel::kSteps); }
   void Leave() override;
-  void AwaitLeft() override {}  // Leave meets the others
+  void AwaitLeft() override {}  // Leave waits for the others
   void Fail(uint32_t rank, const std::string& why) override { links_->Fail(rank, why); }
   bool failed() const override { return links_->failed(); }
   Status status() const override { return links_->status(); }
   std::shared_ptr<Collective> NewCollective() override;
 
   MpiLibrary& mpi() { return *mpi_; }
-  // Until an operation is done, spinning for spin_ns before it sleeps; an error once a rank has failed.
+  // Waits for an operation, spinning for spin_ns before it sleeps; an error once a rank has failed.
   Status Await(const Status& begun, MpiRequest* request, uint64_t spin_ns);
 
  private:

@@ -1,4 +1,4 @@
-// MpiLibrary: an MPI that is loaded at run time, of MPICH's binary interface (MPICH, Intel MPI and others) or Open MPI's.
+// MpiLibrary: an MPI loaded at run time, with the binary interface of MPICH (also Intel MPI and others) or of Open MPI.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -8,20 +8,20 @@
 
 namespace llmc {
 
-// An operation that was begun; MpiLibrary::Test tells when it is done. What it reads and writes must stay until then.
+// A started operation; MpiLibrary::Test tells when it is done. Its buffers must stay until then.
 struct MpiRequest {
   uint64_t handle = 0;
 };
 
-// Two channels whose operations do not wait for each other: what rank 0 says, and what all compute together.
+// Two channels with independent operations: messages of rank 0, and what all compute together.
 enum class MpiChannel : uint32_t { kSteps, kSums };
 constexpr uint32_t kNumMpiChannels = 2;
 
-// Any thread; calls take turns, and none waits for another rank. Every rank begins the same operations of a channel in the
-// same order. Sizes are bytes.
+// Any thread; calls are serialized, and none waits for another rank. Every rank starts the same operations of a channel
+// in the same order. Sizes are in bytes.
 class MpiLibrary {
  public:
-  // path: as dlopen takes it. Loads and starts MPI, once in a process, which mpirun has started.
+  // path: for dlopen. Loads and starts MPI, once per process; mpirun must have started the process.
   static Status Start(const std::string& path, std::unique_ptr<MpiLibrary>* out);
   virtual ~MpiLibrary() = default;
 
@@ -29,18 +29,18 @@ class MpiLibrary {
   virtual uint32_t num_ranks() const = 0;
   // From rank 0 to all others.
   virtual Status Broadcast(MpiChannel channel, void* data, int bytes, MpiRequest* out) = 0;
-  // to: what every rank has, in the order of ranks.
+  // to: the data of every rank, in rank order.
   virtual Status AllGather(MpiChannel channel, const void* from, int bytes, void* to, MpiRequest* out) = 0;
-  // As AllGather: of rank r bytes[r], which lie at to + offsets[r].
+  // As AllGather with different sizes: rank r contributes bytes[r], stored at to + offsets[r].
   virtual Status AllGatherParts(MpiChannel channel, const void* from, void* to, const int* bytes, const int* offsets,
                                 MpiRequest* out) = 0;
-  // Of `from` rank r gets bytes[r] at offsets[r], and from it come `own` bytes, which lie at r * own in `to`.
-  // own_bytes and own_offsets have one number for each rank, all sizes `own`.
+  // Sends bytes[r] at from + offsets[r] to rank r, and receives `own` bytes from each rank r, stored at to + r * own.
+  // own_bytes and own_offsets have one entry per rank; all sizes are `own`.
   virtual Status AllToAll(MpiChannel channel, const void* from, const int* bytes, const int* offsets, void* to,
                           const int* own_bytes, const int* own_offsets, MpiRequest* out) = 0;
   virtual Status Barrier(MpiChannel channel, MpiRequest* out) = 0;
   virtual Status Test(MpiRequest* request, bool* done) = 0;
-  // Every rank calls it, when none has anything left to do. Without it mpirun takes the end for a failure.
+  // Every rank calls it once all are done. Without it mpirun reports a failure.
   virtual void Finish() = 0;
 };
 

@@ -1,4 +1,4 @@
-// AdapterPools: the slots of LoRA adapters of every linear layer that has a pool.
+// AdapterPools: the LoRA slots of every linear layer with a pool.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,14 +13,14 @@ namespace llmc {
 class AdapterPools {
  public:
   AdapterPools() = default;
-  // Nothing for an artifact without pools. Slots take memory from the system as they are filled.
+  // Allocates nothing for an artifact without pools. Slots use memory only once they are filled.
   static Status Allocate(const Artifact& artifact, AdapterPools* out);
 
   const Pages& pages() const { return pages_; }
   // Slot 0 of a layer's pool.
   char* pool(uint32_t linear) const { return pages_.data() + offsets_[linear]; }
-  // Fills a slot of every pool; one that the adapter says nothing of becomes empty. From any thread, while no step uses
-  // the slot.
+  // Fills a slot of every pool; layers that the adapter does not change get an empty slot. From any thread, while no
+  // step uses the slot.
   void Load(uint32_t slot, const std::vector<AdapterMatrix>& matrices);
 
  private:

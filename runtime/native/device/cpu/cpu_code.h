@@ -22,7 +22,7 @@ class CpuCode {
   CpuCode& operator=(const CpuCode&) = delete;
   ~CpuCode();
 
-  // Refuses code of other devices, and of a level that this CPU has not.
+  // Refuses code for other devices, and for a level that this CPU lacks.
   static Status Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* out);
 
   void* function(uint32_t kernel) const { return functions_[kernel]; }

@@ -1,5 +1,5 @@
-// CpuDevice: an artifact's graphs on a thread team of this machine. A program says what is run, on a KV pool and weights;
-// a replay runs it.
+// CpuDevice: an artifact's graphs on a thread team of this machine. A program holds the commands, a KV pool and
+// weights; a replay runs it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,19 +20,19 @@
 namespace llmc {
 
 struct CpuDeviceOptions {
-  uint32_t num_threads = 0;  // as in TeamOptions, and so are pin and idle_spin_us
-  uint32_t num_blocks = 0;  // the dummy block included
+  uint32_t num_threads = 0;  // see TeamOptions, also for pin and idle_spin_us
+  uint32_t num_blocks = 0;  // including the dummy block
   bool pin = true;
   uint32_t idle_spin_us = 1000;
-  bool adapt = false;  // too: a measurement wants all threads
+  bool adapt = false;  // see TeamOptions; off here because a measurement needs all threads
   TeamClock* clock = nullptr;
   WeightOptions weights;
   NodeSystem nodes;
-  std::shared_ptr<Collective> collective;  // of an artifact for several ranks
-  std::shared_ptr<Team> team;  // of a device that never runs at the same time; none: one is made
+  std::shared_ptr<Collective> collective;  // for an artifact with several ranks
+  std::shared_ptr<Team> team;  // team of a device that never runs at the same time; null: makes its own
 };
 
-// How many threads work now, and how often others' work has made them fewer.
+// Threads that work now, and how often load from other programs has reduced them.
 struct TeamUse {
   uint32_t size = 0;
   uint64_t cuts = 0;
@@ -54,7 +54,7 @@ class CpuDevice final : public Device, public CommandRunner {
   }
   uint32_t num_blocks() const override { return pool_.num_blocks(); }
   uint32_t num_host_threads() const override { return team_->num_threads(); }
-  // Moves a part of the weights to where they are read fastest, if that pays. An error: weights cannot be read.
+  // Copies a part of the weights to huge pages, if that pays. An error: weights cannot be read.
   Status BeforeStep() override;
   void Recall() override { team_->Recall(); }
   const std::shared_ptr<Team>& team() const { return team_; }
@@ -75,10 +75,10 @@ class CpuDevice final : public Device, public CommandRunner {
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override;
   Status CopyBlock(uint32_t from, uint32_t to) override { return pool_.Copy(from, to); }
 
-  // As Run of a batch that its caller owns.
+  // Like Run, for a batch owned by the caller.
   Status Replay(const BatchView& batch, const float** logits);
   TeamUse team_use() const;
-  // Bytes of weights, and of those the bytes that were copied to where they are read fastest.
+  // Bytes of weights, and how many of them were copied to huge pages.
   uint64_t weight_bytes() const { return weights_.bytes(); }
   uint64_t copied_weight_bytes() const { return weights_.moved_bytes(); }
   MemorySpread memory_spread() const;
@@ -96,9 +96,9 @@ class CpuDevice final : public Device, public CommandRunner {
   std::shared_ptr<Team> team_;
   NodeSpread spread_;
   uint64_t spread_pool_bytes_ = 0;
-  WeightMemory weights_;  // of the first artifact, for good
+  WeightMemory weights_;  // of the first artifact, for the device's lifetime
   CpuReplay replay_;
-  uint32_t begun_ = 0;  // graph of the step that is run command by command
+  uint32_t begun_ = 0;  // graph of the step that runs command by command
 };
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
-// CpuProgram: the graphs of an artifact, every command resolved to a function and its buffers, and the memory that they
-// compute in.
+// CpuProgram: the graphs of an artifact, with every command resolved to a function and its buffers, and their working
+// memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,14 +16,15 @@
 
 namespace llmc {
 
-// A weight that a step streams: `parts` equal parts of `panels` each, whose tasks share the panels of all parts alike.
+// A weight streamed by a step: `parts` equal parts of `panels` panels each; the tasks divide the panels of all parts in
+// the same way.
 struct StreamedWeight {
   const char* data = nullptr;
   uint64_t panel_bytes = 0, panels = 0;
   uint32_t parts = 0, num_tasks = 0;
 };
 
-// What graphs compute in, one after the other: nothing in it outlives a step.
+// Working memory of graphs, used by one graph at a time: its contents do not outlive a step.
 struct CpuArena {
   std::shared_ptr<const Pages> pages;
   uint64_t touched_bytes = 0, spread_bytes = 0;
@@ -31,31 +32,31 @@ struct CpuArena {
 
 class CpuProgram {
  public:
-  // A command with every pointer resolved.
+  // A command with all pointers resolved.
   struct Step {
     void* function;
-    const CollectiveRecord* collective;  // in place of a function
+    const CollectiveRecord* collective;  // set instead of a function
     void* buffers[kMaxBuffers];
     uint32_t num_buffers, barrier, family, num_tasks;
-    uint32_t tasks_each;  // of a thread
-    bool streams;  // a weight
-    bool looks_ahead;  // the weight that is read next is another one from the end of this step on
+    uint32_t tasks_each;  // tasks per thread
+    bool streams;  // reads a weight
+    bool looks_ahead;  // the weight read next changes after this step
     StreamedWeight next;
   };
   struct StepRange {
     Step* begin = nullptr;
     Step* end = nullptr;
-    uint32_t num_threads = 0;  // that its tasks are dealt to
+    uint32_t num_threads = 0;  // threads that its tasks are distributed to
   };
 
   CpuProgram() = default;
-  // Where operands lie that are no graph's own.
+  // Memory of operands that belong to no single graph.
   struct Memory {
     const WeightMemory& weights;
     const KvPool& pool;
     const AdapterPools& adapters;
   };
-  // arena: of the program that this one is to replace, which it shares where that is large enough; nullptr: its own.
+  // arena: that of the program being replaced, shared if large enough; nullptr: make a new one.
   static Status Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
                      uint32_t num_threads, const CpuArena* arena, CpuProgram* out);
 
@@ -63,34 +64,35 @@ class CpuProgram {
   const std::shared_ptr<const Artifact>& shared_artifact() const { return artifact_; }
   int32_t* input(Input which) const { return inputs_[which]; }
   float* logits() const { return logits_; }
-  // nullptr where graphs leave none.
+  // nullptr if graphs output none.
   float* states() const { return states_; }
   // Commands of the longest graph.
   std::size_t longest() const { return longest_; }
-  // Of the arena, see NodeSpread::Place.
+  // Bytes of the arena that are spread, see NodeSpread::Place.
   uint64_t spread_bytes() const { return arena_.spread_bytes; }
   const CpuArena& arena() const { return arena_; }
 
-  // What one thread writes others read, and TouchArena has one thread touch all. Of an arena that is no other program's.
+  // Threads read each other's results, and TouchArena touches all pages from one thread. Only for an arena that no
+  // other program shares.
   void PlaceArena(NodeSpread* spread) { arena_.spread_bytes = spread->Place(*arena_.pages); }
-  // Takes the arena of a graph from the system.
+  // Allocates the pages of a graph's arena.
   void TouchArena(uint32_t graph);
-  // The same, of the first bytes.
+  // As TouchArena, for the first bytes.
   void TouchArenaBytes(uint64_t bytes);
-  // Takes from the system what a first step would wait for: code, and memory of inputs and logits. Of a program that
-  // nobody runs yet.
+  // Allocates what a first step would wait for: pages of code, inputs and logits. Only for a program that nobody runs yet.
   void TouchOwn();
-  // Takes over how much of a shared arena was touched.
+  // Copies from a shared arena how much of it was touched.
   void SetTouched(const CpuArena& arena) { arena_.touched_bytes = arena.touched_bytes; }
-  // Between two replays: the weights lie elsewhere.
+  // Call between two replays, after the weights have moved.
   void ResolveWeights(const WeightMemory& weights);
-  // Between two replays: a graph whose tasks are dealt to so many threads. What was released is resolved again.
+  // Returns a graph with its tasks distributed to num_threads threads. Resolves a released graph again. Call between
+  // two replays.
   const StepRange& Dealt(uint32_t graph, uint32_t num_threads) {
     if (graphs_[graph].begin == nullptr) Resolve(graph, num_threads);
     if (graphs_[graph].num_threads != num_threads) Deal(graph, num_threads);
     return graphs_[graph];
   }
-  // Between two replays: gives back the memory of a graph's commands.
+  // Frees the memory of a graph's commands. Call between two replays.
   void Release(uint32_t graph) {
     std::vector<Step>().swap(steps_[graph]);
     graphs_[graph] = {};

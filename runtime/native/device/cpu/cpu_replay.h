@@ -1,4 +1,4 @@
-// CpuReplay: the walk of a thread team over the commands of a graph.
+// CpuReplay: a thread team's pass over the commands of a graph.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -18,18 +18,18 @@
 
 namespace llmc {
 
-// Which tasks of a replay's commands were begun. Replays take turns: one resets the other's.
+// Counters of the started tasks of each command. Replays alternate between two sets: each resets the other's.
 class Claims {
  public:
   Claims() = default;
   // longest: commands of a graph.
   Claims(uint32_t num_threads, std::size_t longest)
       : longest_(longest),
-        stride_(RoundUp(longest, kLine) + kLine),  // a line apart
+        stride_(RoundUp(longest, kLine) + kLine),  // one cache line apart
         num_threads_(num_threads),
         claimed_(2 * num_threads * stride_) {}
 
-  // Of each command, how many of a thread's tasks were claimed, or more.
+  // For each command: how many of a thread's tasks were claimed, or more.
   std::atomic<uint32_t>* Of(uint32_t turn, uint32_t thread) {
     return claimed_.data() + (std::size_t{turn} * num_threads_ + thread) * stride_;
   }
@@ -46,22 +46,23 @@ class Claims {
 
 class CpuReplay {
  public:
-  // The team must outlive it. num_blocks: of the KV pool. collective: of several ranks.
+  // The team must outlive it. num_blocks: of the KV pool. collective: for several ranks.
   CpuReplay(Team* team, uint32_t num_blocks, std::shared_ptr<Collective> collective);
 
-  // Between two replays; *program is the one before. On an exception nothing has changed.
+  // Call between two replays; *program then holds the previous one. On an exception nothing has changed.
   void Adopt(CpuProgram* program);
   CpuProgram& program() { return program_; }
   const CpuProgram& program() const { return program_; }
 
-  // Replays a graph; the logits are the program's. On failure nothing ran, or a rank has ended and nothing will.
+  // Replays a graph; its program holds the logits. On failure nothing ran, or a rank has ended and no further step will
+  // run.
   Status Run(const ModelShape& model, const BatchView& batch);
-  // Replays a graph for no row at all.
+  // Replays a graph without any row.
   void Visit(uint32_t graph);
-  // Takes in the inputs of a step whose commands are then run one by one, on the calling thread.
+  // Takes the inputs of a step whose commands then run one by one on the calling thread.
   Status Begin(const ModelShape& model, const BatchView& batch);
   void RunCommand(uint32_t command) const;
-  // Of a command of that step.
+  // Operand of a command in that step.
   const void* operand(uint32_t command, uint32_t index) const { return current_.begin[command].buffers[index]; }
 
   ReplayTimes& times() { return times_; }
@@ -87,7 +88,7 @@ class CpuReplay {
 
   AdapterTiler tiler_;
 
-  // The step being replayed.
+  // Scalars of the current step.
   int64_t scalars_[8] = {};
   uint32_t turn_ = 0;
   uint32_t last_size_ = 0;  // threads of the last replay

@@ -1,4 +1,4 @@
-// Gate: a counter that threads advance and others wait for, spinning first and then asleep on a futex.
+// Gate: a counter that threads advance and others wait for, first spinning, then asleep on a futex.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace llmc {
 
 constexpr std::size_t kGateLine = 128;  // two cache lines: the prefetcher fetches pairs
 
-// What a wait cost. Zero when the gate opened within the first polls, which read no clock.
+// Cost of a wait. Zero if the gate opened within the first polls, which read no clock.
 struct Waited {
   uint64_t ns = 0;
   bool parked = false;
@@ -18,16 +18,16 @@ class alignas(kGateLine) Gate {
  public:
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
 
-  // Sets the value, which only grows (modulo 2^32), and wakes the threads that sleep here: no system call when none
-  // does. Everything written before is visible to whoever sees the value. One thread at a time.
+  // Sets the value, which only grows (modulo 2^32), and wakes the sleeping threads; no system call if there are none.
+  // Everything written before is visible to a thread that sees the value. One thread at a time.
   void Open(uint32_t value) {
     // Sequentially consistent here and in Park: either the sleeper sees the value, or this thread sees the sleeper.
     value_.store(value, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) WakeAll();
   }
 
-  // As Open, from any number of threads: the value never falls, whichever of them is late. In a row of values without
-  // gaps this, too, takes the line once.
+  // As Open, but from any number of threads: the value never falls, even if one of them is late. With consecutive
+  // values it also takes the cache line only once.
   void Raise(uint32_t value) {
     uint32_t seen = value - 1;
     do {
@@ -43,7 +43,7 @@ class alignas(kGateLine) Gate {
   // Spins for at most spin_ns. Returns whether the value has reached `target`.
   bool Spin(uint32_t target, uint64_t spin_ns);
 
-  // Returns when the value has reached `target`: at once, or after spinning for at most spin_ns, or after sleeping.
+  // Waits until the value has reached `target`: spins for at most spin_ns, then sleeps.
   Waited Await(uint32_t target, uint64_t spin_ns) {
     if (Reached(value(), target)) return {};
     return AwaitSlowly(target, spin_ns);
@@ -57,7 +57,7 @@ class alignas(kGateLine) Gate {
   void WakeAll();
 
   std::atomic<uint32_t> value_{0};
-  std::atomic<uint32_t> sleepers_{0};  // beside the value: Open owns the line anyway
+  std::atomic<uint32_t> sleepers_{0};  // next to the value, because Open owns the cache line anyway
 };
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// KvPool: keys and values of all layers, a layer's keys before its values, block by block.
+// KvPool: keys and values of all layers; each layer's keys precede its values, block by block.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace llmc {
 class KvPool {
  public:
   KvPool() = default;
-  // num_blocks: with the dummy block.
+  // num_blocks: including the dummy block.
   static Status Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
@@ -20,7 +20,7 @@ class KvPool {
   char* keys(uint32_t layer) const { return pages_.data() + layer * layer_bytes_; }
   char* values(uint32_t layer) const { return keys(layer) + key_bytes_; }
 
-  // Takes the memory of so many blocks of every layer from the system; what lies there stays.
+  // Allocates the pages of the first num_blocks blocks of every layer; their contents stay.
   void Touch(uint64_t num_blocks);
   // Copies a block of every layer.
   Status Copy(uint32_t from, uint32_t to);

@@ -1,4 +1,4 @@
-// Probe: this machine's limits, measured. What a kernel can at best reach, so that figures have something to stand by.
+// Probe: measures this machine's limits, as a reference for the figures of kernels.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,15 +13,15 @@ enum class Limit : uint32_t { kRead = 0, kF32 = 1, kBf16 = 2, kInt8 = 3 };
 
 class Probe {
  public:
-  // read_bytes: memory that is read, far larger than the caches. num_threads 0: every CPU this process may use.
+  // read_bytes: memory to read, far larger than the caches. num_threads 0: every CPU this process may use.
   static Status Create(uint32_t num_threads, uint64_t read_bytes, bool pin, std::unique_ptr<Probe>* out);
 
-  // Runs for about `seconds`; *rate: bytes a second of kRead, operations a second (a multiply-add is two) of the rest.
-  // LLMC_ERR_UNSUPPORTED_TARGET when the CPU lacks the instruction.
+  // Runs for about `seconds`. *rate: bytes per second for kRead, else operations per second (a multiply-add is two).
+  // LLMC_ERR_UNSUPPORTED_TARGET if the CPU lacks the instruction.
   Status Measure(Limit limit, double seconds, double* rate);
   uint32_t num_threads() const { return team_->num_threads(); }
 
-  // One block of work on `data`; returns bytes or operations. Public for the kernels' sake.
+  // One block of work on `data`; returns bytes or operations. Public for the kernels.
   using Work = double (*)(const char* data);
 
  private:
@@ -31,7 +31,7 @@ class Probe {
   std::unique_ptr<Team> team_;
   Pages memory_, done_;
 
-  // The measurement that runs.
+  // The running measurement.
   Work work_ = nullptr;
   uint64_t deadline_ns_ = 0, stride_ = 0;
 };

@@ -1,10 +1,10 @@
-// How long a thread was runnable without running: what other programs took from it. Linux counts it exactly.
+// Time that a thread was runnable without running, which other programs took from it. Linux counts it exactly.
 #pragma once
 #include <cstdint>
 
 namespace llmc {
 
-// Of the thread that constructs it.
+// Of the constructing thread.
 class QueuedTime {
  public:
   QueuedTime();
@@ -12,9 +12,9 @@ class QueuedTime {
   QueuedTime(const QueuedTime&) = delete;
   QueuedTime& operator=(const QueuedTime&) = delete;
 
-  // False where the kernel does not tell; Ns is then 0 for ever.
+  // False if the kernel does not report it; Ns is then always 0.
   bool known() const { return file_ >= 0; }
-  // Since the thread began. Takes no memory.
+  // Since the thread started. Allocates nothing.
   uint64_t Ns() const;
 
  private:

@@ -1,4 +1,4 @@
-// ReadAhead: what a thread that waits brings into its cache of the weights that it reads next.
+// ReadAhead: prefetches, during a wait, the weights that a thread reads next.
 #pragma once
 #include <cstdint>
 
@@ -7,9 +7,9 @@ namespace llmc {
 struct ReadAhead {
   const char* at = nullptr;
   const char* end = nullptr;
-  uint64_t stride = 0;  // to the second place that is read; 0: there is none
+  uint64_t stride = 0;  // distance to a second range; 0: there is none
 
-  // One line, of both places; false: nothing is left.
+  // Prefetches one line of each range; false: nothing is left.
   bool Fetch() {
     constexpr uint64_t kLine = 64;
     if (at >= end) return false;

@@ -1,5 +1,5 @@
-// ReplayTimes: where the time of replays went. Sums over all of them, the last one's parts and, while profiling, the
-// times of each of its commands on each thread.
+// ReplayTimes: time of replays by part. Sums over all replays, the parts of the last one and, while profiling, the time
+// of each command on each thread.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace llmc {
 
 class ReplayTimes final : public ReplayProfile {
  public:
-  // Of one replay, on thread 0. done: when its last command was.
+  // Parts of one replay's time on thread 0. done: end of its last command.
   struct Spent {
     std::array<uint64_t, kNumFamilies> family;
     uint64_t barrier, done;
@@ -29,11 +29,11 @@ class ReplayTimes final : public ReplayProfile {
   ReplayTime last() const { return last_; }
 
   bool profiling() const { return !profile_.empty(); }
-  // Commands of the longest graph there is.
+  // Commands of the longest graph.
   void set_longest(std::size_t longest) { longest_ = longest; }
-  // Where a thread writes the times of its commands, in ticks; null while profiling is off.
+  // Where a thread writes its command times, in ticks; null while profiling is off.
   CommandTime* Commands(uint32_t thread) { return profile_.empty() ? nullptr : profile_.data() + thread * stride_; }
-  // A replay of so many commands took from start to end in ticks, and `ns` nanoseconds.
+  // Records a replay of num_commands commands from start to end in ticks, which took `ns` nanoseconds.
   void Account(const Spent& spent, uint32_t num_commands, uint64_t start, uint64_t end, uint64_t ns);
 
  private:
