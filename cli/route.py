@@ -118,7 +118,7 @@ def route_command(
         if not Path(artifact).exists():
             raise typer.BadParameter(f"{artifact} does not exist: give an artifact", param_hint="ARTIFACT")
     if artifacts and "--threads" not in flags:
-        # Replicas that each take all CPUs would stand in one another's way.
+        # Replicas that each use all CPUs would slow each other down.
         flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // (spawn * len(artifacts))))]
     serve = [*SERVE, "--port", "0", "--no-access-log", *flags]
     logging.basicConfig(level=log_level.upper(), format="llmc: %(message)s", stream=sys.stderr)

@@ -178,7 +178,7 @@ def serve_command(
 
 
 def check_words(given: Mapping[str, Any]) -> None:
-    """Raises BadParameter for a word that is none of those that a field of the config takes."""
+    """Raises BadParameter for a word that its field of the config does not accept."""
     if given["generation_config"] not in ("auto", "none"):
         raise typer.BadParameter(f"--generation-config {given['generation_config']!r} is unknown: use auto or none")
     otlp = given["otlp_endpoint"]
@@ -191,7 +191,7 @@ def check_words(given: Mapping[str, Any]) -> None:
 
 
 def check_parsers(tool: str, reasoning: str) -> None:
-    """Raises BadParameter for a name that is no parser's."""
+    """Raises BadParameter for an unknown parser."""
     from llmc.runtime.server.tools.registry import choose_parsers
 
     try:
@@ -201,9 +201,9 @@ def check_parsers(tool: str, reasoning: str) -> None:
 
 
 def compile_aside(model: Path) -> Path:
-    """The artifact of a model, downloaded and compiled in a process of its own: this one never loads the compiler.
+    """The artifact of a model, downloaded and compiled in a child process, so that this one never loads the compiler.
 
-    Raises ModelPathError for what is no model, and typer.Exit when the compilation failed, which has told why.
+    Raises ModelPathError if it is not a model, and typer.Exit when the compilation failed and has reported why.
     """
     from llmc.model_artifact import check_model
 
@@ -218,7 +218,7 @@ def compile_aside(model: Path) -> Path:
 
 
 def _compile(model: str) -> int:
-    """What the child does: compiles and prints the artifact's path."""
+    """Main function of the child: compiles, and prints the artifact's path."""
     from llmc import artifact_path
     from llmc.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, describe
     from llmc.cli.render.compile_progress import progress_bar
@@ -228,8 +228,8 @@ def _compile(model: str) -> int:
         with progress_bar() as progress:
             print(artifact_path(model, progress), file=exact(sys.stdout))
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # Ctrl-C reaches the parent as well, who says so
-    except Exception as error:  # the end of a process: as in main, whatever it is becomes one sentence
+        return EXIT_INTERRUPTED  # Ctrl-C reaches the parent as well, which reports it
+    except Exception as error:  # last resort of a process, as in main: any error becomes one sentence
         print(f"llmc: error: {describe(error)}", file=sys.stderr)
         return EXIT_FAILURE
     return EXIT_OK

@@ -1,1 +1,1 @@
-"""The linear kernels: problem × reader of the weight × micro-kernel × loops × epilogue."""
+"""The linear kernels. Each combines a problem, a reader of the weight, a micro-kernel, loops, and an epilogue."""

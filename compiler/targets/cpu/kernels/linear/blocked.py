@@ -1,8 +1,8 @@
-"""Many rows: chunks of row tiles × panels × blocks of K × row tiles. A block stays in cache for all tiles of a chunk,
-who fetch the next one meanwhile, each its share.
+"""Loops for many rows: chunks of row tiles × panels × blocks of K × row tiles. A block stays in cache for all tiles of
+a chunk, and each tile prefetches its share of the next block.
 
-`by_panels`: each panel for itself, in vectors or in tile registers. `by_groups`: a block of K of some panels in turn,
-for rows of which a block stays in cache for all these, or becomes float32 once for all.
+`by_panels`: one panel at a time, in vectors or in tile registers. `by_groups`: one block of K for several panels in
+turn. It is used if a block of the rows stays in cache for all these panels, or is converted to float32 once for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles
 
 
 class PanelByPanel:
-    """Emits the loops of a kernel. registers: what computes the rows, None: vectors."""
+    """Emits the loops of a kernel. registers: tile registers that compute the rows; None: vectors."""
 
     def __init__(self, tiles: VectorTiles, plan: Plan, fetches: Fetches, registers: RegisterTiles | None) -> None:
         self.p, self.tiles, self.plan, self.fetches, self.registers = tiles.p, tiles, plan, fetches, registers
@@ -58,7 +58,7 @@ class PanelByPanel:
     def _block(
         self, tile0: b.Expr, here: b.Expr, panel: b.Expr, part: b.Expr, kb: b.Expr, walk: Walk, following: b.Expr
     ) -> None:
-        """Row tiles [tile0, + here) times block kb of a panel. following: where the block starts that comes next."""
+        """Row tiles [tile0, + here) times block kb of a panel. following: start of the next block."""
         if self.registers:
 
             def fetch_of(turns: b.Expr) -> Fetch:
@@ -71,7 +71,7 @@ class PanelByPanel:
             self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch)
 
     def _start(self, number: b.Expr, walk: Walk) -> b.Expr:
-        """Where a block starts in the weight. number: of blocks before it, in the order in which they are walked."""
+        """Start of a block in the weight. number: blocks before it, in the order of the walk."""
         p = self.p
         unit_part = b.let(T.truncdiv(number, walk.count))
         kb = b.let(number - unit_part * walk.count)
@@ -81,7 +81,7 @@ class PanelByPanel:
 
 
 class GroupsOfPanels:
-    """Emits the loops of a kernel. wide: of an unpacked block."""
+    """Emits the loops of a kernel. wide: buffer of an unpacked block."""
 
     def __init__(self, k: b.Kernel, num_rows: b.Expr, plan: Plan, fetches: Fetches, wide: b.Scratch | None) -> None:
         self.p, self.plan, self.walk, self.fetches = plan.reader.p, plan, plan.many, fetches
@@ -132,7 +132,8 @@ class GroupsOfPanels:
         with T.serial(p.parts) as part, T.serial(count) as i:
             panel = b.let(p.panel(part, first + i))
             reader.unpack(self.tiles.wide, panel, line0, length)
-            past = b.let(T.Cast("int32", i + 1 == count))  # the group's last panel of the part: K goes on at its first
+            # the group's last panel of the part: K continues at its first panel
+            past = b.let(T.Cast("int32", i + 1 == count))
             following = b.let(T.min(kb + past, walk.count - 1))
             ahead = reader.position(p.panel(part, first + (i + 1) * (1 - past)), following * walk.lines)
             turn_lines = p.group_lines if p.grouped else TURN
@@ -144,7 +145,7 @@ class GroupsOfPanels:
         self, tile0: b.Expr, here: b.Expr, first: b.Expr, count: b.Expr, turn: b.Expr, kb: b.Expr, line0: b.Expr,
         length: b.Expr,
     ) -> None:  # fmt: skip
-        """The same of one panel of the group, that of a turn: the panels of the first part first."""
+        """The same for one panel of the group, given by its turn: the panels of the first part come first."""
         p, reader = self.p, self.plan.reader
         unit, part, place = self._turned(first, count, turn)
         last = T.Cast("int32", turn + 1 == count * p.parts)

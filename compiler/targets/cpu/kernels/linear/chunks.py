@@ -1,4 +1,5 @@
-"""Row tiles in chunks that share a pass over the panels of a weight, and how tasks share chunks × panels."""
+"""Groups row tiles into chunks that share a pass over the panels of a weight, and distributes chunks × panels to
+tasks."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 
 
 class Chunks:
-    """`tiles` row tiles in chunks of at most `most`, nearly equal and of whole `unit`s, as `most` is.
+    """`tiles` row tiles in nearly equal chunks of at most `most`; all are multiples of `unit`, as is `most`.
 
-    count: of them. A unit of work is a chunk times a panel, those of a chunk in order.
+    count: number of chunks. A unit of work is one chunk times one panel; units are ordered by chunk.
     """
 
     def __init__(self, k: b.Kernel, tiles: b.Expr, panels: int, most: int, unit: int = 1) -> None:
@@ -19,7 +20,7 @@ class Chunks:
         self.count = b.let(T.truncdiv(tiles + (most - 1), most))
 
     def span(self, chunk: b.Expr) -> tuple[b.Expr, b.Expr]:
-        """First row tile of a chunk, and how many there are."""
+        """(first row tile of a chunk, number of its row tiles)."""
         first = b.let(self._start(chunk))
         return first, b.let(T.min(self._start(chunk + 1), self._tiles) - first)
 
@@ -27,7 +28,8 @@ class Chunks:
         return T.truncdiv(chunk * self._units, self.count) * self._unit
 
     def bounds(self) -> tuple[b.Expr, b.Expr]:
-        """First unit of this task and the end: equal shares of row tiles × panels, whatever the chunks' sizes are."""
+        """(first unit of this task, end). Tasks get equal shares of row tiles × panels, whatever the sizes of
+        chunks."""
         return self._bound(self._k.task), self._bound(self._k.task_end)
 
     def _bound(self, task: b.Expr) -> b.Expr:

@@ -1,4 +1,4 @@
-"""What becomes of finished sums: scales, bias and residual, then a row of y or what the gate takes."""
+"""Finishes sums: scales, bias and residual; then writes a row of y, or the input of the gate."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def _as_is(value: b.Expr) -> b.Expr:
 
 
 class Epilogue:
-    """Of one kernel `k`. sums: where the gate finds its sums, if there is one."""
+    """Epilogue of one kernel `k`. sums: where the gate finds its sums; None: no gate."""
 
     def __init__(self, p: Problem, k: b.Kernel, reader: Reader, micro: MicroKernel, sums: Sums | None) -> None:
         self.p, self.k, self.reader, self.micro, self._sums = p, k, reader, micro, sums
 
     @property
     def nothing(self) -> bool:
-        """Whether finished sums are what the gate takes."""
+        """Whether finished sums go to the gate unchanged."""
         return bool(self.p.gated) and not self.p.quantized and not self.p.bias
 
     def add_bias(self, tile: Tile, total: b.Vectors) -> None:
-        """To all rows of a tile at once."""
+        """Adds the bias to all rows of a tile at once."""
         vectors = len(tile.panels) * self.p.vectors
         if self.p.bias:
             for at, _, _, first, count in self._vectors(tile, _as_is):
@@ -50,7 +50,7 @@ class Epilogue:
         biased: bool = False,
         let: Let = _as_is,
     ) -> None:
-        """Row r, the tile's i-th. biased: its sums have their bias. let: of positions."""
+        """Row r, the tile's i-th row. biased: its sums already contain their bias. let: binds positions."""
         p = self.p
         scales = self.reader.scales(tile.panels, T.int32(0)) if not p.grouped else None
         zeros = self.reader.zeros_of_sums(tile.panels, T.int32(0)) if not p.grouped else None
@@ -79,7 +79,8 @@ class Epilogue:
             b.store_vector(self.k["y"], value, where, count)
 
     def _vectors(self, tile: Tile, let: Let) -> Iterator[tuple[int, b.Expr, int, b.Expr, b.Expr]]:
-        """Of each vector of a tile's row: its number, place, number in the panel, first column and count of columns."""
+        """For each vector of a tile's row: its number, place, number in the panel, first column and count of
+        columns."""
         p = self.p
         for i, (column, place) in enumerate(zip(tile.columns, tile.places, strict=True)):
             for v in range(p.vectors):

@@ -1,4 +1,4 @@
-"""What is brought into the cache while a tile is computed: what few rows read a little later, or the next block."""
+"""Prefetches while a tile is computed: data that few rows read a little later, or the next block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS_OF_STREAMS = 2  # more rows read too few panels of numbers side by side to
 
 
 class Fetches:
-    """Of one kernel `k`. ahead_bytes: of its schedule."""
+    """Prefetches of one kernel `k`. ahead_bytes: distance, from its schedule."""
 
     def __init__(self, p: Problem, k: b.Kernel, reader: Reader, ahead_bytes: int) -> None:
         self.p, self.k, self.reader, self.ahead = p, k, reader, ahead_bytes // 4
@@ -37,7 +37,8 @@ class Fetches:
                 if not p.quantized or p.tile <= _ROWS_OF_STREAMS:
                     at = reader.share(panel, line) + (place * b.WIDTH + self.ahead)
                     if p.fixed:
-                        # Behind the panel's end comes what is read side by side already, and then what is not.
+                        # After the panel's end come panels that are already read side by side, then panels that are
+                        # not.
                         past = T.Cast("int32", line >= p.lines - 4 * self.ahead // reader.line_bytes)
                         at = at + past * ((len(panels) - 1) * reader.panel_words * p.columns)
                 else:
@@ -73,7 +74,8 @@ class Fetches:
         return fetch
 
     def groups(self, panels: Sequence[b.Expr], stride: int) -> Callable[[b.Expr], None] | None:
-        """With the steps of a group of `panels`, those a few groups later, and of panels `stride` further."""
+        """Together with the steps of a group of `panels`, prefetches those a few groups later and of panels `stride`
+        further."""
         fetch_group = self.reader.fetch_group
         if fetch_group is None:
             return None
@@ -88,7 +90,7 @@ class Fetches:
     # ---- the next block of many rows --------------------------------------------------------------------------------
 
     def all_lines(self, ahead: b.Expr, length: b.Expr) -> Fetch:
-        """One row tile of floats fetches the whole block at `ahead`, from several places at once."""
+        """A single row tile of floats prefetches the whole block at `ahead`, from several places at once."""
 
         def fetch(line: b.Expr) -> None:
             for v in range(self.p.vectors):
@@ -108,8 +110,8 @@ class Fetches:
         return Fetch(before_line=fetch)
 
     def share(self, ahead: b.Expr, walk: Walk, tiles: b.Expr, turn_lines: int) -> Fetch:
-        """Each of `tiles` tiles fetches its share of the block at `ahead`, at several places of it, and what it is
-        going to write. turn_lines: lines of a turn."""
+        """Each of `tiles` tiles prefetches its share of the block at `ahead`, at several places, and its own output.
+        turn_lines: lines per turn."""
         p, reader, turns = self.p, self.reader, b.ceil_div(walk.lines, turn_lines)
         apart = b.ceil_div(walk.lines * reader.line_bytes // (4 * b.WIDTH), reader.line_vectors)
         share = b.let(T.truncdiv(walk.lines + (tiles - 1), tiles))
@@ -135,7 +137,8 @@ class Fetches:
         return Fetch(at_turn=fetch) if p.quantized else Fetch(of_tile=of_tile)
 
     def _output(self, tile: Tile, turn: b.Expr, turns: int) -> None:
-        """A share of the rows of y that a tile will write, and of what it will add to them. turns: of a block."""
+        """Prefetches a share of the rows of y that a tile will write, and of what it will add to them. turns: turns per
+        block."""
         p = self.p
         share = b.ceil_div(len(tile.rows), turns)
         with b.when(T.And(tile.kb == tile.walk.count - 1, turn * share < len(tile.rows))):

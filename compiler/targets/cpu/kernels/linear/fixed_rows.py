@@ -1,8 +1,8 @@
 """bf16 activations as fixed-point numbers, where no instruction multiplies bf16: made once for all panels.
 
-Each group of G columns of a row has one exponent, that of its largest magnitude: numbers are s16, value · 2^(14 − e)
-rounded to nearest even. So what is larger than 2⁻⁷ of the largest keeps every bit, and what is smaller is off by at
-most 2⁻¹⁵ of the largest.
+Each group of G columns of a row has one exponent e, that of its largest magnitude. Numbers are s16: value · 2^(14 − e),
+rounded to nearest even. So values above 2⁻⁷ of the largest keep every bit. The error of smaller values is at most 2⁻¹⁵
+of the largest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ _ONES = 0x00010001
 
 
 class FixedRows:
-    """Row tiles on the stack, at most `tiles`: [row tile][words][rows] pairs of numbers, then of each group the scale
-    and the sum, times −factor: [scale or sum][groups][rows]. A line of 8 elements is pairs (0, 2), (1, 3), (4, 6),
-    (5, 7). Elements past the row's end are 0."""
+    """Row tiles on the stack, at most `tiles`.
+
+    Layout: [row tile][words][rows] pairs of numbers, then per group the scale and the sum times −factor, [scale or
+    sum][groups][rows]. The pairs of a line of 8 elements are (0, 2), (1, 3), (4, 6), (5, 7). Elements past the row's
+    end are 0.
+    """
 
     def __init__(self, p: Problem, x: b.Expr, tiles: int, factor: int) -> None:
         self._p, self._x, self._factor = p, x, factor
@@ -40,15 +43,15 @@ class FixedRows:
         return x0 + (self.words + self.groups + group) * self._p.tile + r
 
     def scale_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """Of a group of row r of the row tile at x0."""
+        """Scale of a group of row r in the row tile at x0."""
         return T.reinterpret("float32", self.memory[self._scale_at(x0, r, group)])
 
     def sum_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """The same; times −factor."""
+        """Sum of a group, times −factor."""
         return self.memory[self._sum_at(x0, r, group)]
 
     def make(self, tile0: b.Expr, tiles: b.Expr) -> None:
-        """Row tiles [tile0, tile0 + tiles)."""
+        """Converts row tiles [tile0, tile0 + tiles)."""
         p = self._p
         step_lanes, whole = self.step_words * p.tile, p.kdim // p.lanes // self.step_words
         with T.serial(tiles) as t:

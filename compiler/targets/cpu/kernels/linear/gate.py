@@ -1,6 +1,6 @@
-"""What becomes of the sums of a gated linear layer in the end: silu(gate) · up, packed for the next layer.
+"""Output of a gated linear layer: silu(gate) · up, packed for the next layer.
 
-With a limit it is gate · sigmoid(gain · gate) · (up + 1), of gate that at most and up between that and its negative.
+With a limit: gate · sigmoid(gain · gate) · (up + 1), with gate clipped to (−∞, limit] and up to [−limit, limit].
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GATED = ("", *b.LANES)
 
 
 class GatedOutput:
-    """Writes the gated columns, `width` of them, from two places of sums, as an activation of dtype `gated`.
+    """Writes the gated columns, `width` of them, from two places of sums, as activations of dtype `gated`.
 
     limit: 0 for none.
     """
@@ -37,19 +37,19 @@ class GatedOutput:
         return b.word_dtype(self.act)
 
     def helpers(self) -> str:
-        """IR text of what is called beside `ir.vector.helpers`."""
+        """IR text of helpers in addition to `ir.vector.helpers`."""
         return gates.limited(self.limit, self.gain) if self.limit else ""
 
     def puts(self) -> tuple[tuple[str, int, int], ...]:
-        """What `ir.vector.helpers` is asked for."""
+        """Arguments for `ir.vector.helpers`."""
         return tuple((self.act, self.row_tile, count) for count in (b.WIDTH, self.tail) if count)
 
     def write(
         self, y: b.Expr, sums: Sums, places: tuple[b.Expr, b.Expr], panel: b.Expr, t: b.Expr, t_local: b.Expr,
         num_rows: b.Expr, meanwhile: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Row tile t (t_local in `sums`) of a panel of columns; places: of gate and of up. meanwhile: emits what else
-        is done before each vector of columns."""
+        """Writes row tile t (t_local in `sums`) of a panel of columns. places: of gate and of up. meanwhile: emits
+        other work before each vector of columns."""
         rows = b.let(T.min(num_rows - t * self.row_tile, self.row_tile))
 
         def value(r: b.Expr, v: b.Expr) -> b.Expr:

@@ -1,9 +1,9 @@
-"""linear and linear_quant: y = x · wᵀ (+ bias) (+ residual), of floats or of a quantized weight.
+"""linear and linear_quant: y = x · wᵀ (+ bias) (+ residual), with float or quantized weights.
 
-One chain per output element and group of numbers along K, ascending: of fma, of a dot product, or of exact integers.
-Groups are merged by one chain of fma, ascending: y = (Σ scale · Σ (number − zero) · x) · (scale of the row) + bias +
-residual. K is walked in blocks whose sums are stored and picked up again, which keeps the chain; with AMX as
-`micro.amx` says. A gated layer has a weight of two parts, gate and up, and y = silu(x · gateᵀ) · (x · upᵀ).
+Each output element has one chain of operations per group of numbers along K, ascending: fma, dot products, or exact
+integers. Groups are merged by one ascending chain of fma: y = (Σ scale · Σ (number − zero) · x) · (scale of the row) +
+bias + residual. K is walked in blocks. Sums are stored and reloaded between blocks, which keeps the chain; for AMX see
+`micro.amx`. A gated layer has a weight of two parts, gate and up, and y = silu(x · gateᵀ) · (x · upᵀ).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) ->
 
 
 def part(spec: KernelSpec, target: Target, symbol: str, schedule: Schedule | None = None) -> tirx.PrimFunc:
-    """The kernel as a function of that name, which another kernel calls for a range of tasks (`builder.Kernel`)."""
+    """The kernel as a function named `symbol`, which another kernel calls for a range of tasks (`builder.Kernel`)."""
     p = problem_of(spec, target)
     return _Linear(p, plans.plan(p, schedule)).function(symbol)
 
 
 def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:
-    """What suits most machines of a target; None where tile registers leave nothing to choose."""
+    """The schedule that suits most machines of a target; None if tile registers leave no choice."""
     return plans.default_schedule(problem_of(spec, target))
 
 
@@ -54,7 +54,7 @@ class _Linear:
         self.p, self.plan = p, plan
 
     def function(self, part: str = "") -> tirx.PrimFunc:
-        """part: of another kernel, its symbol."""
+        """part: symbol of the kernel as part of another kernel; empty: a kernel of its own."""
         p, plan = self.p, self.plan
         helpers = vector.helpers(p.target.mcpu, puts=p.gate.puts() if p.gate else ())
         helpers += plan.reader.helpers(p.target) + plan.micro.helpers()
@@ -71,7 +71,8 @@ class _Linear:
         return kernel.function()
 
     def _memory(self) -> None:
-        """What the loops share of the stack: unpacked blocks, sums, rows as tile registers take them."""
+        """Reserves the stack memory that the loops share: unpacked blocks, sums, and rows in the form for tile
+        registers."""
         p, plan = self.p, self.plan
         self.wide = self.registers = sums = registers = None
         blocks = (plan.chunk_tiles, plan.many) if plan.widens else None

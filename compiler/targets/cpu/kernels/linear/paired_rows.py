@@ -1,7 +1,7 @@
-"""bf16 activations in the pairs that numbers of a quantized weight become: copied once for all panels.
+"""bf16 activations in the pair order of a quantized weight's numbers, copied once for all panels.
 
-Beside them lies the sum of each group of a row, for zero points and offsets. Its bits do not depend on the row tile: 32
-elements, or fewer if a group has, are added as a tree, halves apart first, and trees of a group one after the other.
+They include the sum of each group of a row, for zero points and offsets. Its bits do not depend on the row tile. Up to
+32 elements are added as a tree, halves apart first; the trees of a group are added one after the other.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from llmc.compiler.targets.cpu.kernels.linear.problem import TURN, Problem
 from llmc.compiler.targets.cpu.kernels.linear.row_end import RowEnd
 
 _STEP_WORDS = 16
-"""Words that are made at a time: a vector of each row of the tile."""
+"""Words made at a time: one vector for each row of the tile."""
 _MINUS_ONES = -0x407F4080  # 0xBF80BF80, two bf16
 
 
 class PairedRows:
-    """A block of a walk of up to `tiles` row tiles on the stack, [row tile][words][rows]: of each line of 8 elements
-    (0, 2), (1, 3), (4, 6), (5, 7). Elements past the row's end are 0. memory: of at least `words`, whose rows may be
-    others' before and after."""
+    """A block of up to `tiles` row tiles on the stack, [row tile][words][rows]. The pairs of a line of 8 elements are
+    (0, 2), (1, 3), (4, 6), (5, 7). Elements past the row's end are 0. memory: at least `words` words; others may use it
+    before and after."""
 
     @staticmethod
     def words(p: Problem, tiles: int, walk: Walk) -> int:
-        """Words that so many row tiles take."""
+        """Words on the stack for `tiles` row tiles."""
         return tiles * b.ceil_div(walk.lines, TURN) * _STEP_WORDS * p.tile
 
     def __init__(self, p: Problem, x: b.Expr, tiles: int, walk: Walk, memory: b.Scratch) -> None:
@@ -43,36 +43,36 @@ class PairedRows:
         self._end = RowEnd(p, x, _STEP_WORDS)
 
     def line(self, x0: b.Expr, local: b.Expr) -> b.Expr:
-        """Where a line of the row tile at x0 starts."""
+        """Start of a line of the row tile at x0."""
         return b.let(x0 + local * (self._p.x_line * self._p.tile))
 
     def word(self, first: b.Expr, unit: b.Expr, r: b.Expr) -> b.Expr:
-        """A word of row r of the line that starts there."""
+        """A word of row r in the line that starts at `first`."""
         return self.memory.element(first + (unit * self._p.tile + r))
 
     def negated_sum(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """Of the activations of a group, a float."""
+        """Negated sum of the activations of a group, as a float."""
         assert self._sums is not None
         return self._sums[self._sum_at(T.truncdiv(x0, self.tile_words), r, self._local(group))]
 
     def _local(self, group: b.Expr) -> b.Expr:
-        """The number of a group within its block."""
+        """Number of a group within its block."""
         return group if self._blocks == 1 else T.truncmod(group, self._groups)
 
     def _sum_at(self, t_local: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
         return (t_local * self._groups + group) * self._p.tile + r
 
     def make_all(self, tile0: b.Expr, tiles: b.Expr) -> None:
-        """Row tiles [tile0, tile0 + tiles), of a walk of one block."""
+        """Copies row tiles [tile0, tile0 + tiles), for a walk of one block."""
         with T.serial(tiles) as t:
             self.make(b.let(tile0 + t), b.let(t), T.int32(0))
 
     def make(self, t: b.Expr, t_local: b.Expr, kb: b.Expr) -> None:
-        """Block kb of row tile t, as number t_local."""
+        """Copies block kb of row tile t to place t_local."""
         p, lanes = self._p, _STEP_WORDS * self._p.tile
         whole = p.kdim // p.lanes // _STEP_WORDS
         if self._sums is not None and self._group_words > self._tree_words:
-            # A row that is one group goes on from block to block.
+            # A row with a single group continues from block to block.
             with b.when(kb == 0) if p.groups == 1 else nullcontext(), T.serial(self._groups * p.tile) as i:
                 b.store(self._sums, T.float32(0), t_local * (self._groups * p.tile) + i)
         first = b.let(kb * self._steps)
@@ -99,7 +99,7 @@ class PairedRows:
             self._add(sums, t_local, step)
 
     def _add(self, sums: b.Vectors, t_local: b.Expr, step: b.Expr) -> None:
-        """The sums of a step's pairs to those of their groups. A lane is [word of the step][row]."""
+        """Adds the sums of a step's pairs to those of their groups. A lane is [word of the step][row]."""
         assert self._sums is not None
         p, lane_bits = self._p, b.WIDTH.bit_length() - 1
         words = self._tree_words
@@ -114,7 +114,7 @@ class PairedRows:
                     sums[v] = b.call(f"folded_{1 << bit}", sums[v])
         for tree in range(_STEP_WORDS // words):
             group = b.let(T.truncdiv(step * _STEP_WORDS + tree * words, self._group_words))
-            # Of the last step, groups that the row does not have.
+            # In the last step, groups beyond the row's end.
             with b.when(group < self._groups):
                 for r in range(p.tile):
                     at, total = self._sum_at(t_local, r, group), sums.lane(tree * words * p.tile + r)

@@ -1,4 +1,4 @@
-"""Where a tile of a linear kernel lies: its rows, panels and block of K, and what is fetched meanwhile."""
+"""Places of a linear kernel's tile: rows, panels and block of K; and what it prefetches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 
 @dataclass(frozen=True)
 class Walk:
-    """How K of a panel is walked: in `count` blocks of `lines` lines, each by all row tiles of a chunk; unpacked: of a
-    copy on the stack."""
+    """Order in which K of a panel is walked: `count` blocks of `lines` lines, each for all row tiles of a chunk.
+    unpacked: from a copy on the stack."""
 
     lines: int
     count: int
@@ -19,7 +19,7 @@ class Walk:
 
     @classmethod
     def of_lines(cls, lines: int, most: int, unit: int = 1, *, unpacked: bool = False) -> Walk:
-        """Blocks of at most `most` times `unit` lines, and of at least one, nearly equal."""
+        """Nearly equal blocks of at most `most` times `unit` lines, but at least `unit`."""
         units = b.ceil_div(lines, unit)
         of_block = b.ceil_div(units, b.ceil_div(units, max(1, most))) * unit
         return cls(of_block, b.ceil_div(lines, of_block), unpacked)
@@ -27,7 +27,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Brings into the cache what is needed later.
+    """Prefetches for a tile.
 
     before_line: before a line of the block is read. at_line: as vector v of a line is. at_group: as the steps or
     scales of a group of numbers are.
@@ -46,8 +46,8 @@ class Fetch:
 class Tile:
     """Rows of row tile `t` times panels, over block `kb` of K.
 
-    units: the panels within their part of the weight; places: of each one's sums between blocks, in which the row tile
-    is number t_local.
+    units: the panels within their part of the weight. places: where each panel's sums are stored between blocks;
+    t_local: number of the row tile there.
     """
 
     t: b.Expr
@@ -57,8 +57,8 @@ class Tile:
     part: b.Expr
     panels: list[b.Expr]
     places: list[b.Expr]
-    columns: list[b.Expr]  # first one of each panel
-    x0: b.Expr  # where the row tile starts in x
+    columns: list[b.Expr]  # first column of each panel
+    x0: b.Expr  # start of the row tile in x
     walk: Walk
     kb: b.Expr
     fetch: Fetch

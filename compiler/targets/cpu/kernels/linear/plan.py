@@ -1,4 +1,4 @@
-"""How a kernel walks its operands: what is chosen from the table of micro-kernels, and how far blocks and chunks go."""
+"""Plan of a kernel: reader, micro-kernel and loops chosen for a problem, and sizes of blocks and chunks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 
 FEW_TILES = 4
-"""Row tiles that do not pay for unpacking a block."""
-_REGISTERS = {16: 32, 8: 8}  # how many vectors they hold, by lanes of a register
-_WIDE_ROWS = 256  # of 16 bits made float32: a block of K of theirs and the sums of a group of panels stay in L2
-_WIDE_PANELS = 8  # of a group
-_MAX_ROWS = 1024  # of a chunk: their sums are on the stack
+"""Number of row tiles up to which unpacking a block does not pay."""
+_REGISTERS = {16: 32, 8: 8}  # number of vector registers, by lanes of a register
+_WIDE_ROWS = 256  # 16-bit rows converted to float32: their block of K and the sums of a group of panels stay in L2
+_WIDE_PANELS = 8  # in a group
+_MAX_ROWS = 1024  # in a chunk: their sums are on the stack
 
 
 class Loops(Enum):
-    """stream.py: SIDE_BY_SIDE, STREAMED_BLOCKS; blocked.py: the others."""
+    """Implementations: stream.py has SIDE_BY_SIDE and STREAMED_BLOCKS, blocked.py the others."""
 
     SIDE_BY_SIDE = auto()
     STREAMED_BLOCKS = auto()
@@ -38,13 +38,13 @@ class Loops(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """reader, micro, registers: chosen for the problem; the last for tile registers, None where vectors do it all.
+    """reader, micro, registers: chosen for the problem. registers: tile registers; None: vectors compute all rows.
 
-    few, many: how each of few and of many row tiles walks K. chunk_tiles: row tiles of a chunk; chunk_unit: of them,
-    that are computed at a time; copied_tiles: of them, whose activations a micro-kernel copies whole. side_by_side:
-    panels that one row tile reads at once; streams, ahead_bytes: as of a `Schedule`. group: panels whose sums wait in
-    cache while K is walked, 1: each panel for itself. widens: many rows become what is multiplied once for all panels
-    of a group. loops: what computes at most so many row tiles; None: any number.
+    few, many: walk along K for few and for many row tiles. chunk_tiles: row tiles per chunk. chunk_unit: row tiles of a
+    chunk computed at a time. copied_tiles: row tiles whose activations a micro-kernel copies whole. side_by_side:
+    panels that one row tile reads at once. streams, ahead_bytes: see `Schedule`. group: panels whose sums wait in cache
+    while K is walked; 1: one panel at a time. widens: activations of many rows are converted once for all panels of a
+    group. loops: loops by their largest number of row tiles; None: any number.
     """
 
     reader: Reader
@@ -64,12 +64,12 @@ class Plan:
 
     @property
     def chunked(self) -> bool:
-        """Whether some loops pass over chunks of rows."""
+        """Whether any loops pass over chunks of rows."""
         return self.loops[-1][1] in (Loops.PANELS, Loops.GROUPS_OF_PANELS)
 
 
 def default_schedule(p: Problem) -> Schedule | None:
-    """What suits most machines of a target; None where tile registers leave nothing to choose."""
+    """The schedule that suits most machines of a target; None if tile registers leave no choice."""
     registers = _registers(p)
     if p.quantized:
         return _quantized_schedule(p, registers)
@@ -114,12 +114,12 @@ _BLOCK_STEPS = 8  # steps of K in one pass: with 48 columns 24 KiB of weights, h
 
 
 def _expands(p: Problem, micro: MicroKernel) -> bool:
-    """Whether 16-bit rows become float32 once for all panels."""
+    """Whether 16-bit rows are converted to float32 once for all panels."""
     return p.lanes == 2 and micro.operand == F32 and p.tile > 1
 
 
 def _word_bytes(p: Problem, *, widens: bool) -> int:
-    """Of a word of K of all columns, as many row tiles read it."""
+    """Bytes of one word of K over all columns, in the form that many row tiles read."""
     return (8 if widens else 4) * p.columns
 
 
@@ -157,7 +157,7 @@ def _float(p: Problem, schedule: Schedule) -> Plan:
 
 def _float_registers(p: Problem, registers: type[TileRegisters]) -> Plan:
     rows = min(_COPIED_ROWS, COPIED_BYTES // (p.x_words * 4)) // ROWS * ROWS
-    # Graphs of a smaller row tile have no more rows than that.
+    # Graphs with a smaller row tile have no more rows than that.
     chunk_tiles = max(ROWS // 2, rows if p.tile == p.target.row_tile else 0) // p.tile
     lines = _BLOCK_STEPS * p.step_lines
     walk = Walk(lines, b.ceil_div(p.lines, lines))
@@ -177,7 +177,7 @@ _UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
 
 
 def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Schedule:
-    """block_bytes: of what many row tiles read, packed or unpacked."""
+    """block_bytes: of the block that many row tiles read, packed or unpacked."""
     reader = operands(p)[0]
     assert isinstance(reader, Numbers)
     block = _PACKED_BYTES if p.exact or reader.as_it_lies else _UNPACKED_BYTES
@@ -193,7 +193,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     def walk(*, unpacked: bool) -> Walk:
         """Blocks of whole groups."""
         line_bytes = p.columns * 4 * reader.units if unpacked else reader.line_bytes
-        # What few tiles read packed, and many do not, is no part of a schedule.
+        # Blocks that only few tiles read packed are not part of a schedule.
         block_bytes = schedule.block_bytes if unpacked or reader.as_it_lies else _PACKED_BYTES
         unit = p.step_lines if registers else 1
         of_group = p.number_group_lines if p.number_groups > 1 else p.group_lines if p.fixed else 1
@@ -205,7 +205,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
     if registers:
         chunk_tiles = max(turn // 2, fit // turn * turn)
-    elif p.fixed:  # rows are on the stack, of which hosts give so much
+    elif p.fixed:  # rows are copied to the stack, which a host thread has only so much of
         chunk_tiles = max(1, min(fit, 2 * COPIED_BYTES // (p.tile_words * 4)))
     else:
         chunk_tiles = max(FEW_TILES + 1, fit)
@@ -213,7 +213,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     one = Loops.STREAMED_BLOCKS if p.exact and p.tile > _ROWS_OF_STREAMS else Loops.SIDE_BY_SIDE
     most_few = min(FEW_TILES, _COPIED_FEW_BYTES // (p.tile_words * 4)) if p.paired else FEW_TILES
     loops: list[tuple[int | None, Loops]] = [(None, one)]
-    if p.tile == p.target.row_tile:  # the widest tile is for many rows; of others there is one
+    if p.tile == p.target.row_tile:  # the largest tile is for many rows; a kernel of a smaller one gets a single tile
         loops = [(1, one)]
         if few != many and most_few > 1:
             loops.append((most_few, Loops.PANELS_OF_FEW))

@@ -1,4 +1,4 @@
-"""What a linear kernel computes, of floats or of quantized weights: its weight's parts and lines, its row tiles."""
+"""The problem of a linear kernel, with floats or quantized weights: parts and lines of the weight, and row tiles."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.base import WeightFormat
 
 LINE = 8
-"""Elements of K of a line of a quantized weight."""
+"""Elements of K in a line of a quantized weight."""
 STEP_WORDS = 16
-"""Words of K of one step of tile registers."""
+"""Words of K in one step of tile registers."""
 TURN = 4
-"""Lines of one turn of a loop over lines of a quantized weight; those of a group are a multiple where integers are
-summed."""
+"""Lines per turn of a loop over lines of a quantized weight. If integers are summed, the lines of a group are a
+multiple of it."""
 _FIXED = 32
-"""Elements of K of fixed-point numbers with one exponent, at most."""
+"""Most elements of K that fixed-point numbers share an exponent for."""
 _MAX_K = 1 << 17  # 127 · 128 · K stays below 2³¹
 _DTYPES = {"f32": "float32", "f16": "uint16", "u8": "uint8"}
 
 
 def operand_names(spec: KernelSpec, planes: Iterable[str]) -> tuple[str, ...]:
-    """Operands of a kernel in order. planes: of the weight."""
+    """Operands of a kernel in order. planes: planes of the weight."""
     p = spec.as_dict()
     return ("x", "w", *planes, *(name for name in ("bias", "residual") if p[name]), "y")
 
@@ -35,17 +35,21 @@ def operand_names(spec: KernelSpec, planes: Iterable[str]) -> tuple[str, ...]:
 class Problem:
     """The spec of a kernel for a target, and what follows from it.
 
-    parts: of the weight, gate's and up's, each `panels` of `columns`, which cover `width` columns of y.
-    format: of a quantized weight, planes: what lies beside its numbers; kind: of the format, or the floats of the
-    weight. A panel is `lines` of `line` elements of K. groups: of `group_lines` whose sums are merged; where a row has
-    one scale there is one, whatever the groups of its numbers (`number_groups`), and of fixed-point numbers those have
-    an exponent each. grouped: whether sums are merged; scale_groups: of stored scales. asymmetric: zero points are
-    stored; shifted: these or offsets, so that sums of activations are needed.
-    integer: activations are int8; fixed: they are bf16 that become fixed-point numbers (`fixed_rows`); paired:
-    they are multiplied in pairs by numbers that become bf16 (`paired_rows`); copied: either. A word of x has
-    `lanes` of them, a row x_words of K, x_line for each line of the weight; a row tile has tile_words in all.
-    step_lines: of one step of tile registers. exact: a result is one sum of integers, scaled.
-    rows: the scalar that counts valid rows. Raises KernelSpecError for what has no layout.
+    parts: of the weight (gate and up of a gated layer). Each part has `panels` panels of `columns` columns, which cover
+    `width` columns of y. format: of a quantized weight. planes: what is stored beside its numbers. kind: of the format,
+    or the float type of the weight. A panel is `lines` lines of `line` elements of K.
+
+    groups: groups whose sums are merged, each of `group_lines` lines; one if a row has a single scale, whatever the
+    groups of its numbers (`number_groups`). With fixed-point activations each group has its own exponent. grouped:
+    whether sums are merged. scale_groups: groups of stored scales. asymmetric: zero points are stored. shifted: zero
+    points or offsets are stored, so that sums of activations are needed.
+
+    integer: activations are int8. fixed: bf16 activations become fixed-point numbers (`fixed_rows`). paired: they are
+    multiplied in pairs by numbers converted to bf16 (`paired_rows`). copied: fixed or paired. A word of x has `lanes`
+    elements, a row x_words words of K, with x_line words for each line of the weight; a row tile has tile_words in all.
+    step_lines: lines per step of tile registers. exact: a result is one sum of integers, scaled.
+
+    rows: the scalar with the number of valid rows. Raises KernelSpecError for a spec without layout.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Problem:
         in_pairs: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """in_pairs: whether numbers of the weight can be pairs of s16; in_bf16: of bf16."""
+        """in_pairs, in_bf16: whether numbers of the weight can become pairs of s16, or of bf16."""
         p = spec.as_dict()
         self.spec, self.target, self.format, self.quantized = spec, target, format, format is not None
         self.kdim, self.n, self.tile, self.rows = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["rows"])
@@ -70,7 +74,7 @@ class Problem:
         group_size = format.group_size if format else -1
         self._check(p, group_size)
         self.integer = self.quantized and self.act == "i8"
-        # An instruction for bf16 or wider registers serve floats as well.
+        # An instruction for bf16, or wider registers, serve floats as well.
         self.fixed = in_pairs and self.quantized and self.act == "bf16" and target.lanes == b.WIDTH // 2
         self.paired = in_bf16 and self.quantized and self.act == "bf16" and target.bf16_dot
         self.copied = self.fixed or self.paired
@@ -90,7 +94,7 @@ class Problem:
             self.group_lines = (_FIXED if group_size < 0 else math.gcd(_FIXED, group_size)) // LINE
             self.groups = b.ceil_div(self.lines, self.group_lines)
         self.grouped = self.fixed or self.groups > 1
-        # Elements past the last whole line: float activations end there.
+        # Elements past the last whole line: float activations end before them.
         self.tail = 0 if self.integer or self.copied or not self.quantized else self.kdim % LINE
         self.whole_lines = self.kdim // LINE if self.tail else self.lines
         self.x_words = 2 * self.lines if self.integer else b.ceil_div(self.kdim, self.lanes)
@@ -122,21 +126,21 @@ class Problem:
         return [(name, kinds.get(name, "float32")) for name in operand_names(self.spec, self.planes)]
 
     def scale_group(self, group: b.Expr) -> b.Expr:
-        """The group of numbers, in which their scale is, that a group of sums lies in."""
+        """The scale group that contains a group of sums."""
         if not self.fixed:
             return group
         return T.truncdiv(group, b.ceil_div(self.number_group_lines, self.group_lines))
 
     def panel(self, part: b.Expr, unit: b.Expr) -> b.Expr:
-        """Which panel of the weight is panel `unit` of a part."""
+        """Number of the weight's panel that is panel `unit` of a part."""
         return unit if self.parts == 1 else part * self.panels + unit
 
     def name(self, value: b.Expr) -> b.Expr:
-        """The reverse of `let`: a position that is used more than once, which TVM computes once by itself for lines of
-        quantized weights."""
+        """The reverse of `let`: names a position that is used more than once. For lines of quantized weights TVM
+        computes it once by itself."""
         return value if self.quantized else b.let(value)
 
     def let(self, value: b.Expr) -> b.Expr:
-        """`b.let` of what TVM's simplifier would spoil otherwise: positions in lines of quantized weights, not the
-        short ones of floats."""
+        """`b.let` for positions that TVM's simplifier would otherwise spoil: those in lines of quantized weights, not
+        the short ones of floats."""
         return b.let(value) if self.quantized else value

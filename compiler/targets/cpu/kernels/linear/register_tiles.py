@@ -14,13 +14,13 @@ from llmc.compiler.targets.cpu.kernels.linear.places import Fetch, Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles
 
-_MERGED_ROWS = 4  # whose sums of a group and of all groups fit the vector registers
+_MERGED_ROWS = 4  # rows whose sums of a group and of all groups fit the vector registers
 
 
 class RegisterTiles:
-    """Emits them, with the vectors of `vectors` around them.
+    """Emits the tiles, and with `vectors` the code around them.
 
-    whole_chunk: `sums` have place for all row tiles of a chunk, not only for the ROWS that are computed at a time.
+    whole_chunk: `sums` has room for all row tiles of a chunk, not only for the ROWS computed at a time.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class RegisterTiles:
         self.reader, self.epilogue, self.sums, self.whole_chunk = vectors.reader, vectors.epilogue, sums, whole_chunk
         self.turn_tiles = ROWS // self.p.tile
         self.block_steps = walk.lines // self.p.step_lines
-        # What lies past a panel's last whole step may lie past the weight.
+        # Words past a panel's last whole step may lie outside the weight.
         padded = not walk.unpacked and registers.tail
         self.ends = b.Scratch(ir.LINES * self.p.columns, "int32") if padded else None
         if self.ends is not None and not self.p.integer:
-            # What follows in the weight may be no number, which zeros of activations do not undo.
+            # The following bytes of the weight may be NaN, which a zero activation does not cancel.
             with T.serial(ir.LINES * self.p.vectors) as i:
                 self.ends.store(T.broadcast(T.int32(0), b.WIDTH), i * b.WIDTH)
         self.group_sums = Sums(1, self.turn_tiles, self.p.tile, self.p.columns) if self.p.groups > 1 else sums
@@ -44,7 +44,7 @@ class RegisterTiles:
         fetch_of: Callable[[b.Expr], Fetch],
     ) -> None:  # fmt: skip
         """The chunk of row tiles [tile0, tile0 + tiles) times block kb of panel `unit` of a part of the weight.
-        fetch_of: fetches what comes next in so many turns."""
+        fetch_of: makes the prefetches for a number of turns."""
         p = self.p
         turns = T.truncdiv(tiles + (self.turn_tiles - 1), self.turn_tiles)
         fetch = fetch_of(b.let(turns)) if p.quantized else None
@@ -75,7 +75,7 @@ class RegisterTiles:
                         self._rows_of(one, first, here, 1)
 
     def _copy_ends(self, ends: b.Scratch, panel: b.Expr) -> None:
-        """The words of a panel past its last whole step; activations of other words are zeros."""
+        """Copies the words of a panel past its last whole step; activations for the missing words are zeros."""
         start = self.p.let(self.reader.position(panel, T.int32(self.registers.whole_steps * self.p.step_lines)))
         with T.serial(self.registers.tail * self.p.vectors) as i:
             ends.store(self.reader.w[T.ramp(start + i * b.WIDTH, 1, b.WIDTH)], i * b.WIDTH)
@@ -84,7 +84,8 @@ class RegisterTiles:
         """`tiles` row tiles from row tile `first` of the chunk on, which fill one or two registers."""
         p, walk, kb = self.p, self.walk, tile.kb
         home = b.let(first if self.whole_chunk else T.int32(0))
-        # Where sums begin, and what tells a panel's end, is as the machine code of each kind was measured.
+        # The place of the start of sums and of the test for a panel's end was chosen by measuring the machine code of
+        # each kind.
         if not p.quantized:
             self.registers.begin(registers, kb, walk.count, self.sums, tile.part, home)
         step0 = b.let(kb * self.block_steps)
@@ -116,8 +117,8 @@ class RegisterTiles:
         self, tile: Tile, first: b.Expr, registers: int, first_step: b.Expr, last_step: b.Expr, step0: b.Expr,
         at_end: b.Expr,
     ) -> None:  # fmt: skip
-        """Adds steps [first_step, last_step) of K. first: row tile of the chunk; step0: first one of the block;
-        at_end: whether the panel's last step is among them."""
+        """Adds steps [first_step, last_step) of K. first: row tile of the chunk. step0: first step of the block.
+        at_end: whether they include the panel's last step."""
         panel, columns, ends = tile.panels[0], self.p.columns, self.ends
         whole = last_step if ends is None else b.let(T.min(last_step, self.registers.whole_steps))
         with T.serial(first_step, whole) as s:
@@ -136,14 +137,14 @@ class RegisterTiles:
                 self.registers.step(registers, first, tail, lambda v: ends.at(v * b.WIDTH))
 
     def _row_tile(self, tile: Tile, i: b.Expr, home: b.Expr, rows: range) -> Tile:
-        """Row tile i of those computed, whose sums of all groups are at `home`; rows: some of its."""
+        """Row tile i of those computed; its sums of all groups are at `home`. rows: some of its rows."""
         t = b.let(tile.t + i)
         return replace(tile, t=t, x0=t * self.p.tile_words, t_local=b.let(home + i), rows=rows)
 
     def _sums_of(
         self, tile: Tile, place: b.Expr, t: b.Expr, rows: list[b.Expr], group: b.Expr
     ) -> b.Vectors | list[b.Expr]:
-        """The sums of a group of some rows of a row tile as they were stored, with what they start from. t: where."""
+        """Stored sums of a group for some rows of a row tile, plus their initial value. t: where they are stored."""
         stored = [self.group_sums.load(place, t, r, v) for r in rows for v in range(self.p.vectors)]
         if not self.p.integer:
             return stored

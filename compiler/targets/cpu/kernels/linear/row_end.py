@@ -1,4 +1,4 @@
-"""The end of a row tile of 16-bit activations, whose words fill no whole step of those that are copied."""
+"""The end of a row tile of 16-bit activations, when its words do not fill a whole copied step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
 class RowEnd:
-    """A step of `words` words of K of a row tile on the stack: the tile's last ones, then zeros."""
+    """A step of `words` words of K of a row tile on the stack: the tile's last words, then zeros."""
 
     def __init__(self, p: Problem, x: b.Expr, words: int) -> None:
         self._p, self._x, self._words = p, x, words
         self.memory = T.alloc_buffer((words * p.tile,), "int32", scope="local")
 
     def copy(self, source: b.Expr, words: int) -> None:
-        """The tile's last `words` words, from `source` on; what lies beside an odd last element is no number."""
+        """Copies the tile's last `words` words from `source`. The other half of an odd last element's word is not a
+        number."""
         p = self._p
         lanes = words * p.tile
         with T.serial(lanes, self._words * p.tile) as i:

@@ -1,4 +1,4 @@
-"""How a linear kernel walks its operands: what changes its speed on a machine and no bit of its results."""
+"""How a linear kernel walks its operands: choices that change its speed on a machine, but no bit of its results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ _LEAST_CHUNK_ROWS = 32
 
 @dataclass(frozen=True)
 class Schedule:
-    """streams: panels that one row reads side by side, and a row tile of exact sums in turn.
-    ahead_bytes: between what is read of a stream and what is fetched meanwhile.
-    block_bytes: of a panel, which stay in cache while row tiles pass.
-    chunk_rows: that share one pass over the panels.
-    """
+    """streams: panels that one row, or a row tile of exact sums, reads side by side or in turn. ahead_bytes: distance
+    of prefetches in a stream. block_bytes: part of a panel that stays in cache while row tiles pass. chunk_rows: rows
+    that share one pass over the panels."""
 
     streams: int
     ahead_bytes: int
@@ -44,9 +42,9 @@ class Schedule:
 
 
 def neighbours(schedule: Schedule, row_tile: int, largest_tile: int) -> Iterator[tuple[str, Schedule]]:
-    """Schedules that differ in one number from `schedule`, with its name, of those that matter to a kernel of the row
-    tile. One row streams, two may fetch ahead, and only the largest tile passes over blocks in chunks of rows.
-    """
+    """(name of the changed number, schedule) for schedules that differ from `schedule` in one number, if it matters to
+    a kernel with that row tile. One row streams, two may prefetch ahead; only the largest tile passes over blocks in
+    chunks of rows."""
     numbers: dict[str, tuple[int, ...]] = {}
     if row_tile == 1:
         streams = schedule.streams

@@ -1,4 +1,4 @@
-"""Specs of the linear kernels, and the problem that a spec is."""
+"""Specs of the linear kernels, and the problem of a spec."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def linear_spec(
     rows: int = 0,
     gated: str = "",
 ) -> KernelSpec:
-    """y [rows, n] = x [rows, k] by a weight [n, k] of the same dtype. rows: the scalar that counts valid ones.
+    """y [rows, n] = x [rows, k] times a weight [n, k] of the same dtype. rows: the scalar with the number of valid
+    rows.
 
-    gated: the weight's rows are gate's, then up's, and y [rows, n / 2] is silu(gate) · up (see `sums.GATED`).
+    gated: the weight contains gate's rows, then up's, and y [rows, n / 2] is silu(gate) · up (see `gate.GATED`).
     """
     return KernelSpec.of(
         "linear",
@@ -53,7 +54,7 @@ def linear_quant_spec(
     rows: int = 0,
     gated: str = "",
 ) -> KernelSpec:
-    """As `linear_spec`, of a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
+    """Like `linear_spec`, with a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
     return KernelSpec.of(
         "linear",
         "linear_quant",
@@ -77,7 +78,7 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def problem_of(spec: KernelSpec, target: Target) -> Problem:
-    """Raises KernelSpecError for what has no layout, QuantizeError for an unknown format."""
+    """The problem. Raises KernelSpecError for a spec without layout, QuantizeError for an unknown format."""
     format = format_of_kernel(spec.as_dict()) if spec.op == "linear_quant" else None
     reader = quantized_reader(format) if format else None
     kinds = reader.units_of if reader else {}

@@ -1,8 +1,8 @@
-"""Few rows: loops that read the weight at several places at once, as a core reads memory fastest.
+"""Loops for few rows. They read the weight at several places at once, which is fastest for a core.
 
-`side_by_side`: one row tile times some panels, whose sums are in registers. `StreamedBlocks`: of exact sums, whose row
-tile fills the registers with one panel; panels in groups, a short block of K of each in turn, the sums of the others in
-L1.
+`side_by_side`: one row tile times several panels, with all sums in registers. `StreamedBlocks`: for exact sums, where a
+row tile fills the registers with one panel. Panels of a group take turns with short blocks of K, and the sums of the
+others wait in L1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmc.compiler.targets.cpu.kernels.linear.vector_tiles import VectorTiles
 
 
 class _PanelGroups:
-    """This task's share of the panels, in groups of at most `most`, nearly equal: few streams are slow."""
+    """This task's share of the panels, in nearly equal groups of at most `most`, because few streams are slow."""
 
     def __init__(self, k: b.Kernel, panels: int, most: int) -> None:
         self._panel0, panel1 = k.share_bounds(panels)
@@ -28,7 +28,7 @@ class _PanelGroups:
         self.count = b.let(T.truncdiv(self.panels + (most - 1), most))
 
     def span(self, group: b.Expr) -> tuple[b.Expr, b.Expr]:
-        """First panel of a group, and how many there are."""
+        """(first panel of a group, number of its panels)."""
         first = b.let(self._panel0 + T.truncdiv(group * self.panels, self.count))
         return first, b.let(self._panel0 + T.truncdiv((group + 1) * self.panels, self.count) - first)
 
@@ -93,7 +93,8 @@ class StreamedBlocks:
                     fetch = Fetch(at_line=self._fetch, at_group=self.fetches.groups([panel], self.most))
                     self.tiles.row_tile(t, 0, [first + i], part, [place], self.walk, kb, fetch)
             if p.gated:
-                # Memory would rest meanwhile: the next group's first block is here, the second one, if any, is not.
+                # Memory would be idle meanwhile: the next group's first block is in cache, its second one, if any, is
+                # not.
                 meanwhile = self._fetch_block if self.walk.count > 1 else None
                 following, its_size = groups.span(b.let(T.min(group + 1, groups.count - 1)))
                 self.cursor.begin(p.panel(0, following), its_size, T.int32(self.walk.lines))
@@ -101,18 +102,18 @@ class StreamedBlocks:
                     self.tiles.write_gated(first + i, (i, self.most + i), t, 0, meanwhile)
 
     def _fetch(self, _line: b.Expr, v: int) -> None:
-        """As many vectors as are read of a line meanwhile."""
+        """Prefetches as many vectors as are read from a line meanwhile."""
         if v < self.line_fetches:
             self.cursor.fetch()
 
     def _fetch_block(self) -> None:
-        """A share of a panel's block, rounded up, while a vector of its columns is written."""
+        """Prefetches a share of a panel's block, rounded up, while a vector of its columns is written."""
         with T.serial(b.ceil_div(self.block_fetches, self.p.vectors)):
             self.cursor.fetch()
 
 
 class _Cursor:
-    """Goes through lines of some neighbouring panels, a line or a vector of each in turn."""
+    """Walks over lines of neighbouring panels, one line or vector of each in turn."""
 
     def __init__(self, reader: Numbers) -> None:
         self.at_once, self._level = reader.stream_vectors, reader.stream_level
@@ -123,14 +124,14 @@ class _Cursor:
         )
 
     def begin(self, panel: b.Expr, panels: b.Expr, line: b.Expr) -> None:
-        """From a line of `panels` panels on, `panel` the first."""
+        """Starts at `line` of `panels` panels, the first of which is `panel`."""
         b.store(self._at, self._reader.position(panel, line), 0)
         b.store(self._turn, T.int32(0), 0)
         b.store(self._panels, panels, 0)
         b.store(self._back, self.at_once * b.WIDTH - (panels - 1) * self._stride, 0)
 
     def fetch(self) -> None:
-        """Brings the next `at_once` vectors into the cache."""
+        """Prefetches the next `at_once` vectors."""
         for i in range(self.at_once):
             self._reader.fetch(self._at[0] + i * b.WIDTH, self._level)
         b.store(self._turn, self._turn[0] + 1, 0)

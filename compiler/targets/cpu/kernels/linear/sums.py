@@ -6,8 +6,8 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 
 
 class Sums:
-    """Vectors of sums on the stack, [places][tiles][row_tile][columns]: a layer's output is far apart in memory, row
-    by row, and would not stay in cache until the next pass."""
+    """Vectors of sums on the stack, [places][tiles][row_tile][columns]. In a layer's output, rows are far apart in
+    memory and would not stay in cache until the next pass."""
 
     def __init__(self, places: int, tiles: int, row_tile: int, columns: int) -> None:
         self._tiles, self._row_tile, self._columns = tiles, row_tile, columns
@@ -17,7 +17,7 @@ class Sums:
         return ((place * self._tiles + t) * self._row_tile + r) * self._columns + v * b.WIDTH
 
     def address(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:
-        """Address of a vector; those of the next row, also of the next tile's, are `columns` further."""
+        """Address of a vector; the next row, also of the next tile, is `columns` further."""
         return self._memory.at(self._at(place, t, r, v))
 
     def load(self, place: b.Expr, t: b.Expr, r: b.Expr, v: b.Expr) -> b.Expr:

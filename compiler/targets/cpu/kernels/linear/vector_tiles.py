@@ -16,17 +16,18 @@ from llmc.compiler.targets.cpu.kernels.linear.problem import TURN, Problem
 from llmc.compiler.targets.cpu.kernels.linear.readers.base import OfGroup, Reader
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 
-_ROWS_OF_GROUPS = 4  # rows whose sums of a group and of all groups fit the registers, with what a dot product needs
+# rows whose sums of a group and of all groups fit the registers, beside those that a dot product needs
+_ROWS_OF_GROUPS = 4
 
 
 def merges_in_memory(p: Problem, walk: Walk) -> bool:
-    """Whether sums of all groups stay in memory, so that those of a group have the registers: as many chains of dot
-    products as hide an instruction's latency. One that is emulated needs registers itself."""
+    """Whether sums of all groups stay in memory, so that a group's sums have the registers. They then form enough
+    chains of dot products to hide an instruction's latency. An emulated instruction needs registers itself."""
     return p.grouped and walk.unpacked and (p.target.int8_dot or not p.integer)
 
 
 class VectorTiles:
-    """Emits tiles of a kernel. sums: of tiles between blocks, or for the gate; wide: the unpacked block."""
+    """Emits tiles of a kernel. sums: of tiles between blocks, or for the gate. wide: the unpacked block."""
 
     def __init__(
         self, p: Problem, k: b.Kernel, num_rows: b.Expr, reader: Reader, micro: MicroKernel, sums: Sums | None,
@@ -47,7 +48,7 @@ class VectorTiles:
         return self._wide
 
     def with_sums(self, places: int) -> VectorTiles:
-        """The same, and sums of one row tile in so many places if the gate needs them and has none yet."""
+        """The same, with sums of one row tile in `places` places if the gate needs them and has none yet."""
         p = self.p
         if self._sums is not None or not p.gated:
             return self
@@ -60,7 +61,8 @@ class VectorTiles:
     ) -> None:  # fmt: skip
         """Row tile t times block kb of panels `units` of a part of the weight.
 
-        places: of each panel's sums between passes, t_local: the row tile's in them. length: of the block, if not all.
+        places: where each panel's sums are stored between passes. t_local: number of the row tile there. length: of the
+        block; None: the whole block.
         """
         p, let = self.p, self.p.let
         t, t_local, units = let(t), let(t_local), [let(unit) for unit in units]
@@ -92,7 +94,7 @@ class VectorTiles:
     def _tile(self, tile: Tile) -> None:
         p, kb, walk = self.p, tile.kb, tile.walk
         if p.quantized:
-            # Or constants of other loops, which LLVM would keep in registers, leave too few for the sums.
+            # Otherwise LLVM keeps constants of other loops in registers, and too few remain for the sums.
             b.do("forget_registers")
         vectors = len(tile.panels) * p.vectors
         line0 = self.p.let(kb * walk.lines)
@@ -124,7 +126,7 @@ class VectorTiles:
             with b.when(kb == walk.count - 1):
                 self._finish(tile, total, in_memory=True)
         elif walk.count > 1:
-            # Which of the two comes first in memory is as the machine code of each kind was measured.
+            # The order of the two in memory was chosen by measuring the machine code of each kind.
             hold, finish = (partial(branch, tile, total) for branch in (self.hold, self._finish))
             with T.If(kb < walk.count - 1 if p.quantized else kb == walk.count - 1):
                 with T.Then():
@@ -145,7 +147,7 @@ class VectorTiles:
                     body(i * len(of_row) + at, (place, tile.t_local, r, v))
 
     def reload(self, tile: Tile, total: b.Vectors, rows: Sequence[int] = ()) -> None:
-        """The sums as `hold` left them. rows: the tile's, by number, if not all."""
+        """The sums stored by `hold`. rows: numbers of the tile's rows; empty: all."""
 
         def load(at: int, where: tuple[b.Expr, ...]) -> None:
             value = self.sums.load(*where)
@@ -177,7 +179,7 @@ class VectorTiles:
     # ---- groups of numbers ------------------------------------------------------------------------------------------
 
     def start(self, tile: Tile, acc: b.Vectors, group: b.Expr, rows: Sequence[b.Expr] | None = None) -> None:
-        """The sums of a group before the first element. rows: the tile's, if not all."""
+        """The sums of a group before the first element. rows: some of the tile's rows; None: all."""
         vectors = len(tile.panels) * self.p.vectors
         for i, r in enumerate(tile.rows if rows is None else rows):
             for v in range(vectors):
@@ -197,10 +199,10 @@ class VectorTiles:
             self.merge(tile, total, acc, group)
 
     def merge(self, tile: Tile, total: b.Vectors | None, acc: b.Vectors | list[b.Expr], group: b.Expr) -> None:
-        """total += scale · acc + offset · Σ x; total: None where it is in memory."""
+        """total += scale · acc + offset · Σ x. total None: it is in memory."""
         p = self.p
         if total is None:
-            # Or LLVM keeps them in registers, and spills.
+            # Otherwise LLVM keeps them in registers, and spills.
             b.do("forget_memory", self.sums.address(tile.places[0], tile.t_local, 0, 0))
         vectors = len(tile.panels) * self.p.vectors
         reader, of_scale = self.reader, p.scale_group(group)
@@ -244,8 +246,8 @@ class VectorTiles:
         if p.grouped:
             turn(first, p.group_lines)
         if (p.integer or p.copied) and p.grouped and p.lines % p.group_lines == 0:
-            # Every group is whole: a known, small number of turns is a loop whose end the CPU foresees. Where the sums
-            # take the registers, a turn is a line: of a longer one LLVM moves loads ahead, and spills.
+            # If every group is whole, the loop has a small constant trip count, whose end the CPU predicts. If the sums
+            # take the registers, a turn is one line: with longer turns LLVM moves loads ahead, and spills.
             alone = merges_in_memory(p, tile.walk) or p.fixed or (p.paired and p.tile > 1)
             at_once = 1 if alone else min(TURN, p.group_lines)
             with T.serial(p.group_lines // at_once) as i:
@@ -274,7 +276,7 @@ class VectorTiles:
         where = [(panel, v) for panel in tile.panels for v in range(p.vectors)]
         vectors = len(where)
         if p.tile == 1 and p.quantized:
-            # The line's activations stay in registers, not its weights: there are fewer.
+            # The line's activations stay in registers rather than its weights: there are fewer.
             values, value = b.Vectors(units, reader.dtype), micro.values(tile, line, local)
             for unit in range(units):
                 values[unit] = value(0, unit)
@@ -294,11 +296,11 @@ class VectorTiles:
         for unit in range(units):
             if p.tile > 1 and micro.rereads(unit):
                 b.do("forget_memory", b.at(micro.x, 0))
-            # An operand that is a word as it lies is part of the operation.
+            # An operand that is a word in memory becomes an operand of the instruction.
             weights = [None] * vectors if reader.units == 1 else b.Vectors(vectors, reader.dtype)
             of_unit = reader.word_of(unit)
             if not unpacked and (unit == 0 or of_unit != reader.word_of(unit - 1)):
-                # A word at a time: those of a whole line leave no register for the sums.
+                # One word at a time: the words of a whole line would leave no registers for the sums.
                 words = [reader.word(panel, line, v, of_unit) for panel, v in where]
             for at in range(vectors):
                 if unpacked:

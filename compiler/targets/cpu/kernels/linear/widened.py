@@ -1,4 +1,4 @@
-"""16-bit activations of a block as float32, where no instruction multiplies them: made so once for all panels."""
+"""16-bit activations of a block converted to float32, once for all panels, where no instruction multiplies them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WideRows:
         self._memory = T.alloc_buffer((tiles * 2 * self._words * p.tile,), "float32", scope="local")
 
     def widen(self, x: b.Expr, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
-        """Block kb, of so many lines, of row tile t: first all low halves, then all high ones."""
+        """Converts block kb, of `length` lines, of row tile t: first all low halves, then all high ones."""
         p, words = self._p, self._words
         source = b.let((t * p.x_words + kb * words) * p.tile)
         low = self._low(t_local, 0)
@@ -27,16 +27,16 @@ class WideRows:
         self._widen_words(x, source, here, low, self._high(t_local, 0, low))
 
     def _low(self, t_local: b.Expr, word: b.Expr) -> b.Expr:
-        """Where a word of a row tile starts, of low halves."""
+        """Start of a word of a row tile among the low halves."""
         return self._p.let((t_local * 2 * self._words + word) * self._p.tile)
 
     def _high(self, t_local: b.Expr, word: b.Expr, low: b.Expr) -> b.Expr:
-        """The same of high halves."""
+        """Start of a word of a row tile among the high halves."""
         p, words = self._p, self._words
         return b.let(low + words * p.tile) if p.quantized else ((t_local * 2 + 1) * words + word) * p.tile
 
     def _widen_words(self, x: b.Expr, source: b.Expr, count: b.Expr, low: b.Expr, high: b.Expr) -> None:
-        """`count` words of x from `source` on: their low halves to `low` and on, the high ones to `high` and on."""
+        """Converts `count` words of x from `source` on: low halves to `low` and on, high halves to `high` and on."""
         wide, vectors = self._memory, b.let(T.truncdiv(count, b.WIDTH))
         with T.serial(vectors) as i:
             read = x[T.ramp(source + i * b.WIDTH, 1, b.WIDTH)]

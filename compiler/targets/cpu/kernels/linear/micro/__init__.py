@@ -1,6 +1,5 @@
-"""Micro-kernels, in order of preference: a problem takes the first one that suits it and whose operands its weight can
-become. A new instruction set is a file here and a line below.
-"""
+"""Micro-kernels, in order of preference. A problem takes the first one that suits it and for whose operands its weight
+has a reader. For a new instruction set, add a file here and a line below."""
 
 from llmc.compiler.targets.cpu.kernels.linear.micro.amx import AmxBf16, AmxInt8, TileRegisters
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import MicroKernel
@@ -12,4 +11,4 @@ from llmc.compiler.targets.cpu.kernels.linear.micro.fma import Fma
 
 MICRO_KERNELS: tuple[type[MicroKernel], ...] = (DotU8S8, DotBf16, DotNumbers, DotS16, Fma)
 TILE_KERNELS: tuple[type[TileRegisters], ...] = (AmxBf16, AmxInt8)
-"""Of tile registers, for the rows that they suit; vectors do the rest."""
+"""Micro-kernels in tile registers, for rows that they suit; vectors compute the others."""

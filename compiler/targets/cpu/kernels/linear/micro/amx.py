@@ -1,7 +1,8 @@
 """Products in AMX tile registers: 32 rows × a panel of columns, 64 bytes of K a step.
 
-Six registers hold sums, one 16 rows, one 16 columns. A panel's words lie as the instruction takes columns. Activations
-lie word by word too and are needed row by row: those of a chunk are copied once, for all panels.
+Six registers hold sums, one holds 16 rows, one 16 columns. A panel's words are stored as the instruction expects
+columns. Activations are stored word by word as well but needed row by row: those of a chunk are copied once for all
+panels.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 
 ROWS = 2 * ir.LINES
-"""Rows that are computed at a time."""
+"""Rows computed at a time."""
 _A, _B = 6, 7  # registers of rows and of columns
 _TILE_WORDS = ir.LINES * ir.WORDS
 
 
 class TileRegisters(ABC):
-    """Emits their instructions in a kernel of a problem, for chunks of at most `chunk_tiles` row tiles, which fill
-    whole registers. kind: of products (`ir.tiles.instructions`)."""
+    """Emits the tile instructions of a kernel, for chunks of at most `chunk_tiles` row tiles that fill whole registers.
+    kind: kind of products (`ir.tiles.instructions`)."""
 
     kind: ClassVar[str]
 
@@ -41,17 +42,17 @@ class TileRegisters(ABC):
     @staticmethod
     @abstractmethod
     def suits(p: Problem) -> bool:
-        """Whether rows of a problem go through tile registers."""
+        """Whether tile registers can compute rows of this problem."""
 
     @classmethod
     def helpers(cls, p: Problem) -> str:
-        """The IR text that they need."""
+        """IR text of the helpers they need."""
         dots = [(m * p.vectors + v, _A, _B) for m in range(2) for v in range(p.vectors)]
         copies = {ir.WORDS, p.x_words % ir.WORDS or ir.WORDS}
         return ir.instructions(cls.kind, dots) + ir.rows_helpers(p.tile, copies)
 
     def _place(self, t: b.Expr, step: b.Expr) -> b.Expr:
-        """Where a step's copy of row tile t of the chunk is."""
+        """Address of a step's copy of row tile t of the chunk."""
         register = T.truncdiv(t, self.of_register)
         line = (t - register * self.of_register) * self.p.tile
         return b.let((register * self.steps + step) * _TILE_WORDS + line * ir.WORDS)
@@ -70,7 +71,7 @@ class TileRegisters(ABC):
                 copy(t, T.int32(self.whole_steps), self.tail)
 
     def begin(self, registers: int, kb: b.Expr, blocks: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
-        """The sums before block kb of K, of `blocks`: none, or those of row tiles from t on that were stored."""
+        """Loads the sums before block kb of K, of `blocks` blocks: zero, or the stored sums of row tiles from t on."""
         if blocks == 1:
             self.zero(registers)
             return
@@ -81,12 +82,12 @@ class TileRegisters(ABC):
                 self._move("load", registers, sums, place, t)
 
     def zero(self, registers: int) -> None:
-        """The sums of `registers` registers of rows, 1 or 2."""
+        """Zeroes the sums of `registers` registers of rows, 1 or 2."""
         for i in range(registers * self.p.vectors):
             b.do(f"tile_zero_{i}")
 
     def store(self, registers: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
-        """The sums of row tiles from t on; rows that a chunk lacks to fill registers are written too."""
+        """Stores the sums of row tiles from t on, including rows that the chunk lacks to fill registers."""
         self._move("store", registers, sums, place, t)
 
     def _move(self, name: str, registers: int, sums: Sums, place: b.Expr, t: b.Expr) -> None:
@@ -96,24 +97,24 @@ class TileRegisters(ABC):
                 b.do(f"tile_{name}_{m * self.p.vectors + v}", where, self._stride)
 
     def step(self, registers: int, first: b.Expr, step: b.Expr, columns: Callable[[int], b.Expr]) -> None:
-        """Adds a step of K, of row tiles from `first` of the chunk on. columns: address of the first word of a vector
-        of the panel, whose other words follow each a line of the panel later."""
+        """Adds one step of K for row tiles from `first` of the chunk on. columns: address of the first word of a vector
+        of the panel; its other words follow one line of the panel apart."""
         order = list(range(self.p.vectors))
         for m in range(registers):
             rows = self._place(b.let(first + m * self.of_register), step)
             b.do(f"tile_load_{_A}", self._rows.at(rows), ir.LINE_BYTES)
             for i, v in enumerate(order):
-                if i or not m:  # the last columns of the first rows are the first of the others
+                if i or not m:  # the last columns for the first rows are loaded already
                     b.do(f"tile_load_{_B}", columns(v), self._stride)
                 b.do(f"tile_dot_{self.kind}_{m * self.p.vectors + v}_{_A}_{_B}")
             order.reverse()
 
 
 class AmxBf16(TileRegisters):
-    """bf16, whatever the number of rows: the arithmetic is the instruction's own.
+    """bf16 for any number of rows: the instruction's own arithmetic.
 
-    TDPBF16PS sums products of even and of odd elements of a step in two chains of fma from 0, ascending. It adds these,
-    and adds that to the sum so far; denormals are 0. K starts at 0 for every row and ascends.
+    TDPBF16PS sums the products of even and of odd elements of a step in two ascending chains of fma from 0. It adds the
+    two chains, then adds the result to the previous sum. Denormals are 0. K starts at 0 for every row and ascends.
     """
 
     kind = "bf16"
@@ -124,8 +125,8 @@ class AmxBf16(TileRegisters):
 
 
 class AmxInt8(TileRegisters):
-    """Many rows of int8: sums are exact integers, with the bits of every other way. Groups, if several, are whole
-    steps, and their sums are stored and merged as floats."""
+    """int8 for many rows: sums are exact integers, so the bits equal those of every other method. With several groups,
+    each is a whole number of steps, and its sums are stored and merged as floats."""
 
     kind = "s8u8"
 

@@ -1,4 +1,4 @@
-"""bf16 by bf16, two products a lane, where vectors have an instruction for it."""
+"""bf16 times bf16, two products per lane, where a vector instruction exists for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Numbers of the weight by bf16 activations, two products a lane, where an instruction for it is fast. Numbers of at
-most eight significant bits are bf16 exactly, and float32 holds their products."""
+"""Numbers of the weight times bf16 activations, two products per lane, where a fast instruction exists. Numbers of at
+most eight significant bits are exact in bf16, and their products are exact in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
 class DotNumbers(BlockMicroKernel):
-    """rows: activations as they are multiplied, if they are held already."""
+    """rows: converted activations, if they are on the stack already."""
 
     operand = B16X2
 

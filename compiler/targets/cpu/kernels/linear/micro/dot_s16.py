@@ -1,5 +1,5 @@
-"""Numbers of the weight by fixed-point ones of bf16 activations, two products a lane, where no instruction multiplies
-bf16: sums of a group are exact integers."""
+"""Numbers of the weight times bf16 activations in fixed point, two products per lane, where no instruction multiplies
+bf16. Sums of a group are exact integers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DotS16(MicroKernel):
         return t_local * self.rows.tile_words
 
     def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """What the middle of the weight's numbers takes off, or 0."""
+        """Correction for the middle of the weight's numbers, or 0."""
         return T.broadcast(self.rows.sum_of(x0, r, group) if self._in_start else T.int32(0), b.WIDTH)
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:

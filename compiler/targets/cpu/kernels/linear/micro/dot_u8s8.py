@@ -1,6 +1,6 @@
-"""Unsigned bytes of the weight by signed ones of activations, four products a lane: sums are exact integers.
+"""Unsigned bytes of the weight times signed bytes of activations, four products per lane: sums are exact integers.
 
-One instruction where there is one for it, else some with the same result.
+It uses one instruction where available, else several with the same result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class DotU8S8(MicroKernel):
         return int8.dot(self.p.target)
 
     def _sum_of(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """Σ of the quantized activations of a row in a group, times the factor of the format's `Sums`."""
+        """Sum of the quantized activations of a row in a group, times the factor of the format's `Sums`."""
         return T.broadcast(self.x[x0 + (group + (self.p.x_words + 1)) * self.p.tile + r], b.WIDTH)
 
     def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """What a fixed zero point takes off, or 0."""
+        """Correction for a fixed zero point, or 0."""
         return T.broadcast(T.int32(0), b.WIDTH) if self.p.asymmetric else self._sum_of(x0, r, group)
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:

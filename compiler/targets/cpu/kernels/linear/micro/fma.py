@@ -1,4 +1,4 @@
-"""Floats: a fused multiply-add, in every instruction set. Activations are float32, or of 16 bits and become it."""
+"""Floats: fused multiply-add, in every instruction set. Activations are float32, or 16-bit and converted to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
 
 
 class Fma(BlockMicroKernel):
-    """wide: 16-bit activations of a block as float32, where they were made so once for all panels."""
+    """wide: 16-bit activations of a block that were converted to float32 once for all panels."""
 
     operand = F32
 
@@ -48,5 +48,5 @@ class Fma(BlockMicroKernel):
         return value
 
     def rereads(self, unit: int) -> bool:
-        # A word read again is free, as part of the operation; kept from its first half on it takes a register.
+        # A word read again is free as an operand of the instruction; kept from its first half on it takes a register.
         return self.p.lanes == 2 and unit % 2 == 1 and self.wide is None

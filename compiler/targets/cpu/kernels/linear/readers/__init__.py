@@ -1,6 +1,6 @@
 """Readers of packed weights: of floats by their dtype, of quantized ones by the kind of their format.
 
-A new format brings its reader, or has one in a file here and a line below.
+For a new format, add its reader to a file here and a line below.
 """
 
 from collections.abc import Callable
@@ -28,15 +28,15 @@ FORMATS: dict[str, Callable[[Any], type[Reader] | None]] = {
     "codes": codes.reader,
     "affine": affine.reader,
 }
-"""Readers by kind, called with the format."""
+"""Readers by kind of format, called with the format."""
 
 
 def reader_of(p: Problem) -> type[Reader] | None:
-    """The reader of a problem's weight; None where there is none."""
+    """The reader of a problem's weight; None if it has none."""
     return FLOATS.get(p.kind) if p.format is None else quantized_reader(p.format)
 
 
 def quantized_reader(format: WeightFormat) -> type[Reader] | None:
-    """The reader of a format; None where there is none."""
+    """The reader of a format; None if it has none."""
     found = FORMATS.get(format.kind) or format.templates.get(KIND)
     return None if found is None else found(format)

@@ -1,7 +1,7 @@
-"""Weights of numbers whose groups share the scales and offsets of blocks (`quantize/formats/affine.py`).
+"""Weights whose groups share the scales and offsets of blocks (`quantize/formats/affine.py`).
 
-Without offsets the sum of a group is one of numbers, whole ones or those of a table, and is multiplied by step · scale.
-With offsets numbers become values, by one fma each, before they are multiplied; their sums are merged as they are.
+Without offsets, the sum of a group is a sum of numbers, whole or from a table, and is multiplied by step · scale. With
+offsets, each number becomes a value by one fma before it is multiplied; sums are then merged as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llmc.quantize.formats.tables import TABLES
 
 @dataclass(frozen=True)
 class _ValuesOfGroup:
-    """By vectors of columns: a value is number · scale + negated."""
+    """By vectors of columns: value = number · scale + negated."""
 
     scale: b.Vectors
     negated: b.Vectors
@@ -40,7 +40,7 @@ class _ValuesOfGroup:
 
 
 class _OfBlocks(Numbers):
-    """What all widths of numbers share."""
+    """Common to all widths of numbers."""
 
     units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
 
@@ -50,7 +50,7 @@ class _OfBlocks(Numbers):
         self.affine = p.format
         self.number_blocks = p.planes[SCALE].count
         if self.affine.offsets:
-            self.most_streams = 3  # scales and offsets of their groups take registers, too
+            self.most_streams = 3  # scales and offsets of their groups also take registers
 
     @property
     def middle(self) -> int:
@@ -81,14 +81,14 @@ class _OfBlocks(Numbers):
     def offsets(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
         if self.by_group or not self.affine.offsets:
             return None
-        # What `MicroKernel.sum_of_row` is multiplied by already, or, as the sums lack it, is to be.
+        # The factor in `MicroKernel.sum_of_row`, or, if the sums lack it, the factor still to apply.
         less = (self.factor or 1.0) if self.operand == B16X2 else float(self.middle or 1)
         return self._of_blocks(panels, group, OFFSET, SHIFT, 1.0 / less)
 
     def _of_blocks(
         self, panels: Sequence[b.Expr], group: b.Expr, of_block: str, of_group: str, times: float
     ) -> b.Vectors:
-        """What the block of a group has, times what the group has, of each vector of columns."""
+        """Fact of the group's block times fact of the group, for each vector of columns."""
         affine = self.affine
         block = T.truncdiv(group, affine.block // affine.group_size)
 
@@ -106,15 +106,15 @@ class _OfBlocks(Numbers):
 
 
 class AffineBytes(_OfBlocks, EightBits):
-    """Numbers less 128."""
+    """Numbers minus 128."""
 
 
 class AffineNibbles(_OfBlocks, FourBits):
-    """Numbers less their middle, looked up in the table of `FourBits`."""
+    """Numbers minus their middle, from the table of `FourBits`."""
 
 
 class AffineFives(_OfBlocks, FiveBits):
-    """Numbers less their middle, in the table of `FiveBits`."""
+    """Numbers minus their middle, from the table of `FiveBits`."""
 
 
 class AffineSixes(_OfBlocks, SixBits):
@@ -122,7 +122,7 @@ class AffineSixes(_OfBlocks, SixBits):
 
 
 class AffineCodes(_OfBlocks, FourBits):
-    """Codes of a table of their own."""
+    """Codes with a table of their own."""
 
     units_of: ClassVar = {F32: LINE}
     look_up = "lookup"
@@ -136,13 +136,13 @@ class AffineCodes(_OfBlocks, FourBits):
 
 
 class AffineExactCodes(AffineCodes):
-    """Numbers that are bf16."""
+    """Codes whose numbers are exact in bf16."""
 
     units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
 
 
 def reader(format: Affine) -> type[Numbers] | None:
-    """The reader of a format; None where there is none."""
+    """The reader of a format; None if it has none."""
     if format.table:
         return AffineExactCodes if is_bf16(TABLES[format.table].tolist()) else AffineCodes
     return {8: AffineBytes, 6: AffineSixes, 5: AffineFives, 4: AffineNibbles}.get(format.bits)

@@ -1,7 +1,7 @@
-"""How the packed panels of a weight become operands of a micro-kernel: what all formats share.
+"""Readers turn the packed panels of a weight into operands of a micro-kernel; this file is common to all formats.
 
-A panel is its lines of K, each as words of all columns. A word of 16 columns is read at a time, and becomes operands of
-the kind that a micro-kernel takes, ascending in K.
+A panel is a sequence of lines of K, each with the words of all columns. A reader loads a word of 16 columns at a time
+and turns it into operands of the micro-kernel's kind, ascending in K.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llmc.compiler.targets.cpu.target import Target
 
 
 class OfGroup(Protocol):
-    """What the operands of a group depend on, by vectors of columns: zero points, say."""
+    """Facts of a group that its operands depend on, such as zero points, by vectors of columns."""
 
     def __getitem__(self, v: int) -> b.Expr: ...
 
 
 class Lines(Protocol):
-    """Adds packed lines to the sums of a tile in a format's own way."""
+    """Adds packed lines to the sums of a tile in the format's own way."""
 
     def start(self, tile: Tile, acc: b.Vectors) -> None:
         """The sums before the first line."""
@@ -36,15 +36,15 @@ class Lines(Protocol):
 
 
 class Reader(ABC):
-    """Reads a problem's weight as operands of a kind (`micro.base`). `bind` comes before all that emits code.
+    """Reads a problem's weight as operands of a kind (`micro.base`). Call `bind` before any method that emits code.
 
-    units: operands of a line; line_words: what they are made of. kept: whether a word stays in a register once it is
-    read. as_it_lies: whether an operand is a word in memory, so that blocks for many rows need no unpacking;
-    unpacked_for_few: whether they pay for it even if few row tiles read them.
+    units: operands per line. line_words: words per line. kept: whether a loaded word stays in a register. as_it_lies:
+    whether an operand is a word in memory, so that blocks for many rows need no unpacking. unpacked_for_few: whether
+    unpacking pays even for few row tiles.
     """
 
     units_of: ClassVar[Mapping[str, int]]
-    """Operands of a line, by the kinds that they can be."""
+    """Operands per line, by the kinds that the weight can become."""
     line_words: ClassVar[int] = 1
     kept: ClassVar[bool] = False
     as_it_lies = False
@@ -52,89 +52,91 @@ class Reader(ABC):
 
     def __init__(self, p: Problem, operand: str) -> None:
         self.p, self.operand, self.units, self.dtype = p, operand, self.units_of[operand], DTYPE[operand]
-        # What lies in memory: line_vectors of a line, at most.
+        # Layout in memory; at most line_vectors vectors per line.
         self.panel_words = p.lines * self.line_words
         self.line_vectors = self.line_words * p.vectors
         self.line_bytes = 4 * self.line_words * p.columns
 
     @staticmethod
     def helpers(target: Target) -> str:
-        """The IR text that it needs beside `ir.vector`'s."""
+        """IR text it needs in addition to that of `ir.vector`."""
         return ""
 
     def bind(self, k: b.Kernel) -> None:
-        """Takes the buffers of the kernel that is being written."""
+        """Stores the buffers of the kernel that is being written."""
         self.w = k["w"]
 
     def position(self, panel: b.Expr, line: b.Expr) -> b.Expr:
-        """Where a line of a panel starts."""
+        """Start of a line of a panel."""
         return (panel * self.panel_words + line * self.line_words) * self.p.columns
 
     def share(self, panel: b.Expr, line: b.Expr) -> b.Expr:
-        """Where `line_vectors` of a panel start that are fetched with a line: with all lines, the whole panel."""
+        """Start of the `line_vectors` vectors that are prefetched with a line; all lines together cover the whole
+        panel."""
         return self.position(panel, line)
 
     def word_of(self, unit: int) -> int:
-        """The word of a line that operand `unit` is in."""
+        """Number of the word in a line that contains operand `unit`."""
         return unit * self.line_words // self.units
 
     def word(self, panel: b.Expr, line: b.Expr, v: int, i: int) -> b.Expr:
-        """Word i of a line of 16 columns."""
+        """Word i of a line, 16 columns."""
         word = self.w[T.ramp(self.position(panel, line) + (i * self.p.columns + v * b.WIDTH), 1, b.WIDTH)]
         return b.kept(word, "int32") if self.kept else word
 
     def fetch(self, position: b.Expr, level: int = 1) -> None:
-        """Brings a vector of the weight into the cache of a level."""
+        """Prefetches a vector of the weight into the given cache level."""
         b.do("prefetch_l2" if level == 2 else "prefetch", b.at(self.w, position))
 
     fetch_group: Callable[[b.Expr, b.Expr], None] | None = None
-    """Brings what a group of numbers of a panel has beside them into the cache, if few rows read it line by line."""
+    """Prefetches what a panel stores beside a group of numbers, if few rows read it line by line."""
 
     @abstractmethod
     def operand_of(self, word: b.Expr, unit: int, of_group: OfGroup | None, v: int) -> b.Expr:
-        """Operand `unit` of a line, from the word that it is in; of_group: what `group_of` gave, v: a vector of it."""
+        """Operand `unit` of a line, from the word that contains it. of_group: result of `group_of`; v: number of the
+        vector."""
 
     def group_of(self, panels: Sequence[b.Expr], group: b.Expr) -> OfGroup | None:
-        """What `operand_of` needs of a group of numbers of some panels, if anything, until this is called again."""
+        """What `operand_of` needs about a group of some panels, if anything. Valid until the next call."""
         return None
 
     def lines(self, micro: MicroKernel) -> Lines | None:
-        """How packed lines are multiplied, if not an operand at a time."""
+        """How packed lines are multiplied, if not operand by operand."""
         return None
 
     # ---- of sums ----------------------------------------------------------------------------------------------------
 
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
-        """What the sums of a group are multiplied by."""
+        """Factor on the sums of a group."""
         return None
 
     def zeros_of_sums(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
-        """Zero points that the sums of a group lack."""
+        """Zero points still missing from the sums of a group."""
         return None
 
     def offsets(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors | None:
-        """What the sum of the activations of a group (`MicroKernel.sum_of_row`) is multiplied by, and sums lack."""
+        """Factor on the sum of a group's activations (`MicroKernel.sum_of_row`), a term still missing from the sums."""
         return None
 
     @property
     def middle(self) -> int:
-        """What numbers are too large by in pairs of s16; 0 where a zero point is stored."""
+        """Offset that makes numbers too large in pairs of s16; 0 if zero points are stored."""
         return 0
 
     @property
     def factor(self) -> float | None:
-        """What the sums of a row are multiplied by in the end."""
+        """Final factor on the sums of a row."""
         return None
 
     # ---- unpacking --------------------------------------------------------------------------------------------------
 
     @property
     def by_group(self) -> bool:
-        """Whether `group_of` gives anything."""
+        """Whether `group_of` returns anything."""
         return False
 
     def unpack(self, wide: b.Scratch, panel: b.Expr, line0: b.Expr, length: b.Expr) -> None:
-        """Operands of lines [line0, line0 + length) of a panel to `wide`."""
+        """Writes the operands of lines [line0, line0 + length) of a panel to `wide`."""
         p = self.p
         if not self.by_group:
             with T.serial(length) as line:

@@ -1,4 +1,4 @@
-"""Weights of 4-bit codes: looked up in the table of their format, with scales of floats or powers of two."""
+"""Weights of 4-bit codes, looked up in the table of their format; scales are floats or powers of two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.tables import TABLES
 
 _LEAST = 1 << 22
-"""2⁻¹²⁷, which has no exponent of its own."""
+"""2⁻¹²⁷, which no float exponent represents."""
 
 
 class Looked(FourBits):
@@ -42,13 +42,13 @@ class Looked(FourBits):
 
 
 class Exact(Looked):
-    """Numbers that are bf16."""
+    """Codes whose numbers are exact in bf16."""
 
     units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
 
 
 class HalfUnits(Exact):
-    """e2m1, whose floats are whole numbers of halves: bytes are as many halves more than the lowest of them."""
+    """e2m1, whose floats are whole numbers of halves: a byte counts the halves above the lowest value."""
 
     units_of: ClassVar = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     _halves: ClassVar[Sequence[int]] = [int(2 * value) for value in TABLES["e2m1"]]

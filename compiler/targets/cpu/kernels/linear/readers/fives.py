@@ -1,7 +1,8 @@
-"""Weights of 5-bit numbers: a word a line, and one for each four lines behind theirs.
+"""Weights of 5-bit numbers: one word per line, and after each four lines one more word for them.
 
-A half of a line's word has three numbers of 5 bits and the top bit of the fourth, whose other bits are in the fifth
-word: the line's pairs (0, 2), (1, 3), (4, 6) are in the lowest bits of 16-bit lanes after a shift, and (5, 7) is made.
+Each half of a line's word has three numbers of 5 bits and the top bit of the fourth number. The other bits of the
+fourth are in the extra word. A shift brings the line's pairs (0, 2), (1, 3), (4, 6) to the lowest bits of 16-bit lanes;
+(5, 7) is assembled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.sharing import Sharing, pa
 from llmc.compiler.targets.cpu.target import Target
 
 _LAST = 3
-"""The pair that is made."""
+"""The pair that is assembled."""
 
 
 class FiveBits(Sharing):
@@ -45,5 +46,5 @@ class FiveBits(Sharing):
 
 
 def _bit_of(pair: int) -> int:
-    """The lowest bit of a pair in the word that it is in."""
+    """Lowest bit of a pair in its word."""
     return 0 if pair == _LAST else 5 * pair

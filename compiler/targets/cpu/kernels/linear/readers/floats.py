@@ -1,4 +1,4 @@
-"""Weights of floats: a line is a word of K, one float32 or two of 16 bits."""
+"""Weights of floats: a line is one word of K, which is one float32 or two 16-bit floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Float32(Reader):
 
 
 class Halves(Reader):
-    """Floats of 16 bits."""
+    """16-bit floats."""
 
     units_of: ClassVar = {F32: 2}
 

@@ -1,5 +1,5 @@
-"""Weights of 8-bit floats (E4M3): two words a line. As float32, numbers are 2⁸ times too small: exact, and made up for
-in the end."""
+"""Weights of 8-bit floats (E4M3), two words per line. As float32, numbers are 2⁸ times too small; this is exact and
+corrected at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmc.compiler.targets.cpu.target import Target
 class E4m3(Numbers):
     units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
     line_words = 2
-    most_streams = 4  # bytes that become floats take registers
+    most_streams = 4  # bytes being converted to floats take registers
     unpacked_for_few = True
 
     @staticmethod

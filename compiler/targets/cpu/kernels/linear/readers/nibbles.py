@@ -1,4 +1,4 @@
-"""Weights of 4-bit numbers: a word a line, the low halves of its bytes first."""
+"""Weights of 4-bit numbers: one word per line, the low halves of its bytes first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FourBits(LookedUp):
     def __init__(self, p: Problem, operand: str) -> None:
         super().__init__(p, operand)
         if operand == S16X2:
-            self.most_streams = 4  # numbers on their way take registers
+            self.most_streams = 4  # numbers being converted take registers
 
     @staticmethod
     def helpers(target: Target) -> str:

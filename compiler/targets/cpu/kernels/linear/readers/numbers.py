@@ -1,6 +1,6 @@
-"""Weights of unsigned numbers with a scale for each group of them along K, and maybe a byte: a zero point.
+"""Weights of unsigned numbers with one scale per group along K, and possibly a zero point, one byte.
 
-A line is 8 elements of K; bytes of it, for integer sums, are four numbers of a half.
+A line has 8 elements of K. For integer sums, a line's bytes are read as four numbers of one half.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llmc.compiler.targets.cpu.target import Target
 
 
 class Numbers(Reader):
-    """What 8-bit and 4-bit numbers share.
+    """Common to 8-bit and 4-bit numbers.
 
-    most_streams: panels that may be read at once; in turn, a block of about stream_bytes of each, fetched
+    most_streams: panels that may be read at once. They are read in turn, in blocks of about stream_bytes, prefetched
     stream_vectors at a time into the cache of stream_level.
     """
 
@@ -34,8 +34,7 @@ class Numbers(Reader):
 
     @property
     def streams(self) -> int:
-        """Panels that are read at once: one of numbers that become bf16, beside which the sums of more panels would
-        not stay in registers."""
+        """Panels read at once. One if numbers become bf16: the sums of more panels would not stay in registers."""
         return 1 if self.operand == B16X2 else self.most_streams
 
     def bind(self, k: b.Kernel) -> None:
@@ -64,33 +63,33 @@ class Numbers(Reader):
         return value if of_group is None else b.call("sub", value, of_group[v])
 
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
-        """Four numbers of a half of a line as unsigned bytes, of a format that is summed as integers; word: where they
-        are."""
+        """Four numbers of a half of a line as unsigned bytes, for a format summed as integers. word: the word with
+        them."""
         raise NotImplementedError
 
     def pair_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
-        """The even or the odd numbers of a half of a line, of a format whose `units_of` has pairs."""
+        """The even or the odd numbers of a half of a line, for a format whose `units_of` contains pairs."""
         return T.call_extern("int32x16", f"llmc_bytes_{odd}", self.bytes_of(word, half))
 
     def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
-        """The same as bf16, like `element`."""
+        """The same as bf16, offset like `element`."""
         low, high = (self.element(word, 4 * half + odd + place) for place in (0, 2))
         return T.call_extern("int32x16", "llmc_bf16_pair", low, high)
 
     @abstractmethod
     def element(self, word: b.Expr, place: int) -> b.Expr:
-        """Number `place` of a line as a float that only lacks its zero point, if that is stored. word: where it is."""
+        """Number `place` of a line as a float, complete except for a stored zero point. word: the word with it."""
 
     # ---- what lies beside numbers -----------------------------------------------------------------------------------
 
     def place(self, panel: b.Expr, groups: int, group: b.Expr, v: int) -> b.Expr:
-        """Where vector v of the columns of a group lies, of so many that a panel has."""
+        """Place of vector v of a group's columns. groups: groups per panel."""
         return (panel * groups + group) * self.p.columns + v * b.WIDTH
 
     def of_columns(
         self, panels: Sequence[b.Expr], value: Callable[[b.Expr, int], b.Expr], dtype: str = "float32"
     ) -> b.Vectors:
-        """What `value` gives of a panel and a vector of its columns, of each of `panels`."""
+        """`value` of each panel and each vector of its columns."""
         found = b.Vectors(len(panels) * self.p.vectors, dtype)
         for i, panel in enumerate(panels):
             for v in range(self.p.vectors):
@@ -98,7 +97,7 @@ class Numbers(Reader):
         return found
 
     def zeros(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
-        """The zero points of a group of some panels, as numbers of the kind that sums or `element` have."""
+        """Zero points of a group of some panels, in the number format of the sums or of `element`."""
         p = self.p
         floats = self.operand in (F32, B16X2)
         dtype = "float32" if floats else self.dtype
@@ -111,7 +110,7 @@ class Numbers(Reader):
         return self.of_columns(panels, stored, dtype)
 
     def zero(self, value: b.Expr) -> b.Expr:
-        """A stored zero point as `element` gives numbers."""
+        """A stored zero point in the number format of `element`."""
         return value
 
     def scales(self, panels: Sequence[b.Expr], group: b.Expr) -> b.Vectors:
@@ -127,18 +126,18 @@ class Numbers(Reader):
 
 
 class EightBits(Numbers):
-    """Two words a line. As floats, numbers are 2²⁴ times too large: exact, and made up for in the end."""
+    """Two words per line. As floats, numbers are 2²⁴ times too large; this is exact and corrected at the end."""
 
     units_of: ClassVar[Mapping[str, int]] = {U8X4: 2, S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     line_words = 2
-    stream_bytes = 1536  # in L1 when they are read, with the sums
+    stream_bytes = 1536  # in L1, together with the sums, when they are read
 
     def __init__(self, p: Problem, operand: str) -> None:
         super().__init__(p, operand)
         self.as_it_lies, self.unpacked_for_few = operand == U8X4, operand in (F32, B16X2)
         self.stream_vectors, self.stream_level = self.line_vectors, 1
         if operand != U8X4:
-            self.most_streams = 4  # bytes that become others take registers
+            self.most_streams = 4  # bytes being converted take registers
 
     @staticmethod
     def helpers(target: Target) -> str:

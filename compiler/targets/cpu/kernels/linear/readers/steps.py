@@ -1,7 +1,7 @@
-"""Weights of 4-bit numbers with steps (`WeightFormat.steps`): sums of integers over all of K, in whatever order.
+"""Weights of 4-bit numbers with steps (`WeightFormat.steps`): sums of integers over all of K, in any order.
 
-A group of numbers has a byte for each column, step + 16 zero: times · number + plus makes bytes of its numbers, which
-are (number − zero) · step + 128.
+A group of numbers has one byte per column, step + 16 zero. times · number + plus converts its numbers to bytes (number
+− zero) · step + 128.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.base import Lines, OfGroup
 from llmc.compiler.targets.cpu.kernels.linear.readers.nibbles import FourBits
 from llmc.compiler.targets.cpu.target import Target
 
-_ROWS_OF_NUMBERS = 2  # rows whose numbers are multiplied as they are; for more rows it pays to make bytes of them
+_ROWS_OF_NUMBERS = 2  # rows whose numbers are multiplied directly; with more rows, converting to bytes first pays
 _ONES = 0x01010101
 
 
@@ -35,7 +35,7 @@ class Stepped(FourBits):
 
     def bind(self, k: b.Kernel) -> None:
         super().bind(k)
-        # Of each vector of columns, times and plus: in registers there is no place for them beside sums.
+        # times and plus, per vector of columns; beside sums there is no room for them in registers.
         self._steps = b.Scratch(2 * self.p.columns, "int32")
         self.fetch_group = lambda panel, group: b.do("prefetch", b.at(self.bytes_of_group, self._at(panel, group)))
 
@@ -55,7 +55,7 @@ class Stepped(FourBits):
         return T.call_extern("int32x16", "llmc_stepped", self.bytes_of(word, unit), times, plus)
 
     def step_and_zero(self, panel: b.Expr, group: b.Expr, v: int) -> tuple[b.Expr, b.Expr]:
-        """Of a group of 16 columns, as int32."""
+        """(step, zero) of a group of 16 columns, as int32."""
         both = T.Cast("int32x16", self.bytes_of_group[T.ramp(self._at(panel, group, v), 1, b.WIDTH)])
         low, high = T.broadcast(T.int32(15), b.WIDTH), T.broadcast(T.int32(4), b.WIDTH)
         return T.bitwise_and(both, low), T.shift_right(both, high)
@@ -65,7 +65,7 @@ class Stepped(FourBits):
 
 
 class SteppedLines:
-    """Packed lines times few rows, group by group."""
+    """Multiplies packed lines by few rows, group by group."""
 
     def __init__(self, reader: Stepped, micro: MicroKernel) -> None:
         self.reader, self.micro, self.p = reader, micro, reader.p
@@ -80,7 +80,7 @@ class SteppedLines:
                 acc[i * vectors + v] = zero if self.by_numbers else self.micro.start(tile.x0, r, T.int32(0))
 
     def add(self, tile: Tile, acc: b.Vectors, line0: b.Expr, line1: b.Expr) -> None:
-        """Adds lines [line0, line1) to `acc`; if there are several groups, line0 begins one."""
+        """Adds lines [line0, line1) to `acc`; with several groups, line0 begins one."""
         lines = self.p.number_group_lines
         of_group = self._numbers if self.by_numbers else self._bytes
         with T.serial(T.truncdiv(line0, lines), T.truncdiv(line1 + (lines - 1), lines)) as g:
@@ -91,14 +91,14 @@ class SteppedLines:
             of_group(tile, acc, group, first, b.let(T.min((group + 1) * lines, line1)))
 
     def _numbers(self, tile: Tile, acc: b.Vectors, group: b.Expr, first: b.Expr, last: b.Expr) -> None:
-        """Σ (number − zero) · x · step as step · (Σ number · x − zero · Σ x)."""
+        """Σ (number − zero) · x · step, computed as step · (Σ number · x − zero · Σ x)."""
         reader, micro, rows, vectors = self.reader, self.micro, len(tile.rows), self._vectors_of(tile)
         sums, ones = b.Vectors(rows * (vectors + 1), "int32"), T.broadcast(T.int32(_ONES), b.WIDTH)
         for i in range(rows * (vectors + 1)):
             sums[i] = T.broadcast(T.int32(0), b.WIDTH)
 
         def line_of(line: b.Expr) -> None:
-            # The line's activations stay in registers, not its weights: there are fewer.
+            # The line's activations stay in registers rather than its weights: there are fewer.
             values, value = b.Vectors(2 * rows, "int32"), micro.values(tile, line, line)
             for i, r in enumerate(tile.rows):
                 for half in range(2):
@@ -124,14 +124,14 @@ class SteppedLines:
                 acc[at] = acc[at] + step[0] * (sums[at] - zero[0] * sums[rows * vectors + i])
 
     def _bytes(self, tile: Tile, acc: b.Vectors, group: b.Expr, first: b.Expr, last: b.Expr) -> None:
-        """The low halves of all lines of the one panel, then the high ones: no more weights have place in registers
-        beside the sums."""
+        """Processes the low halves of all lines of one panel, then the high ones: registers have no room for more
+        weights beside the sums."""
         reader, (panel,), vectors = self.reader, tile.panels, self.p.vectors
         of_group = reader.group_of(tile.panels, group)
         for half in range(2):
 
             def line_of(line: b.Expr, half: int = half) -> None:
-                # Or LLVM keeps steps in registers.
+                # Otherwise LLVM keeps steps in registers.
                 b.do("forget_memory", b.at(reader.w, 0))
                 weights, value = b.Vectors(vectors, "int32"), self.micro.values(tile, line, line)
                 for v in range(vectors):
@@ -148,8 +148,8 @@ class SteppedLines:
         return len(tile.panels) * self.p.vectors
 
     def _each_line(self, first: b.Expr, last: b.Expr, line_of: Callable[[b.Expr], None], at_once: int) -> None:
-        """Lines [first, last) of a group. Where every group is whole, they are a known, small number of turns: a loop
-        whose end the CPU foresees."""
+        """Lines [first, last) of a group. If every group is whole, the loop has a small constant trip count, whose end
+        the CPU predicts."""
         p = self.p
         if p.number_groups > 1 and p.lines % p.number_group_lines == 0:
             with T.serial(p.number_group_lines // at_once) as turn:

@@ -15,8 +15,8 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 
 
 class LookedUp(Numbers):
-    """count: of numbers that there are. Whole ones are looked up less the middle of their range, unless a zero point
-    is stored."""
+    """count: size of the table. Whole numbers are looked up minus the middle of their range, unless a zero point is
+    stored."""
 
     count: ClassVar[int]
 
@@ -34,24 +34,24 @@ class LookedUp(Numbers):
                 b.store(self.table.buffer, T.int32(word), i)
 
     def table_values(self) -> Sequence[float]:
-        """What the numbers become as floats."""
+        """Values of the numbers as floats."""
         return [float(i - self.middle) for i in range(self.count)]
 
     @property
     def middle(self) -> int:
-        """What floats are lowered by, too."""
+        """Offset that floats are lowered by, too."""
         return 0 if self.p.asymmetric else self.count // 2
 
     @abstractmethod
     def bit_of(self, half: int, odd: int) -> int:
-        """The lowest bit, in the word it is in, of a pair of a line (`bf16_of`)."""
+        """Lowest bit of a pair of a line in its word (`bf16_of`)."""
 
     def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
         return T.call_extern("int32x16", f"llmc_looked_up_{self.bit_of(half, odd)}", word, self.table[0])
 
 
 def is_bf16(values: Sequence[float]) -> bool:
-    """Whether every number of a table is a bf16."""
+    """Whether every number of a table is exact in bf16."""
     return not (np.asarray(values, np.float32).view(np.uint32) & 0xFFFF).any()
 
 
