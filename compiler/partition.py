@@ -17,7 +17,7 @@ import numpy as np
 from llmc.compiler.config import CompileError
 from llmc.compiler.weight_request import WeightRequest
 from llmc.graphs_format import MAX_RANKS, name_in_model
-from llmc.models.config import Experts, ModelConfig
+from llmc.models.config import Experts, Latent, ModelConfig
 from llmc.models.loader import Parameter
 from llmc.models.sources.sliced import ColumnsOf, RowsOf, splits_columns
 from llmc.quantize import Recipe, layer_kind
@@ -61,7 +61,6 @@ def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert
         raise CompileError(f"tensor-parallel is {ranks}, but 2 to {MAX_RANKS} ranks run a model together")
     for present, what in (
         (model.pooled is not None or model.bidirectional, "gives vectors in place of text"),
-        (model.latent is not None, "has latent attention"),
         (model.streams is not None, "has several hidden vectors of a token"),
         (model.qk_norm == "whole", "norms all heads of a token as one vector"),
     ):
@@ -83,7 +82,8 @@ def _divided_counts(model: ModelConfig, *, by_expert: bool) -> Iterator[tuple[st
     """What each rank has an equal part of."""
     experts = model.experts
     yield "attention heads", model.num_heads
-    yield "KV heads", model.num_kv_heads
+    if model.latent is None:
+        yield "KV heads", model.num_kv_heads
     if experts is None or len(experts.layers) < model.num_layers:
         yield "elements inside the feed-forward block", model.intermediate_size
     if experts is not None:
@@ -93,7 +93,8 @@ def _divided_counts(model: ModelConfig, *, by_expert: bool) -> Iterator[tuple[st
 
 
 def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: bool) -> None:
-    widths = {"attention.out": model.num_heads * model.head_dim, "mlp.down": model.intermediate_size}
+    value_dim = model.head_dim if model.latent is None else model.latent.value_dim
+    widths = {"attention.out": model.num_heads * value_dim, "mlp.down": model.intermediate_size}
     if model.experts is not None:
         widths["mlp.shared.down"] = model.experts.shared_size
         widths["mlp.experts.down"] = model.experts.intermediate_size
@@ -134,7 +135,7 @@ class Partition:
         return replace(
             model,
             num_heads=model.num_heads // ranks,
-            num_kv_heads=model.num_kv_heads // ranks,
+            num_kv_heads=model.num_kv_heads if model.latent is not None else model.num_kv_heads // ranks,
             intermediate_size=model.intermediate_size // ranks,
             experts=None if model.experts is None else self._rank_experts(model.experts),
             alibi=alibi,
@@ -170,9 +171,21 @@ class Partition:
         }
         if model.qk_norm == "each_head":
             by_kind |= {"attention.q_norm": Slice(0, (q,)), "attention.k_norm": Slice(0, (kv,))}
+        if model.latent is not None:
+            by_kind |= self._slices_of_latent(model.latent)
         if model.experts is not None:
             by_kind |= self._slices_of_experts(model.experts)
         return by_kind.get(kind)
+
+    def _slices_of_latent(self, latent: Latent) -> dict[str, Slice]:
+        """By kind: heads are divided; every rank caches the latent vectors, which all heads share."""
+        heads = self.model.num_heads
+        return {
+            "attention.q": Slice(0, (heads * latent.query_dim,)),
+            "attention.key_up": Slice(0, (heads * latent.rank,)),
+            "attention.value_up": Slice(0, (heads * latent.value_dim,)),
+            "attention.out": Slice(1, (heads * latent.value_dim,)),
+        }
 
     def _slices_of_experts(self, experts: Experts) -> dict[str, Slice]:
         """By kind, of what is in a mixture."""

@@ -58,6 +58,15 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "biases": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "one": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1}),
+    "latent": (
+        "deepseek_v3",
+        {
+            "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32,
+            "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }  # fmt: skip
 """Of which the third is divided by whole experts alone."""
 
@@ -103,6 +112,8 @@ def mixture(name: str, folder: Path) -> Path:
     [
         ("shared", True),
         ("experts", False),
+        ("latent", True),
+        rare("latent", False),
         rare("shared", False),
         rare("experts", True),
         rare("biases", True),
@@ -224,7 +235,6 @@ def test_what_cannot_be_divided_is_refused(
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("minicpm3", "has latent attention"),
         ("gemma3n_text", "has several"),
         ("olmo2", "norms all"),
     ],
