@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from support.families import CASES
+from support.families import CASES, MROPE
 
 LEFT_OUT = object()
 _NONE = -math.inf
@@ -103,9 +103,11 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 160},
     "dbrx": {"d_model": 96, **_WIDE, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2}},
     "gpt_neox-sequential": {**_WIDE, "rotary_pct": 0.125},
+    "minicpm": {**_WIDE, "intermediate_size": 96, "dim_model_base": 32},
     "mpt-clipped": {},
     "phi3-long": {"intermediate_size": 96},
     "qwen": {**_WIDE, "kv_channels": 32},
+    "qwen2_vl": {**_WIDE, "rope_parameters": {**MROPE, "mrope_section": [6, 5, 5]}},
     "stablelm": {**_WIDE, "partial_rotary_factor": 0.25},
 }
 
