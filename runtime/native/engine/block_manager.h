@@ -1,4 +1,4 @@
-// Paged KV blocks: reference counts, prefix cache and LRU eviction. Knows no device and no sequence.
+// Paged KV blocks: reference counts, prefix cache and LRU eviction. Independent of devices and sequences.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -16,8 +16,8 @@ namespace llmc {
 class BlockManager {
  public:
   static constexpr uint64_t kRoot = 0;  // parent id of a sequence's first block
-  // The same of a sequence with an adapter, whose keys and values are its own: no id of a block is that large, and none
-  // of adapters is used again.
+  // The same for a sequence with an adapter, whose keys and values differ. No block id is that large, and adapter ids
+  // are never reused.
   static constexpr uint64_t RootOf(uint64_t adapter) { return uint64_t{1} << 63 | adapter; }
 
   BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache);
@@ -29,24 +29,24 @@ class BlockManager {
   uint32_t num_cached() const { return num_cached_; }
   uint32_t ref(uint32_t block) const { return ref_[block]; }
 
-  // Returns a block with one reference, evicting the least recently used cached block if it must; 0 if none is free.
+  // Returns a block with one reference, or 0 if none is free. Evicts the least recently used cached block if necessary.
   uint32_t Allocate();
   void Acquire(uint32_t block);
-  // Drops one reference. To keep the front of a prefix longest, release a sequence's blocks last to first.
+  // Drops one reference. Release a sequence's blocks last to first, so that the front of a prefix is kept longest.
   void Release(uint32_t block);
 
-  // All blocks are free and none is cached, whatever they were before.
+  // Frees all blocks and empties the cache, from any state.
   void Clear() noexcept;
 
   // Longest cached chain of full blocks that starts at `root`, at most max_blocks. Acquires nothing.
   // *id becomes the id of the last block found (root when none).
   void Lookup(uint64_t root, const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks,
               uint64_t* id) const;
-  // Enters a computed full block into the cache. Returns the id that its children must name as their parent: the
-  // existing one when the same content is cached already.
+  // Enters a computed full block into the cache. Returns the id that its children must name as their parent: an
+  // existing id if the same content is cached already.
   uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens);
 
-  // Takes a block out of the cache: no lookup finds it or what follows it. Whoever holds it keeps it.
+  // Removes a block from the cache: lookups no longer find it or its successors. References to it stay valid.
   void Forget(uint32_t block);
 
   // expected_refs[b]: references that the caller's block tables hold to block b.

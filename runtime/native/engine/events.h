@@ -1,4 +1,4 @@
-// What an event says of a continuation.
+// Builds the events of a continuation.
 #pragma once
 #include <cstdint>
 
@@ -8,10 +8,10 @@
 
 namespace llmc {
 
-// kind: LLMC_EVENT_; output_index is not the sequence's before a prompt is done, when one stands for all.
+// kind: LLMC_EVENT_*. Before a prompt is done one sequence stands for all continuations, so output_index is separate.
 llmc_event MakeEvent(const Sequence& sequence, uint32_t output_index, uint32_t kind);
 
-// The token that was drawn, and its logprobs.
+// Sets the drawn token and its logprobs.
 void SetSample(const SampleResult& sample, llmc_event* event);
 
 }  // namespace llmc

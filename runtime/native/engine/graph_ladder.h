@@ -1,4 +1,4 @@
-// GraphLadder: the graphs of a model that steps may run, and which of them hold a load.
+// GraphLadder: the graphs of a model that steps may use, and which of them hold a load.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace llmc {
 
-// What a graph must hold to run a step. blocks: of the sequence that has most; all_blocks: of all sequences, each its own.
+// Load of a step. blocks: of the sequence with most blocks. all_blocks: sum over all sequences.
 struct StepLoad {
   uint32_t seqs = 0, tokens = 0, samples = 0, blocks = 0, all_blocks = 0;
 };
 
-// Bit i: graphs of phase i serve.
+// Bit i: graphs of phase i are allowed.
 using PhaseSet = uint32_t;
 constexpr PhaseSet SetOf(Phase phase) { return 1u << static_cast<uint32_t>(phase); }
 constexpr PhaseSet kMixedPhase = SetOf(Phase::kMixed);
@@ -31,32 +31,33 @@ class GraphLadder {
 
   void Enable(uint32_t graph, bool on) { enabled_[graph] = on; }
   bool Enabled(uint32_t graph) const { return enabled_[graph]; }
-  // The model has more graphs than before; the new ones are off.
+  // Call after the model got more graphs; the new ones are off.
   void TakeNewGraphs();
 
-  // Of all graphs, those that are off too: whether one is mixed, and the most tokens of one that takes prefills.
+  // Over all graphs, including those that are off: whether one is mixed, and the most tokens of a graph that takes
+  // prefills.
   bool has_mixed() const { return has_mixed_; }
   uint32_t largest_step() const { return largest_step_; }
 
-  // The graph of least max_tokens, then blocks that a sequence has in its table, then max_seqs, that holds the load;
-  // kNoGraph if none.
+  // The smallest graph that holds the load, ordered by max_tokens, then blocks per sequence, then max_seqs; kNoGraph if
+  // none.
   int Choose(const StepLoad& load, PhaseSet phases) const;
-  // Most tokens, up to `most`, of one more sequence, behind those that it has computed, that some graph holds together
-  // with `load`. `remaining`: all tokens that the sequence has left; only the last of them is sampled.
+  // Most tokens, up to `most`, of one more sequence that some graph holds together with `load`. They follow the
+  // sequence's `computed` tokens. remaining: all its tokens left; only the last one is sampled.
   uint32_t Room(const StepLoad& load, uint32_t computed, uint32_t remaining, uint32_t most, PhaseSet phases) const;
-  // The same for a sequence that is being scored and runs alone. Each of its rows behind num_scored tokens is sampled, so
-  // graphs of all phases serve it: what their kernels compute does not depend on the phase.
+  // The same for a sequence that is scored and runs alone. Every row after num_scored tokens is sampled, so graphs of
+  // all phases can serve it: the results of kernels do not depend on the phase.
   uint32_t ScoringRoom(uint32_t computed, uint32_t num_scored, uint32_t most) const;
-  // Most rows beside those of a load, each of them sampled and perhaps in a block of its own, that some graph holds.
+  // Most extra rows that some graph holds beside a load, if each is sampled and possibly in its own block.
   uint32_t Spare(const StepLoad& load, PhaseSet phases) const;
-  // Most tokens of a sequence whose keys some graph can read.
+  // Longest context of a sequence that some graph can read.
   uint64_t LongestReach(PhaseSet phases) const;
 
  private:
   bool Usable(std::size_t graph, PhaseSet phases) const {
     return enabled_[graph] && (phases & SetOf(model_.graphs[graph].phase)) != 0;
   }
-  // Tokens of a sequence whose keys a graph can read, beside those of other sequences that have `others` blocks.
+  // Longest context of a sequence that a graph can read, beside other sequences with `others` blocks.
   uint64_t Reach(const GraphShape& g, uint32_t others = 0) const {
     const uint32_t left = g.max_blocks == 0 ? g.max_blocks_per_seq : g.max_blocks - std::min(g.max_blocks, others);
     return uint64_t{std::min(left, g.max_blocks_per_seq)} * static_cast<uint32_t>(model_.block_size);

@@ -1,4 +1,4 @@
-// Draws the tokens of a step on the host: rows do not depend on each other, so the device's host threads share them.
+// Samples the tokens of a step on the host. Rows are independent, so the device's host threads share them.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,9 +10,9 @@ namespace llmc {
 
 class HostSampler {
  public:
-  // Takes all memory that it needs; several rows of the vocabulary's size for each thread.
+  // Allocates all its memory here: several rows of the vocabulary's size per thread.
   explicit HostSampler(const Device& device);
-  // *outcomes: one for each task. Throws std::bad_alloc, once no thread is at work any more.
+  // *outcomes: one per task. Throws std::bad_alloc, after all threads have finished.
   void Draw(Device* device, const float* logits, const std::vector<SampleTask>& tasks,
             std::vector<SampleOutcome>* outcomes);
 

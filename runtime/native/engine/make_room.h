@@ -1,4 +1,4 @@
-// Allocation ahead of what must not fail halfway.
+// Allocates in advance for operations that must not fail halfway.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace llmc {
 
-// Room for `count` more, so that adding them does not allocate.
+// Reserves room for `count` more elements, so that adding them does not allocate.
 template <typename T>
 void MakeRoom(std::vector<T>* of, std::size_t count) {
   const std::size_t wanted = of->size() + count;

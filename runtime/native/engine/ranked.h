@@ -1,4 +1,4 @@
-// What a request needs that tells the best of its continuations when all have ended.
+// State of a request that returns its best continuations after all have ended.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,17 +11,17 @@ namespace llmc {
 
 struct Sequence;
 
-// Beams, each a sequence that shares the KV blocks of what it has in common with others.
+// Beams; each is a sequence that shares KV blocks with others where their texts agree.
 struct BeamGroup {
   BeamSearch search;
-  std::vector<Sequence*> live;  // of each beam of the search
+  std::vector<Sequence*> live;  // the sequence of each beam
 
   uint32_t index(const Sequence& s) const {
     uint32_t i = 0;
     while (i < live.size() && live[i] != &s) ++i;
     return i;
   }
-  // A beam whose likeliest tokens are known waits for those of the others.
+  // Whether the beam's likeliest tokens are known, so that it waits for the other beams.
   bool waits(const Sequence& s) const {
     const uint32_t beam = index(s);
     return beam < live.size() && search.taken(beam);

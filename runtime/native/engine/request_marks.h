@@ -1,5 +1,5 @@
-// RequestMarks: what became of requests step by step, in a list of fixed size. Notes nothing until it is asked, nor once
-// the list is full: whoever looks takes it now and then, and nobody else pays.
+// RequestMarks: actions of steps on requests, in a list of fixed size. It records nothing until first read, nor once
+// the list is full. So a reader takes it regularly, and without a reader it costs nothing.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -15,9 +15,9 @@ class RequestMarks {
   static constexpr std::size_t kMost = LLMC_MAX_REQUEST_MARKS;
 
   bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
-  // From the stepping thread.
+  // Called by the stepping thread.
   void Add(const llmc_request_mark& mark) noexcept;
-  // What was noted since the last call, oldest first, and whether it was all; notes from now on. `room` has capacity for
+  // Marks since the last call, oldest first, and whether none is missing; starts recording. `room` has capacity for
   // kMost. From any thread.
   void Take(std::vector<llmc_request_mark>* room, bool* complete);
 

@@ -1,4 +1,4 @@
-// StepShapes: what steps carried, counted by shape in a table of fixed size. Counts nothing until it is asked.
+// StepShapes: loads of steps, counted by shape in a table of fixed size. Counts nothing until first read.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +12,10 @@ class StepShapes {
  public:
   static constexpr std::size_t kMost = LLMC_MAX_STEP_SHAPES;
 
-  // Counts one step: the fields of `shape` but for struct_size, count and times are what it is known by.
+  // Counts one step. The key is all fields of `shape` except struct_size, count and times.
   void Count(const llmc_step_shape& shape, uint64_t replay_ns) noexcept;
-  // What was counted since the last call, in order of appearance, and how many steps found no room; begins anew.
-  // `room` has capacity for kMost. On an exception nothing has changed.
+  // Counts since the last call, in order of appearance, and the number of steps that found no room; starts anew. `room`
+  // has capacity for kMost. On an exception nothing has changed.
   void Take(std::vector<llmc_step_shape>* room, uint64_t* lost);
 
  private:
@@ -23,7 +23,7 @@ class StepShapes {
   static_assert(kMost < kFree);
 
   std::vector<llmc_step_shape> shapes_;
-  std::vector<uint16_t> slots_;  // open addressing, half full at most; empty: nothing is counted
+  std::vector<uint16_t> slots_;  // open addressing, at most half full; empty: counting is off
   uint64_t lost_ = 0;
 };
 

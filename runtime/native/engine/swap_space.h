@@ -1,5 +1,5 @@
-// SwapSpace: places of the host's memory for KV blocks of preempted sequences, and whether they are worth it. Knows no
-// device.
+// SwapSpace: places in host memory for KV blocks of preempted sequences, and whether swapping pays. Independent of
+// devices.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,7 @@ namespace llmc {
 
 class SwapSpace {
  public:
-  // always: whatever it costs.
+  // always: swap whatever it costs.
   void Open(uint32_t num_places, bool always) {
     always_ = always;
     free_.resize(num_places);
@@ -19,9 +19,9 @@ class SwapSpace {
   bool open() const { return num_places_ > 0; }
   uint32_t num_used() const { return num_places_ - static_cast<uint32_t>(free_.size() + given_back_.size()); }
 
-  // What was measured: nanoseconds that a block takes there and back, and that a token takes to compute.
+  // Measured costs in nanoseconds: of moving a block out and back, and of computing a token.
   void SetCosts(uint64_t block_ns, uint64_t token_ns) { block_ns_ = block_ns, token_ns_ = token_ns; }
-  // Whether there is room for so many blocks, and they come back sooner than their tokens would be computed again.
+  // Whether there is room for `blocks` blocks, and swapping them is faster than recomputing their tokens.
   bool Pays(uint32_t blocks, uint32_t tokens) const {
     if (blocks == 0 || blocks > free_.size()) return false;
     return always_ || (block_ns_ > 0 && blocks * block_ns_ < tokens * token_ns_);
@@ -31,7 +31,7 @@ class SwapSpace {
     free_.pop_back();
     return place;
   }
-  // A step reads what it brings back behind all that it saves: places are free from the next one on.
+  // A step reads back blocks after all its saves, so returned places are free from the next step on.
   void GiveBack(std::vector<uint32_t>* places) {
     given_back_.insert(given_back_.end(), places->begin(), places->end());
     places->clear();

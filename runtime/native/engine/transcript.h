@@ -1,4 +1,5 @@
-// What a continuation would have told token by token, of a request that tells its continuations when all have ended.
+// The events of a continuation, stored token by token, for a request that returns its continuations after all have
+// ended.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +11,7 @@ namespace llmc {
 
 class Transcript {
  public:
-  // All tokens of a transcript have as many alternatives.
+  // All tokens of a transcript have the same number of alternatives.
   void Add(const SampleResult& sample) {
     entries_.push_back({sample.token, sample.logprob, sample.rank});
     num_top_ = sample.num_top;
@@ -19,7 +20,7 @@ class Transcript {
   }
 
   uint32_t size() const { return static_cast<uint32_t>(entries_.size()); }
-  double logprob() const { return logprob_; }  // the sum of all
+  double logprob() const { return logprob_; }  // sum over all tokens
 
   SampleResult at(uint32_t index) const {
     SampleResult out;
@@ -36,7 +37,7 @@ class Transcript {
     return out;
   }
 
-  bool stopped = false;  // the last token is an eos or stop id; else the length ended it
+  bool stopped = false;  // the last token is an eos or stop id; else the length limit ended it
 
  private:
   struct Entry {

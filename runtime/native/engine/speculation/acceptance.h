@@ -1,5 +1,5 @@
-// Acceptance: how likely a guess is right, as measured. Long repetitions go on more often than short ones, and some texts
-// repeat themselves more than others.
+// Acceptance: measured probability that a guess is right. Long repetitions continue more often than short ones, and
+// some texts repeat themselves more than others.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// Guesses that were looked at, and those that were right; older ones count less.
+// Guesses that were checked, and those that were right; older ones weigh less.
 struct Evidence {
   double tries = 0, hits = 0;
 
@@ -20,14 +20,14 @@ struct Evidence {
 
 class Acceptance {
  public:
-  // That the next guess of a sequence is right: by its own evidence, and by that of all guesses behind repetitions as
-  // long, where its own is thin.
+  // Probability that the next guess of a sequence is right: from its own evidence and, where that is thin, from all
+  // guesses after repetitions of that length.
   double Odds(const Evidence& own, uint32_t match_length) const {
     const Evidence& all = classes_[ClassOf(match_length)];
     const double usual = (all.hits + kBelief * Believed(match_length)) / (all.tries + kBelief);
     return (own.hits + kBelief * usual) / (own.tries + kBelief);
   }
-  // Where nothing is tried, evidence ages, so that it is tried again some day.
+  // Evidence ages while nothing is tried, so that guessing is eventually tried again.
   void Age(uint32_t match_length, Evidence* own) {
     own->tries *= kAge, own->hits *= kAge;
     Evidence& all = classes_[ClassOf(match_length)];

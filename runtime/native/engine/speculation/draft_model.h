@@ -1,6 +1,6 @@
-// DraftModel: a smaller model that guesses the next tokens of sequences, on a device with a KV pool of its own. What it
-// says decides how many guesses are right, and nothing else. Or it is a head: beside each token it reads the hidden state
-// that the model left of the token before, or that the head guessed of it, and what it has of a text may begin anywhere.
+// DraftModel: a smaller model that guesses the next tokens of sequences, on a device with its own KV pool. It only
+// affects how many guesses are right. Or it is a head: beside each token it reads the hidden state that the model left
+// of the token before, or that the head guessed of it, and what it has of a text may begin anywhere.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-// HiddenStates: of the last tokens of a text the hidden states that its model left, for a head that guesses from them.
+// HiddenStates: the model's hidden states of the last tokens of a text, for a draft head that guesses from them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace llmc {
 
 class HiddenStates {
  public:
-  // More than so many are not kept: what lies far back helps a head little.
+  // Older states are dropped: they help a head little.
   static constexpr uint32_t kMost = 1024;
 
-  // Of the tokens at positions [position, position + count), rows of `width` floats; what was said of these, or of
-  // later ones, is forgotten: guesses that were wrong, and texts that are computed again.
+  // Stores rows of `width` floats for positions [position, position + count). Drops what was stored for these and later
+  // positions, because guesses may have been wrong or a text is recomputed.
   void Take(uint32_t position, const float* rows, uint32_t count, uint32_t width) {
     if (position < first_ || position > end_) first_ = position;
     width_ = width;
@@ -25,14 +25,14 @@ class HiddenStates {
     end_ = position + count;
     first_ = std::max(first_, end_ - std::min(end_, kMost));
   }
-  // Those that are kept are of positions [first, end).
+  // Positions [first, end) are stored.
   uint32_t first() const { return first_; }
   uint32_t end() const { return end_; }
   const float* row(uint32_t position) const { return rows_.data() + std::size_t{position % kMost} * width_; }
 
  private:
   uint32_t first_ = 0, end_ = 0, width_ = 0;
-  std::vector<float> rows_;  // of position p at place p % kMost
+  std::vector<float> rows_;  // position p at place p % kMost
 };
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// Lookahead: what a sequence keeps for guesses of its next tokens.
+// Lookahead: state of a sequence for guessing its next tokens.
 #pragma once
 #include <memory>
 
@@ -11,8 +11,8 @@ namespace llmc {
 
 struct Lookahead {
   PromptLookup lookup;
-  std::unique_ptr<DraftState> draft;  // of an engine with a draft
-  HiddenStates states;  // of one whose draft takes them
+  std::unique_ptr<DraftState> draft;  // for an engine with a draft
+  HiddenStates states;  // for an engine whose draft takes hidden states
   Evidence evidence;
 };
 

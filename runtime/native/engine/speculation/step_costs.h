@@ -1,4 +1,4 @@
-// StepCosts: what decode steps take, as measured while serving, and what more rows add to them.
+// StepCosts: duration of decode steps, measured while serving, and the added cost of extra rows.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -7,23 +7,23 @@ namespace llmc {
 
 class StepCosts {
  public:
-  // A decode step of so many sequences took `ns`; contexts: tokens that they have in the cache, all together; extra: rows
-  // beside one for each sequence.
+  // A decode step of `seqs` sequences took `ns`. contexts: sum of their tokens in the cache. extra: rows beyond one per
+  // sequence.
   void Take(uint32_t seqs, uint64_t contexts, uint32_t extra, uint64_t ns);
-  // Whether a step without extra rows is known for such a load, and was seen not long ago.
+  // Whether a step without extra rows was measured for such a load, and recently.
   bool Known(uint32_t seqs, uint64_t contexts) const;
-  // Nanoseconds of it.
+  // Its duration in nanoseconds.
   double Plain(uint32_t seqs) const { return loads_[LoadOf(seqs)].plain_ns; }
-  // What extra rows add, as a share of a step without any. Between rows that were seen on a line; a guess where none were.
-  // For a load of which none were seen, by those of the nearest one.
+  // Added cost of extra rows, as a share of a step without any. Interpolated linearly between measured row counts; a
+  // guess if none were measured. For a load without measurements, from the nearest load.
   double Extra(uint32_t seqs, uint32_t extra) const;
-  // Extra rows that may be tried: not many more than were seen, for what they take is not known.
+  // Extra rows that may be tried: few more than were measured, because the cost of more is unknown.
   uint32_t MostExtra(uint32_t seqs) const;
 
  private:
   struct Point {
     double rows = 0, share = 0;
-    uint64_t step = 0;  // when it was seen last; 0: never
+    uint64_t step = 0;  // step of the last measurement; 0: none
   };
   static constexpr uint32_t kPoints = 32;
   struct Load {
