@@ -51,7 +51,8 @@ class GuessDepth {
     double odds;
     uint32_t choice, level;
   };
-  // Before a draft was seen at work, by the warm-up or while serving: of a level, as a share of a step, and of a token that is read, as one of a level.
+  // Assumed until a draft has run, in the warm-up or while serving: cost of a level as a share of a step, and of a token
+  // that is read as a share of a level.
   static constexpr double kDraftShare = 0.25, kReadShare = 0.1;
   void SortGains(std::vector<GuessChoice>* choices);
   double DraftShare(uint32_t seqs) const { return draft_ns_ > 0 ? draft_ns_ / costs_.Plain(seqs) : kDraftShare; }
