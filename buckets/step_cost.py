@@ -22,8 +22,8 @@ from .cost_bounds import bounds
 from .cost_table import CostTable, ReplayCost, full_costs
 from .cost_trust import refuse_falls, trusted
 
-ROW_TILE = 8
-# Up to this many rows a curve shows the row tile's steps; above, they are negligible.
+ROW_UNIT = 8
+# Up to this many rows a curve shows the row unit's steps; above, they are negligible.
 _STAIRS = 64
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -86,7 +86,7 @@ class LoadCost:
 
     @classmethod
     def fit(cls, costs: Iterable[ReplayCost], tile: int = 1) -> LoadCost:
-        """Fits the law to full and partial loads. tile: row tile, in buckets of at least that many rows.
+        """Fits the law to full and partial loads. tile: row unit, in buckets of at least that many rows.
 
         Loads of equal rows but different contexts and sequences determine pair_s and sequence_s. A phase without such
         loads takes another phase's pair_s. Raises BucketError without costs.
@@ -179,7 +179,7 @@ class StepCosts:
         notes = (note,) if note else ()
         if table.padding == "skipped":
             # Such graphs run the same kernels in all phases, so together their loads cover more rows.
-            laws = dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_TILE))
+            laws = dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_UNIT))
             one = cls(laws, None, table.step_s, table.token_s, source, notes=notes)
             return replace(one, bounds=bounds(costs, _by_law))
         kept = replace(table, costs=costs)
@@ -223,7 +223,7 @@ class StepCosts:
         return np.zeros(np.broadcast_shapes(batch.shape, seq.shape))
 
     def load(self, phase: str, batch: Ints, sequences: Ints) -> Floats:
-        """The part for the rows of a decode step, rounded up to the row tile of a bucket of `batch`."""
+        """The part for the rows of a decode step, rounded up to the row unit of a bucket of `batch`."""
         shape = np.broadcast_shapes(batch.shape, sequences.shape)
         if self.computed is not None or phase != "decode":
             return np.zeros(shape)
@@ -237,7 +237,7 @@ class StepCosts:
     def step(self, phase: str, sequences: Ints, length: Lengths) -> Floats:
         """The part that does not depend on the bucket: pairs and, in prefill, rows.
 
-        Prefill buckets of fewer rows than a row tile would actually take a little less.
+        Prefill buckets of fewer rows than a row unit would actually take a little less.
         """
         shape = np.broadcast_shapes(sequences.shape, length.shape)
         if self.computed is not None:
@@ -248,7 +248,7 @@ class StepCosts:
         pairs = self._law(phase).of_pair(phase) * num_pairs(count, tokens, each)
         if phase == "decode":
             return np.asarray(pairs, np.float64)
-        top = int(min(max(tokens.max(initial=1), ROW_TILE), MAX_DIM))
+        top = int(min(max(tokens.max(initial=1), ROW_UNIT), MAX_DIM))
         return np.asarray(pairs + self.curves(Bucket(phase, 1, top))[0].at(tokens), np.float64)
 
     def seconds(self, bucket: Bucket) -> float:
@@ -263,7 +263,7 @@ class StepCosts:
         pairs = num_pairs(sequences, sequences * each, bucket.each)
         return float(law.at(bucket.max_tokens)) + law.sequence_s * sequences + law.of_pair(bucket.phase) * pairs
 
-    def curves(self, bucket: Bucket, row_tile: int = ROW_TILE) -> tuple[CostCurve, CostCurve]:
+    def curves(self, bucket: Bucket, row_unit: int = ROW_UNIT) -> tuple[CostCurve, CostCurve]:
         """(curve of the bucket's replay, curve of a replay made for exactly its load).
 
         Prefill and mixed steps count as one sequence: how many share the rows is unknown here.
@@ -280,7 +280,7 @@ class StepCosts:
         if self.computed is not None:
             return CostCurve((top,), (self.seconds(bucket),)), exact
         rows: dict[int, float] = {}
-        tile = computed_rows(1, top, row_tile)
+        tile = computed_rows(1, top, row_unit)
         for stair in range(tile, min(top, _STAIRS) + tile, tile):
             rows[stair - tile + 1] = rows[stair] = at(stair, stair)
         for knot in knots:
@@ -309,7 +309,7 @@ class ScaledCost(BucketCost):
 
 def _by_law(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Floats:
     """Predicts as if padding is skipped."""
-    return LoadCost.fit(known, ROW_TILE).of_loads(loads, ROW_TILE)
+    return LoadCost.fit(known, ROW_UNIT).of_loads(loads, ROW_UNIT)
 
 
 def _by_table(known: Sequence[ReplayCost], loads: Sequence[ReplayCost]) -> Floats:

@@ -20,41 +20,45 @@ def _up(value: int, multiple: int) -> int:
 class AdapterSlot:
     """Slot of a layer with `columns` inputs and `rows` outputs per part, for adapter ranks up to `rank`.
 
-    panel, lanes: A is stored as `[ceil(r / panel)][ceil(columns / lanes)][panel][lanes]`, B of a part as `[ceil(rows /
-    panel)][ceil(r / lanes)][panel][lanes]`, where r is the adapter's own rank. item_bytes: bytes of a number.
+    tile_rows, tile_columns: matrices are stored in tiles. A is `[ceil(r / tile_rows)][ceil(columns / tile_columns)]
+    [tile_rows][tile_columns]`, B of a part is `[ceil(rows / tile_rows)][ceil(r / tile_columns)][tile_rows]
+    [tile_columns]`, where r is the adapter's own rank.
+    item_bytes: bytes of a number.
     """
 
     columns: int
     rows: tuple[int, ...]
     rank: int
-    panel: int
-    lanes: int
+    tile_rows: int
+    tile_columns: int
     item_bytes: int
 
     @property
     def layout(self) -> tuple[int, int, int, int]:
-        """columns, panel, lanes and the number of parts, as stored in graphs.bin."""
-        return self.columns, self.panel, self.lanes, len(self.rows)
+        """columns, tile_rows, tile_columns and the number of parts, as stored in graphs.bin."""
+        return self.columns, self.tile_rows, self.tile_columns, len(self.rows)
 
     @property
     def counted_bytes(self) -> int:
         """Unit in which kernels address a slot: bytes of a number, or of a word of several numbers."""
-        return self.item_bytes * self.lanes
+        return self.item_bytes * self.tile_columns
 
     @property
     def shrunk_width(self) -> int:
         """Floats that A of one part computes per row, in whole panels."""
-        return _up(self.rank, self.panel)
+        return _up(self.rank, self.tile_rows)
 
     @property
     def a_bytes(self) -> int:
         """Bytes reserved for A of one part."""
-        words = _up(self.columns, self.lanes)
-        return _up(_up(self.rank, self.panel) * words * self.item_bytes, ALIGNMENT)
+        words = _up(self.columns, self.tile_columns)
+        return _up(_up(self.rank, self.tile_rows) * words * self.item_bytes, ALIGNMENT)
 
     def b_bytes(self, part: int) -> int:
         """Bytes reserved for B of a part."""
-        return _up(_up(self.rows[part], self.panel) * _up(self.rank, self.lanes) * self.item_bytes, ALIGNMENT)
+        return _up(
+            _up(self.rows[part], self.tile_rows) * _up(self.rank, self.tile_columns) * self.item_bytes, ALIGNMENT
+        )
 
     def a_offset(self, part: int) -> int:
         """Byte offset of a part's A in a slot."""

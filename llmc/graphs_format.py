@@ -43,7 +43,7 @@ RECORDS = {
     "target": "u32 kind_offset, u32 kind_length, u32 name_offset, u32 name_length, u32 layout_offset, "
     "u32 layout_length, u32 level, u32 reserved",
     "code": "u32 name_offset, u32 name_length, u32 crc32, u32 reserved, u64 bytes",
-    "adapter": "u32 weight, u32 columns, u32 panel, u32 lanes, u32 num_parts, u32 rows[8], u32 reserved, "
+    "adapter": "u32 weight, u32 columns, u32 tile_rows, u32 tile_columns, u32 num_parts, u32 rows[8], u32 reserved, "
     "u64 slot_bytes",
     "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 reserved[4]",
 }

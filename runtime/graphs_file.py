@@ -177,14 +177,17 @@ class _Reader:
         return WeightRecord(name, dtype, record[6 : 6 + rank], file_offset, size, crc, tag)
 
     def _adapter(self, index: int, model: ModelRecord, record: tuple[int, ...]) -> AdapterRecord:
-        weight, columns, panel, lanes, num_parts = record[:5]
+        weight, columns, tile_rows, tile_columns, num_parts = record[:5]
         rows, slot_bytes = record[5 : 5 + MAX_ADAPTER_PARTS], record[5 + MAX_ADAPTER_PARTS]
         what = f"pool {index} of adapters"
-        within = 1 <= num_parts <= MAX_ADAPTER_PARTS and min(columns, panel, lanes, *rows[:num_parts]) >= 1
-        need(within, f"{what} has {columns} columns, panels of {panel} by {lanes} and parts of {list(rows)} rows")
+        within = 1 <= num_parts <= MAX_ADAPTER_PARTS and min(columns, tile_rows, tile_columns, *rows[:num_parts]) >= 1
+        need(
+            within,
+            f"{what} has {columns} columns, tiles of {tile_rows} by {tile_columns} and parts of {list(rows)} rows",
+        )
         dtype = DTYPES[model.act_dtype] if 0 <= model.act_dtype < len(DTYPES) else ""
         need(dtype in ITEM_BYTES, f"{what} is in a model of act_dtype code {model.act_dtype}")
-        slot = AdapterSlot(columns, rows[:num_parts], model.adapter_rank, panel, lanes, ITEM_BYTES[dtype])
+        slot = AdapterSlot(columns, rows[:num_parts], model.adapter_rank, tile_rows, tile_columns, ITEM_BYTES[dtype])
         need(slot.bytes == slot_bytes, f"{what} has slots of {slot_bytes} bytes, its sizes take {slot.bytes}")
         return AdapterRecord(weight, slot)
 

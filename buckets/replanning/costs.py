@@ -9,7 +9,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost import MeasuredCost
 from llmc.buckets.cost_table import CostTable, ReplayCost
 from llmc.buckets.cost_trust import trusted
-from llmc.buckets.step_cost import ROW_TILE, CostCurve, LoadCost, StepCosts, num_pairs
+from llmc.buckets.step_cost import ROW_UNIT, CostCurve, LoadCost, StepCosts, num_pairs
 from llmc.graphs_format import PHASES
 
 from .shapes import Limits, ShapeUse, StepShape
@@ -21,7 +21,7 @@ LEAST_STEPS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Predicted seconds of steps. source: what they were learned from. tiles: row tile by bucket."""
+    """Predicted seconds of steps. source: what they were learned from. tiles: row unit by bucket."""
 
     costs: StepCosts
     limits: Limits
@@ -40,7 +40,7 @@ class StepTimes:
             whole = bucket
             if bucket.phase == "decode":
                 whole = Bucket("decode", bucket.batch, self.limits.context(bucket))
-            self._curves[bucket] = self.costs.curves(whole, self.tiles.get(bucket, ROW_TILE))[0]
+            self._curves[bucket] = self.costs.curves(whole, self.tiles.get(bucket, ROW_UNIT))[0]
         return self._curves[bucket]
 
 
@@ -73,7 +73,7 @@ def learn(
     costs = [*measured, *known]
     if padding == "skipped":
         # Such graphs run the same kernels in all phases, so together their loads cover more rows.
-        one = StepCosts(dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_TILE)), None, 0.0, 0.0, source)
+        one = StepCosts(dict.fromkeys(PHASES, LoadCost.fit(costs, ROW_UNIT)), None, 0.0, 0.0, source)
     else:
         one = StepCosts(_by_phase(costs), MeasuredCost(_rising(costs)), 0.0, 0.0, source)
     return StepTimes(one, limits, source, dict(tiles or {}))

@@ -212,7 +212,7 @@ def _graph_rows(ladder: Ladder) -> list[dict[str, Any]]:
     return [
         {
             "bucket": str(bucket), "arena_bytes": ladder.arena_bytes[bucket],
-            "command_bytes": ladder.command_bytes[bucket], "row_tile": ladder.tiles.get(bucket),
+            "command_bytes": ladder.command_bytes[bucket], "row_unit": ladder.tiles.get(bucket),
         }
         for bucket in (*ladder.on, *ladder.off)
     ]  # fmt: skip

@@ -76,7 +76,7 @@ def _parsed(state: Any) -> Traffic:
         padding=str(state["padding"]),
         arena_bytes={bucket: int(row["arena_bytes"]) for bucket, row in graphs.items()},
         command_bytes={bucket: int(row["command_bytes"]) for bucket, row in graphs.items()},
-        tiles={bucket: int(row["row_tile"]) for bucket, row in graphs.items() if row["row_tile"] is not None},
+        tiles={bucket: int(row["row_unit"]) for bucket, row in graphs.items() if row["row_unit"] is not None},
     )
     times = learn(uses, None, limits, padding=ladder.padding, tiles=ladder.tiles)
     return Traffic(uses, ladder, times, float(state["observed_s"]), state)

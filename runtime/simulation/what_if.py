@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from llmc.buckets.bucket import MAX_DIM, Bucket, BucketError, area, whole_blocks
 from llmc.buckets.planner import Resources
-from llmc.buckets.step_cost import ROW_TILE, CostCurve, StepCosts
+from llmc.buckets.step_cost import ROW_UNIT, CostCurve, StepCosts
 from llmc.buckets.trace import Trace
 from llmc.runtime.binding.statistics import BucketMiss
 from llmc.runtime.simulation.engine import Curve, SimulatedEngine, SimulatedGraph, SimulatedLoad, SimulatedTrace
@@ -23,7 +23,7 @@ _WAITING = 1 << 30
 
 @dataclass(frozen=True)
 class Ladder:
-    """Buckets to try. source: the spec, or their origin. For an artifact also its path, the row tile of each graph and
+    """Buckets to try. source: the spec, or their origin. For an artifact also its path, the row unit of each graph and
     the bytes of the arena."""
 
     name: str
@@ -35,7 +35,7 @@ class Ladder:
 
     def tile(self, index: int) -> int:
         """Row tile of a bucket's graph."""
-        return self.row_units[index] if self.row_units else ROW_TILE
+        return self.row_units[index] if self.row_units else ROW_UNIT
 
 
 @dataclass(frozen=True)

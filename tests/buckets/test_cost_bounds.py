@@ -11,7 +11,7 @@ import pytest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost_bounds import CONFIDENCE, bounds
 from llmc.buckets.cost_table import CostTable, ReplayCost
-from llmc.buckets.step_cost import ROW_TILE, StepCosts, computed_rows, num_pairs
+from llmc.buckets.step_cost import ROW_UNIT, StepCosts, computed_rows, num_pairs
 from llmc.buckets.trace import Trace
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
@@ -28,7 +28,7 @@ BETWEEN = [
 def skipping(sequences: int, tokens: int, context: int, bucket: Bucket) -> float:
     """Seconds on a machine that skips padding: a roofline with a soft edge, which no curve of a few points has, and
     waves of a few per cent along the rows, as tiles make them."""
-    rows = computed_rows(tokens, bucket.max_tokens, ROW_TILE)
+    rows = computed_rows(tokens, bucket.max_tokens, ROW_UNIT)
     compute, weights = rows * 8e-6, 1.2e-3
     wave = 1 + 0.03 * math.sin(rows / 37)
     edge: float = (weights**4 + compute**4) ** 0.25

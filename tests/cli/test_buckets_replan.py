@@ -24,7 +24,7 @@ STATE: dict[str, Any] = {
     "observed_s": 60.0, "on": GRAPHS, "off": [], "steps": [STEP, STEP | {"sequences": 1, "tokens": 1, "samples": 1,
     "bucket": "decode:1x256", "seconds": 0.001}, STEP | {"sequences": 3, "tokens": 3, "samples": 3, "bucket": None,
     "seconds": 0.0}],
-    "graphs": [{"bucket": one, "arena_bytes": 1000, "command_bytes": 500, "row_tile": None} for one in GRAPHS],
+    "graphs": [{"bucket": one, "arena_bytes": 1000, "command_bytes": 500, "row_unit": None} for one in GRAPHS],
     "decisions": [{"time": 1.0, "kind": "kept", "added": ["decode:1x256"], "retired": [], "reason": "it paid"}],
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ struct AdapterSlot {
   static constexpr uint64_t kHeaderBytes = 8 * kMaxAdapterParts;
   static constexpr uint64_t kLine = 64;
 
-  uint32_t columns = 0, panel = 1, lanes = 1, num_parts = 0;
+  uint32_t columns = 0, tile_rows = 1, tile_columns = 1, num_parts = 0;
   std::array<uint32_t, kMaxAdapterParts> rows{};
   uint32_t rank = 0;
   uint32_t dtype = 0;  // code of FORMAT.md: f32, bf16 or f16
@@ -20,8 +20,8 @@ struct AdapterSlot {
   static uint64_t Up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
   uint64_t item_bytes() const { return dtype == 0 ? 4 : 2; }
   // Bytes reserved for A of one part, and for B of a part.
-  uint64_t a_bytes() const { return Up(Up(rank, panel) * Up(columns, lanes) * item_bytes(), kLine); }
-  uint64_t b_bytes(uint32_t part) const { return Up(Up(rows[part], panel) * Up(rank, lanes) * item_bytes(), kLine); }
+  uint64_t a_bytes() const { return Up(Up(rank, tile_rows) * Up(columns, tile_columns) * item_bytes(), kLine); }
+  uint64_t b_bytes(uint32_t part) const { return Up(Up(rows[part], tile_rows) * Up(rank, tile_columns) * item_bytes(), kLine); }
   // Byte offsets of A and B in a slot.
   uint64_t a_offset(uint32_t part) const { return kHeaderBytes + part * a_bytes(); }
   uint64_t b_offset(uint32_t part) const {

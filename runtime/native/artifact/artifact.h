@@ -87,7 +87,7 @@ struct CodeRecord {
   uint64_t bytes;
 };
 struct AdapterRecord {
-  uint32_t weight, columns, panel, lanes, num_parts, rows[kMaxAdapterParts], reserved;
+  uint32_t weight, columns, tile_rows, tile_columns, num_parts, rows[kMaxAdapterParts], reserved;
   uint64_t slot_bytes;
 };
 struct CollectiveRecord {

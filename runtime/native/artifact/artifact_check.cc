@@ -254,13 +254,14 @@ Status Artifact::CheckAdapters() {
     }
     if (m.act_dtype > static_cast<int32_t>(kF16))
       return Corrupt("graphs.bin", name + " has numbers of dtype " + Str(m.act_dtype));
-    if (!Between(a.columns, 1, kMaxSide) || !Between(a.panel, 1, 64) || !Between(a.lanes, 1, 4) ||
+    if (!Between(a.columns, 1, kMaxSide) || !Between(a.tile_rows, 1, 64) || !Between(a.tile_columns, 1, 4) ||
         !Between(a.num_parts, 1, kMaxAdapterParts)) {
-      return Corrupt("graphs.bin", name + " has " + Str(a.columns) + " columns, panels of " + Str(a.panel) + " × " +
-                                       Str(a.lanes) + " and " + Str(a.num_parts) + " parts");
+      return Corrupt("graphs.bin", name + " has " + Str(a.columns) + " columns, tiles of " + Str(a.tile_rows) + " × " +
+                                       Str(a.tile_columns) + " and " + Str(a.num_parts) + " parts");
     }
     AdapterSlot slot;
-    slot.columns = a.columns, slot.panel = a.panel, slot.lanes = a.lanes, slot.num_parts = a.num_parts;
+    slot.columns = a.columns, slot.tile_rows = a.tile_rows, slot.tile_columns = a.tile_columns,
+    slot.num_parts = a.num_parts;
     slot.rank = static_cast<uint32_t>(m.adapter_rank), slot.dtype = static_cast<uint32_t>(m.act_dtype);
     for (uint32_t part = 0; part < a.num_parts; ++part) {
       if (!Between(a.rows[part], 1, kMaxSide)) {

@@ -36,15 +36,15 @@ uint16_t RoundToF16(float value) {
   return static_cast<uint16_t>(sign | rounded >> 13);
 }
 
-// Rows of `width` floats in panels: [ceil(rows / panel)][ceil(width / lanes)][panel][lanes], padding zero.
+// Rows of `width` floats in tiles: [ceil(rows / tile_rows)][ceil(width / tile_columns)][tile_rows][tile_columns], padding zero.
 template <class Item, class Round>
-void PackMatrix(const float* from, uint64_t rows, uint64_t width, uint64_t panel, uint64_t lanes, Round round,
-                char* out) {
+void PackMatrix(const float* from, uint64_t rows, uint64_t width, uint64_t tile_rows, uint64_t tile_columns,
+                Round round, char* out) {
   Item* to = reinterpret_cast<Item*>(out);
-  for (uint64_t first = 0; first < rows; first += panel) {
-    for (uint64_t word = 0; word < width; word += lanes) {
-      for (uint64_t row = first; row < first + panel; ++row) {
-        for (uint64_t column = word; column < word + lanes; ++column) {
+  for (uint64_t first = 0; first < rows; first += tile_rows) {
+    for (uint64_t word = 0; word < width; word += tile_columns) {
+      for (uint64_t row = first; row < first + tile_rows; ++row) {
+        for (uint64_t column = word; column < word + tile_columns; ++column) {
           *to++ = row < rows && column < width ? round(from[row * width + column]) : Item{0};
         }
       }
@@ -55,9 +55,9 @@ void PackMatrix(const float* from, uint64_t rows, uint64_t width, uint64_t panel
 void PackMatrix(const AdapterSlot& slot, const float* from, uint64_t rows, uint64_t width, char* out) {
   const auto as_is = [](float value) { return value; };
   switch (slot.dtype) {
-    case 0: return PackMatrix<float>(from, rows, width, slot.panel, slot.lanes, as_is, out);
-    case 1: return PackMatrix<uint16_t>(from, rows, width, slot.panel, slot.lanes, RoundToBf16, out);
-    default: return PackMatrix<uint16_t>(from, rows, width, slot.panel, slot.lanes, RoundToF16, out);
+    case 0: return PackMatrix<float>(from, rows, width, slot.tile_rows, slot.tile_columns, as_is, out);
+    case 1: return PackMatrix<uint16_t>(from, rows, width, slot.tile_rows, slot.tile_columns, RoundToBf16, out);
+    default: return PackMatrix<uint16_t>(from, rows, width, slot.tile_rows, slot.tile_columns, RoundToF16, out);
   }
 }
 

@@ -29,12 +29,12 @@ TARGETS += [cpu.name for cpu in cpus_here("x86-64-v4", "x86-64-v3")]
 _NUMBERS = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 
 
-def packed(matrix: Array, panel: int, lanes: int, dtype: str) -> bytes:
-    """As FORMAT.md has it: [ceil(rows / panel)][ceil(columns / lanes)][panel][lanes]."""
+def packed(matrix: Array, tile_rows: int, tile_columns: int, dtype: str) -> bytes:
+    """As FORMAT.md has it: tiles of tile_rows × tile_columns, row by row of tiles."""
     rows, columns = matrix.shape
-    whole = np.zeros((-(-rows // panel) * panel, -(-columns // lanes) * lanes), np.float32)
+    whole = np.zeros((-(-rows // tile_rows) * tile_rows, -(-columns // tile_columns) * tile_columns), np.float32)
     whole[:rows, :columns] = matrix
-    lying = whole.reshape(len(whole) // panel, panel, -1, lanes).transpose(0, 2, 1, 3)
+    lying = whole.reshape(len(whole) // tile_rows, tile_rows, -1, tile_columns).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(lying).astype(_NUMBERS[dtype]).tobytes()
 
 
@@ -46,8 +46,8 @@ def slot_bytes(slot: AdapterSlot, matrices: dict[int, tuple[Array, Array, float]
         head = np.array([len(a)], np.int32).tobytes() + np.array([scale], np.float32).tobytes()
         for at, content in (
             (8 * part, head),
-            (slot.a_offset(part), packed(a, slot.panel, slot.lanes, dtype)),
-            (slot.b_offset(part), packed(b, slot.panel, slot.lanes, dtype)),
+            (slot.a_offset(part), packed(a, slot.tile_rows, slot.tile_columns, dtype)),
+            (slot.b_offset(part), packed(b, slot.tile_rows, slot.tile_columns, dtype)),
         ):
             data[at : at + len(content)] = np.frombuffer(content, np.uint8)
     return data

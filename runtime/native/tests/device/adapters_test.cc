@@ -13,9 +13,9 @@ using namespace llmc;
 
 namespace {
 
-AdapterSlot Slot(uint32_t dtype, uint32_t panel, uint32_t lanes) {
+AdapterSlot Slot(uint32_t dtype, uint32_t tile_rows, uint32_t tile_columns) {
   AdapterSlot slot;
-  slot.columns = 3, slot.panel = panel, slot.lanes = lanes, slot.num_parts = 2;
+  slot.columns = 3, slot.tile_rows = tile_rows, slot.tile_columns = tile_columns, slot.num_parts = 2;
   slot.rows[0] = 2, slot.rows[1] = 5;
   slot.rank = 4, slot.dtype = dtype;
   return slot;
@@ -37,7 +37,7 @@ void TestSizes() {
   CHECK_EQ(slot.bytes(), 64u + 4 * 128);
 }
 
-// Panels of 2 rows and 2 lanes: A of rank 3 is [2][2][2][2], B of 5 rows [3][2][2][2].
+// Panels of 2 rows and 2 tile_columns: A of rank 3 is [2][2][2][2], B of 5 rows [3][2][2][2].
 void TestPanels() {
   const AdapterSlot slot = Slot(0, 2, 2);
   std::vector<float> a(9), b(15);
