@@ -1,7 +1,6 @@
-"""held_experts: the choice of experts of a token, by the places of experts among those that are here.
+"""held_experts: a token's chosen experts, by their indices among the experts that this rank holds.
 
-Where each of several ranks holds whole experts, the others of a token's experts are elsewhere: their place is how many
-are here (`expert_ops.held_experts`).
+Experts that other ranks hold have the number of held experts as their index (`expert_ops.held_experts`).
 """
 
 from __future__ import annotations

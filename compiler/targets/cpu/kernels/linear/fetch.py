@@ -13,11 +13,11 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.base import Reader
 
 _CACHE_LINE = 64
 _GROUPS_AHEAD = 3
-_ROWS_OF_STREAMS = 2  # more rows read too few panels of numbers side by side to fetch all they need from these
+_ROWS_OF_STREAMS = 2  # most rows that read enough panels of numbers side by side to prefetch from these alone
 
 
 class Fetches:
-    """Prefetches of one kernel `k`. ahead_bytes: distance, from its schedule."""
+    """Prefetches of one kernel `k`. ahead_bytes: distance of prefetches, from the kernel's schedule."""
 
     def __init__(self, p: Problem, k: b.Kernel, reader: Reader, ahead_bytes: int) -> None:
         self.p, self.k, self.reader, self.ahead = p, k, reader, ahead_bytes // 4
@@ -25,9 +25,11 @@ class Fetches:
     # ---- few rows ---------------------------------------------------------------------------------------------------
 
     def streams(self, panels: Sequence[b.Expr]) -> Fetch:
-        """Few rows fetch what comes a while after a line of each panel. So do more rows of floats, further ahead. Of
-        numbers these fetch as much of the panels behind those they read, at as many places as a line has vectors: few
-        streams are slow."""
+        """Prefetches for one row tile, with each line of each panel.
+
+        Few rows prefetch from the same panel, a fixed distance ahead; so do more rows of floats, further ahead. More
+        rows of numbers prefetch from the next panels, at one place per vector of a line: few streams are slow.
+        """
         p, reader = self.p, self.reader
         apart = b.ceil_div(reader.panel_words * p.vectors, reader.line_vectors)
 
@@ -37,8 +39,7 @@ class Fetches:
                 if not p.quantized or p.tile <= _ROWS_OF_STREAMS:
                     at = reader.share(panel, line) + (place * b.WIDTH + self.ahead)
                     if p.fixed:
-                        # After the panel's end come panels that are already read side by side, then panels that are
-                        # not.
+                        # Behind the panel's end lie the panels read beside it: skip to the first that is not read.
                         past = T.Cast("int32", line >= p.lines - 4 * self.ahead // reader.line_bytes)
                         at = at + past * ((len(panels) - 1) * reader.panel_words * p.columns)
                 else:
@@ -55,8 +56,8 @@ class Fetches:
         return Fetch(at_line=fetch, at_group=beside or self.groups(panels, len(panels)))
 
     def planes(self, panels: Sequence[b.Expr]) -> Callable[[b.Expr], None] | None:
-        """With each group of numbers its share of what lies beside them, as far ahead as lines are: the sums of a group
-        wait for its scales."""
+        """Prefetches scales and zero points, a share with each group of numbers, as far ahead as lines. Otherwise the
+        sums of a group would wait for its scales. None with a single group."""
         p = self.p
         if p.number_groups == 1:
             return None
@@ -74,8 +75,8 @@ class Fetches:
         return fetch
 
     def groups(self, panels: Sequence[b.Expr], stride: int) -> Callable[[b.Expr], None] | None:
-        """Together with the steps of a group of `panels`, prefetches those a few groups later and of panels `stride`
-        further."""
+        """Prefetches what panels store beside numbers: a few groups ahead in `panels`, and the same group in the panels
+        `stride` further on. None if the reader has no such data."""
         fetch_group = self.reader.fetch_group
         if fetch_group is None:
             return None
@@ -90,7 +91,10 @@ class Fetches:
     # ---- the next block of many rows --------------------------------------------------------------------------------
 
     def all_lines(self, ahead: b.Expr, length: b.Expr) -> Fetch:
-        """A single row tile of floats prefetches the whole block at `ahead`, from several places at once."""
+        """A single row tile of floats prefetches the whole block at `ahead`, from several places at once.
+
+        length: vectors between two places.
+        """
 
         def fetch(line: b.Expr) -> None:
             for v in range(self.p.vectors):
@@ -99,8 +103,8 @@ class Fetches:
         return Fetch(before_line=fetch)
 
     def share_of_lines(self, start: b.Expr, share: b.Expr, places: int) -> Fetch:
-        """Every row tile of floats fetches its share of vectors from `start` on, at `places` of it with each line,
-        and, harmlessly, the beginning of the next one's."""
+        """Each row tile of floats prefetches its `share` vectors from `start` on, at `places` places per line. The last
+        ones may belong to the next tile's share, which is harmless."""
         apart = b.let(T.truncdiv(share + (places - 1), places)) if places > 1 else 0
 
         def fetch(line: b.Expr) -> None:
@@ -137,8 +141,8 @@ class Fetches:
         return Fetch(at_turn=fetch) if p.quantized else Fetch(of_tile=of_tile)
 
     def _output(self, tile: Tile, turn: b.Expr, turns: int) -> None:
-        """Prefetches a share of the rows of y that a tile will write, and of what it will add to them. turns: turns per
-        block."""
+        """Prefetches a share of the rows of y that a tile will write, and of the residual that it will add. turns:
+        turns per block."""
         p = self.p
         share = b.ceil_div(len(tile.rows), turns)
         with b.when(T.And(tile.kb == tile.walk.count - 1, turn * share < len(tile.rows))):

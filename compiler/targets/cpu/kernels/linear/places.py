@@ -11,7 +11,7 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 @dataclass(frozen=True)
 class Walk:
     """Order in which K of a panel is walked: `count` blocks of `lines` lines, each for all row tiles of a chunk.
-    unpacked: from a copy on the stack."""
+    unpacked: blocks are read from an unpacked copy on the stack."""
 
     lines: int
     count: int
@@ -27,12 +27,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Prefetches for a tile.
+    """Prefetches for a tile, emitted where the tile reads.
 
-    before_line: before a line of the block is read. at_line: as vector v of a line is. at_group: as the steps or
-    scales of a group of numbers are.
-    at_turn: before each turn, which is TURN lines or a group's, or a step of tile registers.
-    of_tile: gives what a tile fetches, by its number among those that share.
+    before_line: before a line of the block. at_line: at vector v of a line. at_group: at the steps or scales of a group
+    of numbers. at_turn: before each turn: TURN lines, the lines of a group, or one step of tile registers.
+    of_tile: the prefetches of one tile, by its number among the tiles that share them.
     """
 
     before_line: Callable[[b.Expr], None] | None = None
@@ -46,8 +45,8 @@ class Fetch:
 class Tile:
     """Rows of row tile `t` times panels, over block `kb` of K.
 
-    units: the panels within their part of the weight. places: where each panel's sums are stored between blocks;
-    t_local: number of the row tile there.
+    units: the panels, numbered within their part of the weight. places: memory of each panel's sums between blocks.
+    t_local: number of the row tile in that memory.
     """
 
     t: b.Expr
@@ -62,4 +61,4 @@ class Tile:
     walk: Walk
     kb: b.Expr
     fetch: Fetch
-    length: b.Expr = 0  # of a block of floats, in lines
+    length: b.Expr = 0  # lines of a block of floats

@@ -22,12 +22,12 @@ FEW_TILES = 4
 """Number of row tiles up to which unpacking a block does not pay."""
 _REGISTERS = {16: 32, 8: 8}  # number of vector registers, by lanes of a register
 _WIDE_ROWS = 256  # 16-bit rows converted to float32: their block of K and the sums of a group of panels stay in L2
-_WIDE_PANELS = 8  # in a group
-_MAX_ROWS = 1024  # in a chunk: their sums are on the stack
+_WIDE_PANELS = 8  # panels in such a group
+_MAX_ROWS = 1024  # most rows in a chunk: their sums are on the stack
 
 
 class Loops(Enum):
-    """Implementations: stream.py has SIDE_BY_SIDE and STREAMED_BLOCKS, blocked.py the others."""
+    """Orders of loops. stream.py implements SIDE_BY_SIDE and STREAMED_BLOCKS, blocked.py the others."""
 
     SIDE_BY_SIDE = auto()
     STREAMED_BLOCKS = auto()
@@ -43,8 +43,8 @@ class Plan:
     few, many: walk along K for few and for many row tiles. chunk_tiles: row tiles per chunk. chunk_unit: row tiles of a
     chunk computed at a time. copied_tiles: row tiles whose activations a micro-kernel copies whole. side_by_side:
     panels that one row tile reads at once. streams, ahead_bytes: see `Schedule`. group: panels whose sums wait in cache
-    while K is walked; 1: one panel at a time. widens: activations of many rows are converted once for all panels of a
-    group. loops: loops by their largest number of row tiles; None: any number.
+    while K is walked; 1: one panel at a time. widens: 16-bit activations of many rows become float32 once per group of
+    panels. loops: (most row tiles, order of loops), ascending; None: any number.
     """
 
     reader: Reader
@@ -77,7 +77,7 @@ def default_schedule(p: Problem) -> Schedule | None:
 
 
 def plan(p: Problem, schedule: Schedule | None) -> Plan:
-    """schedule: None for the default."""
+    """The plan of a problem under a schedule; None: the default schedule."""
     registers = _registers(p)
     if p.quantized:
         return _quantized(p, registers, schedule or _quantized_schedule(p, registers))
@@ -106,9 +106,9 @@ def operands(p: Problem) -> tuple[Reader, MicroKernel]:
 _ROW_CHUNK = 128  # rows that share one pass over the panels
 _K_BLOCK, _WIDE_K_BLOCK = 128, 64  # words of K in one pass: with 48 columns 24 KiB, half of L1
 _GROUP = 4  # panels whose partial sums stay in cache while K is walked
-_FLOAT_STREAMS = 4  # panels of one row at once: a core reads memory faster from several places, but not from many
-_FLOAT_AHEAD = 6144  # of all streams, between what a row tile reads and what is fetched meanwhile
-# Of activations in tile registers, which are copied to the stack: what stays in L2 while panels pass.
+_FLOAT_STREAMS = 4  # panels that one row reads at once: a core reads faster from several places, but not from many
+_FLOAT_AHEAD = 6144  # bytes, over all streams, from what a row tile reads to what it prefetches
+# Most activations copied to the stack for tile registers: they stay in L2 while panels pass.
 _COPIED_ROWS, COPIED_BYTES = 512, 512 << 10
 _BLOCK_STEPS = 8  # steps of K in one pass: with 48 columns 24 KiB of weights, half of L1
 
@@ -167,17 +167,17 @@ def _float_registers(p: Problem, registers: type[TileRegisters]) -> Plan:
 
 # ---- quantized weights ----------------------------------------------------------------------------------------------
 
-_AHEAD_BYTES = 3072  # between a line of a stream and what is fetched with it
-_PAIRED_AHEAD_BYTES = 8192  # of numbers that become bf16, in one stream
-_ROW_CHUNK_BYTES = 768 << 10  # of activations that stay in L2 while panels pass
-_ROWS_OF_STREAMS = 2  # more rows of exact sums leave registers for one panel at a time
-_COPIED_FEW_BYTES = 256 << 10  # of activations on the stack, copied for few row tiles
-_PACKED_BYTES = 128 << 10  # of a panel's block in L2
-_UNPACKED_BYTES = 24 << 10  # of a panel's block, unpacked, in L1
+_AHEAD_BYTES = 3072  # from a line of a stream to what is prefetched with it
+_PAIRED_AHEAD_BYTES = 8192  # the same for numbers that become bf16, which are read in one stream
+_ROW_CHUNK_BYTES = 768 << 10  # activations that stay in L2 while panels pass
+_ROWS_OF_STREAMS = 2  # with more rows, exact sums leave registers for only one panel at a time
+_COPIED_FEW_BYTES = 256 << 10  # activations copied to the stack for few row tiles
+_PACKED_BYTES = 128 << 10  # a panel's packed block, in L2
+_UNPACKED_BYTES = 24 << 10  # a panel's unpacked block, in L1
 
 
 def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Schedule:
-    """block_bytes: of the block that many row tiles read, packed or unpacked."""
+    """The default. Its block_bytes are those of the block that many row tiles read, packed or unpacked."""
     reader = operands(p)[0]
     assert isinstance(reader, Numbers)
     block = _PACKED_BYTES if p.exact or reader.as_it_lies else _UNPACKED_BYTES
@@ -193,7 +193,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     def walk(*, unpacked: bool) -> Walk:
         """Blocks of whole groups."""
         line_bytes = p.columns * 4 * reader.units if unpacked else reader.line_bytes
-        # Blocks that only few tiles read packed are not part of a schedule.
+        # A schedule has no size of packed blocks that only few row tiles read.
         block_bytes = schedule.block_bytes if unpacked or reader.as_it_lies else _PACKED_BYTES
         unit = p.step_lines if registers else 1
         of_group = p.number_group_lines if p.number_groups > 1 else p.group_lines if p.fixed else 1
@@ -205,7 +205,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
     fit, turn = schedule.chunk_rows // p.tile, ROWS // p.tile
     if registers:
         chunk_tiles = max(turn // 2, fit // turn * turn)
-    elif p.fixed:  # rows are copied to the stack, which a host thread has only so much of
+    elif p.fixed:  # rows are copied to the stack of a host thread, which is small
         chunk_tiles = max(1, min(fit, 2 * COPIED_BYTES // (p.tile_words * 4)))
     else:
         chunk_tiles = max(FEW_TILES + 1, fit)
@@ -235,11 +235,14 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
 
 
 def _side_by_side(p: Problem, streams: int, reader: Reader) -> int:
-    """How many panels one row tile reads at once: as streams are fast, and as the registers hold sums."""
+    """Number of panels that one row tile reads at once.
+
+    One row: `streams`, if the registers hold their sums. More rows: whatever number the registers hold the sums of.
+    """
     registers = _REGISTERS[p.target.lanes]
     if p.tile == 1:
         streams = min(streams, registers * 3 // 4 // p.vectors)
     else:
-        weights = 1 if reader.as_it_lies or not p.quantized else 2  # as they lie in memory, and as numbers
+        weights = 1 if reader.as_it_lies or not p.quantized else 2  # registers of a weight: as packed, and as numbers
         streams = (registers - 2) // (p.tile + weights) // p.vectors
     return max(1, min(streams, p.panels))

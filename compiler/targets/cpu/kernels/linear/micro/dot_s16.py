@@ -1,5 +1,7 @@
-"""Numbers of the weight times bf16 activations in fixed point, two products per lane, where no instruction multiplies
-bf16. Sums of a group are exact integers."""
+"""Micro-kernel for CPUs without bf16 multiplication: whole numbers times bf16 activations in fixed point.
+
+Each lane adds two products at a time. Sums of a group are exact integers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from llmc.compiler.targets.cpu.kernels.linear.places import Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 _NUMBERS = (("nibbles", 4), ("fives", 5), ("sixes", 6), ("bytes", 8))
-"""By the bits that they have."""
+"""(name, bits) of each width of numbers."""
 
 
 class DotS16(MicroKernel):
@@ -36,7 +38,7 @@ class DotS16(MicroKernel):
         return t_local * self.rows.tile_words
 
     def start(self, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
-        """Correction for the middle of the weight's numbers, or 0."""
+        """Correction for `Reader.middle`, the offset of the weight's numbers, or 0."""
         return T.broadcast(self.rows.sum_of(x0, r, group) if self._in_start else T.int32(0), b.WIDTH)
 
     def multiply(self, acc: b.Expr, weight: b.Expr, value: b.Expr) -> b.Expr:

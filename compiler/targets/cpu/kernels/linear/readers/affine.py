@@ -40,7 +40,7 @@ class _ValuesOfGroup:
 
 
 class _OfBlocks(Numbers):
-    """Common to all widths of numbers."""
+    """Common to numbers of all widths and to codes."""
 
     units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
 
@@ -88,7 +88,10 @@ class _OfBlocks(Numbers):
     def _of_blocks(
         self, panels: Sequence[b.Expr], group: b.Expr, of_block: str, of_group: str, times: float
     ) -> b.Vectors:
-        """Fact of the group's block times fact of the group, for each vector of columns."""
+        """`of_block` of the group's block, times `of_group` of the group if the format has steps, times `times`.
+
+        For each vector of columns.
+        """
         affine = self.affine
         block = T.truncdiv(group, affine.block // affine.group_size)
 
@@ -118,7 +121,7 @@ class AffineFives(_OfBlocks, FiveBits):
 
 
 class AffineSixes(_OfBlocks, SixBits):
-    """Numbers less their middle, in the table of `SixBits`."""
+    """Numbers minus their middle; as bf16, from the table of `SixBits`."""
 
 
 class AffineCodes(_OfBlocks, FourBits):
@@ -136,7 +139,7 @@ class AffineCodes(_OfBlocks, FourBits):
 
 
 class AffineExactCodes(AffineCodes):
-    """Codes whose numbers are exact in bf16."""
+    """Codes whose table values are exact in bf16."""
 
     units_of: ClassVar = {B16X2: LINE // 2, F32: LINE}
 

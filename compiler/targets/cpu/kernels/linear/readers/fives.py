@@ -1,4 +1,4 @@
-"""Weights of 5-bit numbers: one word per line, and after each four lines one more word for them.
+"""Weights of 5-bit numbers: one word per line, and one extra word behind every four lines.
 
 Each half of a line's word has three numbers of 5 bits and the top bit of the fourth number. The other bits of the
 fourth are in the extra word. A shift brings the line's pairs (0, 2), (1, 3), (4, 6) to the lowest bits of 16-bit lanes;
@@ -16,11 +16,11 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.sharing import Sharing, pa
 from llmc.compiler.targets.cpu.target import Target
 
 _LAST = 3
-"""The pair that is assembled."""
+"""Number of the pair that is assembled: (5, 7)."""
 
 
 class FiveBits(Sharing):
-    """The second word of a line has the last pair."""
+    """The second word of a line, which is assembled, has the last pair."""
 
     bits, count, second = 5, 32, "fives_3"
 

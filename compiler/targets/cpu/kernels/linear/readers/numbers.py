@@ -1,4 +1,4 @@
-"""Weights of unsigned numbers with one scale per group along K, and possibly a zero point, one byte.
+"""Weights of unsigned numbers with one scale per group along K, and possibly a zero point of one byte.
 
 A line has 8 elements of K. For integer sums, a line's bytes are read as four numbers of one half.
 """
@@ -20,9 +20,9 @@ from llmc.compiler.targets.cpu.target import Target
 
 
 class Numbers(Reader):
-    """Common to 8-bit and 4-bit numbers.
+    """Common to numbers of all widths.
 
-    most_streams: panels that may be read at once. They are read in turn, in blocks of about stream_bytes, prefetched
+    most_streams: most panels read at once. They are read in turn, in blocks of about stream_bytes, prefetched
     stream_vectors at a time into the cache of stream_level.
     """
 
@@ -63,7 +63,7 @@ class Numbers(Reader):
         return value if of_group is None else b.call("sub", value, of_group[v])
 
     def bytes_of(self, word: b.Expr, half: int) -> b.Expr:
-        """Four numbers of a half of a line as unsigned bytes, for a format summed as integers. word: the word with
+        """Four numbers, half of a line, as unsigned bytes, for a format summed as integers. word: the word that has
         them."""
         raise NotImplementedError
 
@@ -72,18 +72,18 @@ class Numbers(Reader):
         return T.call_extern("int32x16", f"llmc_bytes_{odd}", self.bytes_of(word, half))
 
     def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
-        """The same as bf16, offset like `element`."""
+        """The even or the odd numbers of a half of a line as bf16, offset like `element`."""
         low, high = (self.element(word, 4 * half + odd + place) for place in (0, 2))
         return T.call_extern("int32x16", "llmc_bf16_pair", low, high)
 
     @abstractmethod
     def element(self, word: b.Expr, place: int) -> b.Expr:
-        """Number `place` of a line as a float, complete except for a stored zero point. word: the word with it."""
+        """Number `place` of a line as a float, complete except for a stored zero point. word: the word that has it."""
 
     # ---- what lies beside numbers -----------------------------------------------------------------------------------
 
     def place(self, panel: b.Expr, groups: int, group: b.Expr, v: int) -> b.Expr:
-        """Place of vector v of a group's columns. groups: groups per panel."""
+        """Index of vector v of a group's columns in a plane. groups: groups per panel."""
         return (panel * groups + group) * self.p.columns + v * b.WIDTH
 
     def of_columns(
@@ -121,7 +121,7 @@ class Numbers(Reader):
         return self.floats("scale", at)
 
     def floats(self, plane: str, at: b.Expr) -> b.Expr:
-        """Of 16 columns from `at` on what a plane of floats has."""
+        """Values of a plane of floats for 16 columns from `at` on."""
         return b.load_vector(self.k[plane], at, dtype=self.p.planes[plane].dtype)
 
 
@@ -144,7 +144,7 @@ class EightBits(Numbers):
         return int8.bytes_to_floats()
 
     def word(self, panel: b.Expr, line: b.Expr, v: int, i: int) -> b.Expr:
-        """Of signed bytes where they become floats."""
+        """Word i of a line; of signed bytes if they become floats."""
         word = super().word(panel, line, v, i)
         if self.operand in (U8X4, S16X2):
             return word

@@ -1,6 +1,6 @@
-"""Weights of numbers whose lines have a word each, and share one behind theirs (`quant_packing.SHARING_LINES`).
+"""Weights with one word per line, and one extra word behind a set of lines (`quant_packing.SHARING_LINES`).
 
-Operands of a line are in two words. The first is as it lies, the second is made of it and of the shared one.
+The operands of a line are in two words: its own, and a second one, assembled from its own and the set's extra word.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from llmc.compiler.targets.cpu.quant_packing import SHARING_LINES
 
 
 class Sharing(LookedUp):
-    """bits: of a number; second: the helper that makes the second word of a line, from the first one, the shared one
-    and the bit of its halves at which those of the line begin."""
+    """Common to such weights.
+
+    bits: bits per number. second: helper that assembles a line's second word. It takes the line's word, the extra word,
+    and the bit in each half of the extra word at which the line's bits begin.
+    """
 
     units_of: ClassVar[Mapping[str, int]] = {S16X2: LINE // 2, B16X2: LINE // 2, F32: LINE}
     line_words = 2
@@ -34,7 +37,7 @@ class Sharing(LookedUp):
         self.line_vectors = b.ceil_div(self.set_words * p.vectors, self.lines_of_set)
         self.line_bytes = 4 * p.columns * self.set_words // self.lines_of_set
         self.unpacked_for_few = operand == F32
-        self.most_streams = 4  # numbers on their way take registers
+        self.most_streams = 4  # numbers being converted take registers
 
     def _set_of(self, lines: b.Expr) -> b.Expr:
         return T.shift_right(lines, T.int32(self.lines_of_set.bit_length() - 1))
@@ -57,5 +60,5 @@ class Sharing(LookedUp):
 
 
 def pair_of(element: int) -> tuple[int, int]:
-    """The pair of an element of a line, and which of the two it is."""
+    """(number of the pair, 0 or 1): the pair of a line's element, and the element's place in it."""
     return element % 2 + element // 4 * 2, element // 2 % 2

@@ -1,7 +1,8 @@
-"""Weights of 6-bit numbers: a word a line, and one for each two lines behind theirs.
+"""Weights of 6-bit numbers: one word per line, and one extra word behind every two lines.
 
-A half of a line's word has two numbers and the top four bits of the fourth. The third one and the other two bits are in
-the third word: both of a line's words have pairs at bits 0 and 6 of 16-bit lanes, (0, 2) and (1, 3), (4, 6) and (5, 7).
+Each half of a line's word has two numbers of 6 bits and the top four bits of the fourth number. The third number and
+the other two bits of the fourth are in the extra word. The line's word has pairs (0, 2) and (1, 3) at bits 0 and 6 of
+16-bit lanes; its second word, which is assembled, has (4, 6) and (5, 7) there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from llmc.compiler.targets.cpu.target import Target
 
 
 class SixBits(Sharing):
-    """As bf16, numbers are looked up in a table of two vectors. As float32, they are converted."""
+    """Numbers become bf16 by a table of two vectors, and float32 by conversion."""
 
     bits, count, second = 6, 64, "sixes_second"
 

@@ -15,8 +15,10 @@ from llmc.compiler.targets.cpu.kernels.linear.readers.numbers import Numbers
 
 
 class LookedUp(Numbers):
-    """count: size of the table. Whole numbers are looked up minus the middle of their range, unless a zero point is
-    stored."""
+    """Common to such numbers. count: size of the table.
+
+    Table values are the numbers minus the middle of their range, or the numbers themselves if a zero point is stored.
+    """
 
     count: ClassVar[int]
 
@@ -34,29 +36,30 @@ class LookedUp(Numbers):
                 b.store(self.table.buffer, T.int32(word), i)
 
     def table_values(self) -> Sequence[float]:
-        """Values of the numbers as floats."""
+        """The table: each number's value as a float."""
         return [float(i - self.middle) for i in range(self.count)]
 
     @property
     def middle(self) -> int:
-        """Offset that floats are lowered by, too."""
+        """Offset of the numbers, which the table's values lack; 0 if zero points are stored."""
         return 0 if self.p.asymmetric else self.count // 2
 
     @abstractmethod
     def bit_of(self, half: int, odd: int) -> int:
-        """Lowest bit of a pair of a line in its word (`bf16_of`)."""
+        """Lowest bit, in its word, of the pair that `bf16_of` looks up."""
 
     def bf16_of(self, word: b.Expr, half: int, odd: int) -> b.Expr:
         return T.call_extern("int32x16", f"llmc_looked_up_{self.bit_of(half, odd)}", word, self.table[0])
 
 
 def is_bf16(values: Sequence[float]) -> bool:
-    """Whether every number of a table is exact in bf16."""
+    """Whether every value of a table is exact in bf16."""
     return not (np.asarray(values, np.float32).view(np.uint32) & 0xFFFF).any()
 
 
 def pairs_of_table(values: Sequence[float]) -> list[int]:
-    """Numbers that are bf16 in words of two; 16 lie there twice, so that a fifth bit does not matter."""
+    """Table of bf16 values, two per 32-bit word. One of 16 values stands there twice: a fifth bit of an index is
+    ignored."""
     halves = np.asarray(values, np.float32).view(np.uint32) >> 16
     words = halves[0::2] | halves[1::2] << 16
     return [*words.view(np.int32).tolist()] * max(1, b.WIDTH // len(words))
