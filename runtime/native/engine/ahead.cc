@@ -1,5 +1,5 @@
-// Engine, continued: the step behind the one that is on its way. It is planned and packed meanwhile, and enqueued before
-// the results of the one before are looked at. Whom a result ends has a row in it for nothing: that row is thrown away.
+// Engine, continued: the step behind the one in flight. It is planned and packed meanwhile, and enqueued before the
+// results of the one in flight are processed. If these end a sequence, its row in the step ahead is discarded.
 #include "engine/ahead.h"
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace llmc {
 
-// Whether what a sequence computes in the next step is certain but for the token that is drawn now. Masks depend on that
-// token, beams on those of others, n continuations fork from a prompt, and a scored prompt runs alone.
+// Whether all but the token id of a sequence's next step is certain. It is not for guided sequences, whose masks depend
+// on the token drawn now, and beams, which depend on each other. Nor is it for prompts that fork or are scored.
 Continues Engine::HowContinues(const Sequence& s) {
   const Request& r = *s.request;
   if (r.guided || r.beams != nullptr || s.held || s.scoring() || (!r.forked && r.params.n > 1))
@@ -22,8 +22,8 @@ Continues Engine::HowContinues(const Sequence& s) {
   return size + 1 < r.max_length ? Continues::kWithToken : Continues::kEnds;
 }
 
-// Guesses are made behind tokens that are known. What a step copies between blocks, admits, splits or fails is planned
-// when the one before has ended; the scheduler says whether there is none of it.
+// Not with speculation: guesses are made behind known tokens. Steps that copy blocks, admit, split or fail sequences are
+// planned after the one before has ended; PlanAhead refuses them.
 bool Engine::PrepareAhead() {
   if (options_.speculate_tokens > 0 || model_.vector_width > 0) return false;
   if (!scheduler_.PlanAhead(&HowContinues, &ahead_.plan)) return false;
@@ -32,8 +32,8 @@ bool Engine::PrepareAhead() {
   return true;
 }
 
-// Not where somebody came meanwhile, who may run in its place, nor where all rows would be for nothing. The blocks that
-// it took belong to sequences that go on, or that end now.
+// False if requests came or were cancelled meanwhile, since they may change the step, or if every row's sequence ends.
+// Blocks allocated for the step need no undoing: they belong to sequences that go on, or that end now.
 bool Engine::StillWanted() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -46,7 +46,7 @@ bool Engine::StillWanted() {
   return ahead_.drawn.size() < ahead_.batch.num_tokens || !std::all_of(ahead_.drawn.begin(), ahead_.drawn.end(), ends);
 }
 
-// The tokens that were left open are there now. A row of a sequence that fails gets any.
+// Fills in the tokens that were open when the step was planned. Rows of sequences that fail get token 0.
 Status Engine::EnqueueAhead() {
   for (const EngineStep::Drawn& one : ahead_.drawn) {
     const SampleOutcome& outcome = outcomes_[one.task];
@@ -64,7 +64,7 @@ void Engine::GiveUp(EngineStep* step) noexcept {
   step->launched = false;
 }
 
-// Nothing may be on its way when steps are given up, whatever becomes of them.
+// Waits for steps in flight before giving them up; their results and errors do not matter.
 void Engine::Drain() noexcept {
   for (EngineStep* step : {&step_, &ahead_}) {
     if (step->on_its_way) {

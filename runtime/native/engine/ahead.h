@@ -1,4 +1,4 @@
-// What a step has from its plan to its results. Two of them exist where steps overlap: one is on its way, and the next one
+// EngineStep: state of a step from its plan to its results. Two exist where steps overlap: one is in flight, and the next
 // is prepared behind it.
 #pragma once
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace llmc {
 
 struct EngineStep {
-  // A row of the batch whose id is what a task of the step before draws.
+  // A row of the batch whose input id is the token that task `task` of the step before draws.
   struct Drawn {
     uint32_t row, task;
   };
@@ -22,10 +22,10 @@ struct EngineStep {
   StepBatch batch;
   std::vector<Drawn> drawn;
   std::vector<SampleTask> tasks;
-  std::vector<int32_t> guessed;  // for each task: the draw before it counts only if it gave this token; kNoGuess: none
+  std::vector<int32_t> guessed;  // [task]: counts only if the draw before it gave this token; kNoGuess: always
   Fence fence = 0;
-  bool launched = false;  // the scheduler counts its rows as on their way
-  bool on_its_way = false;  // it was enqueued, and nobody has waited for it
+  bool launched = false;  // the scheduler counts its rows as in flight
+  bool on_its_way = false;  // enqueued, and not waited for yet
   uint64_t scheduled_ns = 0, enqueued_ns = 0;
 };
 

@@ -1,6 +1,6 @@
-// Engine: continuous batching over one Device. Everything but CheckIntegrity, the warm-up and what changes graphs is safe
-// and quick while another thread is in Step; these wait for it. Where steps overlap, one may be on its way when Step
-// returns: what needs a quiet device ends it first.
+// Engine: continuous batching over one Device. Calls are safe and quick while another thread is in Step, except
+// CheckIntegrity, the warm-up and changes of graphs, which wait for it. Where steps overlap, a step may be in flight when
+// Step returns: calls that need an idle device end it first.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -27,13 +27,13 @@
 
 namespace llmc {
 
-// One that is loaded, or being so. Requests that use it keep it when it is unloaded.
+// An adapter that is loaded or being loaded. Requests that use it keep it when it is unloaded.
 struct Adapter {
   uint32_t slot = 0, num_requests = 0;
   bool ready = false, unloaded = false;
 };
 
-// What a warm-up replays; 0: as much as the bucket holds.
+// Load that a warm-up replays; 0: as much as the bucket holds.
 struct WarmLoad {
   uint32_t num_seqs = 0, tokens_each = 0, context = 0;
 };
@@ -43,52 +43,52 @@ struct EngineOptions {
   uint32_t max_waiting = 0;  // 0: 65536
   uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
   bool prefix_cache = true;
-  uint64_t swap_bytes = 0;  // of the host's memory, for blocks of preempted sequences
-  bool swap_always = false;  // also where computing them again is cheaper
+  uint64_t swap_bytes = 0;  // host memory for blocks of preempted sequences
+  bool swap_always = false;  // also where recomputing them is cheaper
   MissPolicy miss_policy = MissPolicy::kLarger;
   uint32_t priority_patience = 0;  // steps; 0: SchedulerOptions::kDefaultPatience
-  uint64_t seed = 0;  // of requests without a seed of their own
-  uint32_t speculate_tokens = 0;  // most guesses of a sequence in a step
-  bool speculate_always = false;  // as many as a graph holds, whether they pay or not
+  uint64_t seed = 0;  // for requests without a seed of their own
+  uint32_t speculate_tokens = 0;  // most guesses per sequence and step
+  bool speculate_always = false;  // all guesses that a graph holds, whether they pay or not
 };
 
 class Engine {
  public:
-  // draft: the device of a model that makes guesses; none: they come from prompt and output.
+  // draft: device of a draft model; nullptr: guesses are looked up in prompt and output.
   static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out,
                        std::unique_ptr<Device> draft = nullptr);
-  // Waits for a step that is on its way.
+  // Waits for a step in flight.
   ~Engine();
 
   // request.sampling is not NULL here.
   Status Submit(const llmc_request& c, uint64_t* id);
   Status Cancel(uint64_t id);
-  // Fills a free slot, beside a step in flight, which does not wait.
+  // Fills a free slot. A step in flight goes on meanwhile.
   Status LoadAdapter(const std::vector<AdapterMatrix>& matrices, uint64_t* id);
-  // No request may use it from now on; its slot is free when the last one that does has ended.
+  // New requests may not use the adapter; its slot is free once the last request that uses it has ended.
   Status UnloadAdapter(uint64_t id);
-  // words: [num_guesses + 1][num_words].
+  // Masks of the next token and of the token after each guess. words: [num_guesses + 1][num_words].
   Status SetTokenMasks(uint64_t id, uint32_t output_index, const uint32_t* words, uint64_t num_words,
                        const int32_t* guesses = nullptr, uint64_t num_guesses = 0);
-  // What may follow the text of a guided continuation: as many tokens as are worth masks, up to `capacity`.
+  // Guesses after the text of a guided continuation: those that are worth masks, at most `capacity`.
   Status GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity, uint64_t* count) const;
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
-  // One iteration: a step to its end, and where steps overlap the next one on its way. A failed request is an event; an
-  // error or std::bad_alloc here means that the device failed or memory ran out: then every request has failed (one event
-  // each) and the engine is empty.
+  // One iteration: ends a step, and where steps overlap starts the next one. A failed request is an event. An error or
+  // std::bad_alloc means that the device failed or memory ran out: every request has failed, one event each, and the
+  // engine is empty.
   Status Step(bool* progressed);
   // Replays made-up tokens that write to the dummy block only.
   Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
-  // Makes every graph of the draft warm. ns: all of it.
+  // Warms up every graph of the draft. ns: time of all of it.
   Status WarmDraft(uint64_t* ns);
-  // Calls every kernel of a graph for no row at all.
+  // Calls every kernel of a graph with zero rows.
   Status WalkGraph(uint32_t graph, uint64_t* ns);
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
   Status EnableGraph(uint32_t graph, bool on);
-  // Gives back what memory a graph that is off alone takes; on again, its first step makes it anew.
+  // Frees the memory that only this graph uses, which must be off. Once it is on, its first step allocates it again.
   Status ReleaseGraph(uint32_t graph);
-  // Takes over the graphs that `artifact` has behind those of the engine; they are off. Steps go on but for an instant.
+  // Adds the graphs that `artifact` has beyond the engine's own; they are off. Steps pause for an instant only.
   Status AddGraphs(const std::shared_ptr<const Artifact>& artifact);
   uint64_t Poll(llmc_event* events, uint64_t capacity);
   llmc_engine_stats Stats() const;
@@ -123,7 +123,7 @@ class Engine {
   void MarkChunks(uint64_t done_ns);
   void CountTime(bool stepped, uint64_t step_ns);
 
-  // ahead.cc: the step behind the one that is on its way.
+  // ahead.cc: the step planned behind the one in flight.
   static Continues HowContinues(const Sequence& sequence);
   bool PrepareAhead();
   bool StillWanted();
@@ -141,18 +141,18 @@ class Engine {
   static bool IsHeld(const Request& request, const Sequence& sequence);
   void TakeMasks();
 
-  // step_inputs.cc: what a step computes and draws.
+  // step_inputs.cc: a step's batch and sampling tasks.
   void Prepare(EngineStep* step) const;
   static void ListTasks(EngineStep* step);
 
-  // results.cc: what it computed and drew.
+  // results.cc: a step's vectors and tokens.
   void NameOwners();
   void Fork(Sequence* parent);
   bool Stops(const Request& request, int32_t token) const;
   bool ComesTrue(std::size_t task) const;
   void Postprocess();
   void GiveVectors(const float* rows);
-  // more: the token behind it is there already, since it was guessed.
+  // more: the next token is known already, since it was guessed.
   void AppendToken(Sequence* sequence, const SampleResult& sample, bool more);
 
   // ranked.cc: requests that rank their continuations.
@@ -176,7 +176,7 @@ class Engine {
   void Forget() noexcept;
   void FailAfterOutOfMemory();
 
-  // publish.cc: what other threads see.
+  // publish.cc: state that other threads see.
   uint32_t Ready() const;
   void CopyMisses();
   void FreeLeaving() noexcept;
@@ -194,19 +194,19 @@ class Engine {
   std::unique_ptr<Device> device_;
   const ModelShape& model_;
   EngineOptions options_;
-  uint32_t max_length_;  // of a sequence: the model's limit, or what the KV pool holds if that is less
+  uint32_t max_length_;  // most tokens of a sequence: the model's limit, or what the KV pool holds if that is less
   BlockManager blocks_;
   Scheduler scheduler_;
   HostSampler host_sampler_;
   Speculator speculator_;
 
-  // Of the stepping thread.
+  // Used by the stepping thread only.
   EngineStep step_, ahead_;  // ahead_: planned behind step_
-  std::vector<SampleOutcome> outcomes_;  // one for each task of step_
-  std::vector<Sequence*> owners_;  // whose each task is
+  std::vector<SampleOutcome> outcomes_;  // [task of step_]
+  std::vector<Sequence*> owners_;  // [task of step_]
   std::vector<llmc_event> new_events_;
-  std::vector<std::unique_ptr<Request>> leaving_;  // ended, and a step on its way has rows of theirs
-  std::vector<Request*> ended_, started_;  // started_: guided requests of which this step was the first
+  std::vector<std::unique_ptr<Request>> leaving_;  // ended requests that have rows in a step in flight
+  std::vector<Request*> ended_, started_;  // started_: guided requests whose first step this was
   std::vector<Request*> arrived_, cancelled_;
   std::set<std::pair<uint64_t, Request*>> deadlines_;
   struct MaskUpdate {
@@ -216,25 +216,25 @@ class Engine {
   };
   std::vector<MaskUpdate> mask_updates_;
   uint64_t swap_block_ns_ = 0, token_ns_ = 0;
-  uint64_t replay_ns_ = 0;  // of the last step, from its begin to its end
+  uint64_t replay_ns_ = 0;  // duration of the last step's replay
   ReplayTime replay_time_;
-  bool out_of_memory_ = false;  // and some requests have not been failed yet
+  bool out_of_memory_ = false;  // memory ran out, and some requests are still to be failed
   RequestMarks marks_;  // taken from any thread
   llmc_engine_stats counters_;
   std::vector<DeviceStat> new_device_stats_;
 
-  std::mutex new_graphs_mutex_;  // before step_mutex_
+  std::mutex new_graphs_mutex_;  // locked before step_mutex_
   mutable std::mutex step_mutex_;  // held by Step and CheckIntegrity
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   uint64_t next_id_ = 1, next_adapter_id_ = 1;
   std::unordered_map<uint64_t, Adapter> adapters_;
   uint32_t num_queued_ = 0;  // requests that have not started
-  std::condition_variable changed_;  // something that Ready depends on
-  bool runnable_ = false;  // the next step may find work without news from outside
+  std::condition_variable changed_;  // signals a change of Ready's result
+  bool runnable_ = false;  // the next step may find work without calls from other threads
   uint64_t next_deadline_ns_ = 0;  // 0: none
   std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;
-  // Masks take memory and work, and a long queue may wait for its turn: first masks are asked for in the order of
-  // service, while fewer than kMostAsked of such continuations have not started.
+  // Masks take memory and time, and a queue may be long. First masks are therefore asked for in order of service, while
+  // fewer than kMostAsked continuations have been asked about and not started.
   static constexpr uint32_t kMostAsked = 512;
   uint32_t num_asked_ = 0;
   std::set<std::tuple<int32_t, uint64_t, Request*>> unasked_;  // by priority, then age
@@ -244,7 +244,7 @@ class Engine {
   std::vector<DeviceStat> device_stats_;
   std::vector<llmc_graph_stats> graph_stats_;
   StepShapes step_shapes_;
-  std::vector<llmc_bucket_miss> bucket_misses_;  // one for each of the scheduler's
+  std::vector<llmc_bucket_miss> bucket_misses_;  // parallel to the scheduler's
   std::vector<llmc_eviction_count> evictions_;
 };
 

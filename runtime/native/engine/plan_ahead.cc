@@ -1,16 +1,16 @@
-// Scheduler, continued: the step behind one that is on its way. Its tokens are not known, but its shape is.
+// Scheduler, continued: the step behind the one in flight. Its shape is known, its tokens are not.
 #include <algorithm>
 
 #include "engine/scheduler.h"
 
 namespace llmc {
 
-// The device has the step: what its rows write to stays theirs until it has ended.
+// The device has the step: its sequences keep the blocks that its rows write to until it has ended.
 void Scheduler::Launch(const StepPlan& plan) {
   for (const StepItem& item : plan.items) item.sequence->in_flight += item.count;
 }
 
-// Its rows are done. Who ended meanwhile gives up the blocks that they wrote to.
+// The step's rows are done. Sequences that ended meanwhile release the blocks that these rows wrote to.
 void Scheduler::TakeBack(const StepPlan& plan) noexcept {
   for (const StepItem& item : plan.items) item.sequence->in_flight -= std::min(item.sequence->in_flight, item.count);
   const auto done = [this](Sequence* s) {
@@ -21,7 +21,7 @@ void Scheduler::TakeBack(const StepPlan& plan) noexcept {
   leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), done), leaving_.end());
 }
 
-// Whether some waiting sequence would join the step, or take the place of one that runs. Nobody is parked.
+// Whether a waiting sequence would join the step or take the place of a running one. No sequence is parked here.
 bool Scheduler::SomebodyComes() {
   if (waiting_.empty()) return false;
   if (running_.empty() || Outranks(**waiting_.begin(), *running_.back())) return true;
@@ -32,8 +32,8 @@ bool Scheduler::SomebodyComes() {
   return s != nullptr && !CrowdsDecodes(*s) && FreeBlocks(*s);
 }
 
-// Only a decode step of all that run: one in which nobody comes or is preempted, no block is shared and copied, and no
-// graph is missed. On false nothing has changed.
+// Plans only a decode step of all running sequences: none is admitted or preempted, no shared block is copied, and some
+// graph holds the load. If it returns false, nothing has changed.
 bool Scheduler::PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan) {
   ready_.clear();
   StepLoad load;
@@ -52,7 +52,7 @@ bool Scheduler::PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan) {
     ready_.push_back(s);
   }
   if (ready_.empty() || ready_.size() > options_.max_num_seqs || new_blocks > blocks_->num_free()) return false;
-  // A seat or blocks that become free for certain are for those who wait.
+  // Sequences that are certain to end free a seat and blocks, which waiting ones should get first.
   if (!waiting_.empty() && ready_.size() < running_.size()) return false;
   const int graph = ladder_.Choose(load, kDecodePhases);
   if (graph == kNoGraph || SomebodyComes()) return false;

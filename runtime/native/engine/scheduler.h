@@ -16,44 +16,44 @@ namespace llmc {
 
 struct Request;
 
-// One continuation of a request. tokens[0, num_computed) have their KV in `blocks`; the logits of the last token are
-// what the next token is sampled from, so a sequence is ready to sample when it has computed all its tokens.
+// One continuation of a request. The KV of tokens[0, num_computed) is in `blocks`. The next token is sampled from the
+// last token's logits, so a sequence can sample once all its tokens are computed.
 struct Sequence {
   enum class State { kNew, kWaiting, kRunning, kDone };
 
   Request* request = nullptr;
   int32_t priority = 0;
-  bool promoted = false;  // it counts as the highest priority; the scheduler says so
+  bool promoted = false;  // counts as the highest priority; set by the scheduler
   uint64_t arrival = 0;  // the request's id: earlier is smaller
   uint32_t output_index = 0;
   uint32_t num_prompt = 0;
   std::vector<int32_t> tokens;  // prompt, then output
   bool finished = false;        // its last event was sent
-  // Guided, and the mask of its next token is missing: its last token waits. Or a beam: what follows its last token waits
-  // for the other beams.
+  // A guided sequence whose next mask is missing: its last token is not computed yet. Or a beam that has to wait for the
+  // other beams before its next token.
   bool held = false;
-  // The logits after tokens [num_scored, score_end) are still wanted, once, whatever is recomputed later.
+  // Tokens [num_scored, score_end) are still to be scored: their logits are wanted once, even if they are recomputed.
   uint32_t num_scored = 0, score_end = 0;
-  std::unique_ptr<Lookahead> lookahead;  // once its tokens are guessed
-  uint32_t task = 0;  // of the last step that draws its next token, which one does
+  std::unique_ptr<Lookahead> lookahead;  // set once its tokens are guessed
+  uint32_t task = 0;  // index of the sampling task that draws its next token, in the last step
 
   // Owned by the scheduler.
   State state = State::kNew;
   bool started = false;
   uint32_t num_computed = 0;
   uint32_t in_flight =
-      0;  // tokens behind num_computed whose step is on its way, and one more where another is behind it
+      0;  // tokens behind num_computed in launched steps: the step in flight, and the one enqueued behind it
   uint32_t num_cached = 0;  // tokens found in the prefix cache at the first admission
   std::vector<uint32_t> blocks;
   uint32_t num_registered = 0;  // leading blocks offered to the prefix cache
-  uint64_t root_id = BlockManager::kRoot;  // what its blocks begin behind in the prefix cache
+  uint64_t root_id = BlockManager::kRoot;  // parent of its first block in the prefix cache
   uint64_t parent_id = BlockManager::kRoot;
   uint64_t last_step = 0;
-  // While it waits: the places of its leading blocks in the host's memory, and how many tokens these have.
+  // While it waits: places of its leading blocks in the swap space, and the number of tokens in them.
   std::vector<uint32_t> saved;
   uint32_t num_saved = 0;
 
-  // Before it computes anything.
+  // Call before it computes anything.
   void SetRoot(uint64_t root) { root_id = parent_id = root; }
 
   uint32_t num_remaining() const { return static_cast<uint32_t>(tokens.size()) - num_computed; }
@@ -64,20 +64,20 @@ struct StepItem {
   Sequence* sequence;
   uint32_t start, count;  // tokens [start, start + count)
   bool sample;  // the last of them is the sequence's last token
-  uint32_t first_score, num_scores;  // the logits after these tokens are wanted, too
-  uint32_t num_guesses = 0;  // the last tokens are guesses: the logits after each are wanted, and the one before them
+  uint32_t first_score, num_scores;  // tokens to score: their logits are wanted, too
+  uint32_t num_guesses = 0;  // trailing tokens that are guesses: logits of each, and of the token before, are wanted
 };
 
-// What a sequence does in the step behind one that is on its way.
+// What a sequence does in the step behind the one in flight.
 enum class Continues {
   kWithToken,  // computes one token, and draws the next one
-  kEnds,  // nothing: the token that is drawn now is its last
-  kUnsure,  // that depends on what is drawn now
+  kEnds,  // nothing: the step in flight draws its last token
+  kUnsure,  // depends on the token that the step in flight draws
 };
 
 enum class MissPolicy : uint32_t { kLarger, kSplit, kError };
 
-// A load that no graph of its phase holds, what served it, and how often it came.
+// A load that no graph of its phase holds; graph: the one that served it; count: how often it came.
 struct BucketMiss {
   static constexpr int32_t kNone = -1;  // split, or failed
   Phase phase = Phase::kPrefill;
@@ -86,7 +86,7 @@ struct BucketMiss {
   uint64_t count = 0;
 };
 
-// Sequences of a priority that made way for waiting ones of a higher priority.
+// Number of sequences of a priority that made way for waiting ones of a higher priority.
 struct EvictionCount {
   int32_t priority = 0;
   uint64_t count = 0;
@@ -95,23 +95,23 @@ struct EvictionCount {
 struct StepPlan {
   uint32_t graph = 0;
   bool prefill = false;  // has an item that is not a decode
-  bool mixed = false;  // has both
+  bool mixed = false;  // has decodes, too
   StepLoad load;  // of all items
   std::vector<StepItem> items;
   struct Copy {
     uint32_t from, to;
   };
-  // In this order, before the replay: blocks to places of the host's memory, blocks to blocks, places to blocks.
+  // Copies before the replay, in this order: from blocks to swap space, between blocks, from swap space to blocks.
   std::vector<Copy> saves, copies, loads;
-  std::vector<const Sequence*> preempted;  // for this plan
-  BucketMiss miss;  // of this step, count 0: none
-  std::vector<Sequence*> misses;  // no graph may run these: the engine must fail them
+  std::vector<const Sequence*> preempted;  // sequences preempted for this plan
+  BucketMiss miss;  // this step's miss; count 0: none
+  std::vector<Sequence*> misses;  // sequences that no graph may run: the engine must fail them
   bool guessing = false;  // sequences end in guesses now
 };
 
 struct SchedulerOptions {
   uint32_t max_num_seqs = 1;
-  uint32_t max_tokens_per_step = 0;  // of a step with prefill; 0: the largest prefill or mixed graph
+  uint32_t max_tokens_per_step = 0;  // most tokens of a step with prefill; 0: the largest prefill or mixed graph
   MissPolicy miss_policy = MissPolicy::kLarger;
   uint32_t patience = kDefaultPatience;  // steps that a request may wait behind higher priorities, see KeepPatience
   static constexpr uint32_t kDefaultPatience = 512;
@@ -123,64 +123,65 @@ class Scheduler {
 
   // A new sequence joins the waiting queue.
   void Add(Sequence* sequence);
-  // `child` continues `parent`, which has computed all of child->tokens: shares its blocks, copy-on-write. When no
-  // running slot is free it waits and is computed again (the prefix cache makes that cheap).
+  // `child` continues `parent`, which has computed all of child->tokens, and shares its blocks copy-on-write. If no
+  // running slot is free, it waits and is recomputed, which the prefix cache makes cheap.
   void Fork(const Sequence& parent, Sequence* child);
-  // What the sequence computed, other than found, leaves the prefix cache.
+  // Removes from the prefix cache the blocks that the sequence computed, not those that it found there.
   void Forget(const Sequence& sequence);
-  // The sequence is finished, cancelled or failed; its blocks are released.
+  // Releases the blocks of a sequence that is finished, cancelled or failed.
   void Remove(Sequence* sequence);
 
-  // Whether plans may use a graph; all are on at first. What needs a graph that is off misses.
+  // Whether plans may use a graph; all are on at first. Loads that only a graph that is off holds are misses.
   void Enable(uint32_t graph, bool on) { ladder_.Enable(graph, on); }
   bool Enabled(uint32_t graph) const { return ladder_.Enabled(graph); }
-  // Preempted sequences may keep their blocks there.
+  // Host memory for the blocks of preempted sequences.
   SwapSpace* swap() { return &swap_; }
   // The model has more graphs than before; the new ones are off.
   void TakeNewGraphs() { ladder_.TakeNewGraphs(); }
 
   void Schedule(StepPlan* plan);
-  // The same behind a step that is on its way (plan_ahead.cc), where its plan is certain; else false, and nothing has
-  // changed. A plan that is dropped leaves nothing to undo.
+  // Plans the step behind the one in flight (plan_ahead.cc) if that plan is certain; else returns false and changes
+  // nothing. A plan that is dropped leaves nothing to undo.
   bool PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan);
-  // The plan's replay is on its way.
+  // The plan's replay is in flight from now on.
   void Launch(const StepPlan& plan);
-  // It failed, or nobody asks for it any more.
+  // The plan's replay failed or is not wanted any more.
   void Abandon(const StepPlan& plan) noexcept { TakeBack(plan); }
-  // Holds no sequence and no block from now on, whatever state it is in; forgets the prefix cache. The sequences may be
-  // gone already.
+  // Drops all sequences and blocks, in whatever state it is, and clears the prefix cache. The sequences may be freed
+  // already.
   void Clear() noexcept;
-  // The plan's replay succeeded: its tokens are in the cache. Returns how many of its sequences had ended meanwhile.
+  // The plan's replay succeeded: the KV of its tokens is in the cache. Returns how many of its sequences ended meanwhile.
   uint32_t Commit(const StepPlan& plan);
 
-  // Guesses behind the decodes of a step (speculation/guess_rows.cc). Rows that some graph has beside those of the plan,
-  // and tokens of a sequence that graphs for such a step can hold.
+  // Guesses behind the decodes of a step: speculation/guess_rows.cc.
+  // Rows that some graph has for guesses, beside the rows of the plan.
   uint32_t GuessRoom(const StepPlan& plan) const;
+  // Most tokens of a sequence in graphs for a step with guesses.
   uint64_t GuessReach(const StepPlan& plan) const { return ladder_.LongestReach(GuessPhases(plan)); }
-  // How many were added.
+  // Returns how many were added.
   uint32_t AddGuesses(const int32_t* guesses, uint32_t count, StepItem* item, StepPlan* plan);
   bool ChooseForGuesses(StepPlan* plan);
-  // Sequences end in what is known again; the plan stays. Nothing where they do already.
+  // Removes the guesses that sequences end in, if any; the plan keeps its items.
   static void DropGuesses(StepPlan* plan) noexcept;
-  // The first guess behind what is computed was right, and its token is the sequence's.
+  // The first guess behind the computed tokens was right: its token belongs to the sequence.
   void KeepGuess(Sequence* s);
-  // Gives back the blocks of guesses that were wrong.
+  // Releases the blocks of guesses that were wrong.
   void TrimBlocks(Sequence* s);
 
   uint32_t num_running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t num_waiting() const { return static_cast<uint32_t>(waiting_.size()); }
   uint32_t num_unstarted() const { return num_unstarted_; }
   uint64_t num_preemptions() const { return num_preemptions_; }
-  // Of the preemptions, those for waiting sequences of a higher priority; the first LLMC_MAX_EVICTED_PRIORITIES
-  // priorities that made way.
+  // Preemptions for waiting sequences of a higher priority.
   uint64_t num_evictions() const { return num_evictions_; }
+  // Evictions by priority, for the first LLMC_MAX_EVICTED_PRIORITIES priorities that made way.
   const std::vector<EvictionCount>& evictions() const { return evictions_; }
-  // Requests that came to count as the highest priority.
+  // Requests that were promoted to the highest priority.
   uint64_t num_promotions() const { return num_promotions_; }
   uint64_t num_bucket_misses() const { return num_bucket_misses_; }
   // The first LLMC_MAX_BUCKET_MISSES shapes that missed.
   const std::vector<BucketMiss>& bucket_misses() const { return bucket_misses_; }
-  // Prompt tokens looked up in the prefix cache at the first admission, and found.
+  // Prompt tokens looked up in the prefix cache at the first admission, and those found.
   uint64_t num_query_tokens() const { return num_query_tokens_; }
   uint64_t num_hit_tokens() const { return num_hit_tokens_; }
   Status CheckIntegrity() const;
@@ -189,7 +190,7 @@ class Scheduler {
   static bool Outranks(const Sequence& a, const Sequence& b) {
     return a.promoted != b.promoted ? a.promoted : a.priority < b.priority;
   }
-  // Lower priority values first, then age: the order of service; preemption takes from the other end.
+  // Order of service: lower priority values first, then age. Preemption takes from the other end.
   struct Before {
     bool operator()(const Sequence* a, const Sequence* b) const {
       if (a->promoted != b->promoted) return a->promoted;
@@ -209,15 +210,15 @@ class Scheduler {
     uint32_t count = 0;
     bool alone = false;  // nothing else rides along
   };
-  // A step has max_num_seqs seats. So many sequences for each seat may hold blocks: those that wait for masks park.
+  // Sequences that may hold blocks, for each of the max_num_seqs seats of a step: those that wait for masks are parked.
   static constexpr uint32_t kSequencesPerSeat = 2;
-  // A mask that comes within a step or two is the usual case: losing blocks for that would cost more than it brings.
+  // Steps before a parked sequence may lose its blocks: masks usually come within two, and recomputing costs more.
   static constexpr uint64_t kParkedLong = 2;
 
   void NewPlan(StepPlan* plan);
   void TakeBack(const StepPlan& plan) noexcept;
   bool SomebodyComes();
-  // Tokens of a step with prefill.
+  // Most tokens of a step with prefill.
   uint32_t budget() const {
     return options_.max_tokens_per_step == 0 ? ladder_.largest_step() : options_.max_tokens_per_step;
   }
@@ -232,15 +233,14 @@ class Scheduler {
   void AddToLoad(StepLoad* load, const Sequence& s, uint32_t count) const;
   StepLoad LoadOf(const std::vector<Sequence*>& sequences) const;
 
-  // A running sequence that only waits for its mask, or for other beams. It keeps its blocks, and its seat in the step is
-  // free.
+  // Whether a running sequence waits only for its mask or for other beams. It keeps its blocks, but needs no seat.
   static bool Parked(const Sequence& s) { return s.held && s.num_remaining() <= 1; }
-  // It waits for `s`, another beam of its request.
+  // Whether `parked` waits for `s`, another beam of its request.
   static bool WaitsFor(const Sequence& parked, const Sequence& s) {
     return parked.num_remaining() == 0 && parked.arrival == s.arrival;
   }
   uint32_t NumReady() const;
-  // Who is admitted now takes the place of one that is parked.
+  // Whether a sequence can be admitted only in place of a parked one.
   bool Crowded() const { return running_.size() >= most_running_; }
   Sequence* LongParked() const;
   void TakeSeats();
@@ -254,11 +254,11 @@ class Scheduler {
   bool ScoresLater(const Sequence& s, const StepPlan& plan);
   Chunk FitChunk(Sequence* s, uint32_t computed, PhaseSet phases, StepPlan* plan);
   void AddChunk(Sequence* s, uint32_t count, StepPlan* plan);
-  // Into hits_; *id as of BlockManager::Lookup.
+  // Looks up cached blocks into hits_; *id as in BlockManager::Lookup.
   void FindCached(const Sequence& s, uint64_t* id);
   Sequence* NextWaiting(bool no_held, uint64_t* id);
   bool Admit(PhaseSet phases, StepPlan* plan);
-  // Of a waiting sequence, besides the cached blocks in hits_.
+  // Blocks that a waiting sequence needs besides the cached blocks in hits_.
   uint32_t NumNewBlocks(const Sequence& s) const {
     return BlocksFor(static_cast<uint32_t>(s.tokens.size())) - static_cast<uint32_t>(hits_.size());
   }
@@ -266,7 +266,7 @@ class Scheduler {
   void StartRunning(Sequence* s, uint64_t id, StepPlan* plan);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
-  // Priorities: eviction.cc.
+  // eviction.cc: priorities.
   void MakeWay();
   bool ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming);
   bool DecodesFit(const std::vector<Sequence*>& sequences, const StepLoad& coming) const;
@@ -274,7 +274,7 @@ class Scheduler {
   void Evict(Sequence* victim);
   void KeepPatience();
   void Promote(uint64_t arrival);
-  // Tokens that a waiting sequence begins with: those of hits_, or more that were saved.
+  // Leading tokens of a waiting sequence that need no computing: in hits_, or in the swap space if that has more.
   uint32_t NumKnown(const Sequence& s) const {
     return std::max(static_cast<uint32_t>(hits_.size()) * block_size_, s.num_saved);
   }
@@ -288,21 +288,21 @@ class Scheduler {
   SchedulerOptions options_;
   BlockManager* blocks_;
   SwapSpace swap_;
-  std::vector<StepPlan::Copy>* saves_ = nullptr;  // of the plan that is being made
-  std::vector<const Sequence*>* preempted_ = nullptr;  // of the same
+  std::vector<StepPlan::Copy>* saves_ = nullptr;  // of the plan in the making
+  std::vector<const Sequence*>* preempted_ = nullptr;  // of the plan in the making
   uint32_t block_size_;
   size_t most_running_;
   uint32_t watermark_;
   bool last_was_prefill_ = false;
-  bool crowded_out_ = false;  // the last step was to be mixed, and what it carried left no room for a prefill
+  bool crowded_out_ = false;  // the last step was to be mixed, but its decodes left no room for a prefill
   uint64_t step_ = 0, num_preemptions_ = 0, num_bucket_misses_ = 0, num_query_tokens_ = 0, num_hit_tokens_ = 0;
   uint64_t num_evictions_ = 0, num_promotions_ = 0, contested_ = 0;
   uint32_t num_promoted_ = 0;  // sequences
   uint32_t num_unstarted_ = 0;
-  uint32_t num_ready_ = 0;  // running sequences that have something to compute, of this Schedule
+  uint32_t num_ready_ = 0;  // running sequences that have tokens to compute, in this Schedule
   std::set<Sequence*, Before> waiting_;
   std::vector<Sequence*> running_;  // sorted by Before
-  std::vector<Sequence*> leaving_;  // have ended, and a step on its way writes to their blocks
+  std::vector<Sequence*> leaving_;  // ended sequences whose blocks a step in flight writes to
   std::vector<Sequence*> ready_, decodes_, prefills_, chosen_, victims_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
   std::vector<BucketMiss> bucket_misses_;

@@ -1,5 +1,5 @@
-// Speculator: takes guesses of next tokens along with the decodes of a step. A token has the same bits in any step, so the logits
-// behind a guess that turns out right are those that the next step would give.
+// Speculator: takes guesses of next tokens along with the decodes of a step. A token's results have the same bits in any
+// step, so the logits behind a right guess are those that the next step would give.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,37 +15,37 @@ namespace llmc {
 
 class Speculator {
  public:
-  // most: guesses of a sequence in a step; 0: none. always: whether they pay or not.
-  // draft: makes the guesses; none: prompt and output do.
+  // most: most guesses per sequence and step; 0: none. always: guess whether it pays or not.
+  // draft: model that makes guesses; nullptr: they are looked up in prompt and output.
   Speculator(uint32_t most, bool always, std::unique_ptr<DraftModel> draft)
       : most_(most), always_(always), draft_(std::move(draft)) {}
 
-  // The model that guesses; none: NULL.
+  // The draft model, or nullptr.
   DraftModel* draft() const { return draft_.get(); }
-  // What the draft has taken of all steps.
+  // Time of the draft in all steps.
   uint64_t total_draft_ns() const { return total_draft_ns_; }
-  // Makes the draft warm, and learns what its guesses take. There must be one.
+  // Warms up the draft, which must exist, and times its guesses.
   Status WarmDraft();
-  // Adds guesses to the decodes of a step where they are expected to pay; from here on their sequences end in them. An error:
-  // the draft's device failed.
+  // Adds guesses to the decodes of a step where they are expected to pay; their sequences end in them from here on.
+  // Returns an error if the draft's device failed.
   Status Plan(Scheduler* scheduler, StepPlan* plan);
-  // Guesses for a guided sequence that waits for its mask: as many as are likely enough that their masks are used.
+  // Guesses for a guided sequence that waits for its mask: those likely enough that their masks are used.
   std::vector<int32_t> Offer(Sequence* sequence);
-  // The hidden states that a step of the model has left, guesses included: before sequences are forked.
+  // Keeps the hidden states that a step computed, guesses included, for the draft. Call before sequences are forked.
   void KeepStates(const StepPlan& plan, const float* states);
-  // A continuation begins where `parent` is.
+  // `child` continues where `parent` is.
   void Fork(const Sequence& parent, Sequence* child) const;
-  // What became of the guesses, once the tokens of the step were taken in and before a sequence is gone. tokens: that the
-  // step gave; ns: that it took, guesses included.
+  // Learns which guesses were right. Call after the step's tokens are appended and before any sequence is freed.
+  // tokens: given by the step. ns: time of the step, guesses included.
   void Learn(uint64_t tokens, uint64_t ns);
 
  private:
-  // Of an item of the step: guesses_[first, first + count), of which `most` may go along and `depth` do.
+  // Guesses for an item of the step: guesses_[first, first + count), of which `most` may go along and `depth` do.
   struct Proposal {
     Sequence* sequence;
-    uint32_t size;  // its tokens before the step
+    uint32_t size;  // tokens of the sequence before the step
     uint32_t match_length, first, count, most, depth;
-    bool decode;  // one new token, which the next one is drawn behind
+    bool decode;  // computes one token and draws the next
     bool unread;  // the draft does not know its text yet
   };
   uint32_t MostOf(const Proposal& proposal, uint64_t reach) const;
@@ -56,7 +56,7 @@ class Speculator {
   Status ReadOn();
   Status MakeGuesses();
   void ChooseAll(uint32_t room);
-  // How many of those that went along were right.
+  // Returns how many of the guesses that went along were right.
   uint32_t Judge(const Proposal& proposal);
 
   const uint32_t most_;
@@ -64,12 +64,12 @@ class Speculator {
   std::unique_ptr<DraftModel> draft_;
   GuessDepth depth_;
   Acceptance acceptance_;
-  std::vector<Proposal> proposals_;  // one for each item of a step that may bring guesses, or none
+  std::vector<Proposal> proposals_;  // [item] of a step that may bring guesses, else empty
   std::vector<int32_t> guesses_;
   std::vector<GuessChoice> choices_;
   std::vector<DraftModel::Task> tasks_;
   uint64_t contexts_ = 0, draft_ns_ = 0, total_draft_ns_ = 0;
-  uint32_t num_decodes_ = 0, num_rows_ = 0;  // rows_: of the step, guesses included
+  uint32_t num_decodes_ = 0, num_rows_ = 0;  // num_rows_: rows of the step, guesses included
   bool mixed_ = false;
 };
 
