@@ -21,8 +21,12 @@ from llmc.runtime.report.page import check_html_option, write_page
 
 @dataclass(frozen=True)
 class OfflineOptions:
-    """kind: "latency" or "throughput". num_prompts: requests of a run; concurrency: submitted at most at once, 0: all.
-    warmup, repeats: runs. threads, kv_bytes: 0 for the engine's default. weight_memory: as in Engine."""
+    """Options of the commands; lengths in tokens.
+
+    kind: "latency" or "throughput". num_prompts: requests per run. concurrency: most requests at once; 0: all.
+    warmup, repeats: numbers of untimed and of timed runs. threads, kv_bytes: 0 for the engine's default.
+    weight_memory: as in `Engine`.
+    """
 
     artifact: Path
     kind: str
@@ -40,7 +44,8 @@ class OfflineOptions:
 
 
 def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool, html: Path | None = None) -> None:
-    """Runs and prints it. Raises errors of one sentence."""
+    """Runs the benchmark, prints its result and writes it to `output` (JSON) and `html`. Raises BenchError, or an error
+    of the artifact or engine."""
     check_output(output)
     check_html_option(html)
     with Artifact(options.artifact) as artifact:
@@ -54,7 +59,7 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
         lengths = Lengths.uniform(
             options.num_prompts, options.input_len, options.output_len, options.range_ratio, options.seed
         ).clipped(info.max_model_len)
-        # Another seed in every run, or the prefix cache would have all prompts but the first run's.
+        # Every run has its own seed; else the prefix cache would hold the prompts of all runs but the first.
         runs = [
             RandomTokens(lengths, info.vocab_size, seed=options.seed + number)
             for number in range(options.warmup + options.repeats)
@@ -110,7 +115,7 @@ def _html(options: OfflineOptions, result: Mapping[str, Any], found: Sequence[li
     from llmc.runtime.loadgen.html import bench_html
 
     every = report([outcome for outcomes in found for outcome in outcomes]).as_dict()
-    # Rates and requests at once are those of runs, which stand behind each other.
+    # Rates are means over runs: in the report of all requests together, pauses between runs would count.
     rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
     means = {name: result[name]["mean"] for name in rates}
     runs = f"{options.repeats} run{'s' if options.repeats > 1 else ''} after {options.warmup} for warming up"
@@ -123,7 +128,7 @@ def _html(options: OfflineOptions, result: Mapping[str, Any], found: Sequence[li
 
 
 def _spreads(reports: Sequence[Report], outcomes: Sequence[Outcome]) -> dict[str, Spread | None]:
-    """Over the runs: run_ms and the rates; over all their requests: the latencies."""
+    """Spreads of run_ms and rates over the runs, and of latencies over all their requests."""
     every = report(outcomes)
     return {
         "run_ms": Spread.of(one.duration_s * 1e3 for one in reports),

@@ -33,7 +33,7 @@ _LATE_MS = 20.0
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The command's options, by the names of its flags; num_prompts None: 200, or as many as the file has."""
+    """The command's options, named like its flags. num_prompts: None for 200, or for all prompts of a file."""
 
     url: str
     endpoint: str = "completions"
@@ -62,7 +62,10 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent when: arrival_s float64 [len(workload)]. notes: what a reader of the figures must know."""
+    """Requests and the times at which they are sent: arrival_s float64 [len(workload)], from the start of the run.
+
+    notes: remarks without which the figures would mislead.
+    """
 
     workload: Workload
     arrival_s: npt.NDArray[np.float64]
@@ -72,7 +75,8 @@ class Plan:
 def bench_serve(
     options: ServeOptions, output: Path | None, *, quiet: bool, as_json: bool, html: Path | None = None
 ) -> int:
-    """Runs it; returns the exit code, 1 when no request completed. Raises errors of one sentence."""
+    """Runs the benchmark and returns the exit code: 1 when no request completed. Raises BenchError, WorkloadError or
+    ValueError."""
     check_output(output)
     check_html_option(html)
     limits = parse_goodput(options.goodput)
@@ -81,7 +85,7 @@ def bench_serve(
         raise BenchError(f"--time-scale {options.time_scale:g} is not above 0: 0.1 is ten times faster")
     if not options.timeout_s > 0:
         raise BenchError(f"--timeout {options.timeout_s:g} is not above 0: give seconds")
-    # Read before the server is asked: a wrong file is told at once.
+    # Read before the server is asked: a wrong file is refused at once.
     source = read_dataset(options.dataset)
     facts, plan, outcomes, buckets = asyncio.run(_run(options, source, extra, quiet=quiet or as_json))
     found = report(outcomes, limits)
@@ -91,7 +95,7 @@ def bench_serve(
     if found.lag_ms is not None and options.concurrency == 0 and found.lag_ms.p99 > _LATE_MS:
         notes.append(f"requests were sent late, p99 {found.lag_ms.p99:.0f} ms: this client is too slow for the rate")
     settings = asdict(options)
-    # A result file is passed on; a key is not.
+    # Result files are shared, keys must not be.
     del settings["api_key"]
     settings["rate"] = None if math.isinf(options.rate) else options.rate
     result: dict[str, Any] = {
@@ -144,7 +148,7 @@ async def _run(
 
 
 def make_plan(options: ServeOptions, source: Source, facts: ServerFacts) -> Plan:
-    """Workload and arrivals. Raises BenchError, WorkloadError or ValueError of one sentence."""
+    """Requests and arrival times for the options. Raises BenchError, WorkloadError or ValueError."""
     notes = []
     longest = options.max_model_len or facts.max_model_len
     if isinstance(source, list):
@@ -180,7 +184,7 @@ def make_plan(options: ServeOptions, source: Source, facts: ServerFacts) -> Plan
 
 
 def _warmup_ask(options: ServeOptions, plan: Plan, facts: ServerFacts, number: int) -> Any:
-    """A request of the kind of the run's, but with tokens of its own: it must not fill the prefix cache for the run."""
+    """A request like those of the run, but with other tokens: it must not fill the prefix cache for the run."""
     first = plan.workload.ask(0)
     if not isinstance(plan.workload, RandomTokens):
         return first
@@ -190,7 +194,7 @@ def _warmup_ask(options: ServeOptions, plan: Plan, facts: ServerFacts, number: i
 
 
 def parse_goodput(texts: tuple[str, ...]) -> dict[str, float]:
-    """ "ttft:500,tpot:50" as {"ttft": 500.0, "tpot": 50.0}, in ms. Raises BenchError."""
+    """Limits in ms by metric: ("ttft:500,tpot:50",) gives {"ttft": 500.0, "tpot": 50.0}. Raises BenchError."""
     limits: dict[str, float] = {}
     for part in " ".join(texts).replace(",", " ").split():
         name, _, text = part.partition(":")
@@ -221,7 +225,7 @@ def parse_extra(text: str | None) -> dict[str, Any]:
 
 
 def _record(outcome: Outcome, zero_ns: int) -> dict[str, Any]:
-    """One line of the result file; times in ms, token_ms counted from sending."""
+    """A request in the result file; times in ms, token_ms relative to sending. zero_ns: start of the run."""
     return {
         "index": outcome.index,
         "start_ms": (outcome.start_ns - zero_ns) / 1e6,
@@ -248,7 +252,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    # Drawn only when a request ends, not by a thread of its own: the CPUs are the server's.
+    # Drawn only when a request ends, not by a thread: CPUs are left to the server.
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as bars:
         task = bars.add_task("bench", total=total)

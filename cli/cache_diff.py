@@ -1,4 +1,4 @@
-"""`llmc cache diff`: in which components of their keys two artifacts or two cache entries differ, from what to what."""
+"""`llmc cache diff`: components of the keys in which two artifacts or two cache entries differ, with both values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = ("act_dtype", "kv_dtype", "max_model_len", "max_num_seqs", "block_size"
 
 
 def compare(a: str, b: str, cache: GraphCache) -> dict[str, Any]:
-    """What differs between two artifact directories, or two entries by key. Raises CacheError."""
+    """Differences between two artifact directories, or between two cache entries given by key. Raises CacheError."""
     sides = [Path(a), Path(b)]
     are_artifacts = [(side / "manifest.json").is_file() for side in sides]
     if all(are_artifacts):
@@ -43,7 +43,7 @@ def _of_artifacts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     ]
     graphs = [_texts(m.get("graph_components")) for m in (old, new)]
     kernels = [_kernels(m) for m in (old, new)]
-    # Of the packed bytes: where a checkpoint lies and when it was written makes no difference.
+    # Checksums of the packed bytes: a checkpoint's path and date make no difference.
     weights = [_texts(m.get("weights_crc32")) for m in (old, new)]
     names = [[str(b) for b in m.get("buckets") or []] for m in (old, new)]
     both = sorted(kernels[0].keys() & kernels[1].keys())
@@ -79,7 +79,7 @@ def _texts(value: object) -> dict[str, str]:
 
 
 def _kernels(manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Components of each kernel by what it computes: its op and parameters."""
+    """Key components of each kernel, by op and parameters."""
     found = {}
     for kernel in manifest.get("kernels") or []:
         components = kernel["components"]
@@ -95,7 +95,7 @@ def _parameters(text: str) -> str:
 
 
 def lines(data: dict[str, Any], short: Any) -> list[str]:
-    """The comparison for people. short: both values of a difference, cut to where they begin to differ."""
+    """The comparison as lines of text. short: function that cuts both values to where they begin to differ."""
 
     def rows(differences: list[dict[str, Any]], indent: str = "  ") -> list[str]:
         return [f"{indent}{d['name']}: {' → '.join(short(d['old'], d['new']))}" for d in differences]

@@ -1,4 +1,4 @@
-"""`llmc inspect --dry-run`: what a compilation would make of a model, from its config.json alone."""
+"""`llmc inspect --dry-run`: the architecture that a compilation would find in a model, from config.json alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def dry_run_command(
     model: Path, *, as_json: bool, allow_unknown_config: bool, tensor_parallel: int, expert_parallel: bool
 ) -> None:
-    """Prints what is found of `model`; raises what a compilation raises before it compiles kernels."""
+    """Prints the architecture of `model`. Raises the errors that a compilation raises before it compiles kernels."""
     from llmc.model_artifact import require_compiler
 
     require_compiler("llmc inspect --dry-run needs the compiler")

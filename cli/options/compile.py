@@ -28,7 +28,7 @@ _KV_DTYPES = f"{', '.join([*KV_DTYPES][:-1])} or {[*KV_DTYPES][-1]}"
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Values of the command line; each field is an option."""
+    """Values of the options; each field is one option."""
 
     buckets: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Buckets; default: ramp-up ladders of the limits.")
@@ -156,7 +156,7 @@ class CompileOptions:
         buckets: str | LadderVariables | None = self.buckets
         if buckets is None:
             buckets = _variables()
-        # Without the number, the ladder of a SPEC determines it; `max` refers to the default ladder.
+        # Without --max-num-seqs, the ladder of a SPEC determines it; `max` refers to the default ladder.
         limits = Limits(
             self.max_num_seqs or DEFAULT_MAX_NUM_SEQS, self.max_model_len, self.block_size, self.max_num_batched_tokens
         )
@@ -225,7 +225,7 @@ def _variables() -> LadderVariables | None:
 
 def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: str, kv_dtype: str, task: str) -> None:
     """Reports errors that do not depend on the model, before anything heavy is imported."""
-    # The model determines the required phases unless the task does.
+    # For task "auto", the model determines the required phases.
     of_task: dict[str, tuple[str, ...]] = {"auto": (), "generate": REQUIRED_PHASES}
     phases = of_task.get(task, PROMPT_PHASES)
     if dtype not in ("auto", "f32", "bf16", "f16"):

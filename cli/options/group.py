@@ -1,4 +1,4 @@
-"""Options that several commands share, as the fields of one dataclass, and those that are fields of a config."""
+"""Groups of options: shared by several commands as fields of a dataclass, or generated from fields of a config."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmc.cli.options.config_flags import ConfigFlags
 
 
 def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, in place of each parameter that stands for several options, an option for each of these.
+    """Decorator: replaces each parameter of `command` that is a group of options by one parameter per option.
 
-    Such a parameter is annotated with a dataclass, a field of which is annotated as typer wants a parameter:
-    `Annotated[type, typer.Option(…)]`; or with `Annotated[dict[str, Any], ConfigFlags(…)]`.
+    A group is annotated either with a dataclass whose fields are `Annotated[type, typer.Option(…)]`, or with
+    `Annotated[dict[str, Any], ConfigFlags(…)]`.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -49,7 +49,7 @@ def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _taken(group: type | ConfigFlags, given: dict[str, Any]) -> Any:
-    """The value of a group, whose options are taken out of those given."""
+    """The value of a group; removes its options from `given`."""
     if isinstance(group, ConfigFlags):
         return group.take(given)
     return group(**{field.name: given.pop(field.name) for field in fields(group)})

@@ -17,7 +17,7 @@ _COLUMNS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 
 
 def print_spreads(spreads: Mapping[str, Spread | None], unit: str) -> None:
-    """One row each; rows without values are left out."""
+    """Prints a table with one row per spread. Spreads without values are left out."""
     from rich.table import Table
 
     from llmc.cli.render.tables import print_table
@@ -62,7 +62,7 @@ def print_report(report: Report, notes: list[str]) -> None:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a result as JSON in one step. Raises BenchError."""
+    """Writes a result as JSON atomically. Raises BenchError."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -73,7 +73,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """Refuses before a long run what could not be written after it. Raises BenchError."""
+    """Checks before a long run that its result can be written. Raises BenchError."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise BenchError(f"cannot write {path}: it is a directory, or has none to be in")
 

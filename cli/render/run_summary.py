@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Progress | None]:
-    """A bar on stderr with requests and tokens per second; None when quiet or stderr is no terminal."""
+    """A progress bar on stderr with requests and tokens per second; None if quiet or if stderr is no terminal."""
     from llmc.cli.render.console import Console
 
     console = Console(stderr=True)
@@ -35,7 +35,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
         def update(finished: int, total: int, tokens: int) -> None:
             nonlocal shown
             now = time.monotonic()
-            # A decode step may take less than a millisecond; the bar must not.
+            # Drawn ten times a second at most: a decode step may take less than a millisecond.
             if now - shown < 0.1 and finished < total:
                 return
             shown = now
@@ -94,13 +94,15 @@ class Summary:
         }
 
 
-# Of the engine's steps, in order; kernel and barrier are parts of replay.
+# Times of the engine's steps, in order; kernel and barrier are parts of replay.
 _TIMES = ("step", "schedule", "prepare", "replay", "sample", "kernel", "barrier")
 
 
 def speculation(stats: Any) -> dict[str, float] | None:
-    """Guesses of next tokens that were checked, those that were right, and tokens that a speculative step gained; None
-    without one."""
+    """Guesses of next tokens that were checked and that were right, and tokens gained per speculative step.
+
+    None if there was no speculative step.
+    """
     steps = stat(stats, "num_speculative_steps")
     if steps == 0:
         return None
