@@ -37,7 +37,7 @@ constexpr uint32_t kMaxSections = 1024;
 constexpr struct {
   const char* name;
   uint32_t record_bytes;
-  uint32_t first_version = kFirstVersion;  // that has such a section
+  uint32_t first_version = kFirstVersion;  // first format version with such a section
 } kSections[kNumKinds + 1] = {
     {"", 0},
     {"strings", 1},
@@ -53,7 +53,7 @@ constexpr struct {
     {"collectives", sizeof(CollectiveRecord), 7},
 };
 
-// Of the whole file except the field itself.
+// CRC-32 of the whole file except the field itself.
 uint32_t TablesCrc32(const MappedFile& file) {
   constexpr uint64_t kBefore = offsetof(Header, crc32), kAfter = kBefore + sizeof(uint32_t);
   return Crc32(file.data() + kAfter, file.size() - kAfter, Crc32(file.data(), kBefore));

@@ -1,4 +1,4 @@
-// Whether the tables of an artifact say what can be, and its files are those that the tables name.
+// Checks that the tables of an artifact hold possible values, and that its files are those that the tables name.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -12,8 +12,8 @@
 namespace llmc {
 namespace {
 
-constexpr uint32_t kMaxNameBytes = 255;         // of a target or a file
-constexpr uint32_t kMaxCodeFiles = 16;          // each stays open
+constexpr uint32_t kMaxNameBytes = 255;         // longest name of a target or a file
+constexpr uint32_t kMaxCodeFiles = 16;          // each file stays open
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
 constexpr uint32_t kFirstVersionOfTotals = 8;
 constexpr uint64_t kMaxInputBytes = 1ull << 32;
@@ -38,7 +38,7 @@ constexpr uint64_t kDTypeBytes[kNumDTypes] = {4, 2, 2, 1, 1, 4, 1, 1};
 
 bool Between(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
-// A plain file name: no artifact makes anybody look outside of itself.
+// Whether a name is a plain file name: an artifact must not lead anyone outside its folder.
 bool IsFileName(const std::string& name) {
   const auto plain = [](unsigned char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -48,7 +48,7 @@ bool IsFileName(const std::string& name) {
                      [&](unsigned char c) { return plain(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-// What is given, what is added, and the result.
+// Number of operands of a collective: input, added ones and output.
 uint32_t OperandsOf(const CollectiveRecord& collective) {
   return 2 + (collective.adds & kAddsBias ? 1 : 0) + (collective.adds & kAddsResidual ? 1 : 0);
 }
@@ -74,7 +74,7 @@ Status Artifact::CheckTarget() {
   return Status::Ok();
 }
 
-// What is in the files is for devices to know; here they are whole.
+// Checks that the code files are whole. Their contents are for devices to check.
 Status Artifact::CheckCode() {
   if (!Between(static_cast<int64_t>(code_.size()), 1, kMaxCodeFiles)) {
     return Corrupt("graphs.bin",
@@ -132,7 +132,7 @@ Status Artifact::CheckModel() {
   if (m.block_size % 16 != 0) {
     return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is no multiple of 16");
   }
-  // Values that are a part of their keys have no bytes of their own.
+  // Values that are part of their keys have no bytes of their own.
   if (m.key_block_bytes < 1 || m.key_block_bytes > kMaxBlockBytes || m.value_block_bytes > kMaxBlockBytes) {
     return Corrupt("graphs.bin", "a KV block of one layer has " + Str(m.key_block_bytes) + " bytes of keys and " +
                                      Str(m.value_block_bytes) + " of values");
@@ -149,7 +149,7 @@ Status Artifact::CheckModel() {
   shape_.takes_states = m.takes_states != 0;
   for (int32_t i = 0; i < m.num_eos; ++i) {
     if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
-    // An id outside the vocabulary is never sampled, and must not index a row of logits.
+    // An id outside the vocabulary is never sampled and must not index a row of logits.
     if (m.eos[i] < m.vocab_size) shape_.eos_token_ids.push_back(m.eos[i]);
   }
   return Status::Ok();
@@ -159,7 +159,7 @@ Status Artifact::CheckKernels() const {
   for (size_t i = 0; i < kernels_.size(); ++i) {
     const KernelRecord& kernel = kernels_[i];
     const std::string name = "kernel " + Str(uint64_t{i});
-    // The NUL after the symbol is part of the string section too.
+    // The NUL after the symbol is part of the string section, too.
     if (kernel.symbol_length == 0 ||
         !InRange(kernel.symbol_offset, uint64_t{kernel.symbol_length} + 1, strings_.size()) ||
         std::memchr(strings_.data() + kernel.symbol_offset, 0, kernel.symbol_length) != nullptr ||
@@ -203,7 +203,7 @@ Status Artifact::CheckWeights() {
     return Corrupt("weights.safetensors",
                    "the CRC-32 of its header is " + Hex(crc) + ", not " + Hex(weights_header_crc32_));
   }
-  uint64_t end = weights_header_bytes_;  // of what comes before a tensor
+  uint64_t end = weights_header_bytes_;  // end of the bytes before the next tensor
   for (size_t i = 0; i < weights_.size(); ++i) {
     const WeightRecord& weight = weights_[i];
     if (!InRange(weight.name_offset, weight.name_length, strings_.size())) {
@@ -279,7 +279,7 @@ Status Artifact::CheckAdapters() {
 }
 
 Status Artifact::Verify() const {
-  // Read, not touched in the mapping: a sector that cannot be read is an error and no signal.
+  // Read rather than touched in the mapping: an unreadable sector then is an error, not a signal.
   std::vector<unsigned char> chunk(1u << 20);
   uint32_t crc = 0;
   bool zero = true;
@@ -327,8 +327,8 @@ Status Artifact::Verify() const {
 
 Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
   const OperandRecord& operand = operands_[index];
-  uint64_t count = 0;      // valid indices of the kind
-  uint64_t limit = 0;      // bytes behind the operand
+  uint64_t count = 0;      // number of valid indices of the kind
+  uint64_t limit = 0;      // bytes of the buffer that the operand lies in
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena:
       count = 1;
@@ -344,10 +344,10 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       break;
     case OperandKind::kKeyPool:
     case OperandKind::kValuePool:
-      // The pool's size is known only at run time: block b is at b × bytes, b below the scalar num_blocks.
+      // The pool's size is known only at run time: block b is at b × bytes, with b below the scalar num_blocks.
       count = uint64_t(model_.num_layers);
       limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes() : value_block_bytes();
-      // Less would be another stride: the kernel and the pool would disagree on where block 1 starts.
+      // Fewer bytes would be another stride: kernel and pool would disagree on where block 1 starts.
       if (operand.bytes != limit) {
         return Corrupt("graphs.bin", "operand " + Str(index) + " has KV blocks of " + Str(operand.bytes) +
                                          " bytes and the model's have " + Str(limit));
@@ -364,7 +364,7 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
     case OperandKind::kAdapters:
       count = adapters_.size();
       if (operand.index < count) limit = adapters_[operand.index].slot_bytes;
-      // As of KV pools: slot s is at s × bytes.
+      // As for KV pools: slot s is at s × bytes.
       if (operand.index < count && operand.bytes != limit) {
         return Corrupt("graphs.bin", "operand " + Str(index) + " has slots of " + Str(operand.bytes) +
                                          " bytes and those of its pool have " + Str(limit));

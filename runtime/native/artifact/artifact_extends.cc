@@ -1,4 +1,4 @@
-// Whether an artifact is another one with graphs added, so that an engine may go on with it.
+// Checks that an artifact is another one with graphs added, so that an engine may go on with it.
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +13,7 @@ bool BeginsWith(const std::vector<T>& longer, const std::vector<T>& shorter) {
          (shorter.empty() || std::memcmp(longer.data(), shorter.data(), shorter.size() * sizeof(T)) == 0);
 }
 
-// Names are compared elsewhere: strings may lie at other places.
+// Compares all but names, which are compared elsewhere: their offsets in the strings may differ.
 bool SameTensor(const WeightRecord& a, const WeightRecord& b) {
   return a.dtype == b.dtype && a.rank == b.rank && a.file_offset == b.file_offset && a.bytes == b.bytes &&
          a.crc32 == b.crc32 && std::equal(a.shape, a.shape + 4, b.shape);

@@ -1,4 +1,4 @@
-// Whether what the tables say of ranks, their weights and their collectives can be.
+// Checks the tables of ranks, their weights and their collectives.
 #include <algorithm>
 #include <cstddef>
 #include <string>
@@ -68,11 +68,11 @@ Status Artifact::CheckRanks() const {
   return Status::Ok();
 }
 
-// After its operands: they are within their buffers.
+// Call after the command's operands are checked: they are within their buffers.
 Status Artifact::CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const {
   const CommandRecord& command = commands_[index];
   const std::string name = "command " + Str(index);
-  // Nobody may read or write its rows before all threads of the rank have done so.
+  // Other threads may read or write the rows only after all threads of the rank have finished theirs.
   if (command.barrier != 1) return Corrupt("graphs.bin", name + " of a collective has no barrier");
   const bool tokens = collective.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
   const bool gathers = collective.op == static_cast<uint32_t>(CollectiveOp::kAllGather);

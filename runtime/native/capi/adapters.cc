@@ -17,7 +17,7 @@ llmc_status llmc_engine_load_adapter(llmc_engine* engine, const llmc_adapter_mat
     std::vector<llmc::AdapterMatrix> all;
     if (count > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(matrices, "matrices[0]"));
     for (uint64_t i = 0; i < count; ++i) {
-      // The first one tells the size of all.
+      // The first struct gives the size of all.
       const std::size_t size = matrices->struct_size;
       llmc_adapter_matrix m{};
       std::memcpy(&m, reinterpret_cast<const char*>(matrices) + i * size, std::min(size, sizeof(m)));

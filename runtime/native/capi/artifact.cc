@@ -14,7 +14,7 @@ using llmc::CheckStruct;
 using llmc::NullArgument;
 using llmc::Status;
 
-// Names of an artifact have at most 255 bytes.
+// Names in an artifact have at most 255 bytes.
 void CopyName(const std::string& name, char (&out)[256]) { llmc::CopyText(name.data(), name.size(), sizeof(out), out); }
 
 }  // namespace

@@ -49,7 +49,7 @@ llmc_request DefaultRequest() {
   return r;
 }
 
-// KV blocks besides the dummy block.
+// Number of KV blocks without the dummy block.
 Status PoolBlocks(const llmc::ModelShape& model, const llmc_engine_options& o, uint32_t* out) {
   constexpr uint64_t kMost = 0x7ffffffe;
   const uint64_t block_size = static_cast<uint64_t>(std::max(model.block_size, 1));

@@ -13,8 +13,8 @@
 
 struct llmc_replayer {
   std::unique_ptr<llmc::Device> device;
-  llmc::StepBatch step;  // reused
-  bool begun = false;    // a step that is run command by command
+  llmc::StepBatch step;  // reused by all steps
+  bool begun = false;    // a step is being run command by command
 };
 
 namespace {
@@ -25,7 +25,7 @@ using llmc::Status;
 
 constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0};
 
-// Copies a caller's batch into the replayer's step, as far as its arrays are known to be that long.
+// Copies a caller's batch into the replayer's step. Counts are checked first: arrays are read only as far as these say.
 Status ReadBatch(uint32_t graph, const llmc_batch* batch, llmc_replayer* replayer) {
   llmc_batch b{};
   LLMC_RETURN_IF_ERROR(llmc::ReadStruct(batch, "batch", &b));
@@ -42,7 +42,7 @@ Status ReadBatch(uint32_t graph, const llmc_batch* batch, llmc_replayer* replaye
   llmc::StepBatch& step = replayer->step;
   step.graph = graph;
   step.num_tokens = b.num_tokens, step.num_seqs = b.num_seqs, step.num_samples = b.num_samples;
-  // A sequence has no more blocks in this graph.
+  // No sequence has more blocks in this graph.
   const uint32_t stride = std::min(b.block_table_stride, device.model().graphs[graph].max_blocks_per_seq);
   step.block_table_stride = stride;
   step.input_ids.assign(b.input_ids, b.input_ids + b.num_tokens);

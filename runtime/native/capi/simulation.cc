@@ -1,4 +1,4 @@
-// llmc_engine_create_simulated and what goes with it: the C boundary of the simulation.
+// llmc_engine_create_simulated and its functions: the C boundary of the simulation.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,8 @@ namespace {
 using llmc::NullArgument;
 using llmc::Status;
 
-// Tokens of a simulated vocabulary: few, for each step makes logits of all, and enough to tell blocks of tokens apart.
+// Size of a simulated vocabulary: small, since each step makes logits of all tokens, but large enough to tell blocks of
+// tokens apart.
 constexpr int32_t kVocab = 256;
 
 Status Refused(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }

@@ -7,10 +7,11 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kLines = kChannelBytes / kLineBytes;
-constexpr uint32_t kLinesAtOnce = kLines / 4;  // of what is longer: others read its begin while its end is written
+constexpr uint32_t kLinesAtOnce =
+    kLines / 4;  // lines per piece of a longer message: readers start before its end is written
 static_assert((kLines & (kLines - 1)) == 0, "counts of lines wrap at 2^32, and the ring with them");
 
-// Calls piece(offset in the ring, offset in the message, bytes), at most up to the end of the ring.
+// Calls piece(offset in the ring, offset in the message, bytes), twice if the message wraps at the end of the ring.
 template <typename Piece>
 void ForPieces(uint32_t line, uint64_t offset, uint64_t bytes, Piece piece) {
   const uint64_t at = uint64_t{line % kLines} * kLineBytes, first = std::min(bytes, kChannelBytes - at);

@@ -8,9 +8,9 @@
 namespace llmc {
 
 uint64_t StartOfProcess(int32_t pid) {
-  constexpr int kStartField = 22, kStateField = 3;  // as proc(5) counts them
+  constexpr int kStartField = 22, kStateField = 3;  // numbered as in proc(5)
   const std::string stat = ReadText("/proc/" + std::to_string(pid) + "/stat");
-  const std::size_t name_end = stat.rfind(')');  // a name may have spaces and parentheses of its own
+  const std::size_t name_end = stat.rfind(')');  // a name may contain spaces and parentheses
   if (name_end == std::string::npos || name_end + 2 >= stat.size()) return 0;
   std::size_t at = name_end + 2;
   if (stat[at] == 'Z' || stat[at] == 'X') return 0;

@@ -22,9 +22,9 @@ namespace llmc {
 namespace {
 
 constexpr uint64_t kMagic = 0x31304d4f4f524c4c;  // "LLROOM01"
-constexpr uint64_t kLookNs = 200'000'000;        // who sleeps looks so often whether the others live
-constexpr uint64_t kReportNs = 300'000'000;      // that who started a rank has to say why it ended
-constexpr uint64_t kYieldNs = 20'000;            // who spins longer lets others have its CPU
+constexpr uint64_t kLookNs = 200'000'000;  // interval at which a sleeping rank checks that the others are alive
+constexpr uint64_t kReportNs = 300'000'000;  // time for the launcher of a rank to report why it ended
+constexpr uint64_t kYieldNs = 20'000;  // after spinning for so long, the CPU is yielded
 constexpr int kFirstPolls = 64, kPollsPerClock = 8;
 enum FailureState : uint32_t { kNone = 0, kWriting = 1, kWritten = 2 };
 
@@ -55,7 +55,7 @@ struct Room::Mapping {
   static uint64_t BytesFor(uint64_t num_ranks) {
     return sizeof(Header) + num_ranks * sizeof(RoomMember) + kChannelBytes + (2 * num_ranks + 2) * kSlotBytes;
   }
-  // bytes 0: as many as the file has.
+  // bytes: 0 for the size of the file.
   static Status Map(const std::string& path, uint64_t bytes, std::shared_ptr<Mapping>* out) {
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return SystemError(path, "does not open", errno);
@@ -141,7 +141,7 @@ Status Room::Report(const std::string& path, uint32_t rank, const std::string& w
   LLMC_RETURN_IF_ERROR(mapping->Check(path));
   const uint32_t num_ranks = reinterpret_cast<const Header*>(mapping->data)->num_ranks;
   if (rank >= num_ranks) return WrongRoom("There is no rank " + std::to_string(rank) + " in this room.");
-  // No member: it must not leave.
+  // A visitor is no member: its destructor must not leave.
   Room visitor(std::move(mapping), num_ranks, num_ranks);
   visitor.Fail(rank, why);
   return Status::Ok();
@@ -154,7 +154,7 @@ Room::~Room() {
 Status Room::Enter() {
   uint32_t none = 0;
   if (!own().entered.compare_exchange_strong(none, 1)) {
-    const uint32_t rank = std::exchange(rank_, num_ranks_);  // it is the other's to leave
+    const uint32_t rank = std::exchange(rank_, num_ranks_);  // the other process leaves as this rank
     return WrongRoom("Rank " + std::to_string(rank) + " is there already; give each process a rank of its own.");
   }
   const auto pid = static_cast<int32_t>(::getpid());
@@ -199,7 +199,7 @@ bool Room::Await(SharedFlag* flag, uint32_t target, uint64_t spin_ns) const {
   return true;
 }
 
-// Who started a rank knows better why it ended, and is let speak first.
+// Fails the room if a member's process is gone. The launcher of a rank knows better why it ended and may report first.
 void Room::MissMembers() const {
   for (uint32_t r = 0; r < num_ranks_; ++r) {
     const RoomMember& one = member(r);

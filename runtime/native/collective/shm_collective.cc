@@ -10,10 +10,10 @@ namespace {
 
 constexpr uint64_t kPiece = kSlotBytes / sizeof(float);
 constexpr uint64_t kFloatsOfLine = kLineBytes / sizeof(float);
-// From here on each rank adds up a part: that costs another wait for all, and spares reading what the others read.
+// From this size on, each rank adds up one part: that takes one more wait for all ranks, but reads less.
 constexpr uint64_t kSharedFloats = (32u << 10) / sizeof(float);
-constexpr uint32_t kFewRanks = 2;  // that read as much either way
-// Others' threads may have lost their CPU: who waits longer lets them have this one.
+constexpr uint32_t kFewRanks = 2;  // up to this many ranks read as much either way
+// Threads of other ranks may have lost their CPU: after so long this one yields its own.
 constexpr uint64_t kSpinNs = 1'000'000;
 
 struct Part {
@@ -35,7 +35,7 @@ void Copy(float* to, const float* from, Part part) {
 
 void ShmCollective::Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uint32_t num_threads, uint32_t value) {
   if (arrived->fetch_add(1, std::memory_order_acq_rel) + 1 != num_threads) return;
-  arrived->store(0, std::memory_order_relaxed);  // nobody comes again before the flag is seen
+  arrived->store(0, std::memory_order_relaxed);  // no thread arrives again before the flag is set
   flag->Set(value);
 }
 
@@ -50,10 +50,11 @@ const float* ShmCollective::Given(uint32_t rank, uint32_t turn, const float* own
   return rank == room_->rank() ? own : reinterpret_cast<const float*>(room_->slot(rank, turn));
 }
 
-// A slot is written again two pieces later. By then every rank has given the piece between, hence read this one: its
-// flag says so of all its threads. The flags tell the numbers of pieces, for they move only once this thread arrives.
+// A slot is reused two pieces later. By then every rank has given the piece in between, and so has read this one: a
+// flag speaks for all threads of its rank. Piece numbers come from the flags, which move only once this thread has
+// arrived.
 void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) {
-  // On the stack of a thread: sums of a few lines stay in its first cache until the last term has come.
+  // On the thread's stack: sums of a few lines stay in L1 until the last term has been added.
   constexpr uint64_t kBlock = 64 * kFloatsOfLine;
   alignas(kLineBytes) float block[kBlock];
   const uint64_t total = work.rows * work.width;

@@ -21,7 +21,7 @@ Status ShmGroup::AwaitLoaded() {
 
 void ShmGroup::Leave() { room_->own().left.store(1, std::memory_order_release); }
 
-// Who ends this rank's device may look whether a process is left behind.
+// Waits until the other ranks have left, so that no process is left behind when this rank's device is freed.
 void ShmGroup::AwaitLeft() {
   constexpr uint64_t kMostNs = 2'000'000'000;
   constexpr timespec kPause = {0, 1'000'000};

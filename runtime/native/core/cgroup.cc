@@ -38,11 +38,11 @@ std::string Unescape(const std::string& text) {
 }
 
 struct Mount {
-  std::string root, point;  // the directory of the hierarchy that is mounted, and where
+  std::string root, point;  // mounted directory of the hierarchy, and mount point
 };
 
-// `path` relative to the mounted directory, starting with '/' or empty. A cgroup outside of it (seen through a
-// namespace) counts as the mounted directory itself.
+// `path` relative to the mounted directory: empty or starting with '/'. A cgroup outside of it, as seen in a namespace,
+// counts as the mounted directory itself.
 std::string BelowMount(const std::string& path, const Mount& mount) {
   const std::string prefix = mount.root == "/" ? "" : mount.root;
   if (path.compare(0, prefix.size(), prefix) != 0 || path.find("/..") != std::string::npos) return "";
@@ -64,7 +64,7 @@ std::string ReadText(const std::string& path) {
   if (!file) return text;
   char buffer[4096];
   std::size_t got = sizeof(buffer);
-  while (got == sizeof(buffer)) {  // less: the end, or an error
+  while (got == sizeof(buffer)) {  // a short read is the end or an error
     got = std::fread(buffer, 1, sizeof(buffer), file.get());
     text.append(buffer, got);
   }

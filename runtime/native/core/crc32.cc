@@ -9,7 +9,7 @@ namespace {
 constexpr uint64_t kSlices = 16;
 using Tables = std::array<std::array<uint32_t, 256>, kSlices>;
 
-// tables[k][b]: what byte b does to the remainder when k more bytes follow it.
+// tables[k][b]: contribution of byte b to the remainder when k more bytes follow it.
 constexpr Tables MakeTables() {
   Tables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -30,7 +30,8 @@ constexpr Tables kTables = MakeTables();
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are folded as little endian");
 
-// The remainder of 8 bytes that `after` more bytes follow. Independent look-ups: the processor overlaps them.
+// Contribution of 8 bytes to the remainder when `after` more bytes follow. The look-ups are independent, so that the
+// processor overlaps them.
 inline uint32_t Fold(uint64_t word, uint64_t after) {
   uint32_t crc = 0;
   for (uint64_t i = 0; i < 8; ++i) crc ^= kTables[after + 7 - i][(word >> (8 * i)) & 0xFF];

@@ -34,11 +34,11 @@ struct Leaf {
 
 Leaf Cpuid(unsigned leaf, unsigned subleaf) {
   Leaf r;
-  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);  // leaves zeros where there is no such leaf
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);  // zeros if there is no such leaf
   return r;
 }
 
-// The registers that the operating system saves, as bits of XCR0.
+// Registers that the operating system saves, as bits of XCR0.
 unsigned SavedRegisters() {
   unsigned low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -47,8 +47,8 @@ unsigned SavedRegisters() {
 
 constexpr bool All(unsigned value, unsigned bits) { return (value & bits) == bits; }
 
-// Bits of cpuid as in Intel's manual, volume 2A; __builtin_cpu_supports needs a part of the compiler's own runtime
-// library that not every compiler has.
+// Bits of cpuid are those of Intel's manual, volume 2A. __builtin_cpu_supports would need a part of the compiler's
+// runtime library that not every compiler has.
 uint32_t DetectedIsaLevel() {
   constexpr unsigned kFma = 1u << 12, kMovbe = 1u << 22, kPopcnt = 1u << 23, kOsxsave = 1u << 27, kAvx = 1u << 28,
                      kF16c = 1u << 29;                                                     // leaf 1 ecx
@@ -80,7 +80,7 @@ uint32_t DetectedIsaLevel() { return 0; }
 }  // namespace
 
 uint32_t MachineIsaLevel() {
-  static const uint32_t detected = DetectedIsaLevel();  // cpuid leaves a virtual machine: thousands of cycles
+  static const uint32_t detected = DetectedIsaLevel();  // cpuid traps in a virtual machine: thousands of cycles
   return std::min(detected, limit.load(std::memory_order_relaxed));
 }
 

@@ -32,7 +32,7 @@ MappedFile::~MappedFile() {
 }
 
 Status MappedFile::Open(const std::string& path, MappedFile* out) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not be waited for
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: opening a FIFO must not block
   if (fd < 0) {
     const int error = errno;
     const bool missing = error == ENOENT || error == ENOTDIR;
@@ -78,7 +78,7 @@ Status MappedFile::Read(uint64_t offset, uint64_t bytes, unsigned char* out) con
   return Status::Ok();
 }
 
-// Debuggers and profilers know the file by its own path.
+// The file's own path where it still names the file: debuggers and profilers know it by that.
 std::string MappedFile::PathToOpen() const {
   struct stat there, here;
   const bool same = ::stat(path_.c_str(), &there) == 0 && ::fstat(fd_, &here) == 0 && there.st_dev == here.st_dev &&
@@ -126,7 +126,7 @@ Status Pages::Allocate(uint64_t bytes, const char* what, Pages* out) {
                                                      "; free memory, or lower kv_bytes or num_blocks");
   }
   pages.base_ = base;
-  const uint64_t past = reinterpret_cast<uintptr_t>(base) % kHugePage;  // a boundary of huge pages
+  const uint64_t past = reinterpret_cast<uintptr_t>(base) % kHugePage;  // distance behind a boundary of huge pages
   pages.data_ = static_cast<char*>(base) + (huge && past != 0 ? kHugePage - past : 0);
   if (huge) ::madvise(pages.data_, pages.size_ / kHugePage * kHugePage, MADV_HUGEPAGE);
   *out = std::move(pages);

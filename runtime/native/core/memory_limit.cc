@@ -10,7 +10,7 @@
 namespace llmc {
 namespace {
 
-// The number that `text` starts with, after blanks. "max" is none.
+// Number that `text` starts with, after blanks; none for "max".
 std::optional<uint64_t> ParseBytes(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   uint64_t value = 0;
@@ -18,7 +18,7 @@ std::optional<uint64_t> ParseBytes(std::string_view text) {
   return value;
 }
 
-// Of the line that starts with `name`.
+// Number of the line that starts with `name`.
 std::optional<uint64_t> FindBytes(const std::string& text, const std::string& name) {
   const std::size_t at = text.compare(0, name.size(), name) == 0 ? 0 : text.find("\n" + name);
   if (at == std::string::npos) return std::nullopt;
@@ -32,7 +32,7 @@ constexpr MemoryFiles kV2 = {"/memory.max", "/memory.current", "inactive_file ",
 constexpr MemoryFiles kV1 = {"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file ",
                              "total_active_file "};
 
-// None where there is no limit.
+// Bytes left below the limit of a cgroup; none if it has no limit. Cached file pages count as free.
 std::optional<uint64_t> LeftIn(const std::string& folder, const MemoryFiles& files) {
   const auto limit = ParseBytes(ReadText(folder + files.limit)), used = ParseBytes(ReadText(folder + files.used));
   if (!limit || !used) return std::nullopt;

@@ -14,20 +14,20 @@ uint32_t BitsOf(float value) {
   return bits;
 }
 
-// To nearest, ties to even; what is not a number stays so.
+// Rounds to nearest, ties to even. NaN stays NaN.
 uint16_t RoundToBf16(float value) {
   const uint32_t bits = BitsOf(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The same; infinite beyond 65504.
+// The same for binary16. Values that round beyond 65504 become infinite.
 uint16_t RoundToF16(float value) {
   const uint32_t bits = BitsOf(value), magnitude = bits & 0x7fffffffu;
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // a sum with 0.5 has the bits of a subnormal number at its end, rounded
+  if (magnitude < 0x38800000u) {  // adding 0.5 leaves the rounded subnormal in the lowest bits of the sum
     float small;
     std::memcpy(&small, &magnitude, sizeof(small));
     return static_cast<uint16_t>(sign | (BitsOf(small + 0.5f) - 0x3f000000u));
@@ -64,7 +64,7 @@ void PackMatrix(const AdapterSlot& slot, const float* from, uint64_t rows, uint6
 }  // namespace
 
 void PackAdapter(const AdapterSlot& slot, uint32_t linear, const std::vector<AdapterMatrix>& matrices, char* out) {
-  std::memset(out, 0, AdapterSlot::kHeaderBytes);  // rank 0: none
+  std::memset(out, 0, AdapterSlot::kHeaderBytes);  // rank 0: no adapter
   for (const AdapterMatrix& m : matrices) {
     if (m.linear != linear) continue;
     const int32_t rank = static_cast<int32_t>(m.rank);
@@ -93,7 +93,7 @@ void AdapterTiler::Write(const BatchView& b, int32_t* out) {
         tile[0] = slot;
         tile[1] = 0;
       }
-      // The last row fills the tile: rows are computed several at a time.
+      // The last row fills the rest of the tile: kernels compute several rows at a time.
       std::fill(tile + 2 + tile[1]++, tile + kTileRecord, row);
     }
   }

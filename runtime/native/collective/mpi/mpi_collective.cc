@@ -8,17 +8,17 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kMpiPiece = uint64_t{1} << 20;  // floats of a message that are passed on at once
-// From here on each rank adds up a part: that costs another wait for all, and spares sending all to all.
+constexpr uint64_t kMpiPiece = uint64_t{1} << 20;  // most floats per MPI operation
+// From this size on, each rank adds up one part: that takes one more wait for all ranks, but sends less.
 constexpr uint64_t kMpiSharedFloats = (32u << 10) / sizeof(float);
-constexpr uint32_t kMpiFewRanks = 2;  // that send as much either way
+constexpr uint32_t kMpiFewRanks = 2;  // up to this many ranks send as much either way
 constexpr uint64_t kMpiSpinNs = 1'000'000;
 
 int MpiBytes(uint64_t floats) { return static_cast<int>(floats * sizeof(float)); }
 
 }  // namespace
 
-// What all ranks give, into given_.
+// Gathers the floats of all ranks into given_.
 bool MpiCollective::GatherAll(const float* from, uint64_t count) {
   given_.resize(count * num_ranks());
   MpiRequest request;
@@ -26,7 +26,7 @@ bool MpiCollective::GatherAll(const float* from, uint64_t count) {
   return group_->Await(begun, &request, kMpiSpinNs).ok();
 }
 
-// The sums of all ranks, into sums_, of which each rank adds up its part.
+// Adds up the floats of all ranks into sums_; each rank adds up one part.
 bool MpiCollective::SumByParts(const float* from, uint64_t count) {
   const uint32_t ranks = num_ranks();
   const auto begin = [&](uint32_t r) { return count * r / ranks; };

@@ -13,14 +13,14 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kMpiYieldNs = 20'000;  // who spins longer lets others have its CPU
-constexpr uint64_t kShortlyNs = 5'000'000;  // of sleep, before it is taken in longer pieces
+constexpr uint64_t kMpiYieldNs = 20'000;  // after spinning for so long, the CPU is yielded between polls
+constexpr uint64_t kShortlyNs = 5'000'000;  // time of short sleeps, before long ones
 constexpr timespec kShortSleep = {0, 50'000}, kLongSleep = {0, 500'000};
 constexpr uint64_t kLeaveNs = 3'000'000'000;
-constexpr uint64_t kMpiReportNs = 1'000'000'000;  // that the links have to say who broke an operation
-constexpr uint64_t kMostMpiBytes = 1u << 30;  // of one operation, which counts in int
+constexpr uint64_t kMpiReportNs = 1'000'000'000;  // time for the links to report which rank broke an operation
+constexpr uint64_t kMostMpiBytes = 1u << 30;  // of one operation, whose count is an int
 
-// done: whether it is, asked again and again; until it is, or goes wrong, or stop() is true.
+// Polls until done() or stop() is true: spins, then yields, then sleeps. spin_ns: time before it sleeps.
 template <typename Done, typename Stop>
 void PollMpi(uint64_t spin_ns, const Done& done, const Stop& stop) {
   const uint64_t start = MonotonicNs();
@@ -69,7 +69,7 @@ Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::share
   return Status::Ok();
 }
 
-// A rank that is gone breaks operations of others: the links know which one it was.
+// A lost rank breaks operations of others: the links know which rank it was.
 Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_ns) {
   Status status = begun;
   bool done = false;
@@ -112,7 +112,8 @@ Status MpiGroup::Meet(MpiChannel channel) {
   return Await(begun, &request, 0);
 }
 
-// All are told to end before the first link does; one that dies now is missed by nobody for long.
+// A barrier first: all ranks know of the end before the first link ends. A rank that is lost here delays the others for
+// kLeaveNs at most.
 void MpiGroup::Leave() {
   if (failed()) return;
   MpiRequest request;

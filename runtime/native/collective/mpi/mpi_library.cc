@@ -10,12 +10,12 @@
 namespace llmc {
 namespace {
 
-constexpr int kSuccess = 0, kThreadsTakeTurns = 2;  // MPI_SUCCESS, MPI_THREAD_SERIALIZED: of both interfaces
+constexpr int kSuccess = 0, kThreadsTakeTurns = 2;  // MPI_SUCCESS, MPI_THREAD_SERIALIZED: the same in both interfaces
 constexpr int kMostErrorText = 1024, kMostVersionText = 8192;
 
 Status Unusable(const std::string& what) { return Status::Error(LLMC_ERR_NOT_FOUND, what); }
 
-// What a program of the interface is compiled with: how handles are passed, and those that MPI defines.
+// Constants of an MPI interface that programs are compiled with: predefined handles and how they are passed.
 template <typename Handle>
 struct MpiConstants {
   Handle world, byte, errors_return;
@@ -40,7 +40,7 @@ struct MpiFunctions {
   int (*test)(Handle*, int*, void*);
 };
 
-// The first name that is missing, nullptr where none is.
+// Returns the first name that is missing, or nullptr.
 template <typename Handle>
 const char* FindMpi(void* library, MpiFunctions<Handle>* out) {
   const char* missing = nullptr;
@@ -169,7 +169,7 @@ Status StartAs(const std::string& path, void* library, const MpiConstants<Handle
   return Status::Ok();
 }
 
-// The first line of what the library says of itself.
+// First line of the library's version text.
 std::string VersionOf(void* library) {
   const auto get = reinterpret_cast<int (*)(char*, int*)>(::dlsym(library, "MPI_Get_library_version"));
   if (get == nullptr) return {};
@@ -184,7 +184,7 @@ std::string VersionOf(void* library) {
 
 Status MpiLibrary::Start(const std::string& path, std::unique_ptr<MpiLibrary>* out) {
   static std::atomic<bool> started{false};
-  // Open MPI's parts, which it loads by itself, look for its symbols everywhere.
+  // RTLD_GLOBAL: components that Open MPI loads by itself look up its symbols globally.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
@@ -206,7 +206,7 @@ Status MpiLibrary::Start(const std::string& path, std::unique_ptr<MpiLibrary>* o
   const std::string version = VersionOf(library);
   for (const char* known : {"MPICH", "Intel(R) MPI", "MVAPICH", "CRAY MPICH"}) {
     if (version.find(known) == std::string::npos) continue;
-    // Of mpi.h, the same in all that share MPICH's interface.
+    // Values of mpi.h, the same in all libraries with MPICH's interface.
     const MpiConstants<int> constants = {0x44000000, 0x4c00010d, 0x54000001,
                                          reinterpret_cast<void*>(uintptr_t{1})};  // NOLINT(performance-no-int-to-ptr)
     return StartAs(path, library, constants, out);

@@ -22,7 +22,7 @@ namespace llmc {
 namespace {
 
 constexpr int kTickMs = 250;
-constexpr uint32_t kSilentTicks = 16;  // 4 s, in which TCP repeats what was lost on the way
+constexpr uint32_t kSilentTicks = 16;  // 4 s: TCP has retransmitted lost packets by then
 constexpr int kConnectMs = 1500, kHelloMs = 3000;
 constexpr uint64_t kJoinNs = 60'000'000'000;
 constexpr uint64_t kNsPerMs = 1'000'000;
@@ -47,7 +47,7 @@ std::string HostName() {
   return name;
 }
 
-// Of the interfaces that are up; those that others of this host alone can use behind them.
+// Addresses of all interfaces that are up, those reachable from other hosts first.
 std::string Addresses() {
   std::string routed, local;
   ifaddrs* all = nullptr;
@@ -59,7 +59,7 @@ std::string Addresses() {
       ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(one->ifa_addr)->sin_addr, text, sizeof(text));
     } else if (one->ifa_addr->sa_family == AF_INET6) {
       const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr;
-      if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // means nothing without the interface
+      if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // needs an interface to be of use
       ::inet_ntop(AF_INET6, &address, text, sizeof(text));
     } else {
       continue;
@@ -96,7 +96,7 @@ bool Await(int fd, short events, int ms) {
   return ::poll(&one, 1, ms) == 1;
 }
 
-// A connected socket, non-blocking, or -1 and errno.
+// Returns a connected, non-blocking socket, or -1 and errno.
 int Connect(const HostAddress& to) {
   const int fd = ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
@@ -123,13 +123,13 @@ void SendAtOnce(int fd) {
 
 enum class RankLinks::Kind : uint32_t { kNone, kHello, kBeat, kFailed, kLeft };
 
-// All that goes through a link, in either direction.
+// Message of a link, in either direction.
 struct RankLinks::Frame {
   Kind kind;
-  uint32_t rank;  // of kHello who comes, of kFailed who has failed
+  uint32_t rank;  // kHello: the rank that joins; kFailed: the rank that failed
   int32_t pid;
   char token[33];
-  char text[256];  // of kHello the host, of kFailed why
+  char text[256];  // kHello: its host; kFailed: the reason
 };
 
 struct RankLinks::Link {
@@ -138,11 +138,11 @@ struct RankLinks::Link {
   int32_t pid = 0;
   std::string host;
   bool left = false;
-  uint32_t silent = 0;  // ticks
-  std::size_t have = 0;  // bytes of the frame that is coming
+  uint32_t silent = 0;  // ticks since the last frame
+  std::size_t have = 0;  // bytes received of the next frame
   char coming[sizeof(Frame)] = {};
 
-  // A whole frame within ms.
+  // Receives a whole frame within ms.
   bool Take(Frame* out, int ms) {
     for (const uint64_t end = MonotonicNs() + static_cast<uint64_t>(ms) * kNsPerMs; have < sizeof(Frame);) {
       const uint64_t now = MonotonicNs();
@@ -155,7 +155,7 @@ struct RankLinks::Link {
     have = 0;
     return true;
   }
-  // What does not fit is lost with the link: it has been silent for long.
+  // A frame that does not fit the socket's buffer is dropped: the link has been silent for long and is lost.
   bool Put(const Frame& frame) const {
     return ::send(fd, &frame, sizeof(frame), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof(frame));
   }
@@ -173,7 +173,7 @@ Status RankLinks::Listen(uint32_t num_ranks, RankInvitation* invitation, std::un
   const std::string host = HostName(), addresses = Addresses();
   CopyText(host.data(), host.size(), sizeof(invitation->host), invitation->host);
   CopyText(addresses.data(), addresses.size(), sizeof(invitation->addresses), invitation->addresses);
-  // Of both families where the system has IPv6.
+  // A socket for IPv6 and IPv4, if the system has IPv6.
   sockaddr_storage at{};
   socklen_t length = sizeof(sockaddr_in6);
   links->listener_ = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -218,7 +218,7 @@ Status RankLinks::AwaitOthers() {
     link.fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (link.fd < 0) continue;
     Frame hello{};
-    // Whoever else finds the port is not answered.
+    // Strangers that find the port get no answer.
     if (!link.Take(&hello, kHelloMs) || hello.kind != Kind::kHello || hello.rank == 0 || hello.rank >= num_ranks_ ||
         here[hello.rank] || std::memcmp(hello.token, token_.c_str(), token_.size() + 1) != 0) {
       ::close(link.fd);
@@ -263,7 +263,7 @@ Status RankLinks::Join(const RankInvitation& invitation, uint32_t rank, uint32_t
     }
     SendAtOnce(link.fd);
     Frame answer{};
-    // Another host may have the same address.
+    // Another host may have the same address: the answer tells.
     if (!link.Put(hello) || !link.Take(&answer, kHelloMs) ||
         std::memcmp(answer.token, invitation.answer, sizeof(answer.token)) != 0) {
       ::close(link.fd);
@@ -295,7 +295,7 @@ void RankLinks::Start() {
 
 void RankLinks::Fail(uint32_t rank, const std::string& why) { Note(rank, why, nullptr); }
 
-// told_by: who knows already.
+// Stores and sends a failure. told_by: the link that knows already.
 void RankLinks::Note(uint32_t rank, const std::string& why, const Link* told_by) {
   Frame frame{};
   frame.kind = Kind::kFailed;
@@ -329,7 +329,7 @@ void RankLinks::SendAll(const Frame& frame, const Link* but) {
   }
 }
 
-// Counts its own ticks: while the whole machine stands still, nobody's silence grows.
+// Counts its own ticks: a pause of the whole machine is no silence of a rank.
 void RankLinks::Watch() {
   std::vector<pollfd> polled(links_.size());
   uint64_t next = MonotonicNs() + kTickMs * kNsPerMs;

@@ -22,7 +22,7 @@ constexpr uint32_t kMaxWeightParts = 2;
 // offset + bytes <= limit, without overflow.
 bool InRange(uint64_t offset, uint64_t bytes, uint64_t limit) { return offset <= limit && bytes <= limit - offset; }
 
-// A truncated shared object can crash the dynamic loader, so its headers and their ranges are checked first.
+// A truncated shared object can crash the dynamic loader: headers and their ranges are checked first.
 bool IsWholeSharedObject(const MappedFile& file) {
   Elf64_Ehdr header;
   if (file.size() < sizeof(header)) return false;
@@ -47,8 +47,8 @@ bool IsWholeSharedObject(const MappedFile& file) {
   return true;
 }
 
-// dlopen answers with a library already loaded under the same name even when the file was replaced since. A spelling
-// of the path that this process never used makes it compare inodes instead.
+// dlopen returns a library loaded earlier under the same name, even if the file was replaced since. For a spelling of
+// the path that is new to this process it compares inodes instead.
 std::string FreshSpelling(const std::string& path) {
   static std::atomic<uint64_t> counter{0};
   const std::size_t slash = path.rfind('/');

@@ -22,7 +22,7 @@ Status CheckRanks(const Artifact& artifact, const Collective* collective) {
 
 }  // namespace
 
-// Takes of the device what no step changes: that may be read beside them.
+// Reads only state of the device that steps do not change, so that Prepare may run beside them.
 class CpuNewGraphs final : public NewGraphs {
  public:
   CpuNewGraphs(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const Artifact> older,
@@ -44,7 +44,7 @@ class CpuNewGraphs final : public NewGraphs {
     LLMC_RETURN_IF_ERROR(
         CpuProgram::Make(std::move(artifact_), std::move(code), memory_, num_threads_, &arena_, &program_));
     artifact_ = nullptr;
-    // No step should wait for what steps have had before, nor for the new graphs.
+    // Touched here, so that no step waits for pages, neither of old graphs nor of new ones.
     program_.TouchOwn();
     if (program_.arena().pages == arena_.pages) return Status::Ok();
     program_.PlaceArena(&spread_);
@@ -56,7 +56,7 @@ class CpuNewGraphs final : public NewGraphs {
     return Status::Ok();
   }
 
-  // Between two steps, after Prepare.
+  // Call between two steps, after Prepare.
   void Finish(const CpuProgram& running, NodeSpread* spread) {
     if (memory_.weights.moved_bytes() != weights_moved_) program_.ResolveWeights(memory_.weights);
     if (program_.arena().pages == running.arena().pages) {
@@ -69,7 +69,7 @@ class CpuNewGraphs final : public NewGraphs {
   std::vector<GraphShape>& shapes() { return shapes_; }
 
  private:
-  std::shared_ptr<const Artifact> artifact_, older_;  // artifact_: null once it is the program's
+  std::shared_ptr<const Artifact> artifact_, older_;  // artifact_: null once moved to the program
   CpuProgram::Memory memory_;
   uint32_t num_threads_;
   CpuArena arena_;
@@ -98,7 +98,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
                                                         "; choose another pool size");
   }
   LLMC_RETURN_IF_ERROR(CheckRanks(*artifact, options.collective.get()));
-  // Before anything large is taken or copied: what this CPU cannot run is refused at once.
+  // Before anything large is allocated or copied: code that this CPU cannot run is refused at once.
   std::shared_ptr<const CpuCode> code;
   LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
   KvPool pool;
@@ -125,12 +125,12 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   return Status::Ok();
 }
 
-// What is there before a program is: the pool's pages and the weights.
+// Places memory that exists before a program: pages of pools, and weights.
 Status CpuDevice::PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options) {
-  // A thread alone has what it touches first near by.
+  // A single thread needs no spreading: memory that it touches first is on its node.
   if (team_->num_threads() > 1) spread_ = NodeSpread(team_->cpus(), options.nodes);
   spread_pool_bytes_ = spread_.Place(pool_.pages()) + spread_.Place(adapters_.pages());
-  // Pools and arena are taken from the system as they are used, most of them later.
+  // Pages of pools and arena are allocated when they are first used, most of them later.
   const uint64_t reserve = pool_.pages().size() + adapters_.pages().size() + artifact->max_arena_bytes();
   const uint32_t rank = options.collective == nullptr ? 0 : options.collective->rank();
   weights_ = WeightMemory(std::move(artifact), options.weights, reserve, rank);
@@ -153,7 +153,7 @@ Status CpuDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, s
   const CpuProgram& program = replay_.program();
   auto graphs = std::make_unique<CpuNewGraphs>(artifact, program.shared_artifact(), memory(), team_->num_threads(),
                                                program.arena(), spread_);
-  // Weights that are on the move have addresses between two steps alone.
+  // While weights are moving, their addresses may be read only between two steps.
   if (!weights_.settled()) LLMC_RETURN_IF_ERROR(graphs->Prepare());
   *out = std::move(graphs);
   return Status::Ok();
@@ -166,7 +166,7 @@ void CpuDevice::Adopt(NewGraphs* graphs) {
   shape_.graphs.swap(mine.shapes());
 }
 
-// Until a device has replayed a few graphs it may belong to a process that ends soon, which a copy would only delay.
+// Moves weights only after a few replays: a process that ends soon would only be delayed by a copy.
 Status CpuDevice::BeforeStep() {
   if (weights_.settled() || replay_.times().stats().num_replays < kReplaysBeforeMove) return Status::Ok();
   LLMC_RETURN_IF_ERROR(weights_.Move(team_.get(), &spread_));

@@ -6,9 +6,9 @@
 namespace llmc {
 namespace {
 
-constexpr uint32_t kTasksOfThread = 4;  // at most: every share of many rows widens them anew
+constexpr uint32_t kTasksOfThread = 4;  // most tasks per thread: each task of many rows widens them again
 
-// Of weights that a kernel streams; none of what ranks do together.
+// Number of parts of the weight that a command's kernel streams; 0 if it streams none or is a collective.
 uint32_t WeightPartsOf(const Artifact& artifact, const CommandRecord& command) {
   return artifact.collective(command) != nullptr ? 0 : LaunchOf(artifact.kernels()[command.kernel]).weight_parts;
 }
@@ -101,8 +101,8 @@ void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
   Deal(graph, num_threads);
 }
 
-// Any thread may lose its CPU, or half of its core, at any time: then the others take over what it has not begun. What
-// is read next is known at the start of a graph, and anew whenever a step has streamed its weight.
+// Distributes tasks. Any thread may lose its CPU, or half of its core, at any time: others then take over the tasks
+// that it has not begun. The weight read next is set at the start of a graph and behind each step that streams one.
 void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
   const Artifact& artifact = *artifact_;
   StepRange& range = graphs_[graph];
@@ -111,7 +111,7 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
   StreamedWeight next;
   for (std::size_t c = static_cast<std::size_t>(range.end - range.begin); c-- > 0;) {
     Step& step = range.begin[c];
-    // As many for each thread: memory is shared evenly.
+    // Equal numbers for all threads: they share memory bandwidth evenly.
     step.tasks_each = 1;
     if (num_threads > 1 && step.collective == nullptr) {
       const uint32_t most = LaunchOf(artifact.kernels()[commands[c].kernel]).max_tasks / num_threads;
@@ -124,7 +124,7 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
   }
 }
 
-// The first weight of a step that streams one; nothing where its panels are no equal parts of it.
+// The first weight of a step that streams one; empty if its panels are not equal parts of it.
 StreamedWeight CpuProgram::Streamed(const CommandRecord& command, const Step& step) const {
   const Artifact& artifact = *artifact_;
   const uint32_t parts = WeightPartsOf(artifact, command);

@@ -14,9 +14,9 @@
 namespace llmc {
 namespace {
 
-constexpr uint32_t kWorkedFor = 8;  // threads at most whose tasks a thread takes, itself first
+constexpr uint32_t kWorkedFor = 8;  // most threads whose tasks a thread takes, itself first
 
-// Of a thread, to be read ahead: less than what a cache still holds when it is used.
+// Most bytes that a thread reads ahead: few enough to be still in L2 when they are used.
 uint64_t MostAheadBytes() {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -61,7 +61,7 @@ void CpuReplay::CopyInputs(const BatchView& b) {
   scalars_[5] = team_->size();
 }
 
-// A thread's first tasks of the weight that it reads next, as far as rows are one chunk.
+// Sets the range to read ahead: the first panels that the thread reads of the next weight, if its rows are one chunk.
 inline void CpuReplay::LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const {
   const StreamedWeight& next = step.next;
   *ahead = {};
@@ -74,7 +74,7 @@ inline void CpuReplay::LookAhead(const Step& step, uint32_t thread, uint32_t num
   *ahead = {at, at + bytes, next.parts > 1 ? next.panels * next.panel_bytes : 0};
 }
 
-// The same rows on every rank: the step's own, whatever the graph has room for. Of no row nobody waits for anybody.
+// Rows are those of the step, equal on all ranks, not those that the graph has room for. With no rows no rank waits.
 void CpuReplay::RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const {
   const CollectiveRecord& record = *step.collective;
   const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
@@ -91,8 +91,9 @@ void CpuReplay::RunCollective(const Step& step, uint32_t thread, uint32_t num_th
   collective_->AllReduce({in, static_cast<float*>(*operand), bias, residual, rows, record.width}, thread, num_threads);
 }
 
-// Own tasks first, then those that threads behind this one have not begun. Those of a thread that streams a weight are
-// neighbours: it goes on reading where it was. Others may be of unequal size, and are dealt out.
+// Runs own tasks first, then those that the threads behind this one have not begun. If a step streams a weight, a
+// thread's tasks are neighbours: it reads on where it was. Tasks of other steps may be of unequal size and are dealt
+// out.
 inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads,
                                ReadAhead* ahead) {
   const auto run = [&](uint32_t task) {
@@ -118,17 +119,17 @@ inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thr
 
 void CpuReplay::Walk(uint32_t thread, uint32_t num_threads) {
   ReadAhead ahead;
-  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread looks at these during this one
+  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread reads these during this one
   for (const Step* step = current_.begin; step != current_.end; ++step) {
     Compute(*step, static_cast<std::size_t>(step - current_.begin), thread, num_threads, &ahead);
     if (step->barrier) team_->Barrier(thread, &ahead);
   }
 }
 
-// As Walk, on thread 0 and, while profiling, on every thread.
+// As Walk, with times: on thread 0 and, while profiling, on every thread.
 void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
   ReadAhead ahead;
-  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread looks at these during this one
+  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread reads these during this one
   CommandTime* times = times_.Commands(thread);
   auto spent = spent_;
   for (const Step* from = current_.begin; from != current_.end; ++from) {
@@ -167,7 +168,7 @@ Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
   return Status::Ok();
 }
 
-// All of it is one task: how many there are changes no bit.
+// Runs the command as a single task: the number of tasks changes no bit.
 void CpuReplay::RunCommand(uint32_t command) const {
   const Step& step = current_.begin[command];
   if (step.collective != nullptr) return RunCollective(step, 0, 1);
@@ -180,13 +181,13 @@ void CpuReplay::Visit(uint32_t graph) {
   RunTeam(graph);
 }
 
-// The inputs and scalars are those of the step.
+// Replays a graph. Inputs and scalars must be set.
 void CpuReplay::RunTeam(uint32_t graph) {
   const uint32_t size = team_->size();
   current_ = program_.Dealt(graph, size);
   spent_ = {};
   turn_ = 1 - turn_;
-  // Threads that were left out of the last replay have reset nothing for this one.
+  // Threads that were left out of the last replay have not reset their claims for this one.
   for (; last_size_ < size; ++last_size_) claims_.Reset(turn_, last_size_);
   last_size_ = size;
   team_->Run(

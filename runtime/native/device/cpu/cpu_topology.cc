@@ -13,7 +13,7 @@
 namespace llmc {
 namespace {
 
-// The integer that `text` starts with, moved past it. False when there is none or it overflows.
+// Parses the integer that `text` starts with and moves `text` past it. False if there is none or it overflows.
 bool TakeInt(std::string_view* text, int64_t* value) {
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *value);
   if (error != std::errc()) return false;
@@ -54,7 +54,7 @@ std::vector<int> SiblingRanks(const std::vector<int>& allowed, const std::string
   return ranks;
 }
 
-// By CPU; the first node that names it.
+// Memory node of each CPU: the first node that lists it.
 std::map<int, int> CpuNodes(const std::string& root) {
   std::map<int, int> nodes;
   for (const auto& [node, cpus] : NodeCpus(root)) {

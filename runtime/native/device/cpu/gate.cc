@@ -10,7 +10,7 @@
 namespace llmc {
 namespace {
 
-constexpr int kFirstPolls = 32;    // about a microsecond: the usual wait at a barrier ends within
+constexpr int kFirstPolls = 32;    // about a microsecond, in which most waits at a barrier end
 constexpr int kPollsPerClock = 8;  // a clock read costs about as much as two polls
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain 32-bit word");
@@ -49,7 +49,7 @@ Waited Gate::AwaitSlowly(uint32_t target, uint64_t spin_ns) {
 void Gate::Park(uint32_t target) {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   for (uint32_t seen; !Reached(seen = value_.load(std::memory_order_seq_cst), target);) {
-    // Returns at once when the value is no longer the one seen; on a signal or a late wake-up the loop looks again.
+    // Returns at once if the value is no longer `seen`. After a signal or a late wake-up the loop looks again.
     ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value_), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
   }
   sleepers_.fetch_sub(1, std::memory_order_relaxed);

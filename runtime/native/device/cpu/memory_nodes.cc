@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kHugePage = 2u << 20;
 
-// What follows `name` on the line of /proc/self/status that starts with it; empty when there is none.
+// Value of the line of /proc/self/status that starts with `name`; empty if there is none.
 std::string StatusLine(const std::string& text, const std::string& name) {
   const std::size_t at = ("\n" + text).find("\n" + name);
   if (at == std::string::npos) return "";
@@ -29,7 +29,7 @@ bool Has(const std::vector<int>& list, int value) { return std::find(list.begin(
 }  // namespace
 
 std::vector<int> MemoryNodes(const std::vector<int>& cpus, const std::string& root) {
-  // Kernels without cpusets or without the second file do not limit anything there.
+  // Kernels without cpusets or without has_memory limit nothing there.
   const std::vector<int> allowed = ParseCpuList(StatusLine(ReadText(root + "/proc/self/status"), "Mems_allowed_list:"));
   const std::vector<int> filled = ParseCpuList(ReadText(root + "/sys/devices/system/node/has_memory"));
   std::vector<int> nodes;
@@ -48,7 +48,7 @@ bool HasMemoryPolicy() {
 }
 
 int Interleave(void* data, uint64_t bytes, const NodeMask& nodes) {
-  // The kernel reads one bit less than it is told.
+  // maxnode + 1: the kernel reads one bit less than it is told.
   return ::syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, nodes.data(), kMaxNodes + 1, 0) == 0 ? 0 : errno;
 }
 

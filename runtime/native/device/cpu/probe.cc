@@ -15,14 +15,14 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kReadBlock = 1 << 20;  // bytes between two looks at the clock
-constexpr uint32_t kRounds = 4096;        // of the arithmetic probes, between two looks at the clock
-// A thread that reads several streams keeps the prefetchers of several pages busy.
+constexpr uint64_t kReadBlock = 1 << 20;  // bytes read between two looks at the clock
+constexpr uint32_t kRounds = 4096;        // rounds of an arithmetic probe between two looks at the clock
+// Streams of a thread: several keep the prefetchers of several pages busy.
 constexpr uint64_t kStreams = 8;
 constexpr uint64_t kStreamBytes = kReadBlock / kStreams;
 constexpr uint64_t kLine = 64;
 
-// Makes the compiler believe that value is used and may have changed.
+// Makes the compiler believe that the value is used and may have changed.
 template <class T>
 inline void Keep(T* value) {
   asm volatile("" : "+m"(*value));
@@ -53,8 +53,8 @@ double F32Plain(const char*) {
 
 #if defined(__x86_64__)
 
-// The accumulators are independent and more than latency × ports; unrolled, each has a register of its own. They pass
-// through an asm, or the compiler would see that they are equal and compute one for all.
+// The accumulators are independent and more than latency × ports; unrolled, each has a register of its own. The asm
+// hides from the compiler that they are equal, or it would compute one for all.
 #define LLMC_PROBE(type, chains, set, step)                                 \
   type acc[chains];                                                         \
   _Pragma("GCC unroll 16") for (int i = 0; i < (chains); ++i) acc[i] = set; \
@@ -129,8 +129,8 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) double Int8Avx512(const c
 
 #undef LLMC_PROBE
 
-// Eight tile registers of 16 rows of 64 bytes, as kernels use them: four of sums, two of each factor. The asm: intrinsics
-// do not say what memory they read.
+// Eight tile registers of 16 rows of 64 bytes, as kernels use them: four of sums, two of each factor. The asm is there
+// because intrinsics do not say what memory they read.
 #define LLMC_PROBE_TILES(factor, step)                         \
   struct alignas(64) {                                         \
     uint8_t palette = 1, start_row = 0, reserved[14] = {};     \
@@ -164,7 +164,7 @@ __attribute__((target("amx-tile,amx-int8"))) double Int8Amx(const char*) { LLMC_
 #undef LLMC_PROBE_TILES
 #endif
 
-// The widest implementation this machine runs; null when it has none.
+// The widest implementation that this machine runs, or nullptr.
 Probe::Work Choose(Limit limit) {
   [[maybe_unused]] uint32_t level = MachineIsaLevel();
   while (level > 0 && !EnableIsaLevel(level)) --level;  // the system may refuse tile registers
@@ -190,7 +190,7 @@ Status Probe::Create(uint32_t num_threads, uint64_t read_bytes, bool pin, std::u
   TeamOptions team;
   team.num_threads = num_threads;
   team.pin = pin;
-  team.idle_spin_us = 0;  // take no time from what runs between two measurements
+  team.idle_spin_us = 0;  // leave the CPUs to what runs between two measurements
   LLMC_RETURN_IF_ERROR(Team::Create(team, &probe->team_));
   const uint64_t threads = probe->num_threads();
   if (read_bytes < threads * kReadBlock || read_bytes > (1ull << 40)) {
@@ -200,7 +200,7 @@ Status Probe::Create(uint32_t num_threads, uint64_t read_bytes, bool pin, std::u
   probe->stride_ = read_bytes / threads / kReadBlock * kReadBlock;
   LLMC_RETURN_IF_ERROR(Pages::Allocate(probe->stride_ * threads, "memory to read", &probe->memory_));
   LLMC_RETURN_IF_ERROR(Pages::Allocate(kSlot * threads, "counters", &probe->done_));
-  // Pages never written would all be the one zero page, and that fits the cache.
+  // Pages never written would all be the one zero page, which fits the cache.
   std::memset(probe->memory_.data(), 1, probe->memory_.size());
   *out = std::move(probe);
   return Status::Ok();
@@ -231,7 +231,7 @@ Status Probe::Measure(Limit limit, double seconds, double* rate) {
   return Status::Ok();
 }
 
-// Each thread works until the deadline: none waits for another, so a thread that is held up costs only its own share.
+// Each thread works until the deadline and waits for no other: a thread that is held up costs only its own share.
 void Probe::Run(uint32_t thread, uint32_t) {
   const char* data = memory_.data() + thread * stride_;
   double done = 0;

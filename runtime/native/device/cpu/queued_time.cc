@@ -13,7 +13,7 @@ QueuedTime::~QueuedTime() {
   if (file_ >= 0) ::close(file_);
 }
 
-// The second of the file's numbers.
+// The second number of schedstat: ns that the thread waited for a CPU.
 uint64_t QueuedTime::Ns() const {
   char text[80];
   const ssize_t length = file_ < 0 ? -1 : ::pread(file_, text, sizeof(text) - 1, 0);

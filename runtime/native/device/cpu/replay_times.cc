@@ -2,8 +2,7 @@
 
 namespace llmc {
 
-// The clock's nanoseconds of this replay say what its ticks are worth. Everything is rounded down, so parts never
-// exceed the whole.
+// The replay's duration in ns calibrates its ticks. Parts are rounded down, so that they never exceed the whole.
 void ReplayTimes::Account(const Spent& spent, uint32_t num_commands, uint64_t start, uint64_t end, uint64_t ns) {
   ns_per_tick_ = end > start ? static_cast<double>(ns) / static_cast<double>(end - start) : 0;
   const auto to_ns = [this](uint64_t ticks) {
@@ -26,7 +25,7 @@ void ReplayTimes::Account(const Spent& spent, uint32_t num_commands, uint64_t st
 }
 
 void ReplayTimes::SetProfiling(bool on) {
-  // Threads write side by side: keep them a line apart.
+  // Threads write side by side: their rows are a cache line apart.
   stride_ = longest_ + 128 / sizeof(CommandTime) + 1;
   profile_ = std::vector<CommandTime>(on ? stride_ * num_threads_ : 0);
   num_profiled_ = 0;

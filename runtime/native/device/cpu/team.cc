@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint64_t kLeastSpinFraction = 16;
-// Between jobs: from these times on a worker, or the caller, is no longer between two jobs of a step.
+// Gaps between jobs from which on a worker (kGapNs) or the caller (kLongGapNs) counts as idle.
 constexpr uint64_t kGapNs = 50'000, kLongGapNs = 1'000'000;
 TeamClock system_clock;  // has no state
 
@@ -28,7 +28,7 @@ uint32_t NumRounds(uint32_t num_threads) {
   return rounds;
 }
 
-// For counters with a single writer: no locked instruction.
+// For counters with a single writer: avoids a locked instruction.
 void Add(std::atomic<uint64_t>* counter, uint64_t amount) {
   counter->store(counter->load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
 }
@@ -56,7 +56,7 @@ Status Team::Create(const TeamOptions& options, std::unique_ptr<Team>* out) {
   }
   team->pinned_ = options.pin && num_threads > 1 && num_threads <= plan.cpus.size() && !plan.quota_binds();
   team->idle_spin_ns_ = uint64_t{options.idle_spin_us} * 1000;
-  // When not all threads can run at once, whoever is waited for needs this thread's CPU.
+  // If not all threads can run at once, the thread that is waited for may need this thread's CPU.
   team->barrier_spin_ns_ = num_threads > plan.num_running() ? 0 : uint64_t{options.barrier_spin_us} * 1000;
   team->cpus_ = std::move(plan.cpus);
   if (team->pinned_) team->cpus_.resize(num_threads);
@@ -101,7 +101,7 @@ void Team::Run(Job job, void* context) {
     members_[0].queued_ns = clock_->QueuedNs(0, *caller_queued_);
   }
   const uint64_t start = clock_->NowNs();
-  // What kept the caller from running between jobs is none of the team's delays.
+  // Time in which the caller could not run between jobs is no delay of the team.
   if (start - ended_at_ns_ >= kLongGapNs) members_[0].queued_ns += start - ended_at_ns_;
   kept_ = size();
   judges_ = worked_ns_ + last_ns_ >= policy_->next_look_ns();
@@ -128,7 +128,7 @@ void Team::RunJob(Job job, void* context) {
   awake_ = kept_;
 }
 
-// Between jobs: what the next one runs on.
+// Chooses the threads of the next job. Call between jobs.
 void Team::Adapt(uint64_t ran_ns) {
   last_ns_ = ran_ns;
   worked_ns_ += ran_ns;
@@ -149,8 +149,8 @@ void Team::Recall() {
   size_.store(num_threads_, std::memory_order_relaxed);
 }
 
-// Workers wait for a job, so they hear of it with one, which asks for nothing else. Those that are not kept go to sleep
-// at gates of their own and look at nothing of the team until these open: the caller waits only for who takes part.
+// Workers wait for a job, so an empty job tells them. Those not kept sleep at gates of their own and read nothing of
+// the team until these open. The caller waits only for threads that take part.
 void Team::Dismiss(uint32_t kept) {
   Add(&cuts_, 1);
   kept_ = kept;
@@ -177,14 +177,14 @@ void Team::Work(uint32_t thread) {
     kept = thread < kept_;
     job_(context_, thread, self.size);
     if (judges_) JudgeLateness(thread, queued);
-    // The caller waits for everyone, so a worker that has told its partners may look for the next job. What the caller
-    // writes between jobs is not read behind this.
+    // The caller waits for all threads, so a worker need not: once it has told its partners, it looks for the next job.
+    // State that the caller writes between jobs must not be read after this.
     Meet(thread, false, nullptr);
     if (pin && pin->Update()) Add(&self.unpins, 1);
   }
 }
 
-// What others take from a worker while nothing is to be done delays nobody.
+// Time that other processes take from a worker while it is idle is no delay.
 void Team::AwaitJob(uint32_t thread, uint32_t job, const QueuedTime& queued) {
   Member& self = members_[thread];
   uint64_t spin_ns = idle_spin_ns_;
@@ -225,13 +225,14 @@ void Team::Meet(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   Add(&self.wait_ns, MonotonicNs() - start);
 }
 
-// A dissemination barrier: in round r a thread tells the one 2^r further on and hears from the one 2^r before, so
-// after the last round it has heard, through others, from all. In a job a gate has one writer, and no line is fought
-// for: two threads meet in one transfer of a line each way, n threads in log2(n). A partner may be one epoch ahead: gates
-// only grow. At the end of a job a worker may have yet to tell a partner that waits for nobody any more when the next job
-// begins, on other threads, one of which tells that partner now: so the end is raised, for whoever is late must take
-// nothing back. Within a job nobody is that late: who was not told would not have gone on. A thread that was dismissed
-// takes over the epoch of the caller when it is back.
+// A dissemination barrier: in round r a thread tells the thread 2^r further on and hears from the one 2^r before. After
+// the last round it has heard, through others, from all. Within a job a gate has one writer, and no line is contended:
+// two threads exchange one line each way, n threads take log2(n) rounds. Gates only grow, since a partner may be one
+// epoch ahead.
+// At the end of a job workers do not wait, so one may tell its partner only after the next job has begun. If that job
+// runs on other threads, another thread tells the same partner. The end is therefore raised: a late worker must take
+// nothing back. Within a job no thread is that late: one that was not told would not have gone on. A dismissed thread
+// takes over the caller's epoch when it is back.
 void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   Member& self = members_[thread];
   const uint32_t epoch = ++self.epoch, size = self.size, num_rounds = self.num_rounds;
@@ -245,11 +246,11 @@ void Team::Exchange(uint32_t thread, bool wait_last, ReadAhead* ahead) {
   }
 }
 
-// Waits are short (kernels share their work evenly) or, when some thread lost its CPU to another process, as long as
-// a time slice. Spinning pays for the former only, so the bound halves with each wait that outlasts it, which hands
-// the CPU back early on a crowded machine, and doubles with each that does not.
+// Waits are short, as kernels share work evenly, or last a time slice, if a thread lost its CPU to another process.
+// Spinning pays for short ones only. The bound therefore halves with each long wait, which gives the CPU back early on
+// a crowded machine, and doubles with each short one.
 void Team::AwaitMember(Member* self, Gate* gate, uint32_t target, ReadAhead* ahead) {
-  // Where the CPU is to go to others at once, nothing is read for longer.
+  // With barrier_spin_ns_ 0 the CPU goes to others at once, so nothing is read ahead.
   while (ahead != nullptr && barrier_spin_ns_ != 0 && !gate->IsOpen(target) && ahead->Fetch()) {
   }
   const Waited waited = gate->Await(target, self->spin_ns);
@@ -285,8 +286,8 @@ TeamStats Team::Stats() const {
   return stats;
 }
 
-// The caller belongs to the application, so it is never left pinned: when it drifted off the CPU the workers leave
-// free, it is moved there and gets its own affinity back.
+// The caller belongs to the application, so it is never left pinned. If it drifted off the CPU that workers leave free,
+// it is moved there and gets its own affinity back.
 void Team::PlaceCaller() const {
   if (::sched_getcpu() == cpus_[0]) return;
   CpuMask own;

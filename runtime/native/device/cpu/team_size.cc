@@ -9,7 +9,7 @@ uint32_t BestTeamSize(const std::vector<double>& late) {
   const std::size_t n = late.size();
   std::size_t droppable = 0;
   while (droppable + 1 < n && late[droppable] > TeamSizePolicy::kLate) ++droppable;
-  // Once to find the best, and once to find the fewest that are as good.
+  // The first pass finds the best speed, the second the fewest threads that are as good.
   double best = 0;
   for (const bool choose : {false, true}) {
     double together = 1;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr uint64_t kNumParts = 16;
-constexpr uint64_t kSpareBytes = 256ull << 20;  // that a copy leaves to whatever else runs
+constexpr uint64_t kSpareBytes = 256ull << 20;  // memory that a copy leaves to other programs
 
 bool HasHugePages() {
   const std::string text = ReadText("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -23,7 +23,7 @@ bool HasHugePages() {
 
 struct Slice {
   const MappedFile* file;
-  char* to;  // of the file's first byte
+  char* to;  // address of the file's first byte in the copy
   uint64_t end;
   std::atomic<uint64_t> next;
   std::atomic<bool> failed{false};
@@ -33,7 +33,8 @@ struct Slice {
   }
 };
 
-// A huge page at a time: the thread that reads it is the first to touch it, which has it near by unless pages are spread.
+// Copies a huge page at a time. The copying thread touches it first, so it lies on that thread's node unless pages are
+// spread.
 void ReadPieces(void* context, uint32_t, uint32_t) {
   Slice& slice = *static_cast<Slice*>(context);
   for (;;) {
@@ -41,7 +42,7 @@ void ReadPieces(void* context, uint32_t, uint32_t) {
     if (begin >= slice.end) return;
     try {
       if (slice.Read(begin, std::min(kHugePage, slice.end - begin)).ok()) continue;
-    } catch (const std::exception&) {  // no memory to say why
+    } catch (const std::exception&) {  // out of memory: Move reads again for the message
     }
     slice.failed.store(true, std::memory_order_relaxed);
   }
@@ -88,11 +89,11 @@ Status WeightMemory::Move(Team* team, NodeSpread* spread) {
   const uint64_t end = moved_ < gap_ ? gap_ : end_;
   Slice slice{&file, pages_.data(), moved_ + std::min(end - moved_, part_bytes_), {moved_}};
   team->Run(ReadPieces, &slice);
-  // Once more, to say why.
+  // Read again for the error message.
   if (slice.failed.load(std::memory_order_relaxed)) LLMC_RETURN_IF_ERROR(slice.Read(moved_, slice.end - moved_));
   moved_ = slice.end;
   settled_ = moved_ == end_;
-  // A weight that has arrived in part is still read from the mapping.
+  // A weight that is copied in part is still read from the mapping.
   uint64_t unread = moved_;
   for (uint32_t i = 0; i < artifact_->num_named_weights(); ++i) {
     const WeightRecord& weight = artifact_->weights()[artifact_->weight_of(i, rank_)];
