@@ -33,7 +33,7 @@ uint32_t FillBlockTables(const ModelShape& model, const BatchView& b, int32_t* b
   const bool flat = graph.max_blocks != 0;
   const uint32_t stride = flat ? 1 : std::min(b.block_table_stride, graph.max_blocks_per_seq);
   const auto block_size = static_cast<uint32_t>(model.block_size);
-  uint32_t end = 0;  // of what is written
+  uint32_t end = 0;  // end of the blocks written so far
   for (uint32_t i = 0; i < b.num_seqs; ++i) {
     const uint32_t begin = end;
     const uint32_t used = (static_cast<uint32_t>(b.context_lens[i]) + block_size - 1) / block_size;
@@ -112,7 +112,7 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView&
     if (context < end - start || context > columns * block_size) {
       return OutOfRange("context_lens", i, context, end - start, columns * block_size);
     }
-    // Attention reads keys 0 … position, so a position inside the context keeps it inside the checked blocks.
+    // Attention reads keys 0 … position: with the position inside the context, these are in the checked blocks.
     LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions + start, end - start, 0, context - 1));
     const int32_t* row = b.block_tables + uint64_t{i} * b.block_table_stride;
     const uint64_t used = static_cast<uint64_t>((context + block_size - 1) / block_size);

@@ -13,7 +13,7 @@ namespace {
 
 std::mutex mutex;
 
-// The library's own kinds are here from the start: no object file is left out for want of a caller.
+// The library's own kinds are named here, so that the linker keeps their object files.
 std::vector<const DeviceKind*>& Kinds() {
   static std::vector<const DeviceKind*> kinds = {&kCpuKind, &kOpenClKind, &kCudaKind};
   return kinds;

@@ -42,7 +42,7 @@ bool Modifies(const SampleTask& task) {
          task.context.mask != nullptr || !p.logit_bias.empty();
 }
 
-// The word of a mask that has the token.
+// The word of a mask that contains the token's bit.
 uint32_t MaskWord(const SampleContext& context, uint32_t token) {
   return token / 32 < context.num_mask_words ? context.mask[token / 32] : 0;
 }
@@ -106,7 +106,7 @@ SampleJobs::SampleJobs(const SampleSizes& sizes, std::vector<int32_t> eos_token_
   changes_.reserve(sizes_.max_changes);
 }
 
-// What is rare is left to the host, which has no sizes.
+// Whether the device draws a task. Rare ones are left to the host, which has no limits of sizes.
 bool SampleJobs::Takes(const SampleTask& task) const {
   if (task.num_best > 0) return false;
   if (task.params == nullptr) return true;
@@ -115,7 +115,7 @@ bool SampleJobs::Takes(const SampleTask& task) const {
   const uint64_t changed = p.logit_bias.size() + eos_token_ids_.size() + p.stop_token_ids.size();
   if (changed > kLeastEdits / 2) return false;
   if (task.context.mask == nullptr) return true;
-  bool any = false, more = false;  // tokens that the mask allows, and that no stop is
+  bool any = false, more = false;  // any: the mask allows a token; more: it allows one that is no stop
   for (uint32_t token = 0; token < sizes_.vocab && !more; ++token) {
     if (token % 32 == 0 && MaskWord(task.context, token) == 0) {
       token += 31;
@@ -127,7 +127,7 @@ bool SampleJobs::Takes(const SampleTask& task) const {
     more = std::none_of(eos_token_ids_.begin(), eos_token_ids_.end(), is) &&
            std::none_of(p.stop_token_ids.begin(), p.stop_token_ids.end(), is);
   }
-  // Bias so large that it may leave nothing finite decides what the sampler does.
+  // A bias so large that nothing finite may be left is for the host's sampler to decide on.
   return any && (more || !TooEarly(task)) &&
          std::all_of(p.logit_bias.begin(), p.logit_bias.end(),
                      [](const llmc_logit_bias& b) { return std::fabs(b.bias) < kLargeBias; });
@@ -207,7 +207,8 @@ void SampleJobs::AddChange(int32_t token, uint32_t kind, float value) {
   changes_.push_back({static_cast<uint32_t>(edit), kind, value});
 }
 
-// The order of Sampler::Modify: bias, stops, repetition, counts. The mask is applied before.
+// Lists changes of logits in the order of Sampler::Modify: bias, stops, repetition, counts. The mask is applied before
+// them.
 void SampleJobs::Modify(const SampleTask& task, Job* job) {
   const SamplingParams& p = *task.params;
   const SampleContext& context = task.context;
@@ -235,7 +236,7 @@ void SampleJobs::Modify(const SampleTask& task, Job* job) {
       count = 0;
     }
   }
-  // One record a logit, with its changes in a row.
+  // One record per logit, with its changes in a row.
   std::stable_sort(changes_.begin(), changes_.end(), [](const Change& a, const Change& b) { return a.edit < b.edit; });
   int32_t* edits = Words(SampleOperand::kEdits) + size_t{num_edits_} * kEditWords;
   for (size_t i = 0; i < edited_.size(); ++i) {
@@ -262,7 +263,7 @@ void SampleJobs::Modify(const SampleTask& task, Job* job) {
   job->words[kOwn] = static_cast<int32_t>(++num_copies_);
 }
 
-// Takes has made sure that something else is left to choose.
+// Forbids stop tokens. Takes has checked that another token is left to choose.
 void SampleJobs::StopsEarly(const SampleTask& task) {
   for (const int32_t id : eos_token_ids_) {
     if (id >= 0 && static_cast<uint32_t>(id) < sizes_.vocab) AddChange(id, kForbid, 0.0f);
@@ -270,7 +271,7 @@ void SampleJobs::StopsEarly(const SampleTask& task) {
   for (const int32_t id : task.params->stop_token_ids) AddChange(id, kForbid, 0.0f);
 }
 
-// Jobs by kind, so that a kernel's are side by side.
+// Orders jobs by kind, so that those of a kernel are side by side.
 void SampleJobs::WriteUpload() {
   place_.resize(jobs_.size());
   int32_t* words = Words(SampleOperand::kJobs);
@@ -343,7 +344,7 @@ void SampleJobs::Finish(const std::vector<SampleTask>& tasks, const unsigned cha
       if (found[kStatus] != 0) host->push_back(job.task);
       continue;
     }
-    // What was left to the host is left with all that is told of it.
+    // If the token is drawn by the host, so is all that is told about it.
     if (job.from != SIZE_MAX && words[place_[job.from] * kResultWords + kStatus] != 0) continue;
     if (found[kStatus] != 0) {
       host->push_back(job.task);

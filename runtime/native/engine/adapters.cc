@@ -1,4 +1,4 @@
-// The engine's adapters: which slot each has, and how long.
+// The engine's adapters: slots and lifetimes.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -47,7 +47,7 @@ Status Engine::CheckMatrices(const std::vector<AdapterMatrix>& matrices) const {
                          std::to_string(std::get<0>(*twice)) + " is given twice; give each once.");
 }
 
-// The first free slot, for an adapter that no request can use yet.
+// Takes the first free slot for an adapter that no request can use yet.
 Status Engine::TakeSlot(uint64_t* id, uint32_t* slot) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<bool> taken(model_.adapter_slots);
@@ -71,7 +71,7 @@ Status Engine::LoadAdapter(const std::vector<AdapterMatrix>& matrices, uint64_t*
   uint64_t new_id = 0;
   uint32_t slot = 0;
   LLMC_RETURN_IF_ERROR(TakeSlot(&new_id, &slot));
-  // No step looks at the slot: no request has it.
+  // Beside steps: none reads the slot, since no request has it.
   Status status = device_->LoadAdapter(slot, matrices);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!status.ok()) {
@@ -83,7 +83,7 @@ Status Engine::LoadAdapter(const std::vector<AdapterMatrix>& matrices, uint64_t*
   return Status::Ok();
 }
 
-// mutex_ is held. NULL for one that new requests cannot use.
+// Returns NULL for an adapter that new requests cannot use. mutex_ is held.
 Adapter* Engine::FindAdapter(uint64_t id) {
   const auto it = adapters_.find(id);
   return it == adapters_.end() || !it->second.ready || it->second.unloaded ? nullptr : &it->second;
@@ -98,7 +98,7 @@ Status Engine::UnloadAdapter(uint64_t id) {
   return Status::Ok();
 }
 
-// A request that used an adapter has ended. mutex_ is held.
+// Call when a request with an adapter has ended. mutex_ is held.
 void Engine::ReleaseAdapter(const Request& request) noexcept {
   if (request.adapter == 0) return;
   const auto it = adapters_.find(request.adapter);

@@ -16,7 +16,7 @@ BeamSearch::BeamSearch(const SamplingParams& params, std::vector<int32_t> stop_i
       stop_ids_(std::move(stop_ids)) {
   std::sort(stop_ids_.begin(), stop_ids_.end());
   stop_ids_.erase(std::unique(stop_ids_.begin(), stop_ids_.end()), stop_ids_.end());
-  // However many of them end, as many as the width can go on.
+  // Enough that width_ beams can go on even if all stop tokens are among the candidates.
   num_kept_ = width_ * std::max(2u, 1 + static_cast<uint32_t>(stop_ids_.size()));
 }
 
@@ -32,7 +32,7 @@ float BeamSearch::ByLength(float score, uint32_t length) const {
   return score / static_cast<float>(std::pow(static_cast<double>(length), static_cast<double>(length_penalty_)));
 }
 
-// The likeliest continuations of all beams by a token, likeliest first; num_kept_, or all there are.
+// Continuations of all beams by one token, likeliest first: num_kept_, or all there are.
 std::vector<BeamSearch::Candidate> BeamSearch::Candidates() const {
   std::vector<Candidate> all;
   const bool full = length_ + 1 >= max_tokens_, early = length_ < min_tokens_;
@@ -70,7 +70,7 @@ bool BeamSearch::Advance(std::vector<Move>* moves) {
   return may_improve_ && !(early_stopping_ == LLMC_EARLY_STOPPING_ON && finished_.size() == width_);
 }
 
-// Alternatives are told only where they were asked for.
+// Stores alternatives only if they were asked for.
 void BeamSearch::KeepTops() {
   if (num_top_ == 0) return;
   for (const Beam& beam : beams_) {
@@ -85,8 +85,7 @@ uint32_t BeamSearch::AddNode(const Candidate& c) {
   return static_cast<uint32_t>(nodes_.size() - 1);
 }
 
-// Of those that end, only such as are among the width_ best continuations count: the others are there so that enough
-// beams go on.
+// Of the candidates that end, only those among the width_ best count. The others are there so that enough beams go on.
 void BeamSearch::Finish(const std::vector<Candidate>& candidates) {
   for (size_t i = 0; i < std::min<size_t>(width_, candidates.size()); ++i) {
     const Candidate& c = candidates[i];

@@ -79,7 +79,7 @@ void BlockManager::Acquire(uint32_t block) {
 
 void BlockManager::Release(uint32_t block) {
   if (--ref_[block] > 0) return;
-  // Worthless blocks are reused first; cached ones wait at the back in the order they were freed.
+  // Blocks without cached contents are reused first; cached ones wait at the back in the order they were freed.
   ListInsertAfter(id_[block] == 0 ? 0 : prev_free_[0], block);
 }
 

@@ -1,4 +1,4 @@
-// Engine, continued: how requests end, each by itself or all of them when a step fails.
+// Engine, continued: ends of requests, of one or of all when a step fails.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace llmc {
 
-// Here and below what may run out of memory comes before what it is about: one event each, whatever happens.
+// Here and below, calls that may run out of memory come first: each continuation then gets exactly one event.
 void Engine::Finish(Sequence* s, uint32_t reason, const SampleResult* stop) {
   llmc_event event = MakeEvent(*s, s->output_index, LLMC_EVENT_FINISHED);
   event.finish_reason = reason;
@@ -54,7 +54,7 @@ void Engine::FailRequest(Request* r, const Status& why) {
   EndAll(r, facts);
 }
 
-// Ends every unfinished continuation, with one event each.
+// Ends every unfinished continuation with one event each.
 void Engine::EndAll(Request* r, const llmc_event& facts) {
   if (r->ended) return;
   if (r->ranks()) return EndUntold(r, facts);
@@ -101,8 +101,8 @@ void Engine::FailAll(const Status& why) {
   for (Request* r : all) FailRequest(r, why);
 }
 
-// A step that ran out of memory may have left anything half made: scheduler and blocks begin anew, and every request,
-// submitted or running, is about to fail. Allocates nothing.
+// A step that ran out of memory may have left anything half made. Scheduler and blocks therefore begin anew, and every
+// request is about to fail. Allocates nothing.
 void Engine::Forget() noexcept {
   out_of_memory_ = true;
   scheduler_.Clear();
@@ -118,11 +118,11 @@ void Engine::Forget() noexcept {
       s->held = IsHeld(*request, *s);
     }
   }
-  runnable_ = true;  // until all of them have their event
+  runnable_ = true;  // until all requests have their event
   changed_.notify_all();
 }
 
-// May itself run out of memory; what has its event then keeps it, and the next step goes on.
+// May run out of memory itself: requests that have their event keep it, and the next step goes on.
 void Engine::FailAfterOutOfMemory() {
   FailAll(Status::Error(LLMC_ERR_OUT_OF_MEMORY, "Memory ran out in a step; use fewer sequences or a smaller KV pool."));
   out_of_memory_ = false;

@@ -76,7 +76,7 @@ Status Engine::OpenSwapSpace() {
 
 Engine::~Engine() { Drain(); }
 
-// Where memory runs out, all that was begun is given up.
+// Calls call(). If memory runs out, everything begun is given up.
 template <class Call>
 Status Engine::OrForget(const Call& call) {
   try {
@@ -96,7 +96,7 @@ Status Engine::Step(bool* progressed) {
   return OrForget([&] { return StepOnce(progressed); });
 }
 
-// A step that is on its way comes to its end, and none follows: for what needs a quiet device.
+// Ends the step in flight, if any, and starts none: for calls that need an idle device.
 Status Engine::Land() {
   return OrForget([this] {
     if (!step_.on_its_way) return Status::Ok();
@@ -109,7 +109,7 @@ Status Engine::Land() {
   });
 }
 
-// A step that was begun behind the one before only has to end.
+// If a step was enqueued behind the one before, it only has to end.
 Status Engine::StepOnce(bool* progressed) {
   const uint64_t begin = MonotonicNs();
   TakeInbox(begin);
@@ -128,7 +128,7 @@ Status Engine::StepOnce(bool* progressed) {
   return status;
 }
 
-// Plans a step and gives it to the device. *run: there is something to compute.
+// Plans a step and enqueues it. *run: it has something to compute.
 Status Engine::BeginStep(bool* run) {
   const uint64_t begin = MonotonicNs();
   scheduler_.Schedule(&step_.plan);
@@ -137,7 +137,7 @@ Status Engine::BeginStep(bool* run) {
   step_.scheduled_ns = scheduled;
   if (marks_.on()) MarkPreempted();
   for (Sequence* s : step_.plan.misses) FailRequest(s->request, MissOf(*s));
-  // A missed request may have had other sequences in the plan: then this plan is void and the next step plans anew.
+  // A missed request may have other sequences in the plan: then the plan is void and the next step plans anew.
   *run = !step_.plan.items.empty() && step_.plan.misses.empty();
   Status status;
   if (*run) {
@@ -176,9 +176,9 @@ Status Engine::Enqueue(EngineStep* step) {
   return Status::Ok();
 }
 
-// Waits for the step that is on its way and takes in what it gave. What changes nothing that it uses is done meanwhile:
-// requests come in, and the next step is planned. That one is on its way before the results of this one are looked at.
-// goes_on: it may be. *stepped: this step has ended well, whatever became of the next one.
+// Waits for the step in flight and processes its results. Meanwhile requests are taken in and the next step is planned,
+// which changes nothing that the device uses. If goes_on, that step is enqueued before these results are processed.
+// *stepped: this step ended well, whatever became of the next one.
 Status Engine::EndStep(bool goes_on, bool* stepped) {
   const uint64_t begin = MonotonicNs();
   const bool writes = model_.vector_width == 0;
@@ -235,7 +235,7 @@ void Engine::TakeArrivals() {
 
 void Engine::TakeInbox(uint64_t now) {
   {
-    // Before arrivals: then whatever was cancelled has arrived.
+    // Cancels are read before arrivals: every cancelled request has then arrived.
     std::lock_guard<std::mutex> lock(mutex_);
     cancelled_.swap(cancel_inbox_);
     for (Request* r : mask_inbox_) {
@@ -251,7 +251,7 @@ void Engine::TakeInbox(uint64_t now) {
   cancelled_.clear();
 }
 
-// What computing a token again costs: a running mean of prefill steps.
+// Running mean of the time per token of prefill steps: the cost of recomputing a token.
 void Engine::CountPrefill() {
   if (!step_.plan.prefill || !scheduler_.swap()->open()) return;
   const uint64_t ns = replay_ns_ / std::max(step_.plan.load.tokens, 1u);
@@ -266,7 +266,7 @@ void Engine::MarkPreempted() {
   }
 }
 
-// Before the draws: what they add would make the last row of a prompt look like a decode.
+// Call before results are processed: tokens that they append would make the last row of a prompt look like a decode.
 void Engine::MarkChunks(uint64_t done_ns) {
   for (const StepItem& item : step_.plan.items) {
     const Sequence& s = *item.sequence;

@@ -16,7 +16,7 @@ llmc_event MakeEvent(const Sequence& s, uint32_t output_index, uint32_t kind) {
   event.output_index = output_index;
   event.token_id = -1;
   event.num_prompt_tokens = s.num_prompt;
-  event.num_cached_tokens = std::min(s.num_cached, s.num_prompt);  // output that it came with may be cached, too
+  event.num_cached_tokens = std::min(s.num_cached, s.num_prompt);  // a resumed request's output may be cached, too
   event.num_output_tokens = static_cast<uint32_t>(s.tokens.size()) - s.num_prompt;
   event.time_ns = MonotonicNs();
   if (kind == LLMC_EVENT_FINISHED || kind == LLMC_EVENT_FAILED) {

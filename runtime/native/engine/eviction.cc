@@ -1,4 +1,4 @@
-// Scheduler, continued: waiting sequences of a higher priority take the place of running ones of a lower one, and none
+// Scheduler, continued: waiting sequences of a higher priority take the place of running ones of a lower one. None
 // waits behind higher ones for ever.
 #include <algorithm>
 #include <unordered_map>
@@ -8,10 +8,10 @@
 namespace llmc {
 namespace {
 
-// Blocks that would be free when sequences gave theirs up, one sequence after another.
+// Counts blocks that become free as sequences release theirs, one sequence after another.
 class Ransom {
  public:
-  // `kept`: cached blocks that are no gain, since whom they are for begins with them.
+  // kept: cached blocks that are no gain, since the sequence to be admitted begins with them.
   Ransom(const BlockManager& blocks, const std::vector<uint32_t>& kept) : blocks_(blocks) {
     for (uint32_t b : kept) given_up_[b] = kKept;
   }
@@ -31,7 +31,7 @@ class Ransom {
   std::unordered_map<uint32_t, uint32_t> given_up_;  // block: references given up
 };
 
-// A sequence of so many blocks.
+// Adds a decode of a sequence that has `blocks` blocks.
 void AddDecode(uint32_t blocks, StepLoad* load) {
   load->tokens = load->samples = ++load->seqs;
   load->blocks = std::max(load->blocks, blocks);
@@ -40,14 +40,14 @@ void AddDecode(uint32_t blocks, StepLoad* load) {
 
 }  // namespace
 
-// Before a step is planned, so that no victim is in it. In the order of service, with room for those before it: nobody
-// overtakes who does not fit.
+// Evicts before a step is planned, so that no victim is in it. Goes in the order of service and counts the room of
+// those before: none overtakes one that does not fit.
 void Scheduler::MakeWay() {
-  StepLoad claimed;  // blocks: of the pool
-  StepLoad coming;   // in a decode step
+  StepLoad claimed;  // blocks of the pool
+  StepLoad coming;   // decodes of a later step
   for (Sequence* s : waiting_) {
     if (running_.empty() || !Outranks(*s, *running_.back())) return;
-    if (s->held) continue;  // it could not use what it took
+    if (s->held) continue;  // could not use a place
     uint64_t id;
     FindCached(*s, &id);
     const uint32_t length = static_cast<uint32_t>(s->tokens.size());
@@ -61,16 +61,16 @@ void Scheduler::MakeWay() {
   }
 }
 
-// Into victims_: the fewest that `s` outranks, lowest priority and youngest first, without whom it can be admitted
-// beside `claimed`. False when that cannot be: then nobody loses anything.
+// Chooses victims_: the fewest sequences outranked by `s`, lowest priority and youngest first, without which `s` can be
+// admitted beside `claimed`. False if that is impossible: then nothing is evicted.
 bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming) {
   victims_.clear();
-  chosen_ = running_;  // who stays
+  chosen_ = running_;  // sequences that stay
   Ransom ransom(*blocks_, hits_);
   uint32_t free = blocks_->num_free();
   for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
   const uint32_t need = NumNewBlocks(s) + claimed.blocks;
-  const bool decodes = DecodesFit({}, coming);  // else no company changes that
+  const bool decodes = DecodesFit({}, coming);  // if false, no eviction can change it
   for (size_t i = running_.size();; --i) {
     const uint32_t busy = static_cast<uint32_t>(
         std::count_if(chosen_.begin(), chosen_.end(), [](const Sequence* r) { return !Parked(*r); }));
@@ -87,7 +87,8 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const 
   }
 }
 
-// Whether one decode step may carry these and those that come. A model that gives vectors has no such step.
+// Whether one decode step may carry these sequences and the coming ones. A model that gives vectors has no decode
+// steps.
 bool Scheduler::DecodesFit(const std::vector<Sequence*>& sequences, const StepLoad& coming) const {
   if (gives_vectors_) return true;
   StepLoad load = coming;
@@ -97,7 +98,7 @@ bool Scheduler::DecodesFit(const std::vector<Sequence*>& sequences, const StepLo
   return ladder_.Choose(load, options_.miss_policy == MissPolicy::kLarger ? kAnyPhase : kDecodePhases) != kNoGraph;
 }
 
-// What a decode graph does not hold beside those of higher priority would only slow them down: it waits.
+// Whether no decode graph would hold `s` beside those of higher priority: it waits, since it would only slow them down.
 bool Scheduler::CrowdsDecodes(const Sequence& s) const {
   if (running_.empty() || !Outranks(*running_.front(), s)) return false;
   StepLoad coming;
@@ -117,9 +118,9 @@ void Scheduler::Evict(Sequence* victim) {
   }
 }
 
-// Steps in which somebody waits behind one of higher priority are counted; after `patience` of them the request that has
-// been there longest counts as the highest until it ends. One at a time, and counting begins anew when it has ended: a
-// long queue of a low priority gets one request through, and does not turn the order round.
+// Counts steps in which a sequence waits behind one of higher priority. After `patience` of them the oldest such
+// request counts as the highest priority until it ends. Only one is promoted at a time, and counting begins anew when
+// it has ended. A long queue of low priority thus gets one request through, but does not reverse the order.
 void Scheduler::KeepPatience() {
   if (num_promoted_ > 0 || running_.empty() || waiting_.empty()) return;
   const Sequence& highest = *running_.front();
@@ -137,7 +138,7 @@ void Scheduler::KeepPatience() {
   Promote(oldest->arrival);
 }
 
-// All continuations of a request, which stay in order by their indices.
+// Promotes all continuations of a request; their indices keep them in order.
 void Scheduler::Promote(uint64_t arrival) {
   chosen_.clear();
   for (Sequence* s : waiting_) {

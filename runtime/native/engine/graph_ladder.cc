@@ -10,7 +10,7 @@ bool Holds(const GraphShape& g, const StepLoad& load) {
          load.blocks <= g.max_blocks_per_seq && (g.max_blocks == 0 || load.all_blocks <= g.max_blocks);
 }
 
-// Rows that are computed, then what a sequence has of the block table, which two graphs compare without dividing.
+// Orders graphs by rows computed, then by blocks of the block table per sequence, compared without dividing.
 bool Smaller(const GraphShape& a, const GraphShape& b) {
   if (a.max_tokens != b.max_tokens) return a.max_tokens < b.max_tokens;
   const uint64_t blocks_a = a.table_blocks() * b.max_seqs, blocks_b = b.table_blocks() * a.max_seqs;
@@ -60,7 +60,7 @@ uint32_t GraphLadder::Room(const StepLoad& load, uint32_t computed, uint32_t rem
 }
 
 uint32_t GraphLadder::ScoringRoom(uint32_t computed, uint32_t num_scored, uint32_t most) const {
-  const uint64_t again = num_scored - computed;  // after a preemption
+  const uint64_t again = num_scored - computed;  // recomputed after a preemption
   uint32_t best = 0;
   for (std::size_t i = 0; i < enabled_.size(); ++i) {
     const GraphShape& g = model_.graphs[i];

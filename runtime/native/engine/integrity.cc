@@ -1,4 +1,4 @@
-// Engine, continued: whether its parts agree with one another, which tests ask after each step.
+// Engine, continued: checks that its parts agree; tests call it after each step.
 #include <algorithm>
 #include <string>
 #include <unordered_map>
@@ -40,7 +40,7 @@ Status Engine::CheckIntegrity() const {
     }
   }
   for (const auto& [id, request] : live_) {
-    // A mask set since the last step is not known to the scheduler yet.
+    // The scheduler does not know masks set since the last step yet.
     if (std::find(mask_inbox_.begin(), mask_inbox_.end(), request.get()) != mask_inbox_.end()) continue;
     for (const auto& s : request->sequences) {
       if (!s->finished && s->held != IsHeld(*request, *s)) {

@@ -1,4 +1,4 @@
-// Engine, continued: the token masks of guided requests, from who is asked for one to the step that draws with it.
+// Engine, continued: token masks of guided requests, from asking for one to the step that draws with it.
 #include <algorithm>
 #include <string>
 #include <tuple>
@@ -8,7 +8,7 @@
 
 namespace llmc {
 
-// mutex_ is held.
+// Sends the events that ask for them. mutex_ is held.
 void Engine::AskForFirstMasks(Request* r) {
   for (uint32_t i = 0; i < r->params.n; ++i) {
     events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
@@ -17,11 +17,11 @@ void Engine::AskForFirstMasks(Request* r) {
   num_asked_ += r->params.n;
 }
 
-// Who started or ended makes room for those behind. mutex_ is held.
+// Requests that started or ended make room to ask for masks of those behind. mutex_ is held.
 void Engine::CountAsked() {
   const auto turn = [](Request* r) { return std::tuple(r->sequences[0]->priority, r->id, r); };
   for (Request* r : started_) {
-    // Its prompt is computed already, before its turn to be asked for came.
+    // Its prompt was computed before its turn to be asked for came.
     if (unasked_.erase(turn(r)) > 0 && !r->ended) AskForFirstMasks(r);
   }
   for (std::vector<Request*>* gone : {&started_, &ended_}) {
@@ -76,7 +76,7 @@ Status Engine::SetTokenMasks(uint64_t id, uint32_t output_index, const uint32_t*
   if (mask.state == TokenMask::State::kTaken) {
     return Status::Invalid(name + " is taking a token by its last mask; set the next one after that token's event.");
   }
-  mask_inbox_.push_back(r);  // first: when memory runs out below, a look at the old mask does no harm
+  mask_inbox_.push_back(r);  // first: if memory runs out below, looking at the old mask again does no harm
   mask.guesses.assign(guesses, guesses + num_guesses);
   mask.words.assign(words, words + (num_guesses + 1) * num_words);
   mask.num_words = static_cast<uint32_t>(num_words);
@@ -101,7 +101,7 @@ Status Engine::GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, u
   return Status::Ok();
 }
 
-// The first token of a request is drawn for all its continuations at once, so all their masks must be there.
+// A request draws the first token of all its continuations at once, so all their masks must be set.
 bool Engine::IsHeld(const Request& r, const Sequence& s) {
   const auto missing = [](const TokenMask& mask) { return mask.state != TokenMask::State::kReady; };
   if (r.beams != nullptr) return r.beams->waits(s);
@@ -109,7 +109,7 @@ bool Engine::IsHeld(const Request& r, const Sequence& s) {
   return r.forked ? missing(r.masks[s.output_index]) : std::any_of(r.masks.begin(), r.masks.end(), missing);
 }
 
-// From here on the masks of this step's tokens cannot be replaced.
+// From here on, masks of tokens in this step cannot be replaced.
 void Engine::TakeMasks() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const StepItem& item : step_.plan.items) {

@@ -1,4 +1,4 @@
-// Engine, continued: what other threads see of it, events and statistics, made visible once a step.
+// Engine, continued: events and statistics, made visible to other threads once per step.
 #include <algorithm>
 #include <chrono>
 #include <vector>
@@ -87,7 +87,7 @@ std::vector<llmc_step_shape> Engine::TakeStepShapes(uint64_t* lost) {
   return shapes;
 }
 
-// The bucket that a shape wants is named once, by the graphs there are when it first misses. mutex_ is held.
+// The bucket for a missed shape is chosen once, by the graphs that exist when it first misses. mutex_ is held.
 void Engine::CopyMisses() {
   const std::vector<BucketMiss>& all = scheduler_.bucket_misses();
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -101,7 +101,7 @@ void Engine::CopyMisses() {
   }
 }
 
-// A step that is on its way keeps what its rows are of: requests, their parameters and their adapters. mutex_ is held.
+// Frees ended requests without rows in a step in flight, which uses their parameters and adapters. mutex_ is held.
 void Engine::FreeLeaving() noexcept {
   const auto free = [](const std::unique_ptr<Request>& r) {
     return std::all_of(r->sequences.begin(), r->sequences.end(), [](const auto& s) { return s->in_flight == 0; });
@@ -111,7 +111,7 @@ void Engine::FreeLeaving() noexcept {
   leaving_.erase(first, leaving_.end());
 }
 
-// Makes the step visible to other threads: events, statistics, the end of requests.
+// Makes the step visible to other threads: events, statistics, ended requests.
 void Engine::Publish(bool stepped, bool progressed) {
   llmc_engine_stats& c = counters_;
   if (stepped) {
@@ -174,7 +174,7 @@ void Engine::Publish(bool stepped, bool progressed) {
     }
     for (Request* r : ended_) {
       const auto it = live_.find(r->id);
-      leaving_.push_back(std::move(it->second));  // there is room
+      leaving_.push_back(std::move(it->second));  // capacity is reserved
       live_.erase(it);
     }
     ended_.clear();

@@ -1,4 +1,4 @@
-// Engine, continued: requests that tell the best of their continuations when all have ended, best_of and beam search.
+// Engine, continued: best_of and beam search, which report the best continuations once all have ended.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-// The request's only sequence is there, and its max_length.
+// The request's only sequence and its max_length must be set.
 Status Engine::SetUpRanking(Request* r) const {
   SamplingParams& params = r->params;
   r->num_told = params.n;
@@ -21,7 +21,7 @@ Status Engine::SetUpRanking(Request* r) const {
   }
   if (best_of) {
     params.n = params.best_of;
-    params.num_logprobs = std::max(params.num_logprobs, 0);  // they decide
+    params.num_logprobs = std::max(params.num_logprobs, 0);  // logprobs rank continuations
     r->best_of = std::make_unique<BestOf>();
     r->best_of->drawn.resize(params.n);
   }
@@ -36,7 +36,7 @@ Status Engine::SetUpRanking(Request* r) const {
 
 // ---- best_of ---------------------------------------------------------------------------------------------------
 
-// What AppendToken does for a continuation that is told as it comes.
+// Counterpart of AppendToken for continuations that are reported at the end.
 void Engine::KeepToken(Sequence* s, const SampleResult& sample, bool stop) {
   Request* r = s->request;
   Transcript& drawn = r->best_of->drawn[s->output_index];
@@ -56,7 +56,7 @@ void Engine::KeepToken(Sequence* s, const SampleResult& sample, bool stop) {
 
 // ---- beams -----------------------------------------------------------------------------------------------------
 
-// A beam holds until all of its request have theirs: they may have run in different steps.
+// A beam waits until all beams of its request have their candidates: they may run in different steps.
 void Engine::TakeBest(Sequence* s, std::vector<TokenLogprob> best) {
   BeamGroup& beams = *s->request->beams;
   beams.search.Take(beams.index(*s), std::move(best));
@@ -74,8 +74,8 @@ void Engine::AdvanceBeams(Request* r) {
   }
 }
 
-// The first beam that continues another one takes over its sequence, others are forks. Beams that end give up their seats
-// and blocks first.
+// The first beam that continues another one takes over its sequence; others are forks. Beams that end release their
+// seats and blocks first.
 void Engine::MoveBeams(Request* r, const std::vector<BeamSearch::Move>& moves) {
   const std::vector<Sequence*> before = std::move(r->beams->live);
   std::vector<Sequence*> next(moves.size(), nullptr), spare;
@@ -162,7 +162,7 @@ void Engine::TellRanked(Request* r, const std::vector<Transcript>& told) {
   MarkEnded(r);
 }
 
-// A request ends that has told nothing.
+// Ends a request that has reported nothing yet.
 void Engine::EndUntold(Request* r, const llmc_event& facts) {
   MakeRoom(&new_events_, r->num_told);
   MakeRoom(&ended_, 1);

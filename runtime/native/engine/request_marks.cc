@@ -8,7 +8,7 @@ void RequestMarks::Add(const llmc_request_mark& mark) noexcept {
   if (marks_.size() == kMost) {
     on_.store(false, std::memory_order_relaxed);
   } else {
-    marks_.push_back(mark);  // there is room
+    marks_.push_back(mark);  // capacity is reserved
   }
 }
 

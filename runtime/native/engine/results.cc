@@ -1,4 +1,4 @@
-// Engine, continued: what a step drew or computed becomes tokens, vectors and events of its requests.
+// Engine, continued: turns a step's tokens and vectors into tokens and events of requests.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -18,7 +18,7 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
 
 }  // namespace
 
-// Whose each task is, in their order. A prompt that is done has n sequences from now on.
+// Lists the sequence of each task, in order. A request whose prompt is done has n sequences from now on.
 void Engine::NameOwners() {
   owners_.clear();
   for (const StepItem& item : step_.plan.items) {
@@ -59,12 +59,12 @@ void Engine::Fork(Sequence* parent) {
   }
 }
 
-// Whether the request ends in this token.
+// Whether the token ends the request.
 bool Engine::Stops(const Request& r, int32_t token) const {
   return (!r.params.ignore_eos && Contains(model_.eos_token_ids, token)) || Contains(r.params.stop_token_ids, token);
 }
 
-// Whether a task draws behind a guess, which the task before it drew.
+// Whether a task draws behind a guess that the task before it confirmed.
 bool Engine::ComesTrue(std::size_t task) const {
   return task < step_.tasks.size() && step_.guessed[task] != EngineStep::kNoGuess &&
          outcomes_[task - 1].result.token == step_.guessed[task];
@@ -72,7 +72,7 @@ bool Engine::ComesTrue(std::size_t task) const {
 
 void Engine::Postprocess() {
   NameOwners();
-  // At most TOKEN and FINISHED or NEEDS_MASK each: a token that is appended is told.
+  // At most TOKEN and FINISHED or NEEDS_MASK each: every appended token is reported.
   MakeRoom(&new_events_, 2 * step_.tasks.size());
   bool guessed_right = true;
   for (size_t i = 0; i < step_.tasks.size(); ++i) {
@@ -96,7 +96,7 @@ void Engine::Postprocess() {
     } else if (outcome.status.ok()) {
       AppendToken(s, outcome.result, ComesTrue(i + 1));
     } else {
-      // Its keys and values may not be finite either: nobody may begin with them.
+      // Its keys and values may not be finite either: no sequence may begin with them.
       if (outcome.status.code == LLMC_ERR_NOT_FINITE) {
         for (const auto& one : s->request->sequences) scheduler_.Forget(*one);
       }
@@ -113,7 +113,8 @@ void Engine::Postprocess() {
   counters_.num_speculative_steps += speculative;
 }
 
-// A prompt that is done has its vector, and ends. rows: of those that end in this step, in the order of its items.
+// Gives each prompt that is done its vector, and ends its request. rows: [prompts that end in this step][width], in the
+// order of items.
 void Engine::GiveVectors(const float* rows) {
   const size_t width = static_cast<size_t>(model_.vector_width);
   MakeRoom(&new_events_, step_.plan.items.size());

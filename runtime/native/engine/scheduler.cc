@@ -5,7 +5,7 @@
 namespace llmc {
 namespace {
 
-// What serves it is known when the step is planned.
+// A miss of a load. The graph that serves it is known when the step is planned.
 BucketMiss MissOf(Phase phase, const StepLoad& load) {
   return {phase, load.seqs, load.tokens, load.blocks, BucketMiss::kNone, 1};
 }
@@ -29,7 +29,7 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
   leaving_.reserve(most_running_);  // so that leaving allocates nothing
 }
 
-// Of the next `count` tokens, those whose logits are wanted for the prompt's logprobs.
+// Number of the next `count` tokens that are scored for the prompt's logprobs.
 uint32_t Scheduler::NumScores(const Sequence& s, uint32_t count) {
   if (!s.scoring()) return 0;
   const uint32_t end = std::min(s.num_computed + count, s.score_end);
@@ -82,7 +82,7 @@ void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->last_step = parent.last_step;
   child->promoted = parent.promoted;
   num_promoted_ += child->promoted;
-  const bool shares = parent.state == Sequence::State::kRunning;  // and was not preempted
+  const bool shares = parent.state == Sequence::State::kRunning;  // not preempted
   if (!shares || NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
   child->num_computed = parent.num_computed;
   child->blocks = parent.blocks;
@@ -135,7 +135,7 @@ void Scheduler::Clear() noexcept {
   swap_.Clear();
 }
 
-// Its blocks go to the host's memory where that is cheaper; else its tokens are computed again. The bits are the same.
+// Saves blocks to swap space where that is cheaper than recomputing its tokens. Both give the same bits.
 void Scheduler::Preempt(Sequence* s) {
   preempted_->push_back(s);
   const uint32_t used = BlocksFor(s->num_computed);
@@ -157,8 +157,8 @@ uint32_t Scheduler::NumReady() const {
       std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return !Parked(*s); }));
 }
 
-// The least important of those that have waited for their masks for some steps, or for any time when nothing else could
-// run; NULL if none. None of them is in the plan.
+// The least important sequence that has waited for its mask for kParkedLong steps, or for any time if nothing else
+// could run; NULL if none. It is not in the plan.
 Sequence* Scheduler::LongParked() const {
   const uint64_t least = num_ready_ == 0 ? 0 : kParkedLong;
   for (size_t i = running_.size(); i-- > 0;) {
@@ -167,8 +167,8 @@ Sequence* Scheduler::LongParked() const {
   return nullptr;
 }
 
-// Makes the next token's slot exist and belong to s alone. Takes blocks from who is parked, else from the least
-// important sequence; false when that was s itself.
+// Makes the next token's slot exist and belong to `s` alone. Takes blocks from parked sequences, else from the least
+// important one; returns false if that is `s` itself.
 bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
   uint32_t index = s->num_computed / block_size_;
   for (;;) {
@@ -194,7 +194,7 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
 
 // ---- planning --------------------------------------------------------------------------------------------------
 
-// Empties a plan, and begins the next step.
+// Empties a plan and begins the next step.
 void Scheduler::NewPlan(StepPlan* plan) {
   *plan = {0,
            false,
@@ -217,8 +217,8 @@ void Scheduler::NewPlan(StepPlan* plan) {
   ++step_;
 }
 
-// With both kinds of work, a mixed step carries all decodes and a chunk of prefill; where no mixed graph holds that,
-// prefill and decode steps alternate: neither starves.
+// If there are decodes and prefills, a mixed step carries all decodes and a chunk of prefill. Where no mixed graph
+// holds that, prefill and decode steps alternate, so that neither starves.
 void Scheduler::Schedule(StepPlan* plan) {
   NewPlan(plan);
   KeepPatience();
@@ -227,7 +227,7 @@ void Scheduler::Schedule(StepPlan* plan) {
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
   PhaseSet phases = kDecodePhases;
-  // When the decodes left no room for a prefill, the prefill comes first in the next step.
+  // If decodes left no room for a prefill, the prefill comes first in the next step.
   const bool try_mixed = ladder_.has_mixed() && has_prefill && !decodes_.empty() && !crowded_out_;
   crowded_out_ = false;
   if (try_mixed && PlanMixed(plan)) {
@@ -245,8 +245,8 @@ void Scheduler::Schedule(StepPlan* plan) {
   if (plan->miss.count > 0) CountMiss(plan->miss);
 }
 
-// Who has something to compute in this step. When masks came for more sequences than there are seats, those that waited
-// longest are first: a step later it is the others' turn.
+// Chooses the sequences that compute something in this step. If masks came for more sequences than there are seats,
+// those that waited longest come first, and the others a step later.
 void Scheduler::TakeSeats() {
   ready_.clear();
   decodes_.clear();
@@ -260,7 +260,7 @@ void Scheduler::TakeSeats() {
     ready_.resize(options_.max_num_seqs);
     std::sort(ready_.begin(), ready_.end(), Before());
   }
-  // Where no token follows, the last one of a prompt is one like the others.
+  // If the model writes no text, the last token of a prompt is like any other.
   for (Sequence* s : ready_) (s->num_remaining() == 1 && !gives_vectors_ ? decodes_ : prefills_).push_back(s);
 }
 
@@ -269,7 +269,7 @@ void Scheduler::ChooseGraph(PhaseSet phases, StepPlan* plan) const {
   int graph = ladder_.Choose(plan->load, phases);
   if (graph == kNoGraph) graph = ladder_.Choose(plan->load, kAnyPhase);
   plan->graph = static_cast<uint32_t>(graph);
-  // One that took a part of the load is none that served it.
+  // A graph that served only a part of the missed load is not named in the miss.
   if (plan->miss.seqs == plan->load.seqs && plan->miss.tokens == plan->load.tokens) plan->miss.graph = graph;
 }
 
@@ -279,15 +279,15 @@ void Scheduler::AddItem(Sequence* s, uint32_t count, StepPlan* plan) {
   s->last_step = step_;
 }
 
-// `chosen` is in running order, so that a victim of EnsureWritable is never a sequence already in the plan.
+// `chosen` is in running order, so that a victim of EnsureWritable is never in the plan already.
 void Scheduler::AddDecodes(const std::vector<Sequence*>& chosen, StepPlan* plan) {
   for (Sequence* s : chosen) {
     if (s->state == Sequence::State::kRunning && EnsureWritable(s, plan)) AddItem(s, 1, plan);
   }
 }
 
-// Decodes ride along with prefill chunks when a mixed graph holds all of them and at least one more token. It may turn
-// out that no prefill can be added: then this is a decode step.
+// Decodes ride along with prefill chunks if a mixed graph holds all of them and at least one more token. If no prefill
+// can be added after all, this is a decode step.
 bool Scheduler::PlanMixed(StepPlan* plan) {
   const StepLoad all = LoadOf(decodes_);
   const uint32_t computed = prefills_.empty() ? 0 : prefills_.front()->num_computed;
@@ -317,7 +317,7 @@ PhaseSet Scheduler::PlanDecode(StepPlan* plan) {
   return kAnyPhase;
 }
 
-// In the order of service: who does not fit beside those before it fails. The next step runs the others.
+// Fails, in the order of service, sequences that do not fit beside those before them. The next step runs the others.
 void Scheduler::FailDecodes(StepPlan* plan) const {
   StepLoad load;
   for (Sequence* s : decodes_) {
@@ -329,7 +329,7 @@ void Scheduler::FailDecodes(StepPlan* plan) const {
   }
 }
 
-// As many as fit, those that waited longest first; what fits nowhere alone takes a graph of another phase.
+// Takes those that fit, longest wait first. A sequence that no decode graph holds alone takes a graph of another phase.
 PhaseSet Scheduler::SplitDecodes(StepPlan* plan) {
   PhaseSet phases = kDecodePhases;
   LongestWaitFirst(&decodes_);
@@ -349,8 +349,8 @@ PhaseSet Scheduler::SplitDecodes(StepPlan* plan) {
   return phases;
 }
 
-// Chunks of running prefills, then of newly admitted sequences, packed up to the token budget, which the decodes of the
-// step count against.
+// Adds chunks of running prefills, then of newly admitted sequences, up to the token budget, which decodes of the step
+// count against.
 void Scheduler::AddPrefills(PhaseSet phases, StepPlan* plan) {
   const auto full = [this, plan] { return plan->load.tokens >= budget(); };
   for (Sequence* s : prefills_) {
@@ -366,16 +366,16 @@ void Scheduler::AddPrefills(PhaseSet phases, StepPlan* plan) {
   }
 }
 
-// A sequence that is being scored runs alone: when others were first it waits, and nobody behind it may overtake.
+// A sequence that is being scored runs alone. If others are in the step, it waits and none behind it may overtake.
 bool Scheduler::ScoresLater(const Sequence& s, const StepPlan& plan) {
   const bool later = s.scoring() && !plan.items.empty();
   crowded_out_ |= later;
   return later;
 }
 
-// What of `s`, whose first `computed` tokens are known, goes into the step: as much as a graph of these phases and the
-// token budget hold beside what is there. What no such graph holds alone is a miss: a graph of any phase serves it,
-// alone, or it fails.
+// Number of tokens of `s` that go into the step, of which the first `computed` are known. A graph of these phases and
+// the token budget must hold them beside those in the plan. A chunk that no such graph holds alone is a miss: a graph
+// of any phase serves it alone, or it fails.
 Scheduler::Chunk Scheduler::FitChunk(Sequence* s, uint32_t computed, PhaseSet phases, StepPlan* plan) {
   const uint32_t remaining = static_cast<uint32_t>(s->tokens.size()) - computed, wanted = remaining - s->held;
   const uint32_t most = std::min(wanted, budget() - plan->load.tokens);
@@ -403,13 +403,13 @@ void Scheduler::AddChunk(Sequence* s, uint32_t count, StepPlan* plan) {
 }
 
 void Scheduler::FindCached(const Sequence& s, uint64_t* id) {
-  // The last token is always computed, and so are those whose logits are wanted.
+  // The last token is always computed, and so are tokens to be scored.
   const uint32_t most = (s.scoring() ? s.num_scored : static_cast<uint32_t>(s.tokens.size()) - 1) / block_size_;
   blocks_->Lookup(s.root_id, s.tokens.data(), most, &hits_, id);
 }
 
-// The first waiting sequence that has something to compute, and the cached blocks it starts from in hits_; NULL if none.
-// One that only waits for a mask is passed over; so is one that would compute its tokens again and then wait.
+// The first waiting sequence with something to compute, its cached blocks in hits_; NULL if none. Skips sequences that
+// only wait for a mask, and those that would wait for one after recomputing their tokens.
 Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
   for (Sequence* s : waiting_) {
     if (s->held && (no_held || s->started)) continue;
@@ -419,8 +419,8 @@ Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
   return nullptr;
 }
 
-// Moves the head of the waiting queue into the step. False when nobody behind it may overtake: it does not fit, or
-// nothing else rides along.
+// Admits the head of the waiting queue to the step. False if none behind it may overtake: it does not fit, or it runs
+// alone.
 bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
   if (num_ready_ >= options_.max_num_seqs) return false;
   const bool crowded = Crowded();
@@ -441,8 +441,8 @@ bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
   return !chunk.alone;
 }
 
-// Whether all blocks that `s` needs besides hits_ are free, so that a prefill never waits for memory halfway. Takes them
-// from who is parked and behind it in the order of service, or is a beam that waits for it.
+// Whether all blocks that `s` needs besides hits_ are free, so that a prefill never waits for memory halfway. Takes
+// blocks from parked sequences that are behind `s` in the order of service or are beams that wait for it.
 bool Scheduler::FreeBlocks(const Sequence& s) {
   const uint32_t need = NumNewBlocks(s);
   for (;;) {
@@ -455,7 +455,7 @@ bool Scheduler::FreeBlocks(const Sequence& s) {
   }
 }
 
-// A waiting sequence begins with hits_, whose last block is that of `id`, and takes all its other blocks.
+// Starts a waiting sequence with hits_, the last of which is the block of `id`, and allocates all its other blocks.
 void Scheduler::StartRunning(Sequence* s, uint64_t id, StepPlan* plan) {
   const uint32_t cached = static_cast<uint32_t>(hits_.size()) * block_size_;
   waiting_.erase(s);

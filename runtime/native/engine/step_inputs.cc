@@ -1,4 +1,4 @@
-// Engine, continued: what a planned step asks of the device, its input arrays and its draws.
+// Engine, continued: input arrays and sampling tasks of a planned step.
 #include <algorithm>
 
 #include "engine/engine.h"
@@ -40,7 +40,7 @@ void Engine::Prepare(EngineStep* step) const {
     if (!model_.adapters.empty()) b.adapter_slots.push_back(s.request->adapter_slot);
     b.context_lens.push_back(static_cast<int32_t>(end));
     b.query_start.push_back(static_cast<int32_t>(b.input_ids.size()));
-    const int32_t row = static_cast<int32_t>(b.input_ids.size()) - static_cast<int32_t>(end);  // of position 0
+    const int32_t row = static_cast<int32_t>(b.input_ids.size()) - static_cast<int32_t>(end);  // row of position 0
     for (uint32_t i = 0; i < item.num_scores; ++i) {
       b.sample_index.push_back(row + static_cast<int32_t>(item.first_score + i));
     }
@@ -51,8 +51,8 @@ void Engine::Prepare(EngineStep* step) const {
   }
 }
 
-// What is drawn of the step's rows, in the order of its items: the logprobs of a prompt's tokens first, then a token, or
-// n of them where a prompt with n > 1 is done.
+// Lists what is drawn, in the order of items: logprobs of a prompt's tokens first, then a token, or n tokens if a
+// prompt with n > 1 is done.
 void Engine::ListTasks(EngineStep* step) {
   std::vector<SampleTask>& tasks = step->tasks;
   std::vector<int32_t>& guessed = step->guessed;
@@ -99,7 +99,7 @@ void Engine::ListTasks(EngineStep* step) {
     }
     ++row;
     if (item.num_guesses == 0) continue;
-    // What comes behind the guesses is drawn as if they were right: the step that would draw it has the same text.
+    // Tokens behind guesses are drawn as if these were right: the step that would draw them has the same text.
     for (uint32_t i = 0; i < item.num_guesses; ++i, ++row) {
       SampleTask draw = tasks.back();
       draw.row = row;

@@ -37,7 +37,7 @@ void StepShapes::Count(const llmc_step_shape& shape, uint64_t replay_ns) noexcep
       return;
     }
     slots_[slot] = static_cast<uint16_t>(shapes_.size());
-    shapes_.push_back(shape);  // there is room
+    shapes_.push_back(shape);  // capacity is reserved
     shapes_.back().count = shapes_.back().replay_ns = 0;
     shapes_.back().replay_ns_squared = 0;
   }

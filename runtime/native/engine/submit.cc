@@ -1,4 +1,4 @@
-// Engine, continued: taking requests in, and calling them off.
+// Engine, continued: taking requests in and cancelling them.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -79,7 +79,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   r->id = next_id_;
   r->sequences[0]->arrival = r->id;
   if (!c.sampling->has_seed) {
-    // Spread the engine's seed over requests; the sampler mixes it.
+    // Spreads the engine's seed over requests; the sampler mixes it.
     r->params.seed = options_.seed + r->id * 0x9e3779b97f4a7c15ull;
   }
   const uint64_t new_id = r->id;
@@ -94,7 +94,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
     }
     inbox_.push_back(r);
     live_.emplace(new_id, std::move(request));
-  } catch (...) {  // out of memory: nothing may name a request that is no more
+  } catch (...) {  // out of memory: nothing may name a request that is gone
     inbox_.resize(num_arrived);
     events_.erase(events_.begin() + static_cast<std::ptrdiff_t>(num_events), events_.end());
     unasked_.erase(turn);
@@ -110,7 +110,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   return Status::Ok();
 }
 
-// Whether a request is one for what the model gives, a vector or tokens.
+// Checks that a request asks for what the model gives: a vector or tokens.
 Status Engine::CheckVector(const llmc_request& c) const {
   if (model_.vector_width == 0) {
     if (c.vector == nullptr) return Status::Ok();
@@ -134,7 +134,7 @@ Status Engine::CheckVector(const llmc_request& c) const {
   return Status::Ok();
 }
 
-// Whether what a request says of output that it already has can be.
+// Checks the output that a resumed request says it has.
 Status Engine::CheckResumed(const llmc_request& c) const {
   if (c.num_output_tokens == 0 && c.output_index == 0) return Status::Ok();
   if (c.num_output_tokens >= c.num_prompt_tokens) {

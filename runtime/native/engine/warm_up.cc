@@ -1,4 +1,4 @@
-// The engine's warm-up: replays of made-up tokens, and which graphs requests may use meanwhile.
+// The engine's warm-up: replays of made-up tokens, and graphs that requests may use meanwhile.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -16,7 +16,7 @@ Status CheckLoad(const char* what, uint32_t value, uint64_t low, uint64_t high) 
                                                   " of this graph; choose another graph or a smaller load.");
 }
 
-// A step that reaches all of so many blocks, not in the order of memory.
+// A stride that reaches all of num_blocks blocks, out of memory order.
 uint64_t ScatterStep(uint64_t num_blocks) {
   uint64_t step = num_blocks * 5 / 8 + 1;
   while (std::gcd(step, num_blocks) != 1) ++step;
@@ -84,7 +84,7 @@ Status Engine::ReleaseGraph(uint32_t graph) {
 
 Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   std::lock_guard<std::mutex> one_at_a_time(new_graphs_mutex_);
-  std::unique_ptr<NewGraphs> graphs;  // goes, with what they replace, once steps go on
+  std::unique_ptr<NewGraphs> graphs;  // freed, with the graphs it replaced, once steps go on
   {
     std::lock_guard<std::mutex> step_lock(step_mutex_);
     LLMC_RETURN_IF_ERROR(Land());
@@ -94,7 +94,7 @@ Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   LLMC_RETURN_IF_ERROR(Land());
   device_->Adopt(graphs.get());
-  // What memory may run out of here leaves graphs that nobody uses.
+  // If memory runs out here, the new graphs stay unused.
   {
     std::lock_guard<std::mutex> lock(mutex_);
     graph_stats_.resize(model_.graphs.size());
@@ -103,7 +103,7 @@ Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   return Status::Ok();
 }
 
-// Contexts are read from scattered blocks, whatever is there, as serving reads them after a while; only the dummy block
+// Contexts are read from scattered blocks with any contents, as serving reads them after a while. Only the dummy block
 // is written to.
 Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
@@ -123,7 +123,7 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
     each = decode ? 1 : std::min(std::max(g.max_tokens / std::max(seqs, 1u), 1u), reach);
   }
   if (num_seqs == 0) num_seqs = std::min(g.max_seqs, std::max(g.max_tokens / each, 1u));
-  // A total is shared equally; its graph has a block for each of its sequences.
+  // A total number of blocks is shared equally: the graph has a block for each of its sequences.
   if (g.max_blocks != 0) reach = std::min(reach, longest(std::max(g.max_blocks / num_seqs, 1u)));
   const uint32_t context = load.context != 0 ? load.context : decode ? std::max(reach, each) : each;
   LLMC_RETURN_IF_ERROR(CheckLoad("num_seqs", num_seqs, 1, g.max_seqs));

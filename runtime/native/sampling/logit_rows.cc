@@ -12,7 +12,7 @@ namespace {
 #define LLMC_INLINE inline __attribute__((always_inline))
 
 constexpr uint32_t kBlock = 2048;
-constexpr uint32_t kLineFloats = 16;  // of a line of cache
+constexpr uint32_t kLineFloats = 16;  // floats of a cache line
 
 LLMC_INLINE int32_t Bits(float x) {
   int32_t bits;
@@ -26,7 +26,7 @@ LLMC_INLINE float FromBits(int32_t bits) {
   return x;
 }
 
-// An order of integers that is that of floats without NaN, and back.
+// Maps bits of floats without NaN to integers of the same order, and back.
 LLMC_INLINE int32_t Ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
 LLMC_INLINE float Exp(float x) {
@@ -51,7 +51,7 @@ LLMC_INLINE RowScan Scan(const float* row, uint32_t n) {
   RowScan out;
   for (uint32_t begin = 0; begin < n; begin += kBlock) {
     const uint32_t end = std::min(begin + kBlock, n);
-    // A block ahead: caches of other cores, which computed it, have much of a row.
+    // Prefetches the next block: much of a row is in caches of other cores, which computed it.
     for (uint32_t i = end; i < std::min(end + kBlock, n); i += kLineFloats) __builtin_prefetch(row + i);
     int32_t high = std::numeric_limits<int32_t>::min();
     for (uint32_t i = begin; i < end; ++i) {
@@ -60,7 +60,7 @@ LLMC_INLINE RowScan Scan(const float* row, uint32_t n) {
       high = order > high ? order : high;
     }
     if (begin != 0 && high <= highest) continue;
-    // Zeros are equal, but negative ones are lower in this order: the block where the first zero was stays.
+    // -0 is below +0 in this order, though they are equal as floats: keep the block of the first zero.
     const bool zeros = begin != 0 && FromBits(Ordered(high)) == FromBits(Ordered(highest));
     highest = high;
     if (zeros) continue;
@@ -94,7 +94,7 @@ struct Passes {
   double (*sum)(const float*, uint32_t);
 };
 
-// No attribute that the compiler resolves while it links: sanitizers are not ready then.
+// No attribute that is resolved at load time, such as target_clones: sanitizers are not ready then.
 #define LLMC_PASSES(name, target)                                                           \
   target RowScan Scan##name(const float* row, uint32_t n) { return Scan(row, n); }          \
   target void Exp##name(const float* row, uint32_t n, float max, float scale, float* out) { \

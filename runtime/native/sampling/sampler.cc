@@ -19,7 +19,7 @@ uint64_t SplitMix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// 1 + the tokens before this one when equal logits are ordered by id.
+// Rank of a token from 1; equal logits are ranked by id.
 uint32_t Rank(const float* row, uint32_t n, uint32_t token) {
   const float value = row[token];
   uint32_t before = 0;
@@ -124,7 +124,7 @@ Status Sampler::Sample(const float* row, const SamplingParams& params, const Sam
   return Status::Ok();
 }
 
-// False when the mask allows nothing.
+// Returns false if the mask allows no token.
 bool Sampler::ApplyMask(const SampleContext& context, float* x) const {
   uint32_t any = 0;
   for (uint32_t begin = 0, w = 0; begin < vocab_size_; begin += 32, ++w) {
@@ -138,7 +138,7 @@ bool Sampler::ApplyMask(const SampleContext& context, float* x) const {
   return any != 0;
 }
 
-// The min_tokens mask. Under a token mask it holds only while something else is left to choose.
+// Applies min_tokens: forbids stop tokens. Under a token mask only while another token is left to choose.
 void Sampler::ForbidStops(const SamplingParams& params, bool masked, float* x) {
   float* saved = weights_.data();
   if (masked) std::memcpy(saved, x, vocab_size_ * sizeof(float));
@@ -149,7 +149,7 @@ void Sampler::ForbidStops(const SamplingParams& params, bool masked, float* x) {
   if (masked && ScanRow(x, vocab_size_).max == kMasked) std::memcpy(x, saved, vocab_size_ * sizeof(float));
 }
 
-// Returns row itself when nothing changes it, NULL when the token mask allows nothing.
+// Returns `row` itself if nothing changes it, NULL if the token mask allows nothing.
 const float* Sampler::Modify(const float* row, const SamplingParams& params, const SampleContext& context) {
   const bool repetition = params.repetition_penalty != 1.0f;
   const bool counts = params.presence_penalty != 0.0f || params.frequency_penalty != 0.0f;
@@ -191,8 +191,8 @@ void Sampler::BlockMaxima(const float* row) {
   }
 }
 
-// candidates_ = the k highest finite logits, best first. Needs BlockMaxima(row). The k-th highest block maximum bounds
-// the k-th highest logit from below, so few elements are ever looked at twice.
+// Sets candidates_ to the k highest finite logits, best first. Needs BlockMaxima(row): the k-th highest block maximum
+// is a lower bound of the k-th highest logit, so few elements are looked at twice.
 void Sampler::SelectTop(const float* row, uint32_t k) {
   float threshold = std::numeric_limits<float>::lowest();
   if (k <= maxima_.size()) {
@@ -244,7 +244,7 @@ int32_t Sampler::DrawFromAll(const float* row, float max, float inv_temperature,
       inside += w[i];
       if (inside > target) return static_cast<int32_t>(i);
     }
-    before += sum;  // rounding put the target past this span: the next span's first token, or the last one seen
+    before += sum;  // rounding put the target behind this span: take the next span's first token, or the last one seen
   }
   return static_cast<int32_t>(last);
 }
@@ -255,7 +255,7 @@ int32_t Sampler::Draw(const float* row, float max, const SamplingParams& params,
   if (!top_k && params.top_p >= 1.0f && params.min_p <= 0.0f) return DrawFromAll(row, max, inv, uniform);
 
   BlockMaxima(row);
-  // The mass that top_p is a share of: what min_p and top_k leave.
+  // Probability mass that top_p is a share of: what min_p and top_k leave. Computed below if it depends on top_k.
   double mass = -1;
   if (!top_k && params.top_p < 1.0f) {
     float* w = weights_.data();
@@ -334,7 +334,7 @@ namespace {
 
 std::string Text(float x) { return std::to_string(x); }
 
-// What tells likely continuations from others draws nothing, or draws more than is told.
+// Checks best_of and beam search.
 Status CheckRanking(const llmc_sampling_params& c, int32_t vocab_size) {
   if (c.best_of != 0 && (c.best_of < c.n || c.best_of > LLMC_MAX_BEAMS)) {
     return Status::Invalid("best_of is " + std::to_string(c.best_of) + " but n is " + std::to_string(c.n) +

@@ -81,7 +81,7 @@ Status CuGraphs::Instantiate(const Graph& graph, uint64_t free_before, uint64_t 
     exec = {machine_, made};
     code = cuda->GraphUpload(made, stream_);
   }
-  // What has no room for a graph has room for its launches.
+  // Without memory for a graph, its launches are enqueued one by one.
   if (code == kCuOutOfMemory) return Status::Ok();
   LLMC_RETURN_IF_ERROR(cuda.Check("Instantiating a graph", code));
   LLMC_RETURN_IF_ERROR(cuda.Check("Uploading a graph", cuda->StreamSynchronize(stream_)));

@@ -35,7 +35,7 @@ constexpr CuName kCuNames[] = {
     {kCuDriverMismatch, "library and kernel module of the driver are of different versions"},
     {kCuCompatNotSupported, "this GPU does not support the compatibility library"},
 };
-// The context is gone with the first of these; every later call says the same.
+// Errors that lose the context: every later call returns the same one.
 constexpr CuResult kCuLosing[] = {kCuDeinitialized,
                                   kCuInvalidContext,
                                   kCuEccUncorrectable,

@@ -65,7 +65,7 @@ Status CuMemory::MakePools(const Artifact& artifact, CuStreamHandle stream) {
   return Status::Ok();
 }
 
-// All empty: an adapter of rank 0 is none.
+// Clears all slots: rank 0 means no adapter.
 Status CuMemory::MakeAdapters(const Artifact& artifact, CuStreamHandle stream) {
   slots_ = artifact.shape().adapters;
   if (slots_.empty()) return Status::Ok();
@@ -91,14 +91,14 @@ Status CuMemory::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& ma
     LLMC_RETURN_IF_ERROR(machine_->Check(
         "Copying an adapter to the GPU",
         (*machine_)->MemcpyToDevice(adapter_at_[linear] + slot * bytes, packed_.get(), bytes, adapter_stream_.get())));
-    // The next one is packed where this one is read.
+    // packed_ is reused for the next linear: wait until the copy has read it.
     LLMC_RETURN_IF_ERROR(
         machine_->Check("Copying an adapter to the GPU", (*machine_)->StreamSynchronize(adapter_stream_.get())));
   }
   return Status::Ok();
 }
 
-// As they lie in the file, so that they are one copy, or two: what is offloaded is its end.
+// Weights keep the order of the file, so that they are one copy, or two: offloaded ones are its end.
 Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
   std::vector<const WeightRecord*> ordered;
   for (const WeightRecord& weight : artifact.weights()) ordered.push_back(&weight);
@@ -152,7 +152,7 @@ Status CuMemory::CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) co
   if (from == to) return Status::Ok();
   for (const auto* pool : {&key_at_, &value_at_}) {
     const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
-    if (bytes == 0) continue;  // values that are a part of keys
+    if (bytes == 0) continue;  // values that are part of keys
     for (const CuPointer layer : *pool) {
       LLMC_RETURN_IF_ERROR(machine_->Check(
           "Copying a KV block", (*machine_)->MemcpyOnDevice(layer + to * bytes, layer + from * bytes, bytes, stream)));

@@ -8,7 +8,7 @@ namespace llmc {
 namespace {
 
 constexpr const char* kCuKind = "cuda";
-constexpr uint32_t kLeastCapability = 80;  // that kernels are written for
+constexpr uint32_t kLeastCapability = 80;  // lowest compute capability that kernels are written for
 constexpr size_t kMostJitLog = 600;
 
 }  // namespace
@@ -65,7 +65,7 @@ Status CuPrograms::LoadKernel(const Artifact& artifact, const KernelRecord& kern
   int32_t options[] = {kCuJitErrorLog, kCuJitErrorLogBytes};
   void* values[] = {log, nullptr};
   std::memcpy(static_cast<void*>(&values[1]), &kMostJitLog,
-              sizeof(kMostJitLog));  // a number, where others are pointers
+              sizeof(kMostJitLog));  // a number, where other values are pointers
   const bool ptx = image.kind == CuImage::kPtx;
   CuModule module = nullptr;
   const CuResult code = cuda->ModuleLoadData(&module, image.data, ptx ? 2 : 0, ptx ? options : nullptr,

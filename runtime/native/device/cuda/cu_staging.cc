@@ -15,11 +15,11 @@ namespace {
 constexpr uint64_t kSlotBytes = 8 << 20;
 constexpr uint32_t kMostReaders = 4;
 
-// One thread's memory: while one slot is on its way the other one is filled.
+// Staging memory of one thread: while one slot is being sent, the other is filled.
 struct Lane {
   CuPinned slots[2];
   CuEvent sent[2];
-  CuStream stream;  // the first to go
+  CuStream stream;  // last member, so destroyed first
 };
 
 class Upload {
@@ -27,7 +27,7 @@ class Upload {
   Upload(const CuMachine& machine, const MappedFile& file, uint64_t begin, uint64_t bytes, CuPointer to)
       : machine_(machine), file_(file), begin_(begin), bytes_(bytes), to_(to) {}
 
-  // Takes parts until there are none or one fails; waits for its own. Any thread.
+  // Sends parts until none is left or one fails, and waits for its own. Any thread may call it.
   void Run(const Lane& lane) {
     const CuScope scope(machine_);
     Status status = scope.status();
@@ -94,7 +94,7 @@ Status CopyFileToDevice(const CuMachinePtr& machine, const MappedFile& file, uin
     try {
       threads.emplace_back(&Upload::Run, &upload, std::cref(lanes[i]));
     } catch (const std::system_error&) {
-      break;  // those that there are do it
+      break;  // fewer threads do the work
     }
   }
   if (!lanes.empty()) upload.Run(lanes[0]);

@@ -10,7 +10,7 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kInputWordBytes = sizeof(int32_t);  // of inputs
+constexpr uint64_t kInputWordBytes = sizeof(int32_t);  // bytes of a word of inputs
 
 }  // namespace
 
@@ -25,7 +25,7 @@ Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Art
   return Status::Ok();
 }
 
-// Programs first: what this device cannot run is refused before anything large is taken.
+// Programs first: code that this device cannot run is refused before anything large is allocated.
 Status CudaDevice::Load(uint32_t num_blocks, const CudaDeviceOptions& options) {
   options_ = options;
   LLMC_RETURN_IF_ERROR(CuPrograms::Load(machine_, *artifact_, nullptr, &run_.programs));
@@ -47,14 +47,14 @@ Status CudaDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", out->work.logit_bytes, &out->logits));
   LLMC_RETURN_IF_ERROR(CuGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, stream_.get(),
                                       options_.graphs, &out->graphs));
-  // A driver may leave code where it is until it is used: nothing is loaded, or taken, once this returns.
+  // A driver may load code at its first use: after this, nothing is loaded or allocated any more.
   for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
     LLMC_RETURN_IF_ERROR(RunEmpty(*out, static_cast<uint32_t>(g)));
   }
   return Status::Ok();
 }
 
-// Memory, graphs and modules that are new, made beside steps: nothing of a running step is touched.
+// New memory, graphs and modules, made beside steps: nothing of a running step is touched.
 class CudaDevice::Joining final : public NewGraphs {
  public:
   Joining(CudaDevice* device, std::shared_ptr<const Artifact> artifact)
@@ -98,7 +98,8 @@ Status CudaDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
       (*machine_)->MemcpyToDevice(runner.work.step.get(), runner.inputs.get(), bytes, stream_.get()));
 }
 
-// What counts rows may lie in the arena, too, where an earlier step has written.
+// Replays a graph without rows. The arena is cleared because kernels may read row counts from it, too, which an earlier
+// step has written.
 Status CudaDevice::RunEmpty(const Runner& runner, uint32_t graph) {
   const CuDrain drain(*machine_, stream_.get());
   const uint64_t bytes = runner.graphs->inputs(graph).bytes;
@@ -114,7 +115,7 @@ void CudaDevice::Visit(uint32_t graph) {
   if (machine_->CheckAlive().ok() && scope.status().ok()) static_cast<void>(RunEmpty(run_, graph).ok());
 }
 
-// Of adapters the tiles that there are, and nothing where there are no pools.
+// Copies inputs: of adapters only the tiles in use, and nothing without adapter pools.
 Status CudaDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
@@ -136,7 +137,7 @@ Status CudaDevice::Enqueue(const StepBatch& batch, Fence* fence) {
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
   const Status status = Submit(batch);
-  // What was put in before the error may still read the inputs.
+  // Work enqueued before the error may still read the inputs.
   if (!status.ok()) static_cast<void>(Finish("A step").ok());
   return status;
 }
@@ -194,13 +195,13 @@ Status CudaDevice::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& 
   return memory_->LoadAdapter(slot, matrices);
 }
 
-// Block 0 is nobody's.
+// Block 0 belongs to no sequence, so it is used for timing copies.
 Status CudaDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
   constexpr uint32_t kTimes = 8;
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
   LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
-  // The first copies may wake the GPU.
+  // The first round may have to wake the GPU.
   for (int round = 0; round < 2; ++round) {
     const uint64_t begin = MonotonicNs();
     for (uint32_t i = 0; i < kTimes; ++i) {

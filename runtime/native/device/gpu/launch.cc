@@ -6,7 +6,7 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kMostItems = 1024;
-constexpr uint64_t kMostGroups = 1 << 16;  // as kernels know it (FORMAT.md)
+constexpr uint64_t kMostGroups = 1 << 16;  // the limit that kernels are compiled with (FORMAT.md)
 
 }  // namespace
 

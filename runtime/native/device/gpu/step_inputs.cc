@@ -5,7 +5,7 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kScalarBytes = kAlignment;  // 8 of int32, and nothing behind them
+constexpr uint64_t kScalarBytes = kAlignment;  // 8 of int32, then padding
 constexpr uint64_t kWordBytes = sizeof(int32_t);
 
 }  // namespace

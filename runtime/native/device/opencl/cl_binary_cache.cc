@@ -41,7 +41,7 @@ uint64_t HashOf(const char* data, size_t bytes) {
   return hash;
 }
 
-// The file holds the whole key: two keys of one name would only take turns.
+// The name is a hash of the key. The file holds the whole key: two keys with one name only replace each other.
 std::string ClBinaryCache::PathOf(const std::string& key) const {
   char name[32];
   std::snprintf(name, sizeof(name), "/%016llx.clbin", static_cast<unsigned long long>(HashOf(key.data(), key.size())));

@@ -30,7 +30,7 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
       for (uint32_t o = 0; o < command.num_operands; ++o) {
         launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs, work));
       }
-      // A recorded command has arguments of its own: PoCL 3.1 takes them from the kernel when it replays.
+      // A recorded command gets a kernel object of its own: PoCL 3.1 reads the arguments from that when it replays.
       if (made->recorded_) {
         LLMC_RETURN_IF_ERROR(programs.Another(command.kernel, &launch.kernel));
         launch.owned = true;
@@ -43,7 +43,7 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
   return Status::Ok();
 }
 
-// Buffers, where each begins, scalars.
+// Sets a kernel's arguments: buffers, then offsets in these, then scalars.
 Status ClGraphs::SetArguments(const OneLaunch& launch) const {
   const ClMachine& cl = *machine_;
   cl_uint index = 0;
@@ -76,7 +76,7 @@ Status ClGraphs::Record(Graph* graph) const {
   cl_uint last = 0;
   for (const OneLaunch& launch : graph->launches) {
     LLMC_RETURN_IF_ERROR(SetArguments(launch));
-    // Each behind the one before it, also on drivers that take the order of a recording for advice.
+    // Each command waits for the one before it: some drivers do not keep the order of a recording.
     const bool first = &launch == graph->launches.data();
     cl_uint done = 0;
     LLMC_RETURN_IF_CL_ERROR(doing, record.CommandNDRangeKernel(graph->buffer, nullptr, nullptr, launch.kernel, 1,

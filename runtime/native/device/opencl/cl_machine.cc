@@ -10,7 +10,7 @@ struct Found {
   cl_device_id device;
 };
 
-// A number of a device; 0 where it does not tell.
+// A number that describes a device; 0 if the device does not tell it.
 template <class T>
 T Number(const ClFunctions& cl, cl_device_id device, cl_uint what) {
   T value{};
@@ -31,7 +31,7 @@ std::string DeviceText(const ClFunctions& cl, cl_device_id device, cl_uint what)
   return Text([&](size_t room, void* to, size_t* bytes) { return cl.GetDeviceInfo(device, what, room, to, bytes); });
 }
 
-// A whole word among others.
+// Whether `word` is one of the words, which blanks separate.
 bool Lists(const std::string& words, const std::string& word) {
   return (" " + words + " ").find(" " + word + " ") != std::string::npos;
 }
@@ -133,7 +133,7 @@ Status ClMachine::Describe() {
 }
 
 std::string ClMachine::build_options() const {
-  // Neither fused nor relaxed arithmetic but where a kernel says so; its source turns contraction off.
+  // No fused or relaxed arithmetic unless a kernel says so; kernel sources turn contraction off.
   return divides_exactly_ ? "-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt" : "-cl-std=CL1.2";
 }
 

@@ -21,7 +21,7 @@ Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
     for (auto* pool : {&made->keys_, &made->values_}) {
       const uint64_t bytes = (pool == &made->keys_ ? made->bytes_.key_block : made->bytes_.value_block) * num_blocks;
       pool->emplace_back();
-      if (bytes == 0) continue;  // values that are a part of keys
+      if (bytes == 0) continue;  // values that are part of keys
       LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", bytes, kClMemReadWrite, &pool->back()));
       LLMC_RETURN_IF_ERROR(made->Fill(queue, pool->back(), bytes));
     }
@@ -69,10 +69,10 @@ Status ClMemory::Fill(cl_command_queue queue, const ClBuffer& buffer, uint64_t b
 }
 
 Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
-  // What a truncated file lacks is an error of Read, and a signal of its mapping.
+  // Read rather than mapped: bytes that a truncated file lacks are an error then, not a signal.
   std::vector<unsigned char> host;
   for (const WeightRecord& weight : artifact.weights()) {
-    // What the driver keeps on the host kernels read over the bus, each time anew.
+    // Offloaded weights stay on the host: kernels read them over the bus at each use.
     const bool stays = weights_.size() >= first_offloaded_;
     const cl_bitfield flags = stays ? kClMemReadOnly | kClMemAllocHostPtr : kClMemReadOnly;
     weights_.emplace_back();
@@ -86,7 +86,7 @@ Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   return Status::Ok();
 }
 
-// All empty: an adapter of rank 0 is none.
+// Clears all slots: rank 0 means no adapter.
 Status ClMemory::MakeAdapters(cl_command_queue queue) {
   for (const AdapterSlot& slot : slots_) {
     const uint64_t bytes = slot.bytes() * num_slots_;

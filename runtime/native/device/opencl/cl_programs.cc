@@ -30,7 +30,7 @@ Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifac
     LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
     made->launches_.push_back(launch);
   }
-  std::vector<size_t> first_of(1, 0);  // programs of each file, the first
+  std::vector<size_t> first_of(1, 0);  // first program of each code file
   for (size_t i = 0; i < artifact.code().size(); ++i) {
     const MappedFile& file = artifact.code_file(i);
     const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
@@ -88,7 +88,7 @@ Status ClPrograms::BuildProgram(const std::string& name, const char* source, siz
   }
   const cl_device_id device = cl.device();
   const std::vector<unsigned char> binary = cache_.Read(out->key);
-  // What a driver no longer takes is built anew.
+  // A binary that the driver no longer accepts is built anew.
   if (!binary.empty() && FromBinary(binary, out).ok()) return Status::Ok();
   cl_int code = kClSuccess;
   cl_program program = cl->CreateProgramWithSource(cl.context(), 1, &source, &bytes, &code);

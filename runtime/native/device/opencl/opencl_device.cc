@@ -8,7 +8,7 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kWordBytes = sizeof(int32_t);  // of inputs
+constexpr uint64_t kWordBytes = sizeof(int32_t);  // bytes of a word of inputs
 
 }  // namespace
 
@@ -41,7 +41,7 @@ Status OpenClDevice::Create(std::shared_ptr<const ClMachine> machine, std::share
 
 Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& options) {
   options_ = options;
-  // Programs first: what this device cannot run is refused before anything large is taken.
+  // Programs first: code that this device cannot run is refused before anything large is allocated.
   LLMC_RETURN_IF_ERROR(ClPrograms::Build(machine_, *artifact_, options.cache_folder, nullptr, &run_.programs));
   LLMC_RETURN_IF_ERROR(queue_.Open());
   LLMC_RETURN_IF_ERROR(ClMemory::Make(machine_, *artifact_, num_blocks, options.offload_bytes, queue_.get(), &memory_));
@@ -57,11 +57,11 @@ Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runn
                                       !options_.eager, &out->graphs));
   out->inputs.resize(out->work.step_bytes / kWordBytes);
   out->logits.resize(out->work.logit_bytes / sizeof(float));
-  // A driver may leave code unfinished until it is used: nothing is compiled once this returns.
+  // A driver may finish code at its first use: after this, nothing is compiled any more.
   for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
     LLMC_RETURN_IF_ERROR(RunEmpty(out, static_cast<uint32_t>(g)));
   }
-  // Its kernels are those of any graph, and may be at work.
+  // Only with the first graphs: sampling kernels serve all graphs, and may be running when more are added.
   if (sampling_ != nullptr && first_new == 0) {
     sampling_->set_logits(out->work.logits);
     LLMC_RETURN_IF_ERROR(sampling_->RunEmpty());
@@ -70,7 +70,7 @@ Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runn
   return Status::Ok();
 }
 
-// Kernels of graphs that are new have objects of their own, so that they may be built and run beside steps.
+// Kernels of new graphs have objects of their own, so that they may be built and run beside steps.
 class OpenClDevice::Joining final : public NewGraphs {
  public:
   Joining(OpenClDevice* device, std::shared_ptr<const Artifact> artifact)
@@ -109,7 +109,8 @@ Status OpenClDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
   return Status::Ok();
 }
 
-// What counts rows may lie in the arena, too, where an earlier step has written.
+// Replays a graph without rows. The arena is cleared because kernels may read row counts from it, too, which an earlier
+// step has written.
 Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
   std::fill(runner->inputs.begin(), runner->inputs.end(), 0);
   LLMC_RETURN_IF_ERROR(memory_->ClearArena(queue_.get(), runner->work));
@@ -119,7 +120,7 @@ Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
   return Status::Ok();
 }
 
-// Of adapters the tiles that there are, and nothing where there are no pools.
+// Copies inputs: of adapters only the tiles in use, and nothing without adapter pools.
 Status OpenClDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
@@ -137,7 +138,7 @@ Status OpenClDevice::TakeInputs(const StepBatch& batch) {
 Status OpenClDevice::Enqueue(const StepBatch& batch, Fence* fence) {
   *fence = ++last_fence_;
   const Status status = Submit(batch);
-  // What was put in before the error may still read the inputs.
+  // Work enqueued before the error may still read the inputs.
   if (!status.ok()) (*machine_)->Finish(queue_.get());
   return status;
 }
@@ -194,11 +195,11 @@ Status OpenClDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::ve
   return Status::Ok();
 }
 
-// Block 0 is nobody's.
+// Block 0 belongs to no sequence, so it is used for timing copies.
 Status OpenClDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
   constexpr uint32_t kTimes = 8;
   LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
-  // The first copies take pages from the system.
+  // The first round allocates pages.
   for (int round = 0; round < 2; ++round) {
     const uint64_t begin = MonotonicNs();
     for (uint32_t i = 0; i < kTimes; ++i) {

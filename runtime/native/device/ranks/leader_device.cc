@@ -36,7 +36,7 @@ Status LeaderDevice::BeforeStep() {
   return own_->BeforeStep();
 }
 
-// What this rank would refuse no other one is told.
+// Checks first: a batch that this rank refuses is not sent to the others.
 Status LeaderDevice::Enqueue(const StepBatch& batch, Fence* fence) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
@@ -49,7 +49,7 @@ Status LeaderDevice::CopyBlock(uint32_t from, uint32_t to) {
   return speaker_->Say(RankOp::kCopyBlock, from, to);
 }
 
-// An error of these is that of the next step, too.
+// Errors of these calls are not lost: the next step returns them, too.
 void LeaderDevice::Reserve(const StepBatch& batch) {
   if (speaker_->Say(RankOp::kReserve, batch).ok()) own_->Reserve(batch);
 }

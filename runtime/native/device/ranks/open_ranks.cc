@@ -26,7 +26,7 @@ Status OpenRoom(const std::string& path, uint32_t rank, uint32_t ranks, std::sha
   return Status::Ok();
 }
 
-// Does one thing that rank 0 has said.
+// Carries out one message of rank 0.
 Status Obey(const RankMessage& said, Device* device) {
   switch (said.op) {
     case RankOp::kStep: {

@@ -6,7 +6,7 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kNumArrays = 8;
-constexpr uint64_t kSpinNs = 1'000'000;  // between two steps; a rank whose leader pauses for longer sleeps
+constexpr uint64_t kSpinNs = 1'000'000;  // spinning between two steps; during longer pauses of the leader a rank sleeps
 
 struct Head {
   RankOp op;
@@ -52,7 +52,7 @@ Status RankSpeaker::Say(RankOp op, const StepBatch& batch) {
     if (!values.empty()) std::memcpy(at, values.data(), values.size() * sizeof(int32_t));
     at += values.size() * sizeof(int32_t);
   });
-  // Two parts, as they are heard; the first tells how long the second is.
+  // Two messages, as the listener reads them: the first tells the length of the second.
   LLMC_RETURN_IF_ERROR(group_->Say(text_.data(), sizeof(head)));
   return group_->Say(text_.data() + sizeof(head), bytes - sizeof(head));
 }

@@ -39,7 +39,7 @@ Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
   for (uint32_t i = 0; i < b.num_seqs; ++i) {
     const uint32_t context = static_cast<uint32_t>(b.context_lens[i]);
     const uint32_t rows = static_cast<uint32_t>(b.query_start[i + 1] - b.query_start[i]);
-    // The last row sees all of the context, each one before it a token less.
+    // The last row sees the whole context, each row before it one token less.
     pairs += static_cast<double>(rows) * context - 0.5 * static_cast<double>(rows) * (rows - 1.0);
     contexts += context;
     blocks += (context + block_size - 1) / block_size;
@@ -47,7 +47,8 @@ Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
   }
   const SimulatedGraph& graph = graphs_[b.graph];
   const double ns = graph.cost(b.num_tokens, pairs);
-  // Only whole blocks of context decide which graph holds a decode step; one length each would make many loads.
+  // Loads count context in whole blocks, which decide on the graph of a decode step: exact lengths would make many
+  // loads.
   const uint32_t longest = decode ? (length + block_size - 1) / block_size * block_size : length;
   const uint32_t held = shape.max_blocks != 0 ? blocks * block_size : longest;
   SimulatedLoad& load = loads_[static_cast<uint64_t>(b.graph) << 50 | static_cast<uint64_t>(b.num_seqs) << 25 | held];

@@ -17,7 +17,7 @@ uint64_t MixBits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The first `count` tokens that `seed` stands for.
+// Appends the first `count` tokens of the text that `seed` stands for.
 void MakeUp(uint64_t seed, size_t count, uint32_t vocab, std::vector<int32_t>* prompt) {
   for (size_t i = 0; i < count; ++i) prompt->push_back(static_cast<int32_t>(MixBits(seed + i) % vocab));
 }

@@ -10,10 +10,10 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kTimedGuesses = 3;
-constexpr int32_t kNoToken = -1;  // a row whose logits are of no use
-constexpr int32_t kNotRun = -2;   // one that no graph holds
+constexpr int32_t kNoToken = -1;  // no use for the row's logits
+constexpr int32_t kNotRun = -2;   // no graph holds the row
 
-// Texts that end in guesses while these are made, and end as before whatever happens.
+// Lets texts end in guesses while these are made, and restores them in any case.
 class Borrowed {
  public:
   explicit Borrowed(const std::vector<DraftModel::Task>& tasks) : tasks_(tasks) {
@@ -68,8 +68,8 @@ DraftModel::DraftModel(std::unique_ptr<Device> device, uint32_t max_length)
       ladder_(model_),
       sampler_(model_.vocab_size, model_.eos_token_ids) {}
 
-// Guesses that came true are a part of the text, the others are gone. A head reads the former again, with the states that
-// the model has left of them.
+// Guesses that came true are part of the text, others are dropped. A head reads them again, with the model's hidden
+// states.
 DraftState* DraftModel::StateOf(const Sequence& s) {
   DraftState* state = s.lookahead->draft.get();
   const uint32_t size = static_cast<uint32_t>(s.tokens.size());
@@ -84,7 +84,7 @@ DraftState* DraftModel::StateOf(const Sequence& s) {
   return state;
 }
 
-// A head begins anew where states are lost that it would go on with, and where its text is full.
+// A head begins anew if the states it would go on with are lost, and when its text is full.
 void DraftModel::Begin(const Sequence& s, DraftState* state) const {
   const HiddenStates& states = s.lookahead->states;
   const uint32_t size = static_cast<uint32_t>(s.tokens.size());
@@ -94,7 +94,7 @@ void DraftModel::Begin(const Sequence& s, DraftState* state) const {
   state->origin = state->num_known = std::max(states.first() + 1, size - std::min(size, most));
 }
 
-// Of the last token but one there must be a state: not of a text whose last step was none of this engine's.
+// The state of the last token but one must exist; it does not if the last step of the text was on another engine.
 uint32_t DraftModel::Reach(const Sequence& s) {
   const DraftState* state = StateOf(s);
   if (!model_.takes_states) return max_length_;
@@ -108,10 +108,10 @@ uint32_t DraftModel::NumUnread(const Sequence& s) {
 
 bool DraftModel::Knows(const Sequence& s) { return NumUnread(s) <= std::min(kMostBehind, ladder_.largest_step()); }
 
-// Takes blocks from who was not guessed for longest, other than those of this step.
+// Takes blocks from the sequence whose last guess is longest ago, but not from those of this step.
 bool DraftModel::Ensure(DraftState* state, uint32_t tokens) {
   state->last_use = use_;
-  state->blocks.reserve(BlocksFor(max_length_));  // what is allocated must not get lost
+  state->blocks.reserve(BlocksFor(max_length_));  // allocating below must not fail after a block was taken
   while (state->blocks.size() < BlocksFor(tokens)) {
     const uint32_t block = blocks_.Allocate();
     if (block != 0) {
@@ -164,7 +164,7 @@ Status DraftModel::Guess(std::vector<Task>* tasks, std::vector<int32_t>* guesses
   uint32_t deepest = 0;
   for (Task& task : *tasks) {
     DraftState* state = StateOf(*task.sequence);
-    // What is guessed last is not read.
+    // The last guess is not read.
     const uint32_t size = static_cast<uint32_t>(task.sequence->tokens.size());
     if (!Ensure(state, size - state->origin + task.depth - 1)) task.depth = 0;
     deepest = std::max(deepest, task.depth);
@@ -236,7 +236,7 @@ Status DraftModel::Warm(uint64_t* guess_ns) {
   return Status::Ok();
 }
 
-// In as few steps as graphs hold. next: the token behind each row, kNoToken where there is none, kNotRun.
+// Runs rows in as few steps as graphs allow. next: the token behind each row, or kNoToken or kNotRun.
 Status DraftModel::RunRows(const std::vector<Row>& rows, std::vector<int32_t>* next) {
   next->clear();
   for (std::size_t begin = 0; begin < rows.size();) {
@@ -297,17 +297,17 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
     SampleTask draw;
     draw.row = static_cast<uint32_t>(i);
     draw.params = &s.request->params;
-    if (draw.params->num_logprobs >= 0) {  // nobody asks for the draft's
+    if (draw.params->num_logprobs >= 0) {  // the draft's logprobs are not reported
       params_[i] = s.request->params;
       params_[i].num_logprobs = -1;
       draw.params = &params_[i];
     }
-    // As the model draws: with the same random number, which tells much of what it will say.
+    // Draws as the model does, with the same random number: its token is then likelier to be the same.
     draw.context = {s.tokens.data(), static_cast<uint32_t>(s.tokens.size()), s.num_prompt,
                     s.request->first_output + s.output_index};
     draws_.push_back(draw);
   }
-  // Once it is on its way nothing may stop before it was waited for.
+  // After Enqueue nothing may fail before the step was waited for.
   outcomes_.resize(count);
   LLMC_RETURN_IF_ERROR(device_->BeforeStep());
   if (model_.takes_states) GiveStates(rows, count);
@@ -321,7 +321,7 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
   return Status::Ok();
 }
 
-// Beside each token that of the one before it.
+// Gives each token the hidden state of the one before it.
 void DraftModel::GiveStates(const Row* rows, std::size_t count) {
   float* out = device_->states();
   for (const Row* row = rows; row != rows + count; ++row) {
@@ -332,7 +332,7 @@ void DraftModel::GiveStates(const Row* rows, std::size_t count) {
   }
 }
 
-// What it guesses of the last token of each row.
+// Keeps the hidden state of each row's last token.
 void DraftModel::TakeStates(const Row* rows, std::size_t count) {
   const float* left = device_->states();
   for (const Row* row = rows; row != rows + count; ++row) {

@@ -7,12 +7,12 @@ namespace llmc {
 
 namespace {
 
-// Of times quick ones count more: what other programs take only ever adds to them.
+// Low times weigh more: other programs only add to them.
 void Mix(double value, double* mean) { *mean += (*mean == 0 ? 1 : value < *mean ? 0.3 : 0.1) * (value - *mean); }
 
 }  // namespace
 
-// Into gains_, the likeliest guesses first; no choice has any depth yet.
+// Fills gains_, the likeliest guesses first. Resets all depths.
 void GuessDepth::SortGains(std::vector<GuessChoice>* choices) {
   gains_.clear();
   for (uint32_t i = 0; i < choices->size(); ++i) {
@@ -21,7 +21,7 @@ void GuessDepth::SortGains(std::vector<GuessChoice>* choices) {
     double odds = 1;
     for (uint32_t j = 0; j < choice.most; ++j) gains_.push_back({odds *= choice.odds, i, j + 1});
   }
-  // Those of one sequence fall, and stay in their order.
+  // Odds of one sequence fall, so its guesses stay in order.
   std::stable_sort(gains_.begin(), gains_.end(), [](const Gain& a, const Gain& b) { return a.odds > b.odds; });
 }
 
@@ -37,7 +37,7 @@ void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, std::vec
     tokens += gains_[count - 1].odds;
     levels = std::max(levels, gains_[count - 1].level);
     const double extra = costs_.Extra(seqs, count) + draft_share * levels;
-    // Where all of them are wrong, the step has cost this much for nothing.
+    // The step costs this much even if all guesses are wrong.
     if (extra > credit_ + kMostLoss) break;
     if (tokens / (1 + extra) > best_rate) {
       best_rate = tokens / (1 + extra);
@@ -76,7 +76,7 @@ bool GuessDepth::PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint3
     rate += likely *= odds;
     best_rate = std::max(best_rate, rate / (1 + costs_.Extra(seqs, seqs * depth) + share * depth));
   }
-  // Of the time that all sequences take, this one has its part.
+  // The sequence has its part of the time of all sequences.
   const double gain = left * plain * (1 - 1 / best_rate) / seqs;
   const double each = read_ns_ > 0 ? read_ns_ : kReadShare * share * plain;
   return gain > 2 * each * tokens;
@@ -95,8 +95,8 @@ void GuessDepth::Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64
   if (guesses == 0) {
     credit_ += kMostLoss;
   } else {
-    // Plain steps that would have given these tokens, less those that would have taken the time of such a step. A single
-    // time says more of the machine than of the step.
+    // Plain steps that would have given these tokens, minus those that would have taken the expected time of this step.
+    // Its measured time would say more of the machine than of the step.
     credit_ += (1 + kMostLoss) * tokens / seqs - (1 + costs_.Extra(seqs, guesses)) - DraftShare(seqs) * levels_;
   }
   levels_ = 0;

@@ -1,4 +1,4 @@
-// The scheduler's part in guesses: rows and blocks for them, and what of both remains.
+// Scheduler, continued: rows and blocks of guesses.
 #include <algorithm>
 
 #include "engine/scheduler.h"
@@ -10,7 +10,8 @@ uint32_t Scheduler::GuessRoom(const StepPlan& plan) const {
   return plan.mixed ? std::min(room, budget() - std::min(budget(), plan.load.tokens)) : room;
 }
 
-// Adds `count` guesses behind the one token of an item, fewer where blocks are short: nobody is preempted for a guess.
+// Adds `count` guesses behind the one token of an item. Adds fewer if blocks are short: no sequence is preempted for a
+// guess.
 uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem* item, StepPlan* plan) {
   Sequence* s = item->sequence;
   while (s->blocks.size() < BlocksFor(s->num_computed + 1 + count)) {
@@ -25,7 +26,7 @@ uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem*
   plan->guessing = true;
   item->num_guesses = count;
   item->count += count;
-  // Room for all tokens of the request was reserved.
+  // Capacity for all tokens of the request was reserved.
   s->tokens.insert(s->tokens.end(), guesses, guesses + count);
   plan->load.tokens += count;
   plan->load.samples += count;
@@ -35,7 +36,7 @@ uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem*
   return count;
 }
 
-// The graph of a step with guesses; false where none holds it: then they are gone.
+// Chooses the graph of a step with guesses. Drops the guesses and returns false if no graph holds them.
 bool Scheduler::ChooseForGuesses(StepPlan* plan) {
   const int graph = ladder_.Choose(plan->load, GuessPhases(*plan));
   if (graph != kNoGraph) {

@@ -8,10 +8,10 @@
 namespace llmc {
 namespace {
 
-// Guesses of a draft are judged like those behind a repetition of this length, of which there are none then.
+// Match length under which guesses of a draft are rated; with a draft, no repetitions are rated.
 constexpr uint32_t kOfDraft = 4;
 
-// Guesses of a guided sequence are offered as long as all of them are right with these odds: masks take the host's time.
+// Guided sequences get guesses as long as all are right with these odds: masks take the host's time.
 constexpr double kLeastOffered = 0.5;
 
 // Beams wait for one another, and n continuations are drawn from one prompt.
@@ -22,7 +22,7 @@ bool MayGuess(const Sequence& s) {
 
 }  // namespace
 
-// Guesses that it may bring; reach: tokens that graphs can hold of a sequence. The last token of a request needs no guess:
+// Most guesses of an item. reach: most tokens of a sequence in graphs. The last token of a request needs no guess:
 // nothing is drawn behind it.
 uint32_t Speculator::MostOf(const Proposal& p, uint64_t reach) const {
   const uint64_t room = std::min<uint64_t>(p.sequence->request->max_length - 1, reach);
@@ -52,13 +52,13 @@ Speculator::Proposal Speculator::LookUp(Proposal proposal, uint64_t reach) {
   return proposal;
 }
 
-// Only behind guesses that the host has looked ahead along are there masks. Another one is judged, and stays at home.
+// Masks exist only behind guesses that were offered to the host. Another guess is rated, but does not go along.
 Speculator::Proposal Speculator::AskHost(Proposal proposal, uint64_t reach) {
   Sequence* s = proposal.sequence;
   const std::vector<int32_t>& known = s->request->masks[s->output_index].guesses;
   PromptLookup& lookup = s->lookahead->lookup;
   lookup.Follow(s->tokens);
-  // What a grammar leaves no choice of is as likely as what is repeated at length.
+  // A token that the grammar leaves no choice of is as likely as a long repetition.
   proposal.match_length = known.empty() ? lookup.match_length() : std::max(lookup.match_length(), kOfDraft);
   proposal.most = std::min(MostOf(proposal, reach), static_cast<uint32_t>(known.size()));
   if (known.empty()) lookup.Guess(s->tokens, std::min(MostOf(proposal, reach), 1u), &guesses_);
@@ -86,7 +86,7 @@ std::vector<int32_t> Speculator::Offer(Sequence* s) {
   return offered;
 }
 
-// What it will say is asked for when it is known how much of it goes along.
+// The draft guesses only after the numbers of guesses that go along are chosen.
 Speculator::Proposal Speculator::AskDraft(Proposal proposal, uint64_t reach) {
   Sequence* s = proposal.sequence;
   proposal.match_length = kOfDraft;
@@ -98,7 +98,7 @@ Speculator::Proposal Speculator::AskDraft(Proposal proposal, uint64_t reach) {
   return proposal;
 }
 
-// A text is read in pieces, one a step, so that others do not wait for long: the first one that is worth it.
+// Lets the draft read the first text that is worth it, in pieces of one per step, so that others do not wait for long.
 Status Speculator::ReadOn() {
   const uint32_t seqs = num_decodes_;
   for (const Proposal& p : proposals_) {
@@ -216,8 +216,8 @@ void Speculator::Fork(const Sequence& parent, Sequence* child) const {
   child->lookahead->states = parent.lookahead->states;
 }
 
-// Counts guesses up to the first wrong one. The first is judged also where it stayed at home: it would have been right if
-// the token came.
+// Rates guesses up to the first wrong one; returns how many went along and were right. The first is rated even if it
+// did not go along: it was right if its token came.
 uint32_t Speculator::Judge(const Proposal& p) {
   if (!p.decode) return 0;
   const uint32_t known = static_cast<uint32_t>(p.sequence->tokens.size()) - p.size;

@@ -5,13 +5,13 @@
 namespace llmc {
 namespace {
 
-// Weight of what was just measured. What other programs take only ever adds to a time: the quiet ones count more.
+// Weights of a new time. Low times weigh more: other programs only add to them.
 constexpr double kFaster = 0.3, kSlower = 0.1;
-// Before anything is known: a row adds this share of a step.
+// Before anything is measured: cost of a row as a share of a step.
 constexpr double kShareOfRow = 0.05;
-// Behind what is known, so much more than there, and this much at least.
+// Beyond measured rows: slope relative to the one before, and its least value.
 constexpr double kSteeper = 1.25, kLeastShare = 0.005;
-// Steps after which a time is looked at anew: contexts grow, and other programs come and go.
+// Steps after which a time is measured again: contexts grow, and other programs come and go.
 constexpr uint64_t kPlainSteps = 128, kPointSteps = 512;
 // A step that took far longer than usual says more about the machine than about its rows.
 constexpr double kMostOfUsual = 2;
@@ -33,7 +33,7 @@ uint32_t StepCosts::LoadOf(uint32_t seqs) {
   return seqs < kExactLoads ? seqs : std::min(kExactLoads + BitWidth(seqs) - 6, kLoads - 1);
 }
 
-// One by one up to 16, then by fours up to 48, then in doublings.
+// Points are 1 row apart up to 16, then 4 up to 48, then they double.
 uint32_t StepCosts::PointOf(uint32_t extra) {
   if (extra <= 16) return extra - 1;
   if (extra <= 48) return 16 + (extra - 17) / 4;
@@ -71,7 +71,7 @@ bool StepCosts::Seen(const Load& load) const {
                      [this](const Point& point) { return Fresh(point.step, kPointSteps); });
 }
 
-// The load of which extra rows were seen and that has most nearly as many sequences; its own where there is none.
+// The load nearest in sequences of which extra rows were measured; its own if there is none.
 const StepCosts::Load& StepCosts::Nearest(uint32_t seqs) const {
   const uint32_t own = LoadOf(seqs);
   for (uint32_t distance = 0; distance < kLoads; ++distance) {
@@ -84,7 +84,7 @@ const StepCosts::Load& StepCosts::Nearest(uint32_t seqs) const {
 double StepCosts::Extra(uint32_t seqs, uint32_t extra) const {
   if (extra == 0) return 0;
   const double rows = extra;
-  Point before;  // no row, no share
+  Point before;  // zero rows, zero share
   const Load& load = Nearest(seqs);
   const double own = Plain(seqs), scale = own > 0 && load.plain_ns > 0 ? load.plain_ns / own : 1;
   for (const Point& point : load.points) {
@@ -95,7 +95,7 @@ double StepCosts::Extra(uint32_t seqs, uint32_t extra) const {
     }
     before = point;
   }
-  // Behind what was seen: somewhat steeper than there.
+  // Beyond measured rows: somewhat steeper than before.
   const double slope = before.rows > 0 ? std::max(kSteeper * before.share / before.rows, kLeastShare) : kShareOfRow;
   return scale * (before.share + slope * (rows - before.rows));
 }

@@ -14,7 +14,7 @@ uint64_t MixEdge(uint32_t state, int32_t token) {
 }  // namespace
 
 uint64_t SuffixAutomaton::MostBytes(uint64_t tokens) {
-  // Of n tokens at most 2n states and 3n edges; vectors double, and slots are at most half full.
+  // n tokens make at most 2n states and 3n edges; vectors double, and slots are at most half full.
   return 2 * (2 * tokens * sizeof(State) + 3 * tokens * sizeof(Edge) + 2 * 3 * tokens * sizeof(uint32_t));
 }
 
@@ -46,7 +46,8 @@ void SuffixAutomaton::AddEdge(uint32_t state, int32_t token, uint32_t target) {
   slots_[Slot(state, token)] = edge;
 }
 
-// The substrings of `child` that are no longer than those of `parent` and the token end at more places from now on.
+// Splits `child`: its substrings that are no longer than those of `parent` and the token end at more places from now
+// on.
 uint32_t SuffixAutomaton::Split(uint32_t parent, uint32_t child, int32_t token) {
   const uint32_t clone = static_cast<uint32_t>(states_.size());
   states_.push_back({states_[parent].length + 1, states_[child].link, states_[child].last_end, 0});
@@ -80,7 +81,7 @@ void SuffixAutomaton::Append(int32_t token) {
   last_ = whole;
   match_length_ = states_[link].length;
   match_end_ = states_[link].last_end;
-  // All suffixes end here, too. A text of one token over and over has as many as tokens: the shorter ones stay behind.
+  // All suffixes end here, too. A text of one repeated token has one per token: the shorter ones keep an older end.
   for (uint32_t climbed = 0; link != 0 && climbed < kMostClimbed; ++climbed, link = states_[link].link) {
     states_[link].last_end = size_;
   }
