@@ -21,7 +21,9 @@ struct AdapterSlot {
   uint64_t item_bytes() const { return dtype == 0 ? 4 : 2; }
   // Bytes reserved for A of one part, and for B of a part.
   uint64_t a_bytes() const { return Up(Up(rank, tile_rows) * Up(columns, tile_columns) * item_bytes(), kLine); }
-  uint64_t b_bytes(uint32_t part) const { return Up(Up(rows[part], tile_rows) * Up(rank, tile_columns) * item_bytes(), kLine); }
+  uint64_t b_bytes(uint32_t part) const {
+    return Up(Up(rows[part], tile_rows) * Up(rank, tile_columns) * item_bytes(), kLine);
+  }
   // Byte offsets of A and B in a slot.
   uint64_t a_offset(uint32_t part) const { return kHeaderBytes + part * a_bytes(); }
   uint64_t b_offset(uint32_t part) const {

@@ -73,7 +73,8 @@ void Engine::ListTasks(EngineStep* step) {
     }
     if (!item.sample) continue;
     s.task = static_cast<uint32_t>(tasks.size());
-    const uint32_t known = item.start + item.count - item.num_guesses;
+    // A row that is thrown away is drawn behind the tokens that its sequence ended with.
+    const uint32_t known = std::min(item.start + item.count - item.num_guesses, static_cast<uint32_t>(s.tokens.size()));
     if (r.beams != nullptr) {
       SampleTask best;
       best.row = row++;
