@@ -7,8 +7,7 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kLines = kChannelBytes / kLineBytes;
-constexpr uint32_t kLinesAtOnce =
-    kLines / 4;  // per piece of a message: others read its begin before its end is written
+constexpr uint32_t kLinesAtOnce = kLines / 4;  // per piece: others read its begin before its end is written
 static_assert((kLines & (kLines - 1)) == 0, "counts of lines wrap at 2^32, and the ring with them");
 
 // Calls piece(offset in the ring, offset in the message, bytes), twice if the message wraps at the end of the ring.

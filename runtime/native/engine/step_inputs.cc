@@ -51,8 +51,8 @@ void Engine::Prepare(EngineStep* step) const {
   }
 }
 
-// Lists what is drawn, in the order of items: logprobs of a prompt's tokens first, then a token, or n tokens if a
-// prompt with n > 1 is done.
+// Lists what is drawn, in the order of items: first logprobs of a prompt's tokens, then a token. A prompt with n > 1
+// that is done gets n tokens.
 void Engine::ListTasks(EngineStep* step) {
   std::vector<SampleTask>& tasks = step->tasks;
   std::vector<int32_t>& guessed = step->guessed;

@@ -1,5 +1,5 @@
-// Sampler: one row of logits to one token, a pure function of (row, parameters, history, output index). A device that
-// samples by itself keeps to these rules, and to these random numbers (UniformFromKey).
+// Sampler: one row of logits to one token, a pure function of row, parameters, history and output index. Devices that
+// sample follow these rules and use the same random numbers (UniformFromKey).
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -18,7 +18,7 @@ struct SamplingParams {
   bool ignore_eos = false;
   uint64_t seed = 0;
   int32_t num_logprobs = -1;
-  uint32_t best_of = 0;     // continuations of which the n likeliest are told; 0: n
+  uint32_t best_of = 0;     // continuations drawn, of which the n likeliest are reported; 0: n
   uint32_t beam_width = 0;  // 0: no beam search
   float length_penalty = 1;
   uint32_t early_stopping = LLMC_EARLY_STOPPING_OFF;
@@ -26,13 +26,13 @@ struct SamplingParams {
   std::vector<llmc_logit_bias> logit_bias;
 };
 
-// Copies and checks; every message names the offending value. Without has_seed the seed is left for the caller to draw.
+// Copies and checks; errors name the offending value. Without has_seed the caller sets the seed.
 Status MakeSamplingParams(const llmc_sampling_params& c, int32_t vocab_size, SamplingParams* out);
 
 struct SampleContext {
   const int32_t* tokens;  // prompt, then output
   uint32_t num_tokens, num_prompt, output_index;
-  // Token t is allowed when bit t % 32 of word t / 32 is set; tokens past the last word are not. NULL: all are.
+  // Token t is allowed if bit t % 32 of word t / 32 is set; tokens beyond the last word are not. NULL: all are.
   const uint32_t* mask = nullptr;
   uint32_t num_mask_words = 0;
 };
@@ -40,21 +40,21 @@ struct SampleContext {
 struct SampleResult {
   int32_t token = -1;
   float logprob = 0;
-  uint32_t rank = 0;  // of the token in the raw row, 1 is the most likely; 0 without logprobs
+  uint32_t rank = 0;  // of the token in the raw row, from 1, the most likely; 0 without logprobs
   uint32_t num_top = 0;
   int32_t top_token_ids[LLMC_MAX_TOP_LOGPROBS];
   float top_logprobs[LLMC_MAX_TOP_LOGPROBS];
 };
 
-// What is wanted of one row of a step's logits: a token drawn, or a given one scored.
+// Task for one row of a step's logits: draw a token, or score a given one.
 struct SampleTask {
-  uint32_t row = 0;                        // of the step's samples
+  uint32_t row = 0;                        // index among the step's samples
   const SamplingParams* params = nullptr;  // nullptr: score `token`
-  SampleContext context{};                 // of a draw
-  int32_t token = -1;                      // to score, and its position in the text
+  SampleContext context{};                 // for a draw
+  int32_t token = -1;                      // for a score, with its position in the text
   uint32_t position = 0;
-  uint32_t num_top = 0;  // likeliest tokens beside it
-  uint32_t num_best = 0;  // not 0: nothing is drawn or scored, and these likeliest tokens are wanted
+  uint32_t num_top = 0;  // likeliest tokens to report beside it
+  uint32_t num_best = 0;  // not 0: draws and scores nothing, but reports this number of likeliest tokens
 };
 
 struct TokenLogprob {
@@ -68,20 +68,19 @@ struct SampleOutcome {
   std::vector<TokenLogprob> best;  // [min(num_best, vocab_size)], likeliest first
 };
 
-// Order, as in vLLM: the token mask, logit bias and the min_tokens mask, penalties, temperature, min-p, top-k, top-p.
-// Where the token mask allows nothing but eos and stop ids, min_tokens gives way: a finished grammar must be able to
-// end. Logprobs are the log-softmax of the raw row. Equal logits rank by id, lowest first. A temperature below 1e-5 is
-// greedy.
+// Order, as in vLLM: token mask, logit bias and min_tokens mask, penalties, temperature, min-p, top-k, top-p. If the
+// token mask allows only eos and stop ids, min_tokens gives way: a finished grammar must be able to end. Logprobs are
+// the log-softmax of the raw row. Equal logits rank by id, lowest first. A temperature below 1e-5 is greedy.
 class Sampler {
  public:
   Sampler(int32_t vocab_size, std::vector<int32_t> eos_token_ids);
-  // logits: of all rows of the step.
+  // logits: all rows of the step.
   SampleOutcome Do(const SampleTask& task, const float* logits);
-  // LLMC_ERR_EMPTY_MASK when the mask allows no token of the vocabulary.
+  // Returns LLMC_ERR_EMPTY_MASK if the mask allows no token of the vocabulary.
   Status Sample(const float* row, const SamplingParams& params, const SampleContext& context, SampleResult* out);
-  // The logprob and rank of a given token at `position`, with num_top alternatives.
+  // Logprob and rank of a given token at `position`, with num_top alternatives.
   Status Score(const float* row, int32_t token, uint32_t num_top, uint32_t position, SampleResult* out);
-  // The likeliest tokens of the raw row, equal ones by id.
+  // The likeliest tokens of the raw row; equal ones by id.
   Status Best(const float* row, uint32_t count, uint32_t position, std::vector<TokenLogprob>* out);
 
  private:
@@ -110,7 +109,7 @@ class Sampler {
   std::vector<double> span_sums_;
 };
 
-// Uniform in [0, 1), 53 bits, from the key alone.
+// Uniform in [0, 1) with 53 bits, a function of the key alone.
 double UniformFromKey(uint64_t seed, uint64_t output_index, uint64_t position);
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// What llmc uses of CUDA's driver API, declared as its manual has it: the driver is opened when it is asked for, so neither
+// The part of CUDA's driver API that llmc uses, declared as in its manual. The driver is opened at run time, so neither
 // its headers nor the library are needed to build llmc. No other part of CUDA is used.
 #pragma once
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace llmc {
 
 using CuResult = int32_t;
 using CuDeviceId = int32_t;
-using CuPointer = uint64_t;  // into memory of the device
+using CuPointer = uint64_t;  // address in memory of the device
 using CuContext = struct CuContextId*;
 using CuStreamHandle = struct CuStreamId*;
 using CuEventHandle = struct CuEventId*;
@@ -71,11 +71,11 @@ constexpr int32_t kCuCapabilityMinor = 76;
 
 constexpr uint32_t kCuStreamNonBlocking = 1;
 constexpr uint32_t kCuEventDisableTiming = 2;
-// Options of what builds PTX.
+// Options for building PTX.
 constexpr int32_t kCuJitErrorLog = 5;
 constexpr int32_t kCuJitErrorLogBytes = 6;
 
-// Every function that a driver must have: its name here, its symbol, its arguments. All of CUDA 11.4.
+// Every function that a driver must have: its name here, its symbol, its arguments. All are in CUDA 11.4.
 #define LLMC_CU_FUNCTIONS(X)                                                                                   \
   X(Init, "cuInit", (uint32_t))                                                                                \
   X(DriverGetVersion, "cuDriverGetVersion", (int32_t*))                                                        \

@@ -1,4 +1,4 @@
-// CuArguments: what a kernel is given: buffers, where each begins, scalars (FORMAT.md).
+// CuArguments: arguments of a kernel: buffers, offsets in these, scalars (FORMAT.md).
 #pragma once
 #include <array>
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-// A pointer is where its operand begins. places and scalars must outlive it.
+// Each pointer is the beginning of an operand. places and scalars must outlive it.
 class CuArguments {
  public:
   CuArguments(const std::vector<CuPointer>& places, const CuPointer& scalars) {

@@ -1,4 +1,5 @@
-// CuCode: a code file of devices of kind cuda (FORMAT.md): for each kernel machine code of some architectures, and PTX.
+// CuCode: a code file for devices of kind cuda (FORMAT.md). It has, for each kernel, machine code of some
+// architectures, and PTX.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,8 +17,7 @@ struct CuImage {
   uint32_t kernel;  // of this file, in the order of the table of kernels
   Kind kind;
   uint32_t capability;
-  bool
-      exact;  // for this capability alone; else cubins are for later ones of the same major, and PTX for all later ones
+  bool exact;  // runs on this capability alone; else cubins run on later ones of the same major, PTX on all later ones
   const unsigned char* data;
   size_t bytes;
 
@@ -28,12 +28,12 @@ struct CuImage {
 
 class CuCode {
  public:
-  // data must outlive it. *wrong says what is damaged; empty where nothing is.
+  // data must outlive the result. *wrong says what is damaged, or is empty.
   static CuCode Read(const unsigned char* data, size_t bytes, uint32_t num_kernels, std::string* wrong);
 
-  // The best image for a GPU: machine code before PTX, the latest before others. nullptr: there is none.
+  // The best image for a GPU: machine code before PTX, later before earlier; nullptr if there is none.
   const CuImage* Choose(uint32_t kernel, uint32_t device_capability) const;
-  // Names of all architectures that there is code for.
+  // Names of all architectures with code.
   std::string Architectures() const;
 
  private:

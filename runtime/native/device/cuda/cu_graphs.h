@@ -1,4 +1,4 @@
-// CuGraphs: the graphs of an artifact, each as one CUDA graph, or as launches of its kernels where that is not wanted.
+// CuGraphs: the graphs of an artifact, each as one CUDA graph or, beyond the budget, as launches of its kernels.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,16 +18,16 @@ struct CuDestroyExec {
   void operator()(const CuMachine& cuda, CuGraphExec exec) const { cuda->GraphExecDestroy(exec); }
 };
 
-// What instances of graphs may take of the device.
+// Device memory that instances of graphs may take.
 struct CuGraphBudget {
-  bool eager = false;  // none
+  bool eager = false;  // no instances
   uint64_t bytes = UINT64_MAX;
 };
 
 class CuGraphs {
  public:
-  // In a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as launches:
-  // those of decode come first, in which launches are most of a step.
+  // Call in a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as
+  // launches. Decode graphs come first, since launches are most of their steps.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
                      const CuWork& work, CuStreamHandle stream, const CuGraphBudget& budget,
                      std::unique_ptr<CuGraphs>* out);
@@ -39,9 +39,9 @@ class CuGraphs {
     return graphs_[graph].launches[command].places[operand];
   }
   bool has_instance(uint32_t graph) const { return graphs_[graph].exec.get() != nullptr; }
-  // Puts a graph into the stream.
+  // Enqueues a graph.
   Status Enqueue(uint32_t graph) const;
-  // Puts one of its commands into the stream.
+  // Enqueues one command of a graph.
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
  private:
@@ -58,7 +58,7 @@ class CuGraphs {
   CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream)
       : machine_(std::move(machine)), scalars_(scalars), stream_(stream) {}
   Status Launch(const OneLaunch& launch) const;
-  // Makes an instance, and says whether the budget has room for it.
+  // Makes an instance. *out stays empty if the budget has no room for it.
   Status Instantiate(const Graph& graph, uint64_t free_before, uint64_t budget,
                      CuOwned<CuGraphExec, CuDestroyExec>* out);
   Status Record(const Graph& graph, CuGraph into) const;

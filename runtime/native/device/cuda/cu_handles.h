@@ -1,4 +1,4 @@
-// What a context has made and takes back: memory of the device, pinned memory of the host, streams, events.
+// Owners of what a context makes: memory of the device, pinned memory of the host, streams, events.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace llmc {
 
-// Owns one thing; Free gives it back, in a scope of its machine.
+// Owns one handle. Free releases it in a scope of its machine.
 template <class Handle, class Free>
 class CuOwned {
  public:
@@ -41,7 +41,7 @@ struct CuFreeMemory {
 struct CuFreePinned {
   void operator()(const CuMachine& cuda, void* memory) const { cuda->MemFreeHost(memory); }
 };
-// Waits for what is in it: memory is released behind it.
+// Waits for the stream's work: memory is released only after it.
 struct CuFreeStream {
   void operator()(const CuMachine& cuda, CuStreamHandle stream) const {
     cuda->StreamSynchronize(stream);
@@ -58,7 +58,7 @@ using CuStream = CuOwned<CuStreamHandle, CuFreeStream>;
 using CuEvent = CuOwned<CuEventHandle, CuFreeEvent>;
 using CuMachinePtr = std::shared_ptr<const CuMachine>;
 
-// Waits for a stream when it ends: what is in it uses memory that may end next.
+// Waits for a stream at the end of a scope: its work uses memory that may be freed next.
 class CuDrain {
  public:
   CuDrain(const CuMachine& machine, CuStreamHandle stream) : machine_(machine), stream_(stream) {}
@@ -71,7 +71,7 @@ class CuDrain {
   CuStreamHandle stream_;
 };
 
-// Each in a scope of the machine. what: as an error calls it.
+// Call in a scope of the machine. what: name of the thing in errors.
 Status TakeMemory(const CuMachinePtr& machine, const char* what, uint64_t bytes, CuBuffer* out);
 Status TakePinned(const CuMachinePtr& machine, const char* what, uint64_t bytes, CuPinned* out);
 Status MakeStream(const CuMachinePtr& machine, CuStream* out);

@@ -1,4 +1,4 @@
-// CuMachine: one GPU of this machine with its primary context, and what llmc must know of it.
+// CuMachine: one GPU of this machine with its primary context and its properties.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace llmc {
 
-// FORMAT.md, devices of kind cuda.
+// Highest level of FORMAT.md, devices of kind cuda.
 constexpr uint32_t kMaxCuLevel = 0;
 
 struct CuChoice {
   std::string library = kCuLibrary;
-  uint32_t device = 0;  // as the driver numbers those that this process may use
+  uint32_t device = 0;  // number among the devices that this process may use, as in the driver
 };
 
 class CuMachine {
@@ -30,14 +30,14 @@ class CuMachine {
   const CuFunctions* operator->() const { return &**api_; }
   CuContext context() const { return context_; }
   const std::string& name() const { return name_; }
-  uint32_t capability() const { return capability_; }  // 90: 9.0
+  uint32_t capability() const { return capability_; }  // 90 for 9.0
   uint64_t memory_bytes() const { return memory_bytes_; }
   uint64_t group_items() const { return group_items_; }
-  // Memory that nobody has taken, in a scope of this machine.
+  // Free memory of the device. Call in a scope of this machine.
   Status FreeBytes(uint64_t* out) const;
-  // What a call gave: Ok, or an error that says what was done. Remembers what loses the device. Any thread.
+  // Ok, or an error that names `doing`. Remembers errors that lose the device. Any thread may call it.
   Status Check(const char* doing, CuResult code) const;
-  // The error that lost the device, from then on.
+  // The error that lost the device, if any.
   Status CheckAlive() const;
   std::vector<std::pair<std::string, std::string>> Facts() const;
 
@@ -56,7 +56,7 @@ class CuMachine {
   mutable std::atomic<CuResult> lost_{kCuSuccess};
 };
 
-// Calls on this thread are about a machine's context; the thread has what it had before when this ends.
+// Makes a machine's context current on this thread, and restores the previous one at its end.
 class CuScope {
  public:
   explicit CuScope(const CuMachine& machine) : machine_(machine), code_(machine->CtxPushCurrent(machine.context())) {}

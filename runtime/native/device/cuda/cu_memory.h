@@ -1,4 +1,4 @@
-// CuMemory: what an artifact's graphs work on, in memory of one GPU: weights, KV pools and adapters; CuWork: arena, inputs
+// CuMemory: state of an artifact's graphs in memory of one GPU: weights, KV pools and adapters. CuWork: arena, inputs
 // and logits.
 #pragma once
 #include <cstdint>
@@ -16,36 +16,37 @@
 
 namespace llmc {
 
-// What graphs work on that is no state: as much as the largest of an artifact's graphs needs.
+// Working memory of graphs, sized for the largest of an artifact.
 struct CuWork {
   CuBuffer arena, step, logits;
   uint64_t arena_bytes = 0, step_bytes = 0, logit_bytes = 0;
 };
 
-// All of it in a scope of the machine.
+// Call all functions in a scope of the machine.
 class CuMemory {
  public:
-  // Takes and fills all but the work. num_blocks: with the dummy block; offload_bytes: of weights, those that lie last, which
-  // stay in the host's memory. The stream is done with it when this returns.
+  // Allocates and fills all but the work. num_blocks: with the dummy block. offload_bytes: weights to leave in the
+  // host's memory, those at the file's end. The stream's work has ended when this returns.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint64_t offload_bytes,
                      CuStreamHandle stream, std::unique_ptr<CuMemory>* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
   const DeviceMemory& bytes() const { return bytes_; }
   uint64_t offloaded_bytes() const { return offloaded_bytes_; }
-  // For the graphs of an artifact with these weights and pools. The arena is zero once the stream is there.
+  // Memory for the graphs of an artifact with these weights and pools. The arena is zero once the stream's work has
+  // ended.
   Status MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWork* out) const;
   CuPointer PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const CuWork& work) const;
-  // Copies a block of every layer, behind what is in the stream.
+  // Copies a block of every layer, in the order of the stream.
   Status CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) const;
-  // Pinned memory of the host for blocks of every layer.
+  // Allocates pinned memory of the host for blocks of every layer.
   Status OpenSwapSpace(uint32_t num_places);
-  // Copy a block to such a place, and back, behind what is in the stream.
+  // Copy a block to the swap space and back, in the order of the stream.
   Status SaveBlock(CuStreamHandle stream, uint32_t block, uint32_t place) const;
   Status LoadBlock(CuStreamHandle stream, uint32_t place, uint32_t block) const;
-  // Fills a slot of every pool of adapters; returns when they have it. Any thread, beside what is in other streams.
+  // Fills a slot of every adapter pool and waits for it. Any thread may call it, beside work of other streams.
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices);
-  // Fills the arena with zeros, behind what is in the stream.
+  // Fills the arena with zeros, in the order of the stream.
   Status ClearArena(CuStreamHandle stream, const CuWork& work) const;
 
  private:
@@ -54,7 +55,7 @@ class CuMemory {
   Status MakePools(const Artifact& artifact, CuStreamHandle stream);
   Status MakeAdapters(const Artifact& artifact, CuStreamHandle stream);
   Status LoadWeights(const Artifact& artifact, uint64_t offload_bytes);
-  // Where a block of a layer begins in the swap space: its places lie one after the other, with all layers of a block.
+  // Address of a block of a layer in the swap space: places follow each other, each with all layers of a block.
   unsigned char* SavedAt(uint32_t place) const {
     return static_cast<unsigned char*>(swap_.get()) + uint64_t{place} * saved_bytes_;
   }
@@ -65,11 +66,12 @@ class CuMemory {
   uint64_t offloaded_bytes_ = 0;
   CuBuffer weights_, pool_, adapters_;
   CuPinned host_weights_;
-  std::vector<CuPointer> weight_at_, key_at_, value_at_, adapter_at_;  // of a record; of a layer; of a linear layer
+  std::vector<CuPointer> weight_at_, key_at_, value_at_,
+      adapter_at_;  // [weight], [layer], [layer], [adapter pool]
   CuPinned swap_;
-  uint64_t saved_bytes_ = 0;  // of a block in all layers
-  std::vector<AdapterSlot> slots_;  // of each linear layer with a pool
-  std::mutex adapter_mutex_;  // of what an adapter is copied by
+  uint64_t saved_bytes_ = 0;  // bytes of a block in all layers
+  std::vector<AdapterSlot> slots_;  // [linear with a pool]
+  std::mutex adapter_mutex_;  // guards packed_ and adapter_stream_
   CuPinned packed_;
   CuStream adapter_stream_;
 };

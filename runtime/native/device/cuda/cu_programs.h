@@ -19,15 +19,15 @@ struct CuUnload {
 
 class CuPrograms {
  public:
-  // Loads all that there is, in a scope of the machine. known: programs of an artifact that this one extends, whose kernels
-  // are shared; or nullptr. LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
+  // Loads all kernels. Call in a scope of the machine. known: programs of an artifact that this one extends, whose
+  // kernels are shared, or nullptr. Returns LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
   static Status Load(CuMachinePtr machine, const Artifact& artifact, const CuPrograms* known,
                      std::shared_ptr<const CuPrograms>* out);
 
   CuFunction kernel(uint32_t index) const { return kernels_[index]; }
   const GpuLaunch& launch(uint32_t index) const { return launches_[index]; }
   uint32_t num_kernels() const { return static_cast<uint32_t>(kernels_.size()); }
-  // Of them, those that the driver built from PTX: the artifact has no machine code for this GPU.
+  // Number of kernels that the driver built from PTX, for want of machine code for this GPU.
   uint32_t num_built() const { return num_built_; }
 
  private:
@@ -35,7 +35,7 @@ class CuPrograms {
   Status LoadKernel(const Artifact& artifact, const KernelRecord& kernel, const CuImage& image);
 
   CuMachinePtr machine_;
-  std::vector<std::shared_ptr<const CuOwned<CuModule, CuUnload>>> modules_;  // one a kernel
+  std::vector<std::shared_ptr<const CuOwned<CuModule, CuUnload>>> modules_;  // [kernel]
   std::vector<CuFunction> kernels_;
   std::vector<GpuLaunch> launches_;
   uint32_t num_built_ = 0;

@@ -1,4 +1,4 @@
-// CuSampling: the kernels that draw tokens, in a stream of CUDA.
+// CuSampling: the kernels that draw tokens, in a CUDA stream.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,13 +13,13 @@
 
 namespace llmc {
 
-// All of it in a scope of the machine.
+// Call all functions in a scope of the machine.
 class CuSampling final : public GpuSampling {
  public:
-  // *out stays empty where the artifact has no such kernels.
+  // *out stays empty if the artifact has no such kernels.
   static Status Make(const CuMachinePtr& machine, const Artifact& artifact, std::shared_ptr<const CuPrograms> programs,
                      CuStreamHandle stream, std::unique_ptr<CuSampling>* out);
-  // Where the rows of the next draws lie.
+  // Sets the rows that the next draws read.
   void set_logits(CuPointer logits) { logits_ = logits; }
 
  private:
@@ -35,11 +35,11 @@ class CuSampling final : public GpuSampling {
   CuMachinePtr machine_;
   CuPointer logits_ = 0;
   CuStreamHandle stream_;
-  std::shared_ptr<const CuPrograms> programs_;  // whose kernels these are
+  std::shared_ptr<const CuPrograms> programs_;  // keep the kernels loaded
   CuFunction kernels_[kNumSampleStages] = {};
   uint32_t items_[kNumSampleStages] = {};
   CuBuffer upload_, scratch_, result_;
-  // The driver copies from and to pinned memory alone without waiting.
+  // A result on its way through pinned memory: with other memory the driver would wait.
   struct Arriving {
     const unsigned char* pinned;
     unsigned char* to;

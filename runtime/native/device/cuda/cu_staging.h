@@ -1,4 +1,4 @@
-// Copies a part of a file to the device, through pinned memory of the host: as fast as the bus takes it.
+// Copies a part of a file to the device through pinned memory of the host, at the speed of the bus.
 #pragma once
 #include <cstdint>
 
@@ -8,8 +8,8 @@
 
 namespace llmc {
 
-// Reads [begin, begin + bytes) of `file` to `to`; all of it is there when this returns. A few threads read while what
-// others have read is on its way. What the disk does not deliver is LLMC_ERR_IO.
+// Copies [begin, begin + bytes) of `file` to `to` and waits for it. A few threads read parts while others are being
+// sent. Returns LLMC_ERR_IO if the file cannot be read.
 Status CopyFileToDevice(const CuMachinePtr& machine, const MappedFile& file, uint64_t begin, uint64_t bytes,
                         CuPointer to);
 

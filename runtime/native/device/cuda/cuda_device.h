@@ -16,9 +16,9 @@
 namespace llmc {
 
 struct CudaDeviceOptions {
-  bool sample = true;  // draw tokens on the device, where the artifact has the kernels
-  bool overlap = true;  // the next step is prepared while one runs
-  uint64_t offload_bytes = 0;  // of weights, that stay in the host's memory
+  bool sample = true;  // draw tokens on the device, if the artifact has the kernels
+  bool overlap = true;  // prepare the next step while one runs
+  uint64_t offload_bytes = 0;  // weights to leave in the host's memory
   CuGraphBudget graphs;
 };
 
@@ -51,22 +51,22 @@ class CudaDevice final : public Device, public CommandRunner {
  private:
   CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact)
       : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()) {}
-  // The rest is in a scope of the machine.
+  // Call the functions below in a scope of the machine.
   Status Load(uint32_t num_blocks, const CudaDeviceOptions& options);
-  // What runs the graphs of an artifact; the other members stay when graphs are added.
+  // State that runs the graphs of an artifact. The other members stay when graphs are added.
   struct Runner {
     std::shared_ptr<const CuPrograms> programs;
     CuWork work;
-    CuPinned inputs, logits;  // of the step, as they lie in the device's buffers
+    CuPinned inputs, logits;  // copies of a step's device buffers
     std::unique_ptr<CuGraphs> graphs;
   };
   class Joining;
-  // first_new: of the graphs, those before have run already. What is enqueued is done when this returns.
+  // first_new: graphs before it have run already. Work that it enqueues has ended when it returns.
   Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out);
   Status WriteInputs(const Runner& runner, uint64_t bytes);
-  // Replays a graph for no row at all, to the end.
+  // Replays a graph with zero rows, to the end.
   Status RunEmpty(const Runner& runner, uint32_t graph);
-  // Whether the batch is one of this device's; then its inputs are in the stream.
+  // Checks that the batch suits this device, and enqueues the copy of its inputs.
   Status TakeInputs(const StepBatch& batch);
   Status Submit(const StepBatch& batch);
   Status Finish(const char* doing) const;
@@ -80,7 +80,7 @@ class CudaDevice final : public Device, public CommandRunner {
   std::unique_ptr<CuSampling> sampling_;  // nullptr: the host draws
   AdapterTiler tiler_;
   CuEvent done_;
-  CuStream stream_;  // the first to go: what is above is released behind what is in it
+  CuStream stream_;  // destroyed first: members above are released after its work has ended
   Fence last_fence_ = 0;
   uint32_t num_samples_ = 0;  // of the last step
   uint64_t num_replayed_ = 0, num_launched_ = 0;  // steps, by whether a graph was replayed

@@ -1,4 +1,4 @@
-// What an artifact's graphs take of a device's own memory, in bytes.
+// Device memory that an artifact's graphs need, in bytes.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,16 +13,16 @@ struct DeviceMemory {
   uint64_t key_block = 0, value_block = 0;  // of one layer
   uint32_t max_samples = 1;                 // of any graph
 
-  // num_blocks: of the KV pool, the dummy block included.
+  // num_blocks: blocks of the KV pool, with the dummy block.
   static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks);
   uint64_t total() const { return weights + pool + adapters + arena + step + logits; }
-  // Whether a device called `name` with so many bytes has room for it. of: what these bytes are, for an error.
+  // Whether a device called `name` with `bytes` bytes has room for it. of: what these bytes are, for the error.
   Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes, const std::string& of = "") const;
 };
 
-// As people read it.
+// Bytes as text with a unit.
 std::string MemorySize(uint64_t bytes);
-// Of a copy of KV block `from` to `to` in a pool of num_blocks.
+// Checks a copy of KV block `from` to `to` in a pool of num_blocks.
 Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks);
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
-// GpuSampling: draws the tokens of a step on the device that has its logits, by kernels that the artifact brings. A kind of
-// device says how it copies and launches.
+// GpuSampling: draws a step's tokens on the device that has its logits, by kernels of the artifact. Subclasses copy and
+// launch for their kind of device.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace llmc {
 
-// An artifact's kernels that draw tokens: the index of each stage's, and what they agree on with the device.
+// Kernels of an artifact that draw tokens: the index of each stage's kernel, and constants that they share with the
+// device.
 struct SampleKernels {
   std::array<uint32_t, kNumSampleStages> of_stage{};
   uint32_t block = 0, candidates = 0;
@@ -27,9 +28,9 @@ class GpuSampling {
   GpuSampling(const GpuSampling&) = delete;
   GpuSampling& operator=(const GpuSampling&) = delete;
 
-  // Draws of rows of the step's logits, behind all that was asked for; what no kernel does, the host does.
+  // Draws from rows of the step's logits, behind all earlier work. Tasks that no kernel handles are drawn by the host.
   Status Draw(const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes);
-  // Runs every kernel for no row, to the end.
+  // Runs every kernel with zero rows, to the end.
   Status RunEmpty();
   uint64_t num_on_device() const { return num_on_device_; }
   uint64_t num_on_host() const { return num_on_host_; }
@@ -37,14 +38,14 @@ class GpuSampling {
  protected:
   GpuSampling(const Artifact& artifact, const SampleKernels& kernels);
   const SampleSizes& sizes() const { return sizes_; }
-  // To the memory of the upload, behind what is in the queue; `from` stays until Finish.
+  // Copies to the upload memory, behind earlier work; `from` stays valid until Finish.
   virtual Status Write(const unsigned char* from, uint64_t bytes) = 0;
   virtual Status Launch(SampleStage stage, uint32_t groups) = 0;
-  // Of the memory of the result, behind what is in the queue; it is there after Finish.
+  // Copies from the result memory, behind earlier work; it has arrived after Finish.
   virtual Status Read(uint64_t begin, uint64_t bytes, unsigned char* to) = 0;
-  // A row of logits; it is there when this returns.
+  // Copies a row of logits and waits for it.
   virtual Status ReadRow(uint32_t row, float* to) = 0;
-  // Waits for all that is in the queue.
+  // Waits for all earlier work.
   virtual Status Finish() = 0;
 
  private:
@@ -55,7 +56,7 @@ class GpuSampling {
   Sampler host_;
   std::vector<unsigned char> read_;
   std::vector<float> row_;
-  std::vector<size_t> left_;  // tasks that the host does
+  std::vector<size_t> left_;  // tasks for the host
   uint64_t num_on_device_ = 0, num_on_host_ = 0;
 };
 

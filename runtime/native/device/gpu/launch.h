@@ -1,4 +1,4 @@
-// What devices whose kernels are launched read of an artifact alike: whom it is for, and how a kernel is launched.
+// Facts that all devices with launched kernels read of an artifact: its target, and launch sizes of kernels.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,11 +17,11 @@ struct GpuLaunch {
 };
 
 Status UnsupportedArtifact(const Artifact& artifact, const std::string& what);
-// Whether the artifact is for devices of `kind` at a level up to max_level, and has nothing that they do not take.
+// Checks that the artifact is for devices of `kind` at a level of at most max_level, and uses nothing that these lack.
 Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level);
-// group_items: the most that a group of the device has.
+// group_items: most work items in a group of the device.
 Status ReadLaunch(const Artifact& artifact, const KernelRecord& kernel, uint64_t group_items, GpuLaunch* out);
-// Whether a pool may have so many blocks, the dummy block included.
+// Checks the number of blocks of a pool, with the dummy block.
 Status CheckNumBlocks(const Artifact& artifact, uint32_t num_blocks);
 
 }  // namespace llmc

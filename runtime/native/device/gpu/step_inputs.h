@@ -1,4 +1,4 @@
-// How a step's inputs lie in one buffer of a device whose kernels are launched: one small write is all that a step changes.
+// Layout of a step's inputs in one device buffer: a step changes them by one small write.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// Where a graph's inputs lie in that buffer, in bytes; scalars come first.
+// Offsets of a graph's inputs in that buffer, in bytes; scalars come first.
 struct StepLayout {
   uint64_t offsets[kNumInputs] = {};
   uint64_t bytes = 0;
@@ -15,7 +15,7 @@ struct StepLayout {
   static StepLayout Of(const GraphRecord& graph);
 };
 
-// Writes a batch that fits its graph to `out`, which has room for layout.bytes. num_blocks: of the pool.
+// Writes a batch that fits its graph to `out`, which has room for layout.bytes. num_blocks: blocks of the pool.
 void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& batch, const StepLayout& layout,
               int32_t* out);
 

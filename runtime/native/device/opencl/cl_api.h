@@ -1,5 +1,5 @@
-// What llmc uses of OpenCL, declared as the OpenCL 3.0 specification has it: the library is opened when it is asked for,
-// so neither its headers nor the library are needed to build llmc.
+// The part of OpenCL that llmc uses, declared as in the OpenCL 3.0 specification. The library is opened at run time, so
+// neither its headers nor the library are needed to build llmc.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -64,7 +64,7 @@ constexpr cl_uint kClProgramBinaries = 0x1166;
 constexpr cl_uint kClProgramBuildLog = 0x1183;
 constexpr cl_uint kClKernelWorkGroupSize = 0x11B0;
 
-// Every function that a library must have: name behind "cl", and its arguments. All of OpenCL 1.2.
+// Every function that a library must have: name without "cl", and arguments. All are in OpenCL 1.2.
 #define LLMC_CL_FUNCTIONS(X)                                                                                           \
   X(cl_int, GetPlatformIDs, (cl_uint, cl_platform_id*, cl_uint*))                                                      \
   X(cl_int, GetPlatformInfo, (cl_platform_id, cl_uint, size_t, void*, size_t*))                                        \
@@ -107,7 +107,7 @@ constexpr cl_uint kClKernelWorkGroupSize = 0x11B0;
   X(cl_int, Finish, (cl_command_queue))                                                                                \
   X(void*, GetExtensionFunctionAddressForPlatform, (cl_platform_id, const char*))
 
-// Those of cl_khr_command_buffer, which a platform may have.
+// Functions of cl_khr_command_buffer, which a platform may have.
 #define LLMC_CL_COMMAND_BUFFER_FUNCTIONS(X)                                                                    \
   X(cl_command_buffer, CreateCommandBuffer, (cl_uint, const cl_command_queue*, const cl_properties*, cl_int*)) \
   X(cl_int, FinalizeCommandBuffer, (cl_command_buffer))                                                        \

@@ -1,4 +1,4 @@
-// ClBinaryCache: programs as a driver has built them, by device, driver and source, in files of their own.
+// ClBinaryCache: files of programs as a driver has built them, by device, driver and source.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,12 +13,12 @@ uint64_t HashOf(const char* data, size_t bytes);
 
 class ClBinaryCache {
  public:
-  // folder: made when something is written; empty: nothing is kept.
+  // folder: created at the first write; empty: nothing is cached.
   explicit ClBinaryCache(std::string folder) : folder_(std::move(folder)) {}
 
-  // What was written under `key`; empty where that is nothing, or damaged: then it is built and written again.
+  // The binary under `key`; empty if there is none or it is damaged: then it is built and written again.
   std::vector<unsigned char> Read(const std::string& key) const;
-  // In one rename, so that no reader sees a part. A cache that cannot be written is none: the next start builds again.
+  // Renames a finished file, so that no reader sees a part. Errors are ignored: the next start builds again.
   void Write(const std::string& key, const std::vector<unsigned char>& binary) const;
 
  private:

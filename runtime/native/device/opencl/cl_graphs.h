@@ -1,4 +1,4 @@
-// ClGraphs: the graphs of an artifact as launches of kernels, recorded once where the device has command buffers.
+// ClGraphs: the graphs of an artifact as kernel launches, recorded once if the device has command buffers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace llmc {
 
 class ClGraphs {
  public:
-  // record: false launches every kernel of a step by itself. Programs, memory and work must outlive the graphs.
+  // record: false to launch every kernel of a step by itself. Programs, memory and work must outlive the graphs.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
                      const ClMemory& memory, const ClWork& work, cl_command_queue queue, bool record,
                      std::unique_ptr<ClGraphs>* out);
@@ -28,9 +28,9 @@ class ClGraphs {
   const ClPlace& place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
   }
-  // Puts a graph into the queue.
+  // Enqueues a graph.
   Status Enqueue(uint32_t graph) const;
-  // Puts one of its commands into the queue.
+  // Enqueues one command of a graph.
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
  private:
@@ -38,7 +38,7 @@ class ClGraphs {
     cl_kernel kernel;
     std::vector<ClPlace> places;
     size_t items, all_items;
-    bool owned = false;  // the kernel
+    bool owned = false;  // the kernel is released with the graph
   };
   struct Graph {
     StepLayout inputs;

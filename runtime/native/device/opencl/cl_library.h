@@ -1,4 +1,4 @@
-// ClLibrary: an OpenCL library, opened at run time. One llmc serves machines with and without OpenCL.
+// ClLibrary: an OpenCL library, opened at run time: one build serves machines with and without OpenCL.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,8 +12,8 @@ constexpr const char* kClLibrary = "libOpenCL.so.1";
 
 class ClLibrary {
  public:
-  // path: of a loader of OpenCL drivers, or the name that the system's linker knows it by. It stays loaded as long as the
-  // process: drivers have threads of their own.
+  // path: a loader of OpenCL drivers, or a name that the system's linker finds. It stays loaded until the process ends,
+  // since drivers have threads of their own.
   static Status Load(const std::string& path, std::shared_ptr<const ClLibrary>* out);
 
   const ClFunctions& operator*() const { return functions_; }
@@ -25,9 +25,9 @@ class ClLibrary {
 
 using ClApi = std::shared_ptr<const ClLibrary>;
 
-// What OpenCL calls an error.
+// OpenCL's name of an error.
 std::string ClErrorName(cl_int code);
-// A call that failed: "`doing` failed: out of resources (-5); what to do".
+// Error of a failed call: "`doing` failed: out of resources (-5); what to do".
 Status ClError(const std::string& doing, cl_int code);
 
 #define LLMC_RETURN_IF_CL_ERROR(doing, expr)                                     \

@@ -1,4 +1,4 @@
-// ClMachine: one OpenCL device of this machine with its context, and what llmc must know of it.
+// ClMachine: one OpenCL device of this machine with its context and its properties.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace llmc {
 
-// FORMAT.md, devices of kind opencl.
+// Highest level of FORMAT.md, devices of kind opencl.
 constexpr uint32_t kMaxClLevel = 0;
 
 struct ClChoice {
   std::string library = kClLibrary;
   uint32_t device =
-      UINT32_MAX;  // among all devices, in the order of their platforms; none: the first GPU, else the first
+      UINT32_MAX;  // among all devices, in the order of their platforms; UINT32_MAX: the first GPU, else the first
 };
 
 class ClMachine {
@@ -30,7 +30,7 @@ class ClMachine {
   const ClFunctions* operator->() const { return &**api_; }
   cl_device_id device() const { return device_; }
   cl_context context() const { return context_; }
-  // nullptr where the device has no command buffers.
+  // nullptr if the device has no command buffers.
   const ClCommandBufferFunctions* command_buffers() const { return has_command_buffers_ ? &recording_ : nullptr; }
 
   const std::string& name() const { return name_; }
@@ -38,7 +38,7 @@ class ClMachine {
   uint64_t memory_bytes() const { return memory_bytes_; }
   uint64_t buffer_bytes() const { return buffer_bytes_; }
   uint64_t group_items() const { return group_items_; }
-  // Options of a program whose bits do not depend on the compiler's taste.
+  // Build options under which results do not depend on the compiler's choices.
   std::string build_options() const;
   std::vector<std::pair<std::string, std::string>> Facts() const;
 

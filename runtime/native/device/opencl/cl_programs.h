@@ -16,7 +16,8 @@ namespace llmc {
 
 class ClPrograms {
  public:
-  // Builds all that there is; `known`, unless it is null, has some of it already. LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
+  // Builds all programs. known: those of an artifact that this one extends, which are shared, or nullptr. Returns
+  // LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
   static Status Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
                       const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out);
   ~ClPrograms();
@@ -24,13 +25,13 @@ class ClPrograms {
   ClPrograms& operator=(const ClPrograms&) = delete;
 
   cl_kernel kernel(uint32_t index) const { return kernels_[index]; }
-  // One more object of a kernel, with arguments of its own; the caller releases it.
+  // Creates another object of a kernel, with arguments of its own. The caller releases it.
   Status Another(uint32_t index, cl_kernel* out) const;
   const GpuLaunch& launch(uint32_t index) const { return launches_[index]; }
   uint32_t num_programs() const { return static_cast<uint32_t>(programs_.size()); }
-  // Of them, those whose binary was in the cache.
+  // Number of programs whose binary was in the cache.
   uint32_t num_cached() const { return num_cached_; }
-  // Once every kernel has run: drivers finish code when it is first used.
+  // Writes binaries to the cache. Call once every kernel has run: drivers finish code at its first use.
   void Store() const;
 
  private:
@@ -47,9 +48,9 @@ class ClPrograms {
 
   std::shared_ptr<const ClMachine> machine_;
   ClBinaryCache cache_;
-  std::vector<Program> programs_;  // one or more a code file
+  std::vector<Program> programs_;  // one or more per code file
   std::vector<cl_kernel> kernels_;
-  std::vector<std::pair<cl_program, std::string>> symbols_;  // of a kernel
+  std::vector<std::pair<cl_program, std::string>> symbols_;  // [kernel]
   std::vector<GpuLaunch> launches_;
   uint32_t num_cached_ = 0;
 };

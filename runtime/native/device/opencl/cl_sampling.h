@@ -1,4 +1,4 @@
-// ClSampling: the kernels that draw tokens, in a queue of OpenCL.
+// ClSampling: the kernels that draw tokens, in an OpenCL queue.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,12 +14,12 @@ namespace llmc {
 
 class ClSampling final : public GpuSampling {
  public:
-  // *out stays empty where the artifact has no such kernels.
+  // *out stays empty if the artifact has no such kernels.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
                      const ClMemory& memory, cl_command_queue queue, std::unique_ptr<ClSampling>* out);
   ~ClSampling() override;
 
-  // What is drawn from; must outlive the next draws.
+  // Sets the logits of the next draws, which they must outlive.
   void set_logits(const ClBuffer& logits) { logits_ = logits.get(); }
 
  private:

@@ -17,11 +17,11 @@
 namespace llmc {
 
 struct OpenClDeviceOptions {
-  bool sample = true;        // draw tokens on the device, where the artifact has the kernels
-  bool eager = false;        // launch kernels one by one where graphs could be recorded
-  bool overlap = true;       // the next step is prepared while one runs
-  uint64_t offload_bytes = 0;  // of weights, that stay in the host's memory
-  std::string cache_folder;  // of binaries; empty: none
+  bool sample = true;        // draw tokens on the device, if the artifact has the kernels
+  bool eager = false;        // launch kernels one by one even if graphs could be recorded
+  bool overlap = true;       // prepare the next step while one runs
+  uint64_t offload_bytes = 0;  // weights to leave in the host's memory
+  std::string cache_folder;  // for binaries; empty: none
 };
 
 // Owns a command queue.
@@ -31,7 +31,7 @@ class ClQueue {
   explicit ClQueue(std::shared_ptr<const ClMachine> machine) : machine_(std::move(machine)) {}
   ClQueue(const ClQueue&) = delete;
   ClQueue& operator=(const ClQueue&) = delete;
-  // Waits for what is in it: buffers are released behind it.
+  // Waits for the queue's work: buffers are released only after it.
   ~ClQueue();
 
   Status Open();
@@ -75,21 +75,21 @@ class OpenClDevice final : public Device, public CommandRunner {
   OpenClDevice(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact)
       : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()), queue_(machine_) {}
   Status Load(uint32_t num_blocks, const OpenClDeviceOptions& options);
-  // What runs the graphs of an artifact; the other members stay when graphs are added.
+  // State that runs the graphs of an artifact. The other members stay when graphs are added.
   struct Runner {
     std::unique_ptr<ClPrograms> programs;
     ClWork work;
     std::unique_ptr<ClGraphs> graphs;
-    std::vector<int32_t> inputs;  // of the step, as they lie in the device's buffer
+    std::vector<int32_t> inputs;  // copy of a step's device buffer
     std::vector<float> logits;
   };
   class Joining;
-  // first_new: of the graphs, those before have run already.
+  // first_new: graphs before it have run already.
   Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out);
   Status WriteInputs(const Runner& runner, uint64_t bytes);
-  // Replays a graph for no row at all, to the end.
+  // Replays a graph with zero rows, to the end.
   Status RunEmpty(Runner* runner, uint32_t graph);
-  // Whether the batch is one of this device's; then its inputs are in the queue.
+  // Checks that the batch suits this device, and enqueues the copy of its inputs.
   Status TakeInputs(const StepBatch& batch);
   Status Submit(const StepBatch& batch);
 
