@@ -1,4 +1,4 @@
-// One of what an engine's device counts.
+// One counter of an engine's device.
 #pragma once
 #include <cstdint>
 #include <string>

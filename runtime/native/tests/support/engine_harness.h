@@ -1,5 +1,5 @@
-// What the engine's tests share: models, requests, and a generator that knows nothing of batching, chunking, prefix
-// hits and preemption to compare with.
+// Shared by the engine's tests: models, requests, and a reference generator without batching, chunking, prefix cache or
+// preemption.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -95,7 +95,7 @@ inline Status Submit(Engine* engine, Job* job) {
   return engine->Submit(r, &job->id);
 }
 
-// What may follow these tokens: a quarter of the vocabulary, and one token at least.
+// Mask of the token after these: about a quarter of the vocabulary, and one token at least.
 inline std::vector<uint32_t> MaskOf(const std::vector<int32_t>& tokens) {
   uint64_t hash = 0;
   for (int32_t t : tokens) hash = Mix(hash + static_cast<uint64_t>(t));
@@ -114,7 +114,7 @@ inline Scored MakeScored(int32_t token, float logprob, uint32_t rank, uint32_t n
   return s;
 }
 
-// What the request must produce: one sequence at a time, no cache.
+// Output that the request must produce: computed one sequence at a time, without a cache.
 inline Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
   SamplingParams params;
   llmc_sampling_params c = job.params;
@@ -213,8 +213,7 @@ inline void Drain(Engine* engine, Outputs* outputs, Needs* needs = nullptr) {
   }
 }
 
-// The masks of a continuation that needs some, along what the engine guesses; a request that has ended meanwhile needs
-// none.
+// Sets the masks that a continuation needs, along the engine's guesses. A request that has ended meanwhile needs none.
 inline void SetMask(Engine* engine, uint64_t id, uint32_t index, std::vector<int32_t> prompt,
                     const std::vector<int32_t>& out) {
   prompt.insert(prompt.end(), out.begin(), out.end());
@@ -222,7 +221,7 @@ inline void SetMask(Engine* engine, uint64_t id, uint32_t index, std::vector<int
   uint64_t count = 0, ahead = 0;
   Status status = engine->GetGuesses(id, index, guesses, LLMC_MAX_SPECULATE_TOKENS, &count);
   std::vector<uint32_t> mask = MaskOf(prompt), words = mask;
-  guesses[count++] = kEos + 1;  // one of the host's own
+  guesses[count++] = kEos + 1;  // a guess of the host
   for (; ahead < std::min<uint64_t>(count, LLMC_MAX_SPECULATE_TOKENS) &&
          (mask[guesses[ahead] / 32] >> guesses[ahead] % 32 & 1) != 0;
        ++ahead) {
@@ -243,7 +242,7 @@ inline std::unique_ptr<Engine> Make(const ModelShape& shape, uint32_t blocks, co
   return engine;
 }
 
-// With a draft that says what the model says, but for some per cent.
+// An engine with a draft that guesses the model's tokens, except for `wrong` per cent.
 inline std::unique_ptr<Engine> MakeDrafted(const ModelShape& shape, uint32_t blocks, const EngineOptions& options,
                                            const ModelShape& draft_shape, uint32_t draft_blocks, uint32_t wrong,
                                            NullDevice** device = nullptr, NullDevice** draft = nullptr) {

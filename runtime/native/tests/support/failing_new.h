@@ -1,11 +1,11 @@
-// Allocations that fail when a test says so, on its thread alone. For one source file of a program.
+// Allocations that fail when a test asks for it, on its thread alone. Include it in one source file of a program.
 #pragma once
 #include <cstdlib>
 #include <new>
 
 namespace llmc_test {
 
-inline thread_local long allocations_left = -1;  // negative: no limit
+inline thread_local long allocations_left = -1;  // until they fail; negative: no limit
 inline thread_local long failures_left = -1;     // allocations that fail then; negative: all
 
 inline void* Allocate(std::size_t bytes) {
@@ -23,7 +23,7 @@ inline void* Allocate(std::size_t bytes) {
 
 void* operator new(std::size_t bytes) { return llmc_test::Allocate(bytes); }
 void* operator new[](std::size_t bytes) { return llmc_test::Allocate(bytes); }
-// std::stable_sort asks for room in this way, and does without.
+// std::stable_sort allocates this way, and sorts without memory if it fails.
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   try {
     return llmc_test::Allocate(bytes);

@@ -1,4 +1,4 @@
-// A hand-made artifact with two kernels, which the C compiler builds: what the runtime replays without a compiler of models.
+// A hand-made artifact with two kernels that the C compiler builds: the runtime is tested without llmc's compiler.
 #pragma once
 #include <unistd.h>
 
@@ -23,8 +23,8 @@ using Bytes = std::vector<unsigned char>;
 constexpr int kVocab = 8, kTokens = 4, kBlockSize = 16;
 constexpr size_t kTailBytes = 56;
 
-// Command 0 doubles the ids into the arena; command 1 adds the weight and writes the logits of the sampled rows;
-// its block table and token_seq make the logits depend on all that Run computes.
+// Command 0 doubles the ids into the arena. Command 1 adds the weight and writes the logits of the sampled rows. It reads
+// block_tables and token_seq, so that logits depend on all inputs that Run computes.
 const char* const kSource = R"(
 #include <stdint.h>
 void twice(void *ids, void *arena, const int64_t *s, int32_t task, int32_t n) {
@@ -40,7 +40,7 @@ void logits(void *arena, void *weight, void *sample, void *seq, void *tables, vo
   }
 })";
 
-// Of the whole file except the field itself.
+// Sets the CRC-32 of the whole file except the field itself.
 inline void FixCrc(Bytes* file) {
   if (file->size() < 32) return;
   const uint32_t crc = llmc::Crc32(file->data() + 32, file->size() - 32, llmc::Crc32(file->data(), 28));
@@ -60,7 +60,7 @@ struct Tables {
 
 inline Bytes Read(const std::string& name);
 
-// ranks 2: two of them add up what command 0 makes, and each has logits of its own, which they join: 2 kVocab a row.
+// ranks 2: two ranks add up the results of command 0. Each computes its part of the logits; joined, a row has 2 kVocab.
 inline Tables MakeTables(int ranks = 0) {
   const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
   const uint64_t bias = weight_file.size() - 128 - kTailBytes;
@@ -137,7 +137,7 @@ inline Tables MakeTables(int ranks = 0) {
   return t;
 }
 
-inline std::string g_dir;  // of the artifact
+inline std::string g_dir;  // directory of the artifact
 
 inline void Write(const std::string& name, const Bytes& bytes) {
   std::ofstream out(g_dir + "/" + name, std::ios::binary | std::ios::trunc);
@@ -150,7 +150,8 @@ inline Bytes Read(const std::string& name) {
   return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
-// In a new directory, g_dir. bias_bytes: of a weight that no command reads; with ranks, which have tables there, 128.
+// Writes the artifact to a new directory, g_dir. bias_bytes: size of a weight that no command reads. With ranks it must be
+// 128: their tables lie there.
 inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0) {
   char pattern[] = "/tmp/llmc_artifact_XXXXXX";
   CHECK(::mkdtemp(pattern) != nullptr);
@@ -165,7 +166,7 @@ inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0) {
   Put(&weights, 0, uint64_t{56});
   for (int v = 0; v < kVocab; ++v) Put(&weights, 64 + 4 * static_cast<size_t>(v), 0.5f * static_cast<float>(v));
   if (ranks != 0) {
-    // Rank 0 has 100 + v, rank 1 200 + v; what lies behind a tensor is zero.
+    // The table of rank 0 is 100 + v, that of rank 1 200 + v; padding is zero.
     std::fill(weights.begin() + 128, weights.end(), static_cast<unsigned char>(0));
     for (int r = 0; r < 2; ++r) {
       for (int v = 0; v < kVocab; ++v) {
@@ -186,7 +187,7 @@ inline void RemoveArtifact() {
   ::rmdir(g_dir.c_str());
 }
 
-// A device of kind "cpu" with one option, or none.
+// Opens a device of kind "cpu" with one option, or none.
 inline llmc_device* OpenCpu(const char* key = nullptr, const std::string& value = "") {
   const llmc_key_value option{key, value.c_str()};
   llmc_device* device = nullptr;
@@ -194,7 +195,7 @@ inline llmc_device* OpenCpu(const char* key = nullptr, const std::string& value 
   return device;
 }
 
-// What the artifact's graph takes. Its first row of logits is 1008 + table, the second 2110 + table.
+// A batch for the artifact's graph. Its first row of logits is 1008 + table, the second 2110 + table.
 struct Batch {
   std::vector<int32_t> ids{3, 4, 5}, positions{0, 1, 0}, slots{16, 17, 32}, tables{1, 0, 0, 0, 2, 0, 0, 0};
   std::vector<int32_t> context{2, 1}, start{0, 2, 3}, sample{1, 2};

@@ -1,5 +1,5 @@
-// A device without arithmetic: each slot of its KV pool holds a hash of everything the token at that position depends
-// on, read back through the block tables. A wrong slot, block, position, copy or reuse changes every later logit.
+// A device without arithmetic. Each slot of its KV pool holds a hash of everything that the token at that position
+// depends on, read through block tables. A wrong slot, block, position, copy or reuse changes every later logit.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -32,7 +32,7 @@ inline void LogitsOf(uint64_t fold, int32_t vocab, float* out) {
 
 class NullDevice : public llmc::Device {
  public:
-  static inline uint32_t workers = 1;  // of engines made from now on
+  static inline uint32_t workers = 1;  // applies to engines made later
   NullDevice(llmc::ModelShape shape, uint32_t num_blocks)
       : shape_(std::move(shape)),
         num_blocks_(num_blocks),
@@ -41,7 +41,7 @@ class NullDevice : public llmc::Device {
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_host_threads() const override { return workers; }
 
-  // In turns, from the last worker on, so that neither order nor thread may matter.
+  // Starts with the last worker: results must depend neither on the order nor on the thread.
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override {
     if (num_workers < 2) return Device::ForEach(count, num_workers, job, context);
     std::vector<std::thread> threads;
@@ -54,7 +54,7 @@ class NullDevice : public llmc::Device {
   }
 
   // A device that overlaps computes at the fence, from a batch of its own.
-  static inline bool late = false;  // of engines made from now on
+  static inline bool late = false;  // applies to engines made later
   llmc::Overlap overlap() const override { return late_ ? llmc::Overlap::kPrepared : llmc::Overlap::kNone; }
   llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
     if (enqueued_ != 0) return Bad("a step is on its way already");
@@ -72,8 +72,8 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
-  // A device that samples draws by itself, from the last task on.
-  static inline bool draws = false;  // of engines made from now on
+  // A device that samples draws by itself, the last task first.
+  static inline bool draws = false;  // applies to engines made later
   bool samples() const override { return draws_; }
   llmc::Status Sample(llmc::Fence fence, const std::vector<llmc::SampleTask>& tasks,
                       std::vector<llmc::SampleOutcome>* outcomes) override {
@@ -110,7 +110,7 @@ class NullDevice : public llmc::Device {
       const int32_t* table = &b.block_tables[static_cast<size_t>(i) * b.block_table_stride];
       const int32_t begin = b.query_start[i], end = b.query_start[i + 1];
       if (end <= begin) return Bad("empty sequence");
-      // Only prompts that are scored, and guesses, bring several tokens of a sequence to a decode graph.
+      // Only scored prompts and guesses have several tokens per sequence in a decode graph.
       decode_chunks += g.phase == llmc::Phase::kDecode && end - begin != 1;
       if (b.positions[end - 1] + 1 != b.context_lens[i]) return Bad("context length");
       uint64_t fold = 0;
@@ -162,7 +162,7 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
-  // A place is given twice only behind what was read of it.
+  // A place is reused only after its contents were read.
   llmc::Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override {
     saved_.resize(static_cast<size_t>(num_places) * shape_.block_size);
     *ns = 1;
@@ -184,7 +184,7 @@ class NullDevice : public llmc::Device {
 
   int fail_after = 0;
   bool poison = false;
-  uint32_t wrong = 0;  // per cent of the rows are another text's
+  uint32_t wrong = 0;  // per cent of rows that get another text's logits
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;

@@ -1,4 +1,4 @@
-// What requests must produce that rank their continuations: whole texts, computed anew for every token.
+// Reference output of best_of and beam search: whole texts, recomputed for every token.
 #pragma once
 #include <cmath>
 #include <numeric>
@@ -17,7 +17,7 @@ inline std::vector<float> LogitsAfter(const std::vector<int32_t>& tokens) {
   return logits;
 }
 
-// As transformers' beam search goes about it: every token behind every beam, best first.
+// Beam search as in transformers: every token behind every beam, best first.
 inline std::vector<Output> ReferenceBeams(const Job& job, uint32_t max_len) {
   struct Text {
     std::vector<int32_t> tokens;
@@ -122,7 +122,7 @@ inline std::vector<Output> ReferenceBestOf(const Job& job, uint32_t max_len) {
   return out;
 }
 
-// Of each continuation that is told.
+// Reference output of each reported continuation.
 inline std::vector<Output> ReferenceOutputs(const Job& job, uint32_t max_len) {
   if (job.params.beam_width > 0) return ReferenceBeams(job, max_len);
   if (job.params.best_of > job.params.n) return ReferenceBestOf(job, max_len);
