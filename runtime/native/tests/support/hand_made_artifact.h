@@ -23,8 +23,8 @@ using Bytes = std::vector<unsigned char>;
 constexpr int kVocab = 8, kTokens = 4, kBlockSize = 16;
 constexpr size_t kTailBytes = 56;
 
-// Command 0 doubles the ids into the arena. Command 1 adds the weight and writes the logits of the sampled rows. It reads
-// block_tables and token_seq, so that logits depend on all inputs that Run computes.
+// Command 0 doubles the ids into the arena. Command 1 adds the weight and writes the logits of the sampled rows. It
+// reads block_tables and token_seq, so that logits depend on all inputs that Run computes.
 const char* const kSource = R"(
 #include <stdint.h>
 void twice(void *ids, void *arena, const int64_t *s, int32_t task, int32_t n) {
@@ -150,8 +150,8 @@ inline Bytes Read(const std::string& name) {
   return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
-// Writes the artifact to a new directory, g_dir. bias_bytes: size of a weight that no command reads. With ranks it must be
-// 128: their tables lie there.
+// Writes the artifact to a new directory, g_dir. bias_bytes: size of a weight that no command reads. With ranks it must
+// be 128: their tables lie there.
 inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0) {
   char pattern[] = "/tmp/llmc_artifact_XXXXXX";
   CHECK(::mkdtemp(pattern) != nullptr);
