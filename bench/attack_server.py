@@ -1,11 +1,11 @@
-"""What one client can do to the others: a stream's latest token and the slowest /health beside each attack.
+"""What one client can do to others: the longest gap in a stream and the slowest /health, beside each attack.
 
     python -m bench.attack_server ARTIFACT [--seconds 4] [--attack NAME ...] [--json]
 
-A server process with one engine thread streams to one client, while another asks for /health, and an attacker sends the
-same request over and over, over `--connections` connections. Printed for each attack, beside the same without one: the
-longest gap between two tokens of the stream, the 99th percentile, the slowest /health, what the attacker was answered,
-and the server's largest memory so far. The artifact needs a chat template and a context of 512 tokens or more, as
+A server process with one engine thread streams to one client, while another asks for /health. An attacker sends the
+same request over and over, on `--connections` connections. Figures are printed for each attack, and for none: the
+stream's longest gap between tokens and its 99th percentile, the slowest /health, and the server's peak memory so far.
+The attacker's answers are counted by status. The artifact needs a chat template and a context of 512 tokens or more, as
 examples/tiny-chat has. Run it on a quiet machine.
 """
 
@@ -37,7 +37,7 @@ def _completion(**fields: Any) -> bytes:
 
 
 def _filled(before: str, part: str, after: str) -> bytes:
-    """A body of the largest size that a server takes."""
+    """A body of the largest size that a server accepts: `part` repeated between `before` and `after`."""
     return (before + part * ((_BODY - len(before) - len(after)) // len(part)) + after).encode()
 
 
@@ -75,7 +75,7 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
 
 @dataclass
 class Found:
-    """Milliseconds, MiB, and how often the attacker was answered with which status (0: not at all)."""
+    """Figures of one attack: times in ms, memory in MiB, and the attacker's answers counted by status (0: none)."""
 
     attack: str
     worst_gap_ms: float = 0.0
@@ -94,7 +94,7 @@ def _request(port: int, path: str, body: bytes | None) -> bytes:
 
 
 def _status(port: int, request: bytes) -> int:
-    """The status of the answer, which is read whole; 0: none."""
+    """Status of the answer to a request, after reading all of it; 0: no answer."""
     with socket.create_connection(("127.0.0.1", port), _PATIENCE_S) as connection:
         try:
             connection.sendall(request)
@@ -107,13 +107,13 @@ def _status(port: int, request: bytes) -> int:
 
 
 def _stream_gaps(port: int, request: bytes, stop: threading.Event, gaps: list[float]) -> None:
-    """Seconds between the tokens of an answer that streams, asked for again when it ends."""
+    """Appends to `gaps` the seconds between tokens of a streamed answer; asks again when it ends, until `stop`."""
     while not stop.is_set():
         with socket.create_connection(("127.0.0.1", port), _PATIENCE_S) as connection:
             connection.sendall(request)
             last = None
             while part := connection.recv(1 << 16):
-                # The head comes when the request is taken, which is before its turn.
+                # Headers come when the request is accepted, which is before its turn.
                 if b"data:" in part:
                     now = time.perf_counter()
                     if last is not None:

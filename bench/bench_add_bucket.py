@@ -2,14 +2,14 @@
 
     python -m bench.bench_add_bucket ARTIFACT decode:3x512 [--seconds 60] [--threads 1] [--json]
 
-Three engines are measured in turn, in changing order: the artifact, the same artifact opened again (what differs
-between these two is noise), and a copy with the bucket added. They are opened anew several times, since each one has
-its own luck with memory. A turn of a bucket is the fastest of some full replays within a few milliseconds, by each
-engine right after the other, so that both meet the same state of the machine: a row shows the median of the ratios
-within turns, of all turns of an opening, then of the openings. With one thread, the default, the clock is the thread's
-CPU time, which leaves out what other programs take.
+Three engines take turns, in changing order: the artifact, a control, and a copy with the bucket added. The control is
+the same artifact opened again: its difference is noise. Engines are opened anew several times, since placement in
+memory changes speed. In a turn of a bucket each engine makes some full replays within a few milliseconds, right after
+the other: all meet the same state of the machine. The fastest counts. A row shows the median ratio within turns: over
+the turns of an opening, then over openings. With one thread, the default, the clock is the thread's CPU time, which
+excludes other programs.
 
-Exit code 0: no bucket changed by more than 2 %, 1: one did, 2: the control did, so that nothing can be said.
+Exit code 0: no bucket changed by more than 2 %; 1: one did; 2: the control did, so that the run is inconclusive.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def main() -> int:
 
 
 def bucket_names(path: Path) -> list[str]:
-    """Of all graphs, in their order."""
+    """Bucket names of all graphs, in order."""
     with Artifact(path) as artifact:
         return [f"{graph.phase}:{graph.batch}x{graph.seq}" for graph in artifact.graphs()]
 
 
 def measure(paths: list[Path], seconds: float, threads: int, order: random.Random) -> list[list[list[int]]]:
-    """Nanoseconds by graph of the first artifact, engine and turn."""
+    """Nanoseconds of the fastest replay: [graph of the first artifact][engine][turn]."""
     clock: Callable[[], int] = time.thread_time_ns if threads == 1 else time.monotonic_ns
     artifacts = [Artifact(path) for path in paths]
     engines: dict[int, Engine] = {}
@@ -101,12 +101,12 @@ def measure(paths: list[Path], seconds: float, threads: int, order: random.Rando
 
 
 def row(openings: list[list[list[int]]], name: str) -> dict[str, Any]:
-    """What [opening][engine][turn] of one bucket amounts to."""
+    """The row of one bucket. openings: nanoseconds [opening][engine][turn]."""
     found: dict[str, Any] = {"bucket": name, "turns": sum(len(opening[0]) for opening in openings)}
     found["ms"] = statistics.median(turn for first, _, _ in openings for turn in first) / 1e6
     turns = [list(zip(*opening, strict=True)) for opening in openings]
     found["control"] = median_ratio([[control / first for first, control, _ in opening] for opening in turns])
-    # The control is as good a measure of the artifact as the first engine.
+    # The control measures the artifact as well as the first engine does: compare with the mean of both.
     found["grown"] = median_ratio([[2 * grown / (first + control) for first, control, grown in one] for one in turns])
     return found
 

@@ -1,7 +1,7 @@
 """Speed of the attention kernel on one thread, beside the limit of one thread measured in the same rounds.
 
-Decode counts the KV cache that it reads, scales included, prefill the multiply-adds of visible keys, each being two
-operations. The types of the KV cache take turns, and the last column compares each with the first in the same rounds.
+Decode is rated by bytes read of the KV cache, scales included. Prefill is rated by multiply-adds with visible keys, two
+operations each. Types of the KV cache take turns; the last column compares each with the first in the same rounds.
 
 Run: python -m bench.bench_attention [--target native] [--seconds 3] [--context 32768] [--prompt 512 2048]
     [--dtype bf16 f32] [--kv-dtype bf16 int8 fp8_e4m3]
@@ -34,11 +34,11 @@ from llmc.runtime.binding.machine_limits import Probe
 BLOCK = 32
 # (heads, kv heads, head_dim) of groups of 7, 4 and 1.
 SHAPES = ((14, 2, 64), (32, 8, 64), (8, 2, 128), (4, 4, 128))
-COPIES = 4  # of the pools, so that no cache holds what a decode step reads
+COPIES = 4  # copies of the pools, so that no cache holds the data of a decode step
 
 
 class Step:
-    """`rows` last tokens of a sequence by one type of the KV cache: a decode step where it is one row."""
+    """Attention of a sequence's last `rows` tokens with one type of KV cache; one row is a decode step."""
 
     def __init__(
         self, folder: Path, target: Target, shape: tuple[int, int, int], act: str, kv: str, context: int, rows: int
@@ -79,7 +79,7 @@ class Step:
         self.work = context * kv_heads * token if rows == 1 else 4 * heads * dim * visible
 
     def seconds(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         start = time.perf_counter()
         for keys, values in self._pools:
             given = {**self._arrays, "k_pool": keys, "v_pool": values}
@@ -89,21 +89,23 @@ class Step:
 
 
 def _pool(rng: np.random.Generator, kv: str, dim: int, parts: int) -> NDArray[Any]:
-    """Keys or values of so many heads' parts of blocks."""
+    """Random keys or values. parts: number of heads' parts of blocks."""
     dtype = KV_DTYPES[kv]
     if dtype.largest is None:
         kind = np.dtype({"f32": np.float32, "f16": np.float16}.get(kv, ml_dtypes.bfloat16))
         noise = rng.standard_normal(1 << 20).astype(np.float32).astype(kind)
         return np.resize(noise, parts * BLOCK * dim)
-    # Every byte up to this is a finite number.
+    # Every byte below 0x78 is a finite number.
     pool = np.resize(rng.integers(0, 0x78, 1 << 20).astype(np.uint8), (parts, BLOCK * (dim + dtype.scale_bytes)))
     pool[:, BLOCK * dim :] = np.full((parts, BLOCK), 0.01, np.float32).view(np.uint8)
     return pool
 
 
 def bench(steps: dict[str, Step], limit: str, seconds: float) -> dict[str, tuple[float, float, float, float]]:
-    """By type of the KV cache (rate, limit, fraction, speed beside the first), medians over rounds, rates in 10^9 a
-    second."""
+    """(rate, limit, fraction, speed relative to the first) by type of KV cache: medians over rounds, rates in 10^9/s.
+
+    limit: name of the machine's limit. seconds: time for each type.
+    """
     times: dict[str, list[float]] = {kv: [] for kv in steps}
     limits: list[float] = []
     with Probe(num_threads=1) as probe:

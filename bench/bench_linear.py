@@ -45,7 +45,7 @@ def aligned(a: NDArray[Any]) -> NDArray[Any]:
 
 
 def best_time(call: Any, repeats: int) -> float:
-    """Seconds of the fastest call, by the wall clock that the limits are measured by too."""
+    """Seconds of the fastest call, by the wall clock, which also measures the limits."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def best_time(call: Any, repeats: int) -> float:
 
 
 def bench(folder: Path, target: Target, dtype: str, rows: int, k: int, n: int) -> tuple[float, float]:
-    """(GFLOP/s, GB/s of weights). One row cycles through copies of the weights that no cache holds."""
+    """(GFLOP/s, GB/s of weights). With one row it cycles through copies of the weights, so that no cache holds them."""
     tile = target.row_tile_for(rows)
     spec = linear_spec(n, k, tile, dtype)
     function = load(folder, spec.symbol(), compile_object(build_kernel(spec, target), target))

@@ -27,9 +27,10 @@ from llmc.runtime.binding.machine_limits import Probe
 
 
 def bench(folder: Path, target: Target, scheme: Scheme, dtype: str, rows: int, k: int, n: int) -> tuple[float, float]:
-    """(GOP/s, GB/s of weights and scales). Few rows cycle through copies of the weights that no cache holds.
+    """(GOP/s, GB/s of weights and scales). With few rows it cycles through copies that no cache holds.
 
-    dtype: of activations that are floats."""
+    dtype: type of activations that are floats.
+    """
     tile, format = target.row_tile_for(rows), scheme.weight
     act = "i8" if scheme.act_bits == 8 else dtype
     spec = linear_quant_spec(n, k, tile, act, format)

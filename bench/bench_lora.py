@@ -1,12 +1,12 @@
-"""What LoRA adapters cost a batch: tokens/s of decode steps with several adapters beside those of the model alone.
+"""Cost of LoRA adapters: tokens/s of decode steps with several adapters, relative to the model alone.
 
     python -m bench.bench_lora BASE LORAS [--adapters 8] [--rank 16] [--layers attention|all] [--streams 16] [--json]
 
-BASE is an artifact without slots, LORAS one of the same model with them. Both engines run the same prompts, and take
-turns of some steps each, so that both meet the same state of the machine; threads of the other sleep. A turn's ratio is
-LORAS over BASE in tokens/s of its fastest step; medians and quartiles over the turns are printed. Adapters are random
-numbers. A third engine, LORAS without an adapter in use, tells what the commands cost that find nothing to do. With
---threads 1 the clock is the thread's CPU time, which leaves out what other programs take.
+BASE is an artifact without adapter slots, LORAS one of the same model with them. Both engines run the same prompts and
+take turns of some steps: both meet the same state of the machine, and threads of the other sleep. A turn's ratio is
+LORAS over BASE in tokens/s of its fastest step; medians and quartiles over turns are printed. Adapters are random. A
+third engine, LORAS without an adapter in use, shows the cost of adapter commands without work. With --threads 1 the
+clock is the thread's CPU time, which excludes other programs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def turn_rate(engine: Engine, streams: int, clock: Callable[[], float]) -> float
 
 
 def random_adapter(artifact: Artifact, rank: int, layers: str, rng: np.random.Generator) -> list[AdapterMatrix]:
-    """Of every part of the layers that it changes."""
+    """Random matrices for every part of the adapted linear layers."""
     matrices = []
     for number, linear in enumerate(artifact.adapter_linears()):
         if layers == "all" or linear.name.endswith(ATTENTION):
@@ -116,7 +116,7 @@ def random_adapter(artifact: Artifact, rank: int, layers: str, rng: np.random.Ge
 
 
 def summary(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Quartiles, the median between them."""
+    """(lower quartile, median, upper quartile)."""
     low, median, high = statistics.quantiles(ratios, n=4)
     return low, median, high
 

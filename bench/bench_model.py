@@ -1,10 +1,10 @@
-"""Prefill, decode, start and overhead of one artifact, beside the machine's limits measured right before and after.
+"""Prefill, decode, start and overhead of one artifact, with the machine's limits measured right before and after.
 
     python -m bench.bench_model ARTIFACT [--threads N] [--repeat 5] [--compile MODEL] [--json | --markdown]
     python -m bench.bench_model LONG --prefill 512 8192 --decode 1:32768 --only speed
 
-Every round measures each figure once, between two probes of the limit that binds it; a fraction is the figure over the
-mean of its own two probes. Medians and ranges over the rounds are printed. docs/performance.md explains the counters.
+Every round measures each figure once, between two probes of the limit that binds it. A fraction is the figure over the
+mean of its two probes. Medians and ranges over the rounds are printed. docs/performance.md explains the counters.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def start_figures(artifact: Path, rounds: int) -> list[Figure]:
 
 
 def overhead_figures(bench: Bench, rounds: int) -> list[Figure]:
-    """Where the time of a decode step at batch 1 goes, through the engine."""
+    """Shares of a decode step's time at batch 1, through the engine."""
     names = {"kernels": "in kernels", "barrier": "at barriers", "overhead": "overhead"}
     found = {name: Figure(f"decode batch 1, {title}", "% of step") for name, title in names.items()}
     for _ in range(rounds):
@@ -125,7 +125,7 @@ def rows(figures: list[Figure]) -> list[tuple[str, str, str, str]]:
 
 
 def decode(text: str) -> tuple[int, int]:
-    """BATCH:CONTEXT."""
+    """Parses BATCH:CONTEXT."""
     batch, _, context = text.partition(":")
     return int(batch), int(context)
 
@@ -134,7 +134,7 @@ HEADS = ("figure", "median (range)", "limit beside it", "fraction, median (range
 
 
 def print_table(figures: list[Figure], markdown: bool) -> None:
-    """Aligned columns, or a Markdown table."""
+    """Prints aligned columns, or a Markdown table."""
     table = [HEADS, *rows(figures)]
     if markdown:
         lines = ["| " + " | ".join(row) + " |" for row in table]

@@ -1,4 +1,4 @@
-"""What guesses of next tokens are worth: tokens/s of decoding with and without, one command for the whole table.
+"""Gain from speculation: tokens/s of decoding with and without guesses; one command makes the whole table.
 
     python -m bench.bench_speculation make OUT [--reach 1023]
     llmc compile OUT/model -o OUT/model.llmc --speculate 7 --max-num-seqs 8 --max-model-len 2048
@@ -7,15 +7,15 @@
     python -m bench.bench_speculation run OUT/model.llmc --texts DIR --tokenizer DIR \\
         --draft OUT/draft.llmc OUT/draft-w4a16.llmc --machine "one thread of …" --json bench/results/NAME.json
 
-`make` writes models of Qwen2.5-0.5B's shape, and of one with a quarter of its layers' weights. They say what the
-beginning of their prompt hides (bench/script_model.py): so a random model answers as a trained one might. A draft is
-wrong about the share --wrong of all tokens, whatever it is made of. DIR of --texts has folders humaneval,
-wikitext-2-raw and gsm8k (bench/repeating_texts.py).
+`make` writes models of Qwen2.5-0.5B's shape, and a draft with a quarter of its layers' weights. They output a script
+hidden in their prompt (bench/script_model.py), so that a random model answers as a trained one might. A draft is wrong
+about the share --wrong of all tokens, whatever its format. DIR of --texts has folders humaneval, wikitext-2-raw and
+gsm8k (bench/repeating_texts.py).
 
-One engine decodes without guesses, one with those of the prompt, one with those of each draft. They take turns, text by
-text. The best turn of each counts, but for the first one, in which costs are learnt. Steps with prefill are left out.
-What a draft takes to read a prompt is not, since it reads beside decoding. The clock is the thread's CPU time with one
-thread, which leaves out what other programs take. Outputs are compared: they must be the script, token by token.
+One engine decodes without guesses, one with guesses from the prompt, and one with those of each draft. They take turns,
+text by text. The best turn of each counts, except the first, in which costs are learnt. Steps with prefill do not
+count. A draft's time to read a prompt does, since it reads beside decoding. With one thread the clock is the thread's
+CPU time, which excludes other programs. Outputs are compared: they must be the script, token by token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from llmc.runtime.drafts import opened_draft
 from llmc.runtime.speculation import parse_speculation
 
 LOOKUP_KINDS, DRAFT_KINDS = ("edit", "summary", "answer"), ("article",)
-"""Kinds of texts that guesses of the prompt are for, and such as leave a draft enough tokens behind the prompt."""
+"""Kinds of texts for guesses from the prompt, and kinds whose answers are long enough for a draft."""
 KIND_NAMES = {
     "edit": "a function, with a variable renamed",
     "summary": "every second sentence of a paragraph",
@@ -58,15 +58,17 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one kind of text, number of sequences and way to guess: tokens/s of decode steps without guesses and with.
+    """Figures of one kind of text, number of sequences and way to guess.
 
-    Both of the best turns; steps, tokens and guesses are those of the latter."""
+    plain, guessing: tokens/s of decode steps without and with guesses, in the best turn of each. Steps, tokens and
+    guesses are those of the turn with guesses.
+    """
 
     kind: str
     sequences: int
@@ -126,7 +128,7 @@ def main() -> int:
 
 
 def document(given: argparse.Namespace, found: Sequence[Measured]) -> dict[str, Any]:
-    """As files of bench/results are (bench/peers/results.py): a table, and all figures beside it."""
+    """A document of bench/results (bench/peers/results.py): a table, and all figures beside it."""
     rows = [
         {
             "name": f"{KIND_NAMES[one.kind]}, {one.guesses}",
@@ -153,8 +155,8 @@ def document(given: argparse.Namespace, found: Sequence[Measured]) -> dict[str, 
 
 
 def measure(given: argparse.Namespace, sequences: int) -> Iterator[Measured]:
-    """Every kind of text by every way that suits it; prints as it goes. Raises RuntimeError when an output is not the
-    script."""
+    """Measures every kind of text with every way to guess that suits it, and prints each. Raises RuntimeError when an
+    output is not the script."""
     with ExitStack() as stack:
         artifact = stack.enter_context(Artifact(given.artifact))
         engines: dict[str, Engine] = {}
@@ -189,7 +191,7 @@ def measure(given: argparse.Namespace, sequences: int) -> Iterator[Measured]:
 
 
 def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Namespace) -> Run:
-    """Steps without prefill."""
+    """Runs the texts and sums up their steps without prefill."""
     clock = time.thread_time if given.threads == 1 else time.perf_counter
     scripts = {}
     for number, (text, script) in enumerate(texts):

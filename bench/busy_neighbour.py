@@ -1,11 +1,11 @@
-"""What a busy neighbour costs: decode tokens/s of the engine alone and beside a process that takes a CPU.
+"""Cost of a busy neighbour: decode tokens/s of the engine alone and beside a process that uses a CPU.
 
     python -m bench.busy_neighbour ARTIFACT [--rounds 5] [--seconds 3] [--threads 1 2] [--neighbours none burn bursts]
     python -m bench.busy_neighbour ARTIFACT --library before.so after.so
 
-A round runs every neighbour with every number of threads and library once, each in a process of its own. `burn` loops
-for ever on one CPU; `bursts` works for 1 ms and sleeps for 1 ms, as a client does. Printed are medians and ranges over
-the rounds. Run it on a quiet machine.
+A round runs every neighbour once with every number of threads and every library, each in a process of its own. `burn`
+loops for ever on one CPU; `bursts` works for 1 ms and sleeps for 1 ms, as a client does. Medians and ranges over the
+rounds are printed. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ while True:
 
 @contextmanager
 def neighbour(kind: str, cpu: int) -> Iterator[None]:
-    """A process of this kind on this CPU for as long as the block runs; "none": no process."""
+    """Context with a neighbour process of this kind on this CPU; "none": no process."""
     if kind == "none":
         yield
         return
@@ -52,7 +52,7 @@ def neighbour(kind: str, cpu: int) -> Iterator[None]:
 
 
 def decode(artifact: Path, threads: int, streams: int, seconds: float) -> float:
-    """Tokens/s of `streams` greedy requests in this process, without the first second."""
+    """Tokens/s of `streams` greedy requests in this process; the first second does not count."""
     with Artifact(artifact) as opened:
         longest = opened.info.max_model_len
         with Engine(opened, num_threads=threads, weight_memory="copied") as engine:

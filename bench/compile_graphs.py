@@ -1,9 +1,9 @@
-"""What a model's graphs and kernels cost the compiler: seconds of CPU time and peak memory, from its config.json alone.
+"""Cost of compiling a model's graphs and kernels: CPU seconds and peak memory, from its config.json alone.
 
     python -m bench.compile_graphs config.json [--max-model-len 4096] [--jobs 2]
 
-The default ladder is compiled for this machine into a cache that is empty at first; weights are not there to be packed.
-CPU time is that of this process and its workers, so that other programs lengthen it little. Imports are the first line.
+The default ladder is compiled for this machine into an empty cache, without weights to pack. CPU time of this process
+and its workers is measured, which other programs hardly lengthen. The first line is imports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _cpu_s() -> float:
 
 
 def _phases(config: CompileConfig) -> Iterator[str]:
-    """Compiles, and names each phase when it is done."""
+    """Compiles, and yields each phase's name when it is done."""
     import torch  # noqa: F401
     import transformers  # noqa: F401
 

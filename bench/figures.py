@@ -24,9 +24,9 @@ MIN_PROBE_S = 0.2
 
 @dataclass
 class Figure:
-    """Values of one figure, a round each. limits: mean of the probes before and after it.
+    """Values of one figure, one per round. limits: mean of the probes before and after it.
 
-    work: what one second at the limit allows, divided by what one unit of the figure takes; several ways to count it.
+    work: operations or bytes per unit of the figure, by way of counting them.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Figure:
     limits: list[float] = field(default_factory=list)
 
     def fractions(self) -> dict[str, list[float]]:
-        """What each value is of its own limit, by way of counting the work."""
+        """Each value as a fraction of its own limit, by way of counting the work."""
         return {
             way: [value * amount / limit for value, limit in zip(self.values, self.limits, strict=True)]
             for way, amount in self.work.items()
@@ -61,7 +61,7 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 class Bench:
-    """Drives the graphs of one artifact by hand: no scheduler, no sampler."""
+    """Replays the graphs of one artifact directly: no scheduler, no sampler."""
 
     def __init__(self, path: Path, threads: int, max_batch: int) -> None:
         self.path, self.threads = path, threads
@@ -69,7 +69,7 @@ class Bench:
         self.model = self.tables.model
         self.probe = Probe(threads)
         blocks = max_batch * -(-self.model.max_model_len // self.model.block_size)
-        # Copied weights, as in a server: what is measured stands for a process that runs long.
+        # Copied weights, as in a server: the figures stand for a process that runs long.
         self.replayer = Replayer(self.artifact, num_threads=threads, num_blocks=blocks, weight_memory="copied")
         # The layers over all tokens; the output projection may have another dtype.
         layers = [p for p in kernel_params(self.manifest).values() if "n" in p and p.get("rows") == 0]
@@ -90,11 +90,11 @@ class Bench:
         return min(fitting)[2] if fitting else None
 
     def cost(self, graph: int, step: Step) -> dict[str, Cost]:
-        """By kernel family."""
+        """Costs of a step by kernel family."""
         return step_cost(self.tables, self.manifest, self.tables.graphs[graph], step)
 
     def tokens_per_s(self, graph: int, steps: list[Step]) -> float:
-        """New tokens over the seconds inside the replays of `steps`, one after the other."""
+        """New tokens per second inside the replays of `steps`, run one after the other."""
         before = self.replayer.stats.total_ns
         for i, step in enumerate(steps):
             step.run(self.replayer, graph, self.model.block_size, self.model.vocab_size, seed=i)
@@ -119,8 +119,10 @@ Measure = Callable[[], float]
 
 def speed_figures(bench: Bench, prefills: Sequence[int], decodes: Sequence[tuple[int, int]], steps: int,
                   ) -> list[tuple[Figure, Measure]]:  # fmt: skip
-    """Prefill of one prompt and decode of a batch, as far as the artifact has the graphs. decodes: batch, and tokens
-    that each sequence has before."""
+    """Figures for prefill of one prompt and decode of a batch, where the artifact has the graphs.
+
+    prefills: prompt tokens. decodes: (batch, tokens that each sequence has before). steps: decode steps timed.
+    """
     found: list[tuple[Figure, Measure]] = []
     for tokens in prefills:
         step = Step(((0, tokens),))
@@ -147,7 +149,7 @@ def speed_figures(bench: Bench, prefills: Sequence[int], decodes: Sequence[tuple
 
 
 def run_rounds(bench: Bench, figures: list[tuple[Figure, Measure]], rounds: int) -> None:
-    """Every round measures every figure once, right between two probes that last about as long as it does."""
+    """Measures every figure once per round, right between two probes that last about as long as it does."""
     durations: dict[str, float] = {}
     for number in range(rounds + 1):
         for figure, measure in figures:

@@ -3,8 +3,8 @@
     python -m bench.fuzz_checkpoints --rounds 100000 --seed 7
     python -m bench.fuzz_checkpoints gptq awq
 
-Prints for each method how often what came out. Settings get values that no writer writes; tensors are gone, there
-twice, of another shape or dtype, or hold other bytes. Anything else that comes out ends the run with 1.
+Settings get values that no writer writes. Tensors are missing, doubled, of another shape or dtype, or hold other bytes.
+Prints a count of outcomes for each method. Any other exception ends the run with exit code 1.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LEAVES = ("weight", "qweight", "qzeros", "scales", "g_idx", "weight_scale", "we
 
 
 class TooLarge(Exception):
-    """A tensor of a mutated shape is read that no file of this size has."""
+    """Raised when a tensor is read that is larger than any file here: its shape was mutated."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor: safetensors' dtype, shape, and bytes; cut or repeated to the shape."""
+    """A tensor: safetensors' dtype, shape, and bytes, which are cut or repeated to fit the shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sample:
-    """config: the settings. beside: whether they are in hf_quant_config.json. entries: the tensors by name."""
+    """A checkpoint. config: settings. beside: whether they are in hf_quant_config.json. entries: tensors by name."""
 
     config: dict[str, Any]
     beside: bool
@@ -214,7 +214,7 @@ def _read(matrix: StoredMatrix) -> None:
 
 
 def read(config: Any, beside: bool, entries: dict[str, Entry], linears: list[str] | None) -> None:
-    """Everything that a compiler reads of a checkpoint."""
+    """Reads everything that the compiler reads of a checkpoint."""
     tensors = {name: entry.tensor() for name, entry in entries.items()}
     given = ({}, config) if beside else ({"quantization_config": config}, None)
     found = find_stored(given[0], tensors, linears, given[1])
@@ -226,7 +226,7 @@ def read(config: Any, beside: bool, entries: dict[str, Entry], linears: list[str
 
 
 def fuzz(name: str, sample: Sample, rounds: int, seed: int) -> Counter[str]:
-    """How often what came out, "taken" for no error. Raises AssertionError for any but QuantizeError."""
+    """Counts outcomes; "taken": no error. Raises AssertionError for any exception but QuantizeError."""
     rng, found = random.Random(f"{name} {seed}"), Counter[str]()
     for number in range(rounds):
         config, entries = sample.config, sample.entries

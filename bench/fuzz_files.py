@@ -1,11 +1,11 @@
-"""Mutates files that llmc reads, by the kind, and reads each: only the reader's own errors may come out.
+"""Mutates files that llmc reads, and reads each: only the reader's own errors may come out.
 
     python -m bench.fuzz_files ARTIFACT
     python -m bench.fuzz_files ARTIFACT --rounds 1000 --seed 7 manifest bundle
 
-Prints for each kind how often what came out. ARTIFACT: of a small model, since bundles are read whole each round. Bytes
-are flipped, cut, repeated and replaced, fields get values that no writer writes. A mutation that brings out anything
-else is kept in `fuzz-KIND-ROUND` and ends the run with 1.
+ARTIFACT should be of a small model, since bundles are read whole each round. Bytes are flipped, cut, repeated and
+replaced; fields get values that no writer writes. Prints a count of outcomes for each kind of file. A mutation that
+raises anything else is kept in `fuzz-KIND-ROUND` and ends the run with exit code 1.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MEMORY_BYTES = 6 << 30
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: a sound one, who reads it, which errors it may raise, and what else is mutated than bytes."""
+    """A kind of file: a sound example, its reader, the errors that the reader may raise, and the mutation."""
 
     suffix: str
     sound: bytes
@@ -73,7 +73,7 @@ class Kind:
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes are others, gone, or more."""
+    """Replaces, removes or adds some bytes."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         at, kind = rng.randrange(len(changed) + 1), rng.randrange(6)
@@ -94,7 +94,7 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_value(value: Any, rng: random.Random) -> Any:
-    """One place somewhere in a JSON value is another one, gone, or there twice."""
+    """Replaces, removes or doubles one value somewhere in a JSON value."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         name, changed = rng.choice(list(value)), dict(value)
         kind = rng.random()
@@ -130,7 +130,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_lines(data: bytes, rng: random.Random) -> bytes:
-    """JSON lines."""
+    """Mutates JSON lines."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     lines = data.split(b"\n")
@@ -146,7 +146,7 @@ def mutate_gzip(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
-    """Mostly with a checksum that fits, which a wrong writer has."""
+    """Mutates a manifest, mostly with a checksum that fits, as a faulty writer would."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     value = mutate_value(json.loads(data), rng)
@@ -178,10 +178,10 @@ def mutate_bundle(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_tables(data: bytes, rng: random.Random) -> bytes:
-    """With a checksum that fits, which a wrong writer has: whole fields get other values."""
+    """Gives whole fields other values, with a checksum that fits, as a faulty writer would."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
-        # The header and the sections first: all of the rest lies where they say.
+        # Mostly header and sections, which say where everything else lies.
         at = rng.choice((rng.randrange(12, 232), rng.randrange(64, len(changed)))) & ~3
         value = rng.choice((0, 1, 63, 0x7FFFFFFF, 0x80000000, 0xFFFFFFC0, 0xFFFFFFFF, rng.getrandbits(32)))
         changed[at : at + 4] = value.to_bytes(4, "little")
@@ -193,7 +193,7 @@ def mutate_tables(data: bytes, rng: random.Random) -> bytes:
 
 
 def read_tables(path: Path) -> None:
-    """As a bundle's tables are read, and as the tools read them."""
+    """Reads tables as a bundle's are read, and as the tools do."""
     refused = None
     try:
         _ = GraphsPatch(path.read_bytes()).model
@@ -205,7 +205,7 @@ def read_tables(path: Path) -> None:
 
 
 def read_whole_bundle(path: Path) -> None:
-    """As `llmc bundle apply` before it looks at the checkpoint."""
+    """Reads a bundle as `llmc bundle apply` does before it reads the checkpoint."""
     bundle = read_bundle(path)
     for variant in bundle.variants:
         tables_of(bundle, variant)
@@ -213,7 +213,7 @@ def read_whole_bundle(path: Path) -> None:
 
 
 def kinds(artifact: Path, work: Path) -> Iterator[tuple[str, Kind]]:
-    """All of them; `work`: an empty directory."""
+    """All kinds of files by name. work: an empty directory."""
     folder = work / "artifact"
     folder.mkdir()
 
@@ -296,7 +296,7 @@ def mutate_onnx(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_gguf(model: Gguf) -> Callable[[bytes, random.Random], bytes]:
-    """Bytes, or what they stand for."""
+    """A mutation of a GGUF file: of its bytes, or of the values that they encode."""
 
     def mutate(data: bytes, rng: random.Random) -> bytes:
         return mutate_bytes(data, rng) if rng.random() < 0.4 else mutated(model, rng)
@@ -325,7 +325,7 @@ def _lines(*records: dict[str, Any]) -> bytes:
 
 
 def fuzz(name: str, kind: Kind, rounds: int, seed: int, work: Path) -> Counter[str]:
-    """How often which error came out, "taken" for none. Raises AssertionError for any other, with the file's path."""
+    """Counts outcomes by error; "taken": none. Raises AssertionError, with the file's path, for any other exception."""
     rng, found = random.Random(f"{name} {seed}"), Counter[str]()
     path = work / f"{name}{kind.suffix}"
     for number in range(rounds):
@@ -352,7 +352,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_intermixed_args()
-    # What a small file makes of itself is no reason to run out of memory.
+    # A small file must not make its reader run out of memory.
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     failed = 0
     with tempfile.TemporaryDirectory() as folder:

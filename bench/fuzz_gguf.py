@@ -1,4 +1,4 @@
-"""What a wrong writer of GGUF files may write: values, types, shapes and places that do not fit."""
+"""Mutations of GGUF files as a faulty writer might make: wrong values, types, shapes and offsets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from llmc.models.rope import checked_frequencies
 from llmc.models.sources.gguf.source import GgufSource
 
 _LARGEST = (1 << 64) - 1
-# Bits of a number that is not negative.
+# Bits of a number's largest value.
 _BITS = {U8: 8, I8: 7, U16: 16, I16: 15, U32: 32, I32: 31, U64: 64, I64: 63, BOOL: 8}
 _OTHERS = (
     Value(STRING, b"x"), Value(U32, 1), Value(F32, 1.0), Value(F64, 0.5), Value(BOOL, 1), Value(13, 0),
@@ -39,7 +39,7 @@ _OTHERS = (
 
 
 def read_gguf(path: Path) -> None:
-    """As a compilation does, down to every weight."""
+    """Reads a file as a compilation does, down to every weight."""
     source = GgufSource(path)
     config = source.config()
     checkpoint = source.checkpoint()
@@ -50,7 +50,7 @@ def read_gguf(path: Path) -> None:
 
 
 def mutated(model: Gguf, rng: random.Random) -> bytes:
-    """The file with some things that are others, gone or there twice; now and then cut off."""
+    """The file with some items replaced, missing or doubled; sometimes cut off."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         model = _once(model, rng)
     changed = model.encoded()
@@ -74,7 +74,7 @@ def _value(value: Value, rng: random.Random) -> Value:
 
 
 def _array(element: int, values: list[Any], rng: random.Random) -> Value:
-    """One element is another, gone or there twice, or all of it lies deeper."""
+    """The array with one element replaced, missing or doubled, or nested in another array."""
     kind = rng.random()
     if not values or kind < 0.1:
         deep = Value(ARRAY, (element, values))

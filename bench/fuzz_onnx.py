@@ -1,4 +1,4 @@
-"""What a wrong writer of ONNX files may write: other operators, attributes, shapes and names."""
+"""Mutations of ONNX files as a faulty writer might make: wrong operators, attributes, shapes and names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPS = ("Add", "Mul", "MatMul", "Softmax", "Transpose", "Concat", "Nothing", "Id
 
 
 def read_onnx(path: Path) -> None:
-    """As a compilation does, down to every weight. A config.json beside the file says how long texts may be."""
+    """Reads a file as a compilation does, down to every weight. config.json beside it gives the longest context."""
     (path.parent / "config.json").write_text('{"max_position_embeddings": 64}')
     source = OnnxSource(path)
     config = source.config()
@@ -23,7 +23,7 @@ def read_onnx(path: Path) -> None:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """The model with a thing that is another, gone or there twice."""
+    """The model with one item replaced, missing or doubled."""
     model = onnx.load_from_string(data)
     graph = model.graph
     node = rng.choice(graph.node)

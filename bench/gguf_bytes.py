@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, sound or not, and a small sound model: for tests and fuzzing. Needs numpy alone."""
+"""Writes GGUF files byte by byte, valid or not, and a small valid model: for tests and fuzzing. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMATS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32:
 
 @dataclass(frozen=True)
 class Value:
-    """type: as numbered above. data: a number, bytes of a string, or (element type, values) of an array."""
+    """A metadata value. type: numbered above. data: number, bytes of a string, or (element type, values) of an array."""
 
     type: int
     data: Any
@@ -24,7 +24,7 @@ class Value:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """dimensions: columns first. offset: None: behind the tensor before it, aligned."""
+    """A tensor's entry. dimensions: columns first. offset: in bytes; None: behind the tensor before it, aligned."""
 
     name: bytes
     dimensions: tuple[int, ...]
@@ -35,7 +35,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Gguf:
-    """counts: of tensors and metadata where they are not what is there."""
+    """A file. counts: numbers of tensors and of metadata to write if they are to be wrong."""
 
     pairs: tuple[tuple[bytes, Value], ...]
     tensors: tuple[TensorInfo, ...]
@@ -45,7 +45,7 @@ class Gguf:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def with_pair(self, key: bytes, value: Value | None) -> Gguf:
-        """Another value of a key, or none; a new key comes last."""
+        """The file with another value of a key; None removes it, a new key comes last."""
         rest = [pair for pair in self.pairs if pair[0] != key or value is not None]
         changed = [(key, value) if pair[0] == key and value is not None else pair for pair in rest]
         if value is not None and all(pair[0] != key for pair in changed):

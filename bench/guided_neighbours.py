@@ -1,12 +1,12 @@
-"""How long a plain request takes beside guided ones: the time of whole answers, not of a stream that runs already.
+"""Latency of plain requests beside guided ones: times of whole answers, not gaps of a running stream.
 
     python -m bench.guided_neighbours ARTIFACT [--seconds 8] [--size 8000] [--n 1 16 64] [--json]
 
-A server process with one engine thread and `--max-num-seqs 8` answers `--connections` clients, each of which asks again
-and again for `--n` continuations that must be one long text: a literal of `--size` characters is the heaviest mask that
-there is. Beside them one client asks for eight plain tokens, one answer after the other. Printed: the plain answers'
-median, 99th percentile and worst, and how many tokens the guided clients got, for each n and for none of them. The
-artifact needs a tokenizer, as examples/tiny-english has. Run it on a quiet machine.
+A server process with one engine thread and `--max-num-seqs 8` answers `--connections` clients. Each asks again and
+again for `--n` continuations that must be one long text: a literal of `--size` characters is the heaviest mask. Beside
+them one client asks for eight plain tokens, one answer after the other. Printed for each n, and without guided clients:
+median, 99th percentile and worst time of plain answers, and the number of guided tokens. The artifact needs a
+tokenizer, as examples/tiny-english has. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE_S = 600.0
 
 @dataclass
 class Found:
-    """Milliseconds of plain answers beside guided requests of n continuations; n 0: beside none."""
+    """Milliseconds of plain answers beside guided requests of n continuations; n 0: without guided requests."""
 
     n: int
     answers: int

@@ -1,10 +1,10 @@
-"""What this machine can do at best: bytes read and arithmetic a second, by 1 to N threads.
+"""Limits of this machine: bytes read and operations per second, by 1 to N threads.
 
     python -m bench.limits
     python -m bench.limits --threads 2 --rounds 9 --seconds 1
     python -m bench.limits --json
 
-Every round measures each limit with each number of threads once; printed are the median and the range of the rounds.
+Every round measures each limit once with each number of threads; medians and ranges over the rounds are printed.
 docs/performance.md explains the probe.
 """
 
@@ -26,7 +26,7 @@ from llmc.runtime.binding.machine_limits import LIMITS
 
 
 def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[str, Spread]]:
-    """By threads and limit, over the rounds."""
+    """Spreads over the rounds, by threads and limit."""
     rates: dict[int, dict[str, list[float]]] = {}
     for threads, limit, rate in found:
         if rate is not None:
@@ -35,7 +35,7 @@ def spreads(found: Sequence[tuple[int, str, float | None]]) -> dict[int, dict[st
 
 
 def as_lines(rows: dict[int, dict[str, Spread]]) -> list[str]:
-    """Columns as wide as their widest cell, a line for each number of threads."""
+    """A table with a line for each number of threads; columns are as wide as their widest cell."""
     lines = [["threads", *(f"{limit}, {UNITS[limit]}" for limit in LIMITS)]]
     for threads, row in rows.items():
         lines.append([str(threads), *(row[limit].text(1e9) if limit in row else "–" for limit in LIMITS)])

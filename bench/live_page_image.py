@@ -1,4 +1,4 @@
-"""Draws docs/images/live-page.png: the live page of a server, under some load of its own.
+"""Draws docs/images/live-page.png: the live page of a server under a load that this script makes.
 
     llmc serve ARTIFACT --port 8000 &
     python bench/live_page_image.py http://localhost:8000 docs/images/live-page.png
@@ -21,7 +21,7 @@ _LOAD_S, _CLIENTS = 12, 6
 
 
 def load(url: str, stop: threading.Event, number: int) -> None:
-    """Requests without a pause, of several lengths."""
+    """Sends requests of several lengths without a pause, until `stop`."""
     with httpx.Client(base_url=url, timeout=120) as client:
         turn = 0
         while not stop.is_set():

@@ -16,11 +16,11 @@ from bench.shapes import SHAPES, is_norm, named
 
 
 def tensors(shape: dict[str, object], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """bf16 tensors with Hugging Face names; values small enough that activations stay finite through all layers."""
+    """bf16 tensors under Hugging Face names. Values are small, so that activations stay finite through all layers."""
     generator = torch.Generator().manual_seed(seed)
     for name, size in named(shape):
         if is_norm(name, size):
-            # What a norm of Gemma multiplies by is its factor and 1.
+            # Norms of Gemma multiply by 1 + factor.
             factor = 0.0 if shape["model_type"] == "gemma3_text" else 1.0
             yield name, torch.full(size, factor, dtype=torch.bfloat16)
         else:
@@ -28,7 +28,7 @@ def tensors(shape: dict[str, object], seed: int) -> Iterator[tuple[str, torch.Te
 
 
 def save(made: Iterable[tuple[str, torch.Tensor]], output: Path, shard_bytes: int | None) -> None:
-    """One file, or shards of at least so many bytes, of which one is in memory at a time."""
+    """Writes one file, or shards of at least shard_bytes, of which one is in memory at a time."""
     if shard_bytes is None:
         save_file(dict(made), output / "model.safetensors", metadata={"format": "pt"})
         return
@@ -54,9 +54,9 @@ END, BEGIN = "<|end|>", "<|begin|>"
 
 
 def tokenizer(vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of exactly vocab_size tokens: END, BEGIN, the bytes, pairs of letters, and words never merged to.
+    """Byte-level BPE of exactly vocab_size tokens: END, BEGIN, bytes, pairs of letters, and words never merged to.
 
-    Every id decodes to a text of its own, so that servers detokenize what a random model says as they do real output.
+    Every id decodes to a different text, so that detokenizing a random model's output costs as much as real output.
     """
     letters = "abcdefghijklmnopqrstuvwxyz"
     merges = [(a, b) for a in letters for b in letters]
@@ -80,7 +80,7 @@ def write(name: str, output: Path, seed: int = 0, shard_bytes: int | None = None
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": BEGIN}
     (output / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
     save(tensors(shape, seed), output, shard_bytes)
-    # Last: a directory with a config is complete.
+    # Written last: a directory with config.json is complete.
     (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 

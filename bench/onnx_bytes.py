@@ -1,4 +1,4 @@
-"""A small decoder in ONNX, written operator by operator, as files that are meant to be damaged begin."""
+"""A small decoder in ONNX, written operator by operator: the valid model that fuzzing mutates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _F32, _I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
 
 class Graph:
-    """Nodes and initializers of one model, which are made in order."""
+    """Builder of one model: nodes and initializers in the order in which they are added."""
 
     def __init__(self, seed: int = 0) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -21,7 +21,7 @@ class Graph:
         self.rng = np.random.default_rng(seed)
 
     def add(self, op: str, *inputs: str, outputs: tuple[str, ...] = (), domain: str = "", **attributes: Any) -> str:
-        """The first output. outputs: names of all, where they matter."""
+        """Adds a node and returns the name of its first output. outputs: names of all outputs, if they matter."""
         made = list(outputs) or [f"{op}_{len(self.nodes)}"]
         name = f"/{op}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), made, name=name, domain=domain, **attributes))
@@ -45,7 +45,7 @@ class Graph:
         opset: int = 17,
         dtype: Any = np.float32,
     ) -> onnx.ModelProto:
-        """dtype: of float32 initializers."""
+        """The finished model. dtype: type to which float32 initializers are converted."""
         tensors = [
             onnx.numpy_helper.from_array(array.astype(dtype) if array.dtype == np.float32 else array, name)
             for name, array in self.initializers.items()
@@ -56,7 +56,7 @@ class Graph:
 
 
 def decoder_values(dtype: int = _F32) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
-    """(inputs, outputs) under the names of Optimum."""
+    """(inputs, outputs) of a decoder, named as Optimum does."""
     inputs = [
         helper.make_tensor_value_info("input_ids", _I64, ["batch", "tokens"]),
         helper.make_tensor_value_info("attention_mask", _I64, ["batch", "keys"]),
@@ -70,7 +70,7 @@ def decoder_values(dtype: int = _F32) -> tuple[list[onnx.ValueInfoProto], list[o
 
 
 def small_decoder(opset: int = 17, **changes: Any) -> onnx.ModelProto:
-    """As onnxruntime-genai's builder writes one: fused operators, two layers of Llama's kind.
+    """A Llama of two layers with fused operators, as onnxruntime-genai's builder writes it.
 
     changes: attributes of GroupQueryAttention.
     """
@@ -110,7 +110,7 @@ def small_decoder(opset: int = 17, **changes: Any) -> onnx.ModelProto:
 
 
 def _skip_norm(graph: Graph, stream: str, block: str, name: str) -> tuple[str, str]:
-    """(the norm of the sum, the sum)."""
+    """Adds SkipSimplifiedLayerNormalization; returns (norm of the sum, sum)."""
     total = f"{name}.sum"
     normed = graph.add(
         "SkipSimplifiedLayerNormalization", stream, block, graph.weight(name, HIDDEN),

@@ -1,12 +1,12 @@
-"""Plans on one half of a trace, serves the other half in the simulation, beside the tuned ramp-up grid.
+"""Plans buckets on one half of a trace and simulates the other half, compared with the tuned ramp-up grid.
 
     python -m bench.plan_held_out TRACE [TRACE …] [--cost tokens|time] [--graphs 24] [--max-model-len 4096]
 
-Both directions of the split. Batches, start and step of the ramp-up grid are chosen by the half that the plan saw, too:
-for the steps of all scenarios, or for those at the trace's own pace; the share is that of the better of both. Padded
-tokens of each phase, and padded time by a roofline of a model of 0.5 billion weights, where padding is computed.
-First at the trace's own pace, then the largest share in any scenario. With --cost time plan and grid are made for that
-time, by whose clock both are served; else for tokens.
+Each half is planned on once. Batches, start and step of the ramp-up grid are tuned on the half that the plan saw: one
+grid for the steps of all scenarios, one for those at the trace's own pace. Shares are plan over the better grid: padded
+tokens of each phase, and padded time by a roofline of a 0.5-billion model. They are given at the trace's own pace, then
+as the largest in any scenario. With --cost time, plan and grid are made for time, and both are served by that clock;
+else they are made for tokens.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Padded:
     seconds: dict[str, float]
 
     def padded(self, phase: str) -> float:
-        """Tokens."""
+        """Padded tokens of a phase."""
         return self.computed[phase] - self.asked[phase]
 
     def padding(self, phase: str) -> float:
-        """Share of the tokens computed, 0 … 1."""
+        """Padded tokens as a share of the tokens computed, 0 … 1."""
         return 1 - self.asked[phase] / self.computed[phase] if self.computed[phase] else 0.0
 
 
 def clock(server: ServerModel, scenario: Scenario, by_time: bool) -> StepCosts:
-    """What steps take in the simulation; without by_time, what plans without known costs assume."""
+    """Times of steps in the simulation; without by_time, those that plans without measured costs assume."""
     if by_time:
         return StepCosts.of_model(FlopsCost(MODEL), "roofline")
     rate = server.prefill_tokens_per_s * scenario.prefill
@@ -62,7 +62,7 @@ def clock(server: ServerModel, scenario: Scenario, by_time: bool) -> StepCosts:
 
 
 def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Scenario, by_time: bool) -> Padded:
-    """The trace in the simulation."""
+    """Padding when the simulation serves the trace with a ladder."""
     costs = clock(server, scenario, by_time)
     engine = Server(server.max_model_len, server.max_num_seqs, BLOCK_SIZE, prefix_cache=False)
     buckets = tuple(bucket for bucket in ladder if scenario.mixed or bucket.phase != "mixed")
@@ -85,7 +85,7 @@ def served(trace: Trace, ladder: BucketLadder, server: ServerModel, scenario: Sc
 def made_from(
     seen: Trace, server: ServerModel, graphs: int, met: tuple[Scenario, ...], by_time: bool
 ) -> tuple[BucketLadder, BucketLadder]:
-    """The plan, and the ramp-up grid that is the best for the same steps."""
+    """The plan, and the best ramp-up grid for the same steps."""
     made = plan_simulation.plan(
         seen, server, Limits(graphs), clock(server, OWN, by_time),
         by_tokens=not by_time, block_size=BLOCK_SIZE, phases=REQUIRED_PHASES, resources=Resources(), scenarios=met,
@@ -96,7 +96,7 @@ def made_from(
 
 
 def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int, by_time: bool) -> dict[str, float]:
-    """What a plan on `seen` pads of `unseen`, beside the grids tuned on `seen`."""
+    """Padding of `unseen` by a plan made on `seen`, compared with grids tuned on `seen`."""
     met = scenarios(pinned=False, guessed_prefill=not by_time)
     plan, for_all = made_from(seen, server, graphs, met, by_time)
     for_own = made_from(seen, server, graphs, (OWN,), by_time)[1]
@@ -112,7 +112,7 @@ def by_other_half(seen: Trace, unseen: Trace, server: ServerModel, graphs: int, 
 
     row: dict[str, float] = {}
     for phase in REQUIRED_PHASES:
-        # At a busy pace few prompts run outside of mixed steps: prefill is scored without these.
+        # With mixed steps few prompts run in prefill steps, so prefill is rated without them.
         scenario = OWN if phase == "decode" else next(one for one in met if not one.mixed and one.speed == 1)
         mine, *others = at[scenario]
         row[phase] = mine.padding(phase)

@@ -1,4 +1,4 @@
-"""Whole processes: wall time and peak memory of a command and of everything it starts."""
+"""Wall time and peak memory of a command and of all processes that it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAMPLES_PER_S = 20
 
 @dataclass(frozen=True)
 class Finished:
-    """seconds: wall time; peak_bytes: largest sum of PSS over the process and its descendants, sampled at 20 Hz."""
+    """seconds: wall time. peak_bytes: largest sum of PSS over the process and its descendants, sampled at 20 Hz."""
 
     seconds: float
     peak_bytes: int
@@ -26,7 +26,7 @@ def _children() -> dict[int, list[int]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                # The name in parentheses may hold anything; what follows it may not.
+                # The name in parentheses may contain anything, so parse what follows the last parenthesis.
                 parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, IndexError, ValueError):
                 continue

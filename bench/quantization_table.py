@@ -1,13 +1,13 @@
-"""Every quantization scheme by every method on trained models: size, quality, speed. Writes the table of the docs.
+"""Size, quality and speed of every quantization scheme and method on trained models. Writes the table of the docs.
 
     python -m bench.quantization_table --work DIR --model tiny-english MODEL TRAINING.txt HELD-OUT.txt [--model …]
     python -m bench.quantization_table --work DIR --speed
     python -m bench.quantization_table --write
 
-The first form measures the rows that docs/quantization.json does not have, one after another, and keeps what it
-compiled in DIR; a row costs a calibration, a compilation and a text. --speed measures all artifacts of DIR: the fastest
-of some rounds counts, each round going through all rows. --write puts the table into docs/quantization.md, as the other
-forms do when they end. Inputs and outputs of the model, the embedding and the output projection, stay as they are.
+The first form measures the rows that docs/quantization.json lacks, one after another, and keeps artifacts in DIR. A row
+takes a calibration, a compilation and an evaluation. With --speed all artifacts of DIR are measured: each round goes
+through all rows, and the fastest counts. With --write the table is put into docs/quantization.md, which the other forms
+do at their end, too. The embedding and the output projection are not quantized.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROUNDS, STEPS, CONTEXT, PROMPT = 15, 32, 32, 128
 
 @dataclass(frozen=True)
 class Case:
-    """A row. group_size, asymmetric: None is the scheme's own."""
+    """A row of the table. group_size, asymmetric: None for the scheme's default."""
 
     scheme: str
     method: str
@@ -55,7 +55,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """What the table has: the model as it is, and every scheme of the registry by every method that rounds to it."""
+    """Rows of the table: the unquantized model, and every scheme with every method that rounds to it."""
     yield Case(BASE, "")
     for scheme in SCHEMES:
         grouped = scheme in DEFAULT_METHODS and SCHEMES[scheme].weight.is_regrouped
@@ -90,7 +90,7 @@ def compiled(model: Path, output: Path, work: Path, dtype: str, quant: QuantConf
 
 
 def size_of(artifact: Path) -> dict[str, float]:
-    """Bits of a weight of the linear layers, scales included, and bytes of all weights."""
+    """Bits per weight of the linear layers, scales included, and bytes of all weights."""
     bits = count = 0.0
     for name, weight in json.loads((artifact / "manifest.json").read_text())["weights"].items():
         if len(weight["shape"]) == 2 and name.startswith("layers."):
@@ -122,7 +122,7 @@ def measure_quality(
 
 
 def measure_speed(work: Path, rows: dict[str, Any]) -> None:
-    """Tokens a second of one thread: the fastest round of each figure, of all rows whose kernels are the same."""
+    """Sets tokens per second with one thread: the fastest round of each figure, over all rows with equal kernels."""
     from bench.figures import Bench
     from llmc.runtime.profile.steps import Step
 
@@ -141,7 +141,7 @@ def measure_speed(work: Path, rows: dict[str, Any]) -> None:
 
 
 def share_speeds(rows: dict[str, Any]) -> None:
-    """Methods change numbers, not kernels: rows of one format have the fastest figures of any of them."""
+    """Gives all rows of one format the fastest figures of any: methods change weights, not kernels."""
     for figure in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         fastest: dict[Any, float] = {}
         for row in rows.values():
@@ -152,7 +152,7 @@ def share_speeds(rows: dict[str, Any]) -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown, a table a model."""
+    """Markdown with one table per model."""
     parts = []
     for name, found in results["models"].items():
         rows = found["rows"]

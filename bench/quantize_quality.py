@@ -1,8 +1,8 @@
-"""How far quantized checkpoints are from the model that they were made of, on a text, in torch: nothing is compiled.
+"""Distance of quantized checkpoints from their original model, on a text, in torch: nothing is compiled.
 
     python -m bench.quantize_quality MODEL TEXT CHECKPOINT… [--tokens N] [--window N]
 
-KL: the mean divergence of the next token's distribution from the model's, in nats. Inputs of layers are not rounded.
+KL: mean divergence of the next token's distribution from the original's, in nats. Activations are not quantized.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = 16
 
 
 def log_probabilities(model: Decoder, tokens: list[int]) -> torch.Tensor:
-    """float64 [T, V] of one sequence."""
+    """Log-probabilities of one sequence, float64 [tokens, vocabulary]."""
     config, count = model.config, len(tokens)
     blocks = -(-count // _BLOCK)
 

@@ -1,15 +1,15 @@
-"""What a kind of quantization costs beside another: act-order beside plain groups, int8 beside bf16 KV caches.
+"""Speed of pairs of quantized models: act-order and plain groups, int8 and bf16 KV caches.
 
     python -m bench.quantized_pairs prepare out/pairs
     python -m bench.quantized_pairs measure out/pairs [--rounds 15] [--threads 2] [--output FILE]
 
-`prepare` writes models of random weights of the 0.5-billion shape and compiles them. `measure` replays their graphs:
-the two of a pair take turns, in changing order, and a ratio is of one round. It takes up to 8 minutes and 14 GiB.
+`prepare` writes models with random weights of the 0.5-billion shape and compiles them. `measure` replays their graphs:
+the two of a pair take turns, in changing order, and ratios are within a round. It takes up to 8 minutes and 14 GiB.
 
-A long context is 16 sequences of 32,768 tokens with blocks of their own. One token of each block is written beforehand,
-or all pages would be the same one of zeros. What the cache holds changes no time.
+A long context is 16 sequences of 32,768 tokens with blocks of their own. One token of each block is written beforehand:
+otherwise all pages would be the one zero page. The values in the cache do not matter.
 
-The file that `measure` writes has the form of bench/results; without --output it is printed.
+`measure` writes a file in the form of bench/results; without --output it prints it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ _WARM_UPS = 2
 
 @dataclass(frozen=True)
 class Figure:
-    """What is measured of a pair. graph: a bucket as in SPEC of --buckets; sequences of so many tokens, all but one of
-    each in the cache, or, of a prefill, none."""
+    """A figure to measure of a pair. graph: a bucket as in SPEC of --buckets. sequences, tokens: the step's load.
+
+    Of a decode, all but one token of each sequence are in the cache; of a prefill, none.
+    """
 
     name: str
     graph: str
@@ -58,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two artifacts of the folder."""
+    """Two artifacts to compare, by their names in the folder."""
 
     name: str
     first: str
@@ -84,7 +86,7 @@ BUCKETS = {
 
 
 def rounded(name: str, rows: int, columns: int, *, act_order: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a random matrix [rows, columns] as GPTQ stores it. Matrices with the same input have one order."""
+    """Tensors of a random matrix [rows, columns] in GPTQ's format. Matrices with the same input share an order."""
     generator = torch.Generator().manual_seed(rows * columns)
     groups = -(-columns // GROUP)
     numbers = torch.randint(-(1 << 31), 1 << 31, (columns * BITS // 32, rows), generator=generator)
@@ -100,7 +102,7 @@ def rounded(name: str, rows: int, columns: int, *, act_order: bool) -> Iterator[
 
 
 def write_rounded(output: Path, *, act_order: bool) -> None:
-    """The model of SHAPE with matrices of layers in 4 bits."""
+    """Writes a model of SHAPE whose layers have 4-bit matrices."""
     make_model.write(SHAPE, output)
     config = json.loads((output / "config.json").read_text(encoding="utf-8"))
 
@@ -119,7 +121,7 @@ def write_rounded(output: Path, *, act_order: bool) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Writes and compiles what is not there yet."""
+    """Writes and compiles the models that are missing."""
     models = folder / "models"
     for name, options in {
         "w4-plain": [], "w4-act-order": [], "kv-bf16": ["--kv-dtype", "bf16"], "kv-int8": ["--kv-dtype", "int8"],
@@ -142,7 +144,7 @@ def _is_rounded(model: Path) -> bool:
 
 
 class Side:
-    """One artifact of a pair, with a pool that the longest figure fits."""
+    """One artifact of a pair, with a KV pool large enough for all figures."""
 
     def __init__(self, folder: Path, figures: tuple[Figure, ...], threads: int) -> None:
         self._tables = read_graphs(folder)
@@ -153,7 +155,7 @@ class Side:
         self._touch(blocks)
 
     def _touch(self, blocks: int) -> None:
-        """Writes a key and a value into each block: of memory that was never written all pages are the same zeros."""
+        """Writes a key and a value into each block: pages never written are all the one zero page."""
         at_once = 512
         graph, width = self._graphs[PREFILL.graph], -(-at_once // self._model.block_size)
         positions, table = np.arange(at_once), np.zeros((1, width), np.int32)
@@ -163,7 +165,7 @@ class Side:
             self._replayer.run(graph, positions, positions, slots, table, ends[1:], ends, ends[1:] - 1)
 
     def time(self, figure: Figure) -> float:
-        """Seconds of a step, without what comes before and after it: the mean of some."""
+        """Mean seconds of some steps, without the work around them."""
         graph, step = self._graphs[figure.graph], figure.step()
         begin = self._replayer.stats
         while (now := self._replayer.stats).total_ns - begin.total_ns < _TURN_NS:
@@ -175,7 +177,8 @@ class Side:
 
 
 def measure(folder: Path, pair: Pair, rounds: int, threads: int) -> list[dict[str, object]]:
-    """A row for each figure: milliseconds of both, and how many times as fast the second is; median, least, most."""
+    """One row per figure: milliseconds of both, and the speed of the second relative to the first. Each is (median,
+    least, most)."""
     sides = [Side(folder / name, pair.figures, threads) for name in (pair.first, pair.second)]
     rows: list[dict[str, object]] = []
     for figure in pair.figures:

@@ -1,11 +1,11 @@
-"""Texts that repeat their prompts, made of data sets at hand: (prompt, answer) of some kinds, as token ids.
+"""Texts that repeat their prompts more or less, from local data sets: (prompt, answer) as token ids.
 
-    edit     a Python function of HumanEval, and the same with a variable renamed
-    summary  paragraphs of WikiText-2, and every second sentence of them behind words of its own
-    answer   a question of GSM8K, and its answer: little of it stands in the prompt
-    article  a line, and some paragraphs of WikiText-2 that say nothing of it
+    edit     a Python function of HumanEval, and the same function with a variable renamed
+    summary  paragraphs of WikiText-2, and every second of their sentences, each behind other words
+    answer   a question of GSM8K, and its answer, which repeats little of it
+    article  a line, and some paragraphs of WikiText-2 that have nothing to do with it
 
-Ids are numbered anew by first use, for the model at hand knows fewer tokens than the tokenizer.
+Ids are renumbered by first use, since the model has fewer tokens than the tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def pairs(kind: str, folder: Path, tokenizer_folder: Path, count: int, most: int) -> list[Pair]:
-    """The first `count` pairs of at most `most` tokens together, the answer of at least 64. Raises ValueError when
+    """The first `count` pairs with at most `most` tokens together and at least 64 in the answer. Raises ValueError if
     there are fewer."""
     from transformers import AutoTokenizer
 

@@ -1,14 +1,14 @@
-"""How long does a step wait when graphs join, and are turned on and off? For --replan auto of llmc serve.
+"""Stalls of steps while graphs are added, enabled and disabled, as `llmc serve --replan auto` does.
 
     python -m bench.replan_stall ARTIFACT decode:3x512 [--rounds 20] [--threads 1] [--json]
 
-An engine steps without a pause on one thread while another one takes over graphs, walks through them and turns them on
-and off, as a server that re-plans does. What a step waits for is the time that a call of it takes, less what the engine
-itself counts for the step: waiting for the engine's lock, and what calling costs. The same is measured while nobody
-disturbs, in turn; on a machine with other work, compare both. A walk is also told as the CPU time of its thread.
-Threads hand over the interpreter as often as those of the server do: by Python's default a step may wait 5 ms for that.
+An engine steps without a pause on one thread. Another adds graphs, walks through them and turns them on and off, as a
+server that re-plans does. A step's wait is the time of its call minus the engine's own time for the step. It consists
+of waiting for the engine's lock, and of the cost of the call. Waits of an undisturbed engine are measured in turn; on a
+machine with other work, compare both. The CPU time of a walk is also printed. Threads switch the interpreter at the
+server's interval: with Python's default a step may wait 5 ms for it.
 
-Exit code 0: no step waited longer than --limit-ms (5) more than the longest wait of a quiet engine; 1: one did.
+Exit code 0: no step waited over --limit-ms (5) longer than the longest wait of a quiet engine; 1: one did.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTLE_S, QUIET_S, SWITCHES = 0.2, 2.0, 20
 
 @dataclass
 class Waits:
-    """Seconds that steps waited, of a quiet engine and of one that is disturbed, and what the disturbing took."""
+    """Seconds that steps waited, in a quiet engine and in a disturbed one, and durations of the disturbances."""
 
     quiet: list[float] = field(default_factory=list)
     disturbed: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Waits:
 
 
 class Stepper:
-    """Steps an engine that always has requests, and notes what each step waited. `sink` takes them."""
+    """Steps an engine that always has requests, and appends each step's wait to `sink`."""
 
     def __init__(self, engine: Engine, prompts: list[list[int]]) -> None:
         self._engine, self._prompts = engine, prompts
@@ -79,7 +79,7 @@ class Stepper:
 
 
 def measure(base: Path, grown: Path, rounds: int, threads: int) -> Waits:
-    """Opens an engine for each round."""
+    """Measures waits; opens an engine for each round."""
     waits = Waits()
     for _ in range(rounds):
         with Artifact(base) as artifact:
@@ -114,7 +114,7 @@ def measure(base: Path, grown: Path, rounds: int, threads: int) -> Waits:
 
 
 def report(waits: Waits) -> dict[str, Any]:
-    """Milliseconds."""
+    """The result; times in milliseconds."""
 
     def spread(values: list[float]) -> dict[str, float]:
         array = 1e3 * np.array(values)

@@ -1,10 +1,10 @@
-"""Chaos: many requests to `llmc route` while its replicas are killed; nothing may be lost, and nothing doubled.
+"""Chaos test: many requests to `llmc route` while its replicas are killed. None may be lost or doubled.
 
     python -m bench.route_chaos ARTIFACT [--requests 2000] [--replicas 3] [--every 5] [--spare 0] [--json]
 
-Each request is asked twice: first of undisturbed replicas, then while one of them is killed with SIGKILL every few
-seconds, unless no more than --spare are ready. Half of the requests stream. The texts must be equal, and each stream
-must end once. Exit code 1 if any is not.
+Each request is sent twice: to undisturbed replicas, and while SIGKILL ends one of them every few seconds, if more than
+--spare are ready. Half of the requests stream. Texts must be equal, and each stream must end once. Exit code 1: a
+request failed this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 
 @dataclass
 class Outcome:
-    """What became of a run's requests, counted. wrong: texts that are not those of the undisturbed run."""
+    """Outcomes of a run's requests, counted. wrong: texts that differ from the undisturbed run's."""
 
     requests: int = 0
     errors: int = 0
@@ -58,7 +58,7 @@ def routed(artifact: str, replicas: int, flags: list[str]) -> Iterator[str]:
                 break
         else:
             raise RuntimeError("the router did not get ready: run llmc route by hand to see why")
-        # Somebody must read on, or the router waits for room in the pipe.
+        # Keep reading stderr, or the router blocks on a full pipe.
         with subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL):
             while any(one["state"] != "ready" for one in replicas_of(url)):
                 time.sleep(0.1)
@@ -71,13 +71,13 @@ def routed(artifact: str, replicas: int, flags: list[str]) -> Iterator[str]:
 
 
 def replicas_of(url: str) -> list[dict[str, Any]]:
-    """What the router says of its replicas."""
+    """States of replicas, as the router reports them."""
     found: list[dict[str, Any]] = httpx.get(f"{url}/v1/llmc/replicas", timeout=60).json()["data"]
     return found
 
 
 def request_of(number: int, max_tokens: int) -> dict[str, Any]:
-    """The body of a request, by its number alone."""
+    """The body of a request, a function of its number and max_tokens."""
     rng = random.Random(number)
     prompt = " ".join(rng.choice(_WORDS) for _ in range(rng.randint(3, 40)))
     body = {"prompt": prompt, "max_tokens": rng.randint(1, max_tokens), "ignore_eos": True, "seed": number}
@@ -85,7 +85,7 @@ def request_of(number: int, max_tokens: int) -> dict[str, Any]:
 
 
 async def run(url: str, count: int, concurrency: int, max_tokens: int) -> dict[int, str]:
-    """A digest of each answer, or what was wrong with it, by the number of the request."""
+    """A digest or an error of each answer, by the number of the request."""
     room = asyncio.Semaphore(concurrency)
     found: dict[int, str] = {}
     limits = httpx.Limits(max_connections=concurrency)
@@ -106,7 +106,7 @@ async def run(url: str, count: int, concurrency: int, max_tokens: int) -> dict[i
 
 
 def digest(response: httpx.Response, *, streams: bool, num_tokens: int) -> str:
-    """Of an answer's text and end; "error: …" for an answer that is not whole."""
+    """Digest of an answer's text and end; "error: …" if the answer is incomplete."""
     if response.status_code != 200:
         return f"error: {response.status_code} {response.text[:200]}"
     if streams:
@@ -150,7 +150,7 @@ def metric(url: str, name: str) -> int:
 
 
 async def chaos(url: str, count: int, concurrency: int, max_tokens: int, every_s: float, spare: int) -> Outcome:
-    """Both runs, compared."""
+    """Makes both runs and compares them."""
     began = time.monotonic()
     wanted = await run(url, count, concurrency, max_tokens)
     between = time.monotonic()
@@ -175,7 +175,7 @@ async def chaos(url: str, count: int, concurrency: int, max_tokens: int, every_s
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs it; 1 if a request was lost, doubled or answered otherwise."""
+    """Runs the test; returns 1 if a request was lost, doubled or answered differently."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact")
     parser.add_argument("--requests", type=int, default=2000)

@@ -1,11 +1,11 @@
-"""What `llmc route` costs: latency it adds to a request, and throughput it takes, against the replica asked directly.
+"""Cost of `llmc route`: latency added to a request, and throughput relative to asking the replica directly.
 
     python -m bench.route_overhead ARTIFACT [--requests 300] [--streams 16] [--rounds 5] [--json]
 
-One replica, asked through a router and directly by turns. Latency: requests of one token, one at a time; the difference
-of the medians of a round. Throughput: streams at once, of equally many tokens; routed over direct. Medians and
-ranges over the rounds are printed, and the router's CPU time for a request and for a token. Client, router and replica
-share the machine: with fewer than three free CPUs the throughput is lower by what they take from one another.
+One replica is asked through a router and directly, in turn. Latency: requests of one token, one at a time; the
+difference of a round's medians. Throughput: concurrent streams with equal numbers of tokens; routed over direct.
+Medians and ranges over the rounds are printed, and the router's CPU time per request and per token. Client, router and
+replica share the machine: with fewer than three free CPUs they take throughput from one another.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def body_of(number: int, num_tokens: int, *, stream: bool) -> bytes:
-    """A request whose prompt nobody has seen."""
+    """A request with a prompt that was not sent before."""
     body = {"prompt": f"{number} It is a truth universally acknowledged, that", "max_tokens": num_tokens}
     return json.dumps({**body, "ignore_eos": True, "seed": number, "stream": stream}).encode()
 
 
 async def latency_us(client: HttpClient, count: int, first: int) -> float:
-    """Median of requests of one token, one at a time."""
+    """Median latency of requests of one token, one at a time, in microseconds."""
     times = []
     for number in range(first, first + count):
         reply = await client.request("POST", _PATH, body_of(number, 1, stream=False))
@@ -46,7 +46,7 @@ async def latency_us(client: HttpClient, count: int, first: int) -> float:
 
 
 async def tokens_per_s(client: HttpClient, streams: int, num_tokens: int, first: int) -> float:
-    """Of streams at once."""
+    """Tokens per second of concurrent streams."""
     began = time.monotonic()
     bodies = [body_of(first + number, num_tokens, stream=True) for number in range(streams)]
     replies = await asyncio.gather(*(client.request("POST", _PATH, body) for body in bodies))
@@ -61,7 +61,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def measure(url: str, pid: int, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Each figure, round by round."""
+    """Values of each figure, one per round."""
     direct = HttpClient(Address.parse(replicas_of(url)[0]["url"]))
     through = HttpClient(Address.parse(url))
     found: dict[str, list[float]] = {
@@ -97,13 +97,13 @@ async def measure(url: str, pid: int, args: argparse.Namespace) -> dict[str, lis
 
 
 def router_pid(url: str) -> int:
-    """The router is the parent of its replicas."""
+    """Process id of the router, which is the parent of its replicas."""
     pid: int = replicas_of(url)[0]["pid"]
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures and prints."""
+    """Measures and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact")
     parser.add_argument("--requests", type=int, default=300)

@@ -1,13 +1,12 @@
-"""A model that says a given text: all the work of a model of its shape, and an output that the prompt decides.
+"""A model that outputs a script given in its prompt, with all the work of a model of its shape.
 
-No text of a random model repeats its prompt, so it cannot show what guesses are worth. This one copies: at each
-position its first layer looks back by exactly `reach` tokens, and the head names what it saw. A prompt of `reach` + 1
-tokens that begins with a script makes it say the script. There the script is written in second names of its tokens, so
-that nothing can be looked up in it. Weights of what has no part in this are random, or zero where the result must not
-change.
+Texts of a random model do not repeat their prompts, so they cannot show the gain from speculation. This one copies: at
+each position its first layer looks back by exactly `reach` tokens, and the head outputs the token found there. With a
+prompt of `reach` + 1 tokens that begins with a script, it outputs the script. The prompt writes the script in second
+names of its tokens, so that prompt lookup finds nothing there. Other weights are random, or zero where the result must
+not change.
 
-A draft that knows the third names of tokens wrongly guesses wrong where a script uses those: so its acceptance is
-chosen.
+A draft that misreads third names of tokens guesses wrong where a script uses these, which sets its acceptance rate.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ QUARTER: dict[str, object] = {
     **{"hidden_size": 448, "intermediate_size": 2432, "num_hidden_layers": 24},
     **{"num_attention_heads": 7, "num_key_value_heads": 1},
 }
-"""A quarter of the weights of a layer."""
+"""Shape of the draft: a quarter of the weights of a layer."""
 ALL_SHAPES = {"qwen2.5-0.5b": SHAPES["qwen2.5-0.5b"], "quarter": QUARTER}
 
 
 def names_of(shape: dict[str, object]) -> int:
-    """Tokens that have three names: t, t + names and t + 2 · names."""
+    """Number of tokens that have three names: t, t + names and t + 2 · names."""
     return _size(shape, "vocab_size") // 3
 
 
 def script_prompt(
     script: Sequence[int], text: Sequence[int], reach: int, names: int, wrong: float, seed: int
 ) -> list[int]:
-    """A prompt of `reach` + 1 tokens: the script in other names, what nothing repeats, and the text that is to be seen.
+    """A prompt of `reach` + 1 tokens: the script in other names, a filler that nothing repeats, and the visible text.
 
-    wrong: share of the script's tokens in their third names.
+    wrong: share of the script's tokens written in third names. Raises ValueError if it does not fit.
     """
     rng = np.random.default_rng(seed)
     hidden = [token + names * (1 + int(rng.random() < wrong)) for token in script]
@@ -55,7 +54,7 @@ def script_prompt(
 
 
 def write(name: str, output: Path, reach: int, seed: int = 0, draft: bool = False) -> None:
-    """Writes the checkpoint. draft: it takes a third name for one of another token."""
+    """Writes the checkpoint. draft: it reads a third name as that of another token."""
     shape = {**ALL_SHAPES[name], "tie_word_embeddings": False}
     output.mkdir(parents=True, exist_ok=True)
     tokenizer(_size(shape, "vocab_size")).save(str(output / "tokenizer.json"))
@@ -70,7 +69,7 @@ def _tensors(shape: dict[str, object], reach: int, seed: int, draft: bool) -> It
     generator = torch.Generator().manual_seed(seed)
     heads, kv_heads = _size(shape, "num_attention_heads"), _size(shape, "num_key_value_heads")
     width, names = kv_heads * HEAD_DIM, names_of(shape)
-    # The same for every shape of a seed: the first `width` signs of a token's code.
+    # Codes depend on the seed, not on the shape, which takes the first `width` signs of each.
     codes = torch.randint(0, 2, (names, 2 * HEAD_DIM), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1.0
     codes = codes[:, :width]
     for tensor, size in named(shape):
@@ -96,7 +95,8 @@ def _tensors(shape: dict[str, object], reach: int, seed: int, draft: bool) -> It
 
 
 def _look_back(tensor: str, value: torch.Tensor, reach: int, heads: int, kv_heads: int, theta: float) -> None:
-    """Queries and keys are constants whose product, once rotated, is highest `reach` tokens back; values are codes."""
+    """Sets weights of the first layer: constant queries and keys whose rotated product is highest `reach` tokens back,
+    and codes as values."""
     half, width = HEAD_DIM // 2, kv_heads * HEAD_DIM
     if tensor.endswith("v_proj.weight"):
         value[:, :width] = torch.eye(width)

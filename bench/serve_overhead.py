@@ -1,12 +1,12 @@
-"""What HTTP costs: output tokens/s of `llmc serve` beside those of the engine alone, same requests, same machine.
+"""Cost of HTTP: output tokens/s of `llmc serve` relative to the engine alone, with the same requests.
 
     python -m bench.serve_overhead ARTIFACT [--streams 16] [--input-len 256] [--output-len 128] [--rounds 5] [--json]
 
-Each round sends the same random prompts once through the engine in this process and once through a server process, in
-turn first, with `streams` requests at once; the other engine sleeps meanwhile. Both read weights from huge pages. The
-ratio of a round is server over engine; medians and ranges over the rounds are printed, and what client and server
-spend of the CPU for a token beside the engine's own. Run it on a quiet machine with two CPUs more than --threads, or
-give the client's share its due.
+Each round sends the same random prompts through the engine in this process and through a server process. These take
+turns in being first, with `streams` requests at once, while the other engine sleeps. Both read weights from huge pages.
+The ratio of a round is server over engine; medians and ranges over the rounds are printed. So is the CPU time per token
+of client and server beside the engine's. Run it on a quiet machine with two CPUs more than --threads; otherwise allow
+for the client's CPU time.
 """
 
 from __future__ import annotations

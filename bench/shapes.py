@@ -1,4 +1,4 @@
-"""Shapes of known models, as the config.json of each says them, and the tensors of such checkpoints."""
+"""Shapes of known models, as in their config.json, and the tensors of such checkpoints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
-    # Of 26 layers as published; every sixth one sees the whole context.
+    # 26 layers as published; every sixth one sees the whole context.
     "gemma-3-1b": {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
@@ -85,7 +85,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "hidden_act": "gelu_new",
         "tie_word_embeddings": False,
     },
-    # Qwen3-30B-A3B with 6 of its 48 layers and fewer words.
+    # Qwen3-30B-A3B with 6 of its 48 layers and a smaller vocabulary.
     "qwen3-moe-4b": {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -107,7 +107,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 40960,
         "tie_word_embeddings": True,
     },
-    # gpt-oss-20b with 4 of its 24 layers and fewer words, its experts as floats.
+    # gpt-oss-20b with 4 of its 24 layers and a smaller vocabulary, its experts as floats.
     "gpt-oss-3b": {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],
@@ -152,7 +152,7 @@ def named(shape: dict[str, object]) -> Sized:
 
 
 def is_norm(name: str, size: tuple[int, ...]) -> bool:
-    """Whether a tensor is the factors of a norm."""
+    """Whether a tensor holds the factors of a norm."""
     return len(size) == 1 and name.endswith("norm.weight")
 
 

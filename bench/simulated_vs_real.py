@@ -1,20 +1,19 @@
-"""Holds `llmc buckets simulate` to the truth: a trace through an artifact for real, beside its prediction.
+"""Accuracy of `llmc buckets simulate`: serves a trace by an artifact, and compares with the prediction.
 
     python -m bench.simulated_vs_real ARTIFACT TRACE [--requests 400] [--scale 0.25] [--load 0.3] [--rounds 5]
 
-A round serves the requests, greedily, with made-up tokens, and predicts that. Between the steps, with the clock
-stopped, it measures costs by the replays that `llmc warmup` makes, one at a time: a machine whose speed drifts
-meanwhile is no fault of the prediction. All rounds serve the same requests at the same pace: latencies are percentiles
-over the requests, of each the median of the rounds, so that a slow spell of the machine, which meets other requests in
-every round, is in neither. Other rows show the median of the rounds; `worst` is the largest error of a single round;
-last is how far the truth of single rounds, which serve the same at the same pace, is from the truth shown.
---scale shortens prompts and outputs to the model's context; --load sets the pace of arrivals, so that the prediction is
-busy for such a share of the time.
+A round serves the requests greedily, with made-up tokens, and predicts that. Between steps, with the clock stopped, it
+measures costs by the replays that `llmc warmup` makes, one at a time. Thus the prediction is not blamed for a machine
+whose speed drifts. All rounds serve the same requests at the same pace. Latencies are percentiles over requests, each
+the median of its rounds: slow spells, which meet other requests in every round, drop out. Other rows are medians of
+the rounds. The column `worst` is the largest error of a single round. The last column shows measurements of single
+rounds relative to the figure shown. Option --scale shortens prompts and outputs to the model's context. Option --load
+sets the pace of arrivals, as the share of time in which the prediction is busy.
 
-With one thread, the default, the clock of the measurements and of the replay is the CPU time of that thread: what other
-programs or other machines on the same host take is not in it. Requests arrive by that clock, and while nothing is to be
-done it jumps to the next arrival. Handing requests in and bookkeeping are left out, which a server does on another
-thread. With more threads the clock is wall time, and the machine must be quiet.
+With one thread, the default, the clock is the thread's CPU time, which excludes other programs and other machines on
+the host. Requests arrive by that clock; while idle it jumps to the next arrival. Submitting requests and bookkeeping
+are excluded, since a server does them on another thread. With more threads the clock is wall time, and the machine must
+be quiet.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ LATENCIES: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True)
 class Served:
-    """What became of the requests in one round. ttft_s, total_s: of each request, [N]; replays: of each graph."""
+    """Results of one round. ttft_s, total_s: seconds [request]. replays: counts [graph]."""
 
     ttft_s: Floats
     total_s: Floats
@@ -63,7 +62,7 @@ class Served:
 
 
 class Timed:
-    """The engine's warm-up by another clock."""
+    """The engine's warm-up, timed by another clock."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
@@ -72,13 +71,13 @@ class Timed:
     def warm_load(self, graph: int, num_seqs: int, tokens_each: int, context: int) -> int:
         begin, wall = self._clock(), time.monotonic_ns()
         replay = self._engine.warm_load(graph, num_seqs, tokens_each, context)
-        # What the call takes around the replay is no part of a step.
+        # The call's time around the replay is no part of a step.
         around = time.monotonic_ns() - wall - replay
         return max(1, self._clock() - begin - around)
 
 
 class LoadMeter:
-    """Measures every load of some graphs over and over, a replay at a time."""
+    """Measures every load of some graphs again and again, one replay at a time."""
 
     def __init__(
         self, artifact: Artifact, engine: Engine, order: tuple[int, ...], seconds: float, clock: Clock
@@ -125,8 +124,11 @@ class LoadMeter:
 
 
 class CostMeter:
-    """Measures costs as `llmc warmup` does, which replays a graph many times in a row: graphs of decode after steps of
-    decode, the others after steps of prompts, for a CPU is slower for a while after much arithmetic."""
+    """Measures costs as `llmc warmup` does, which replays a graph many times in a row.
+
+    Decode graphs are replayed after decode steps, others after prefill: a CPU is slower for a while after much
+    arithmetic.
+    """
 
     def __init__(self, artifact: Artifact, engine: Engine, seconds: float, clock: Clock) -> None:
         self._engine = engine
@@ -140,7 +142,7 @@ class CostMeter:
         self._overheads: list[tuple[float, float]] = []
 
     def overhead(self, max_num_seqs: int) -> None:
-        """The engine's own time, while it has no requests."""
+        """Measures the engine's overhead while it has no requests."""
         self._overheads.append(measure_overhead(self._engine, max_num_seqs))
 
     def advance(self, *, after_decode: bool) -> None:
@@ -156,8 +158,8 @@ class CostMeter:
 
 
 def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: CostMeter, every_ms: float) -> Served:
-    """The requests by the clock, which idle time does not pass on; a replay of the meter whenever so long was served,
-    for both to meet the same spells of the machine."""
+    """Serves the requests by a clock that skips idle time. Advances the meter every `every_ms` of serving, so that both
+    meet the same spells of the machine."""
     rng = np.random.default_rng(0)
     arrivals = trace.arrival_s / what_if.speed
     prompts = [rng.integers(0, 256, n).astype(np.int32) for n in what_if.prompts.tolist()]
@@ -197,14 +199,14 @@ def serve(engine: Engine, trace: Trace, what_if: WhatIf, clock: Clock, meter: Co
 
 
 def predicted(what_if: WhatIf, path: Path) -> Served:
-    """The same by the simulation."""
+    """The same results as predicted by the simulation."""
     one = what_if.run(artifact_ladder(path)[0])
     rows = sum(graph.replays * graph.bucket.max_tokens for graph in one.graphs) - sum(load.tokens for load in one.loads)
     return Served(one.ttft_s, one.total_s, one.busy_s, [graph.replays for graph in one.graphs], int(rows))
 
 
 def compared(rounds: list[tuple[Served, Served]], tokens: int) -> dict[str, dict[str, float]]:
-    """Prediction and truth by figure. rounds: (predicted, real); tokens: of all requests, prompts and outputs."""
+    """Prediction and measurement by figure. rounds: (predicted, real). tokens: prompts and outputs of all requests."""
     rows: dict[str, dict[str, float]] = {}
 
     def row(name: str, guess: float, real: float, of_rounds: Sequence[tuple[float, float]]) -> None:

@@ -1,4 +1,4 @@
-"""A small SVG writer for figures: shapes by their pixel coordinates."""
+"""A small SVG writer for figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INK, FAINT = "#24292f", "#8c959f"
 
 
 class Svg:
-    """Shapes by their pixel coordinates, written as one file; title and description are for those who cannot see it."""
+    """A file of shapes in pixel coordinates. Title and description are for screen readers."""
 
     def __init__(self, height: int, title: str, description: str, width: int = WIDTH) -> None:
         self._width, self._height = width, height

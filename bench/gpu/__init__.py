@@ -1,1 +1,1 @@
-"""Judging and measuring on a GPU: run.sh."""
+"""Checks and benchmarks on a GPU; run.sh runs them."""

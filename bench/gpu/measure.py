@@ -1,4 +1,4 @@
-"""What bench/gpu/run.sh runs: an artifact is made of a bundle and random weights, judged, and only then measured."""
+"""Run by bench/gpu/run.sh: makes an artifact of a bundle and random weights, checks it, and only then measures it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from llmc.compiler.store.bundle import read_bundle
 from llmc.runtime.binding import Artifact, Device, GraphInfo, Replayer
 
 Logits = npt.NDArray[np.float32]
-_BOUND = 4e-2  # of bf16 against float32, as the tests of kernels have it
+_BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels
 _WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
 
 
 class Steps:
-    """Sequences in blocks of their own, side by side."""
+    """Runs steps of sequences, each with KV blocks of its own."""
 
     def __init__(self, artifact: Artifact, replayer: Replayer, num_seqs: int, length: int) -> None:
         self._size, self._replayer = artifact.info.block_size, replayer
@@ -41,7 +41,7 @@ class Steps:
         return num_seqs * -(-length // artifact.info.block_size)
 
     def run(self, graph: int, parts: Sequence[tuple[int, Sequence[int], int]]) -> Logits:
-        """parts: sequence, its new tokens, the position of the first. Logits of each one's last token."""
+        """Logits of each part's last token. parts: (sequence, new tokens, position of the first)."""
         spans = [np.arange(start, start + len(tokens), dtype=np.int32) for _, tokens, start in parts]
         tables = self._tables[[seq for seq, _, _ in parts]]
         slots = [
@@ -65,7 +65,7 @@ def say(text: str) -> None:
 
 
 def check(name: str, passed: bool, what: str = "") -> None:
-    """Ends the script at the first thing that is not right: no speed is told of wrong numbers."""
+    """Ends the script if a check has failed: the speed of wrong results is not reported."""
     say(f"{'ok' if passed else 'FAILED'}  {name}{': ' if what else ''}{what}")
     if not passed:
         sys.exit(1)
@@ -83,7 +83,7 @@ def judge_conformance(program: Path, artifact: Path, library: list[str]) -> None
 
 
 def largest(graphs: Sequence[GraphInfo], phase: str) -> int:
-    """Of a phase, the graph of most sequences and then of the longest context."""
+    """Index of a phase's graph with the most sequences, and among these the longest context."""
     return max(
         (i for i, graph in enumerate(graphs) if graph.phase == phase),
         key=lambda i: (graphs[i].max_seqs, graphs[i].max_blocks_per_seq, graphs[i].max_tokens),
@@ -91,7 +91,7 @@ def largest(graphs: Sequence[GraphInfo], phase: str) -> int:
 
 
 def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits) -> None:
-    """Parity with torch, and the same bits however a request runs."""
+    """Checks parity with torch, and that a request has the same bits however it runs."""
     graphs = artifact.graphs()
     prefill, decode = largest(graphs, "prefill"), largest(graphs, "decode")
     count = min(graphs[prefill].max_tokens - 1, len(tokens) - 4)
@@ -122,7 +122,7 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits) -> No
 
 
 def seconds_of(work: Callable[[], object], at_least_s: float) -> float:
-    """The least of some rounds."""
+    """Seconds of the fastest round; rounds are repeated for `at_least_s` seconds."""
     work()
     best, end = float("inf"), time.perf_counter() + at_least_s
     while time.perf_counter() < end:
@@ -133,7 +133,7 @@ def seconds_of(work: Callable[[], object], at_least_s: float) -> float:
 
 
 def measure(artifact: Artifact, at_least_s: float) -> list[dict[str, Any]]:
-    """Every bucket, full, by graphs and by launches: seconds of a step with its logits on the host."""
+    """Seconds of a full step of every bucket, by graphs and by launches, until its logits are on the host."""
     rows = []
     graphs = artifact.graphs()
     size = artifact.info.block_size

@@ -1,4 +1,4 @@
-"""Writes a random checkpoint of a known shape with numpy alone: what a bundle without weights is applied to."""
+"""Writes a random checkpoint of a known shape, to which a bundle without weights is applied. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.shapes import is_norm, named
 
 
 def rounded_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """To nearest, ties to even; of finite numbers."""
+    """bf16 bits of finite numbers, rounded to nearest, ties to even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def write_random_model(shape: dict[str, Any], folder: Path, seed: int = 0) -> Path:
-    """config.json and model.safetensors of bf16 in `folder`; values small enough that activations stay finite."""
+    """Writes config.json and model.safetensors (bf16) to `folder`. Values are small: activations stay finite."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**shape, "torch_dtype": "bfloat16"}))
     sizes = dict(named(shape))

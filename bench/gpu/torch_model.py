@@ -1,4 +1,4 @@
-"""A decoder of the shapes that bench/gpu knows, in plain torch: an artifact is compared with its numbers and speed."""
+"""A decoder in plain torch, the reference for an artifact's results and speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.shapes import named
 
 
 def read_weights(shape: dict[str, Any], folder: Path, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The checkpoint that `write_random_model` wrote, whose tensors lie in the order of their names there."""
+    """Tensors by name of a checkpoint that `write_random_model` wrote, which fixes their order."""
     data = np.fromfile(folder / "model.safetensors", np.uint8)
     at = 8 + int(data[:8].view(np.uint64)[0])
     weights = {}
