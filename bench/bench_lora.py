@@ -3,7 +3,7 @@
     python -m bench.bench_lora BASE LORAS [--adapters 8] [--rank 16] [--layers attention|all] [--streams 16] [--json]
 
 BASE is an artifact without adapter slots, LORAS one of the same model with them. Both engines run the same prompts and
-take turns of some steps: both meet the same state of the machine, and threads of the other sleep. A turn's ratio is
+take turns of some steps, to meet the same state of the machine; threads of the other sleep. A turn's ratio is
 LORAS over BASE in tokens/s of its fastest step; medians and quartiles over turns are printed. Adapters are random. A
 third engine, LORAS without an adapter in use, shows the cost of adapter commands without work. With --threads 1 the
 clock is the thread's CPU time, which excludes other programs.

@@ -16,7 +16,7 @@ _FORMATS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32:
 
 @dataclass(frozen=True)
 class Value:
-    """A metadata value. type: numbered above. data: number, bytes of a string, or (element type, values) of an array."""
+    """A metadata value. type: numbered above. data: number, string's bytes, or (element type, values) of an array."""
 
     type: int
     data: Any

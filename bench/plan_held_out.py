@@ -2,8 +2,8 @@
 
     python -m bench.plan_held_out TRACE [TRACE …] [--cost tokens|time] [--graphs 24] [--max-model-len 4096]
 
-Each half is planned on once. Batches, start and step of the ramp-up grid are tuned on the half that the plan saw: one
-grid for the steps of all scenarios, one for those at the trace's own pace. Shares are plan over the better grid: padded
+Each half is planned on once. Ramp-up grids (batches, start and step) are tuned on the half that the plan saw. One is
+for the steps of all scenarios, one for those at the trace's own pace. Shares are plan over the better grid: padded
 tokens of each phase, and padded time by a roofline of a 0.5-billion model. They are given at the trace's own pace, then
 as the largest in any scenario. With --cost time, plan and grid are made for time, and both are served by that clock;
 else they are made for tokens.
