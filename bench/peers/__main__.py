@@ -9,9 +9,8 @@
     python -m bench.peers report --publish zen-5    and into bench/results and docs/benchmarks.md
     python -m bench.peers page                      only write the page from bench/results
 
-Everything lies below --folder, which git ignores. Results go to FOLDER/results.json after every measurement, and a run
-goes on where the last one stopped; tables and plots are written at the end. docs/benchmarking.md tells how to read
-them.
+All files are below --folder, which git ignores. FOLDER/results.json is written after every measurement, so a run goes
+on where the last one stopped. Tables and plots are written at the end; docs/benchmarking.md explains them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from bench.peers.runner import Runner, enlist
 from bench.peers.store import Measurement, Store, StoreError
 
 MODELS = {"qwen2.5-0.5b": 8, "llama-3.2-1b": 19, "qwen2.5-1.5b": 23, "qwen3-moe-4b": 45}
-"""With the GiB of disk that a model takes in all formats."""
+"""GiB of disk that each model takes in all formats."""
 ENVIRONMENTS_GIB = 9
 MEMORY_SHARE = 0.75
 
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> int:
     """Installs, converts, measures, reports; the exit code."""
     begin = time.monotonic()
-    # So that workers, which are processes of their own, are ended.
+    # Exits as usual, so that worker processes are ended.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("error: ended by a signal; what was measured is kept"))
     workspace = Workspace(arguments.folder.resolve(), settings.threads, say)
     free = free_bytes(workspace.root) >> 30
@@ -124,7 +123,7 @@ def measure(arguments: argparse.Namespace, settings: Settings, store: Store) -> 
 
 
 class Progress:
-    """A line on stderr for every measurement."""
+    """Prints a line on stderr for every measurement."""
 
     def __init__(self, total: int) -> None:
         self.total, self.count, self.began = total, 0, time.monotonic()
@@ -144,7 +143,7 @@ class Progress:
 
 
 def make_model(workspace: Workspace, name: str, store: Store) -> None:
-    """The checkpoint, with random weights, unless it is there."""
+    """Writes the checkpoint with random weights, unless it exists."""
     path = workspace.model(name)
     if not (path / "config.json").exists():
         from bench.make_model import write
@@ -155,7 +154,8 @@ def make_model(workspace: Workspace, name: str, store: Store) -> None:
 
 
 def write_report(store: Store, folder: Path, name: str | None = None) -> None:
-    """Writes report.json, report.md and a plot a model, and prints the tables. name: publishes them as that, too."""
+    """Writes report.json, report.md and a plot per model, and prints the tables. name: also publishes the figures as
+    that."""
     report = Report(store)
     (folder / "report.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
     text = report.markdown()
@@ -172,7 +172,7 @@ def write_report(store: Store, folder: Path, name: str | None = None) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Properties of the machine on which the figures depend."""
     described = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in described if line.startswith("model name"))
     cpu = next(names, os.uname().machine)
@@ -181,7 +181,7 @@ def machine() -> dict[str, Any]:
 
 
 def available_bytes() -> int:
-    """Memory that can be used without swapping."""
+    """Bytes of memory that are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -206,7 +206,7 @@ def names(known: Sequence[str]) -> Any:
 
 
 def results_name(text: str) -> str:
-    """Parses the name of published figures, before hours of measuring."""
+    """Parses the name of published figures; refused here, before hours of measuring."""
     if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r}: give small letters, digits, dots and dashes, as in zen-5")
     return text

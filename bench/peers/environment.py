@@ -1,4 +1,4 @@
-"""Virtual environments of peers, made once, and what they take on disk."""
+"""Virtual environments of peers, made once, and their size on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 
 
 class Skip(Exception):
-    """One sentence: why an engine or one of its precisions cannot take part here."""
+    """Raised with one sentence: why an engine or one of its precisions cannot take part here."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Workspace:
     say: Say = print
 
     def model(self, name: str) -> Path:
-        """The checkpoint all engines get."""
+        """Folder of the checkpoint that all engines get."""
         return self.root / "models" / name
 
     def converted(self, model: str, engine: str, variant: str) -> Path:
@@ -40,7 +40,7 @@ class Workspace:
 
 
 def run(argv: Sequence[str | Path], log: Path, **options: object) -> None:
-    """Runs a command, its output to the end of `log`. Raises Skip with its last words when it fails."""
+    """Runs a command and appends its output to `log`. Raises Skip with the last line of output if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     words = [str(word) for word in argv]
     with log.open("ab") as output:
@@ -72,10 +72,10 @@ class Environment:
         return self.path / "bin" / "python"
 
     def ensure(self, requirements: Sequence[str], unless_broken: Sequence[str] = ()) -> None:
-        """Makes it and installs `requirements`, unless just that was done before. Raises Skip.
+        """Makes the environment and installs `requirements`, unless just that was done before. Raises Skip.
 
-        unless_broken: packages that others require but text models can do without; uninstalled if they do not import,
-        as one built for another torch would end the import of the engine.
+        unless_broken: packages that others require but text models do not need. They are uninstalled if they cannot be
+        imported: one built for another torch would break the import of the engine.
         """
         stamp = self.path / "requirements.txt"
         wanted = "\n".join(requirements) + "\n"
@@ -94,11 +94,11 @@ class Environment:
         stamp.write_text(wanted)
 
     def pip(self, command: str, *arguments: str | Path, **options: object) -> None:
-        """Raises Skip."""
+        """Runs a pip command in the environment. Raises Skip."""
         run([self.python, "-m", "pip", "--no-input", command, "--quiet", *arguments], self.log, **options)
 
     def bytes(self) -> int:
-        """On disk, without pip, which brings nothing to the engine."""
+        """Bytes on disk, without pip, which the engine does not need."""
         return tree_bytes(self.path, skip={"pip"})
 
 
@@ -112,13 +112,13 @@ def tree_bytes(path: Path, skip: Iterable[str] = ()) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Of the file system below `path`."""
+    """Free bytes of the file system that `path` is on."""
     path.mkdir(parents=True, exist_ok=True)
     return shutil.disk_usage(path).free
 
 
 def written_whole(target: Path, write: Callable[[Path], None]) -> Path:
-    """`target`, written by `write` to a path beside it first and renamed, unless it exists."""
+    """Writes `target` unless it exists, and returns it. `write` gets a path beside it, which is renamed at the end."""
     if not target.exists():
         partial = target.with_name(target.name + ".partial")
         if partial.is_dir():

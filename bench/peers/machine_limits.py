@@ -9,25 +9,25 @@ from typing import Protocol
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
 
 ARITHMETIC = tuple(name for name in LIMITS if name != "read")
-_EACH = 8  # so many numbers of threads are all measured; of more, powers of two and the largest
+_EACH = 8  # up to this every number of threads is measured; beyond it, powers of two and the largest
 UNITS = {"read": "GB/s", "f32": "GFLOP/s", "bf16": "GFLOP/s", "int8": "GOP/s"}
 
 
 class Limits(Protocol):
-    """Measures a limit: bytes or operations a second, None where the CPU lacks it."""
+    """Measures a limit in bytes or operations per second; None if the CPU lacks it."""
 
     def measure(self, limit: str, seconds: float) -> float | None: ...
 
 
 @cache
 def probe(threads: int) -> Probe:
-    """One probe for as long as this process lives."""
+    """The probe of this process, made once."""
     return Probe(threads)
 
 
 @cache
 def supported(threads: int) -> frozenset[str]:
-    """The arithmetic that this CPU has."""
+    """Kinds of arithmetic that this CPU has."""
     return frozenset(name for name in ARITHMETIC if probe(threads).measure(name, 0.02) is not None)
 
 
@@ -38,7 +38,7 @@ def thread_counts(most: int) -> list[int]:
 
 
 def by_threads(counts: Sequence[int], limits: Sequence[str], seconds: float) -> Iterator[tuple[int, str, float | None]]:
-    """(threads, limit, bytes or operations a second), each measured for `seconds`; None for what the CPU lacks."""
+    """(threads, limit, bytes or operations per second), each measured for `seconds`; None if the CPU lacks it."""
     for threads in counts:
         with Probe(threads) as one:
             for limit in limits:

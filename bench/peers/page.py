@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: its blocks between markers are written from bench/results, all else by people.
+"""docs/benchmarks.md: blocks between markers are written from bench/results, the rest by hand.
 
 <!-- bench/results NAME: PART PART -->      such as: zen-5: limits speed ratios
 …
@@ -18,7 +18,7 @@ _BLOCK = re.compile(rf"<!-- bench/results (?P<name>\S+): (?P<parts>[^\n]+?) -->\
 
 
 def shown(page: str) -> dict[str, list[str]]:
-    """By name of results: the parts that a page shows."""
+    """Parts that a page shows, by name of results."""
     found: dict[str, list[str]] = {}
     for block in _BLOCK.finditer(page):
         found.setdefault(block["name"], []).extend(block["parts"].split())
@@ -26,7 +26,7 @@ def shown(page: str) -> dict[str, list[str]]:
 
 
 def filled(page: str, folder: Path = RESULTS) -> str:
-    """The page with every block as the results say. Raises StoreError for one of which there are no results."""
+    """The page with every block filled from results. Raises StoreError for a block without results."""
 
     def block(found: re.Match[str]) -> str:
         return _block(Results.load(found["name"], folder), found["parts"].split())
@@ -35,7 +35,7 @@ def filled(page: str, folder: Path = RESULTS) -> str:
 
 
 def write_page(names: list[str] | None = None, path: Path = PAGE, folder: Path = RESULTS) -> None:
-    """Fills the blocks of a page. names: results that get a section at its end when it shows nothing of them."""
+    """Fills the blocks of a page. names: results that get a section at its end if the page does not show them."""
     page = path.read_text(encoding="utf-8")
     for name in names or []:
         if name not in shown(page):

@@ -1,4 +1,4 @@
-"""Which measurement comes after which."""
+"""Order of the measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTS = ("speed", "start", "memory", "serve")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all engines of a results file."""
+    """Settings common to all engines of a results file."""
 
     threads: int
     prefills: tuple[int, ...] = (128, 512, 2048)
@@ -19,7 +19,7 @@ class Settings:
     context: int = 128
     """Tokens of each sequence before decode is timed."""
     steps: int = 32
-    """Decode steps that are timed."""
+    """Decode steps timed."""
     streams: int = 16
     requests: int = 48
     input_len: int = 256
@@ -31,13 +31,13 @@ class Settings:
 
     @property
     def max_len(self) -> int:
-        """Tokens that a sequence can have: of the longest prompt, and of what is decoded behind a prompt."""
+        """Most tokens of a sequence: the longest prompt and the tokens decoded behind it."""
         longest = max(*self.prefills, self.context + 4 * self.steps, self.input_len + self.output_len)
         return -(-(longest + 128) // 128) * 128
 
     @classmethod
     def from_dict(cls, stated: dict[str, Any]) -> Settings:
-        """From JSON, where tuples are lists."""
+        """Settings from JSON, which has lists for tuples."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()
         }
@@ -60,13 +60,13 @@ class Key:
 
     @property
     def size(self) -> int:
-        """Prompt tokens or batch."""
+        """Prompt tokens, or sequences of a batch."""
         return int(self.figure.partition(":")[2])
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """An engine at one precision, ready to run. extras: figures it has beyond prefill, decode, start and memory."""
+    """An engine at one precision, ready to run. extras: figures beside prefill, decode, start and memory."""
 
     engine: str
     variant: str
@@ -75,7 +75,7 @@ class Entrant:
 
 
 def groups(entrants: Sequence[Entrant], memory_bytes: int) -> list[list[Entrant]]:
-    """First fit of entrants into groups whose workers fit into memory together; one too large is alone."""
+    """Groups of entrants whose workers fit into memory together, by first fit; one too large for that is alone."""
     found: list[list[Entrant]] = []
     for entrant in entrants:
         for group in found:
@@ -95,11 +95,11 @@ def measurements(
     rounds: int,
     memory_bytes: int,
 ) -> Iterator[tuple[tuple[object, ...], Key]]:
-    """(group, measurement) in order; processes of one group are kept, those of the group before are ended.
+    """(group, measurement) in order. Processes of a group are kept; those of the group before are ended.
 
-    A round has every figure once. In it all engines of a group take one figure before any takes the next, so that they
-    meet the machine in the same mood; which engine is first moves on by one a round. Peak memory is a matter of one
-    round. Entrants in the order given fill the groups: those to be compared should be neighbours.
+    A round has every figure once. All engines of a group are measured on one figure before the next, so that they meet
+    the same state of the machine; another engine is first in each round. Peak memory is measured in one round only.
+    Entrants fill groups in the order given: those to be compared should be neighbours.
     """
     for number in range(rounds):
         for model in models:
@@ -119,7 +119,7 @@ def measurements(
 
 
 def turned(entrants: list[Entrant], by: int) -> list[Entrant]:
-    """`by` of them moved from the front to the end."""
+    """The list with `by` entrants moved from the front to the end."""
     first = by % max(len(entrants), 1)
     return entrants[first:] + entrants[:first]
 

@@ -17,14 +17,14 @@ from typing import Any
 
 
 class PeerError(Exception):
-    """One sentence: what went wrong in a peer's process."""
+    """Raised with one sentence: what went wrong in a peer's process."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to start: arguments, what to add to the environment, and how long to wait until it is ready.
+    """A process to start: arguments, additions to the environment, and seconds to wait until it is ready.
 
-    ready_path: of a server, what answers 200 from when it is ready.
+    ready_path: path at which a server answers 200 once it is ready.
     """
 
     argv: tuple[str, ...]
@@ -34,7 +34,7 @@ class Command:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something; for error messages."""
+    """The last line of a log that is not blank, for error messages."""
     with contextlib.suppress(OSError):
         lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
         for line in reversed(lines):
@@ -46,7 +46,7 @@ def last_line(path: Path) -> str:
 
 
 def start(command: Command, log: Path, **pipes: Any) -> subprocess.Popen[str]:
-    """The process, leading a group of its own; what it writes to stderr goes to the end of `log`."""
+    """Starts a process as leader of a new group; its stderr is appended to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **command.environment}
     with log.open("a") as errors:
@@ -66,7 +66,7 @@ def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
         _signal(process, number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    # Also what outlives its leader.
+    # Also processes that outlive their leader.
     _signal(process, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -83,8 +83,8 @@ def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
 class Worker:
     """A worker script (workers/worker.py) with its model loaded.
 
-    It sleeps between requests: idle threads that spin would be measured with the others.
-    Raises PeerError when it does not get ready; the same from `ask`, after which `alive` tells whether it goes on.
+    It is stopped between requests: spinning idle threads would slow the others down. Raises PeerError if it does not
+    get ready. `ask` raises PeerError, too; `alive` then tells whether the worker still runs.
     """
 
     def __init__(self, command: Command, log: Path, *, wait: bool = True) -> None:
@@ -99,7 +99,7 @@ class Worker:
             self.sleep()
 
     def wait_ready(self) -> None:
-        """Until the model is loaded."""
+        """Waits until the model is loaded."""
         try:
             answer = self.read(self._ready_s)
         except BaseException:
@@ -108,7 +108,7 @@ class Worker:
         self.version, self.details = answer["version"], answer["details"]
 
     def ask(self, timeout_s: float = 600.0, **request: Any) -> dict[str, Any]:
-        """Wakes it, sends one request, and returns its answer."""
+        """Wakes the worker, sends one request, and returns its answer."""
         self.send(**request)
         try:
             return self.read(timeout_s)
@@ -135,12 +135,12 @@ class Worker:
         end(self.process)
 
     def readable(self, seconds: float) -> bool:
-        """Whether something came, or its process ended, within `seconds`."""
+        """Whether output came or the process ended within `seconds`."""
         assert self.process.stdout is not None
         return b"\n" in self._buffer or bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def read(self, timeout_s: float) -> dict[str, Any]:
-        """The next answer."""
+        """Returns the next answer."""
         assert self.process.stdout is not None
         descriptor, deadline = self.process.stdout.fileno(), time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
@@ -162,7 +162,7 @@ class Worker:
 
 @contextlib.contextmanager
 def server(command: Command, url: str, log: Path) -> Iterator[None]:
-    """A server that is ready at `url`; it ends with the block. Raises PeerError."""
+    """Context with a server that is ready at `url`. Raises PeerError."""
     host = url.removeprefix("http://")
     process = start(command, log, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:

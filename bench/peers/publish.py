@@ -1,4 +1,4 @@
-"""What was measured becomes published figures: files of bench/results, one a model."""
+"""Publishes measurements: files of bench/results, one per model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ KINDS = {
     "memory": {"memory"},
     "serve": {"serve", "offline"},
 }
-"""Figures by part of a run."""
+"""Kinds of figures, by part of a run."""
 MANY = 8
-"""Sequences whose ratio stands beside that of the fewest."""
+"""Number of sequences whose ratio is shown beside that of the fewest."""
 
 
 def publish(report: Report, name: str, folder: Path = RESULTS) -> list[str]:
-    """Writes NAME-MODEL.json for each model of a report, over an older one of this name; the names without .json.
+    """Writes NAME-MODEL.json for each model of a report, over older ones; returns the names without .json.
 
-    Raises StoreError without measurements, and for the name of transcribed figures: these would be lost.
+    Raises StoreError if there are no measurements, or if transcribed figures have the name: they would be lost.
     """
     models = report.models()
     if not models:
@@ -46,7 +46,7 @@ def publish(report: Report, name: str, folder: Path = RESULTS) -> list[str]:
 
 
 def figures(report: Report, model: str) -> dict[str, Any]:
-    """The document of a model: medians and ranges in three digits, parts without figures left out."""
+    """The document of a model: medians and ranges in three digits. Parts without figures are left out."""
     store = report.store
     machine = store.machine
     days = [one.at for one in store.measurements if one.key.model == model]
@@ -75,7 +75,7 @@ def figures_compared(settings: Settings) -> list[str]:
 
 
 def value_of(spread: Spread, scale: float = 1.0, digits: int = 3) -> Value:
-    """A figure as results files have it."""
+    """A figure in the form of results files."""
     middle, *span = (_short(one / scale, digits) for one in (spread.median, spread.min, spread.max))
     return middle if spread.rounds == 1 else [middle, *span]
 
@@ -110,7 +110,7 @@ def _speed(report: Report, model: str) -> list[dict[str, Any]]:
                 "reading": first and _percent(first),
             }
         )
-    # One of which nobody measured a prompt, or a step, would have no columns for it.
+    # Without any prefill, or without any decode, the table would lack these columns.
     return rows if all(any(row[kind] for row in rows) for kind in ("prefill", "decode")) else []
 
 
@@ -135,7 +135,7 @@ def _ratios(report: Report, model: str) -> list[dict[str, Any]]:
 
 
 def _columns(report: Report, model: str, columns: dict[str, str]) -> list[dict[str, Any]]:
-    """A row for every contender that has one of the figures `columns` by column; memory is in GiB."""
+    """A row for every contender with any of the figures. columns: figure by name of the column. Memory is in GiB."""
     rows = []
     for engine, variant, _ in report.contenders(model):
         points = {column: report.points.get((model, engine, variant, figure)) for column, figure in columns.items()}
@@ -154,7 +154,7 @@ def _points(report: Report, model: str, engine: str, variant: str) -> list[Point
 
 
 def _command(report: Report, model: str) -> str:
-    """Measures the same again; what was measured in several runs, in one."""
+    """The command that measures the same again, in one run even if there were several."""
     contenders = report.contenders(model)
     found = [point for name, point in report.points.items() if name[0] == model]
     kinds = {point.figure.partition(":")[0] for point in found}

@@ -19,7 +19,7 @@ OWN = "llmc"
 
 @dataclass(frozen=True)
 class Spread:
-    """Over the rounds."""
+    """Median and range over the rounds."""
 
     median: float
     min: float
@@ -31,7 +31,7 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def text(self, scale: float = 1.0, digits: int = 3) -> str:
-        """As in 1097 (1050–1120); the range is left out for one round."""
+        """Text such as "1097 (1050–1120)"; for one round without the range."""
         middle = significant(self.median / scale, digits)
         if self.rounds == 1:
             return middle
@@ -42,8 +42,8 @@ class Spread:
 class Point:
     """One figure of one engine at one precision on one model.
 
-    limit: the name of the limit that binds it, fraction: of it, each value over its own two probes; work: of one step,
-    rate: its operations a second, median. All None where no limit binds.
+    limit: name of the limit that binds it. fraction: each value over the limit by its own two probes. work: of one
+    step. rate: median operations per second. All are None if no limit binds.
     """
 
     model: str
@@ -59,12 +59,12 @@ class Point:
 
 
 class Report:
-    """What a store says."""
+    """Evaluation of a store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.points: dict[tuple[str, str, str, str], Point] = {}
-        """By (model, engine, variant, figure), in the order of the measurements."""
+        """Points by (model, engine, variant, figure), in the order of the measurements."""
         values: dict[tuple[str, str, str, str], list[Measurement]] = {}
         for one in store.measurements:
             if one.value is not None:
@@ -90,7 +90,7 @@ class Report:
         )  # fmt: skip
 
     def limits(self) -> dict[str, Spread]:
-        """Each limit over all its probes of the run, bytes or operations a second."""
+        """Each limit over all its probes of the run, in bytes or operations per second."""
         values: dict[str, list[float]] = {}
         for probes in [*self.store.limits, *(one.limits for one in self.store.measurements)]:
             for name, value in probes.items():
@@ -98,7 +98,7 @@ class Report:
         return {name: Spread.of(values[name]) for name in UNITS if name in values}
 
     def reading(self) -> dict[int, Spread]:
-        """Bytes read a second by number of threads, over the sessions."""
+        """Bytes read per second by number of threads, over the sessions."""
         values: dict[int, list[float]] = {}
         for probes in self.store.reading:
             for threads, value in probes.items():
@@ -106,7 +106,7 @@ class Report:
         return {threads: Spread.of(values[threads]) for threads in sorted(values)}
 
     def probe_errors(self) -> list[str]:
-        """A sentence for each point above its limit: then the probe is wrong, or the arithmetic is not as declared."""
+        """A sentence for each point above its limit: the probe is wrong, or the arithmetic is not as declared."""
         found = []
         for point in self.points.values():
             if point.fraction is not None and point.fraction.median > 1:
@@ -130,15 +130,15 @@ class Report:
         return list(dict.fromkeys(point.model for point in self.points.values()))
 
     def contenders(self, model: str) -> list[tuple[str, str, str]]:
-        """(engine, variant, precision) with any figure of the model, by precision."""
+        """(engine, variant, precision) of all that have a figure of the model, sorted by precision."""
         found = dict.fromkeys((p.engine, p.variant, p.precision) for p in self.points.values() if p.model == model)
         return sorted(found, key=lambda one: PRECISIONS.index(one[2]))
 
     def ratios(self, model: str) -> list[tuple[str, str, str, str, Spread]]:
         """(precision, figure, own variant, peer and variant, ratio): each variant of llmc over the best peer.
 
-        The best has the best median (the least time or memory) at that precision; the ratio of a round has both sides
-        of that round, above 1 when llmc is better.
+        The best peer has the best median (the least time or memory) at that precision. Ratios are within a round, and
+        above 1 if llmc is better.
         """
         found = []
         peers = [point for point in self.points.values() if point.model == model and point.engine != OWN]
@@ -156,7 +156,7 @@ class Report:
         return found
 
     def rounds(self, *points: Point) -> list[tuple[float, ...]]:
-        """Values of the rounds that all points have."""
+        """Values of the points, [round][point], for rounds that all points have."""
         columns: list[dict[int, float]] = []
         for point in points:
             name = (point.model, point.engine, point.variant, point.figure)
@@ -191,14 +191,14 @@ class Report:
         }
 
     def markdown(self) -> str:
-        """All tables."""
+        """All tables as Markdown."""
         store, parts = self.store, []
         machine = store.machine
         parts.append(
             f"{machine['cpu']}, {store.settings.threads} threads of {machine['cpus']} CPUs, "
             f"{machine['memory_gib']} GiB. Medians (least–most) of the rounds."
         )
-        # An engine of which only the server ran never told its version.
+        # An engine that ran only as a server has reported no version.
         told = {name: known["versions"] for name, known in store.engines.items() if known.get("versions")}
         if told:
             stated = (f"{name} {' and '.join(versions)}" for name, versions in told.items())
@@ -274,7 +274,7 @@ class Report:
 
 
 def rival_figure(figure: str) -> str:
-    """Of a peer's figure, the figure of llmc it is compared with: who does not serve is compared offline."""
+    """The figure of llmc that a peer's figure is compared with: a peer's offline throughput with llmc's server."""
     return "serve" if figure == "offline" else figure
 
 
@@ -290,7 +290,7 @@ def _name(key: Key) -> tuple[str, str, str, str]:
 
 
 def significant(value: float, digits: int) -> str:
-    """Significant digits, never an exponent."""
+    """The value with `digits` significant digits, never with an exponent."""
     if value >= 10 ** (digits - 1):
         return f"{value:.0f}"
     return f"{value:#.{digits}g}".rstrip(".")

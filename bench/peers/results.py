@@ -1,17 +1,17 @@
-"""Published figures: bench/results/*.json, one file for a model on a machine, and the Markdown that a page shows of it.
+"""Published figures: bench/results/*.json, one file per model and machine, and their Markdown for pages.
 
 A file has `format`, `machine`, `date` (YYYY-MM-DD, or none), `commands`, and any of these parts:
 
     limits   by name (read, f32, bf16, int8): GB/s, GFLOP/s or GOP/s
-    speed    a contender each: prefill and decode, tok/s by tokens and by sequences; peak, % by arithmetic, of the
-             longest prompt that is at most 512; reading, % of the read bandwidth with the fewest sequences
+    speed    per contender: prefill and decode, tok/s by tokens and by sequences; peak, % by arithmetic, of the longest
+             prompt of at most 512 tokens; reading, % of the read bandwidth with the fewest sequences
     ratios   llmc's variant over a peer's, by figure: tok/s over tok/s of the same round
-    start    a contender each: python and native, seconds to the first token; memory, GiB
-    serve    a contender each: served and offline, output tok/s; beside, llmc's server over it
-    tables   by name, of other scripts than bench.peers: heads, and rows with a name, values and perhaps a unit
+    start    per contender: python and native, seconds to the first token; memory, GiB
+    serve    per contender: served and offline, output tok/s; beside, llmc's server over it
+    tables   by name, of scripts other than bench.peers: heads, and rows with a name, values and perhaps a unit
 
-A figure is a number, or a list: least and most, or median, least and most over the rounds; in `tables` it may be text.
-`transcribed` says that a file was copied from a page that people wrote, where measurements themselves were not kept.
+A figure is a number, or a list: least and most, or median, least and most over the rounds. In `tables` it may be text.
+`transcribed` marks a file copied from a page, for which the measurements were not kept.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Value = float | list[float] | None
 
 @dataclass(frozen=True)
 class Results:
-    """One file. name: of the file, without .json."""
+    """One file. name: its name without .json."""
 
     name: str
     document: dict[str, Any]
 
     @classmethod
     def load(cls, name: str, folder: Path = RESULTS) -> Results:
-        """Raises StoreError when there is no such file, or it is of another format."""
+        """Reads a file. Raises StoreError if it does not exist or has another format."""
         path = folder / f"{name}.json"
         if not path.is_file():
             raise StoreError(f"{path} does not exist: publish the run, or take its block out of the page")
@@ -58,12 +58,12 @@ class Results:
         raise StoreError(f"{path} has no published figures of format {FORMAT}: publish the run again")
 
     def parts(self) -> list[str]:
-        """What `markdown` can show, in the order of a page."""
+        """Parts that `markdown` can show, in the order of a page."""
         parts = [part for part in _PARTS if self.document.get(part)]
         return [*parts, *(f"tables.{name}" for name in self.document.get("tables", {}))]
 
     def markdown(self, part: str) -> str:
-        """A part, without a newline at its end. Raises StoreError for a part that the file does not have."""
+        """Markdown of a part, without a newline at its end. Raises StoreError if the file lacks the part."""
         if part not in self.parts():
             raise StoreError(f"bench/results/{self.name}.json has no {part!r}: it has {', '.join(self.parts())}")
         if part.startswith("tables."):
@@ -72,13 +72,14 @@ class Results:
 
 
 def label(engine: str, variant: str) -> str:
-    """As pages call a contender: "OpenVINO int8", "llmc, file of Q8_0"."""
+    """Name of a contender on pages: "OpenVINO int8", "llmc, file of Q8_0"."""
     name = LABELS.get(engine, engine)
     return f"{name}, file of {variant.removeprefix('gguf-')}" if variant.startswith("gguf-") else f"{name} {variant}"
 
 
 def text(value: Value, unit: str = "", decimals: int | None = None) -> str:
-    """As in 1.9, 1.41 (1.18–1.64), 70 % (67–74) and 1.1–3.5; a dash for None. unit: stands behind the first number."""
+    """Text of a figure: 1.9, 1.41 (1.18–1.64), 70 % (67–74) or 1.1–3.5; a dash for None. The unit follows the first
+    number."""
     if value is None:
         return NONE
     words = [
@@ -92,7 +93,7 @@ def text(value: Value, unit: str = "", decimals: int | None = None) -> str:
 
 
 def median(value: Value) -> str:
-    """Three digits of the median."""
+    """The median in three digits."""
     if value is None:
         return NONE
     return significant(value[0] if isinstance(value, list) else value, 3)
@@ -126,7 +127,7 @@ def _speed(rows: list[dict[str, Any]]) -> str:
 
 
 def peak_prompt(prefills: Iterable[int]) -> int:
-    """Tokens of the prompt that is held against the peak: the longest of at most 512, or the shortest."""
+    """Tokens of the prompt that is compared with the peak: the longest of at most 512, or else the shortest."""
     sizes = list(prefills)
     return max((size for size in sizes if size <= 512), default=min(sizes))
 
@@ -152,7 +153,7 @@ def _serve(rows: list[dict[str, Any]]) -> str:
 
 
 def _contenders(rows: list[dict[str, Any]], heads: Mapping[str, str]) -> str:
-    """A row a contender, with its `note`; columns in which no row has a figure are left out."""
+    """A table with a row per contender, and its `note`. Columns without figures are left out."""
     columns = [column for column in heads if any(column in row for row in rows)]
     cells = [
         [", ".join([label(row["engine"], row["variant"]), *([row["note"]] if "note" in row else [])])]
@@ -176,7 +177,7 @@ def _sizes(columns: Iterable[Mapping[str, Value]]) -> list[int]:
 
 
 def _named(name: str, sizes: list[int]) -> list[str]:
-    """The first has the name, so that heads stay narrow."""
+    """Heads of columns by size. Only the first has the name, so that columns stay narrow."""
     return [f"{name} {sizes[0]}", *map(str, sizes[1:])]
 
 

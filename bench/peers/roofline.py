@@ -1,4 +1,4 @@
-"""The plot: what each engine reaches, beside what the machine allows."""
+"""Roofline plot: speed of each engine under the machine's limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT, RIGHT, TOP, BOTTOM = 78, WIDTH - 190, 64, HEIGHT - 62
 
 
 class Axes:
-    """Logarithmic coordinates, x and y, to pixels."""
+    """Maps logarithmic coordinates x and y to pixels."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         self.x, self.y = x, y
@@ -34,7 +34,7 @@ class Axes:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten within a range."""
+    """Numbers 1, 2 and 5 times powers of ten within a range."""
     found = []
     for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
         found += [factor * 10.0**exponent for factor in (1, 2, 5)]
@@ -42,7 +42,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def roofline(report: Report, model: str, path: Path) -> None:
-    """Writes the plot of one model as SVG: GFLOP/s over operations a byte, medians; points of a variant are joined."""
+    """Writes the plot of a model as SVG: median GFLOP/s over operations per byte. Points of a variant are joined."""
     points = [p for p in report.points.values() if p.model == model and p.work is not None and p.rate is not None]
     limits = {name: spread.median for name, spread in report.limits().items()}
     if not points or "read" not in limits:
@@ -100,7 +100,7 @@ def draw_grid(svg: Svg, axes: Axes) -> None:
 
 
 def draw_roof(svg: Svg, axes: Axes, read: float, peaks: dict[str, float]) -> None:
-    """The slope of memory up to the highest peak, and a ceiling for each arithmetic."""
+    """Draws the slope of memory up to the highest peak, and a ceiling for each arithmetic."""
     top = max(peaks.values(), default=axes.y[1])
     begin = max(axes.x[0], axes.y[0] / read)
     svg.line([axes.at(begin, begin * read), axes.at(top / read, top)], INK, 2)
@@ -113,7 +113,7 @@ def draw_roof(svg: Svg, axes: Axes, read: float, peaks: dict[str, float]) -> Non
 
 
 def mark(svg: Svg, x: float, y: float, precision: str, color: str) -> None:
-    """By the precision of the weights: circle 16 bit, square int8, diamond int4, triangle 32 bit."""
+    """Draws a mark by the precision of weights: circle 16 bit, square int8, diamond int4, triangle 32 bit."""
     if precision == "int8":
         svg.polygon([(x - 4, y - 4), (x + 4, y - 4), (x + 4, y + 4), (x - 4, y + 4)], color, "white")
     elif precision == "int4":
@@ -125,7 +125,7 @@ def mark(svg: Svg, x: float, y: float, precision: str, color: str) -> None:
 
 
 def draw_legend(svg: Svg, names: list[tuple[str, str, str]], colors: dict[str, str]) -> None:
-    """Below the ceilings' names."""
+    """Draws the legend below the names of ceilings."""
     y = float(BOTTOM - 18 * len(names) - 50)
     for engine, variant, precision in names:
         mark(svg, RIGHT + 18, y - 4, precision, colors[engine])

@@ -29,13 +29,13 @@ CLIENT_S = 3600
 
 @dataclass(frozen=True)
 class Contender:
-    """What is needed to run an engine at one precision on one model."""
+    """An engine at one precision on one model, ready to be measured."""
 
     engine: Engine
     variant: Variant
     prepared: Prepared
     limit: str
-    """That binds its prefill."""
+    """Name of the limit that binds its prefill."""
 
     def entrant(self) -> Entrant:
         engine, extras = self.engine, []
@@ -49,7 +49,7 @@ class Contender:
 
 
 class Runner:
-    """Takes measurements and puts them into the store. Close it to end all workers."""
+    """Takes measurements and stores them. Close it to end all workers."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Runner:
 
     def run(self, plan: Iterable[tuple[tuple[object, ...], Key]], stop_at: float | None = None,
             progress: Callable[[Key, Measurement | None], None] = lambda key, found: None) -> bool:  # fmt: skip
-        """Takes what is not in the store yet; False when time.monotonic() passed `stop_at` first.
+        """Takes measurements that are not in the store yet; returns False if time.monotonic() passed `stop_at` first.
 
         progress: called before a measurement with None and after it.
         """
@@ -88,7 +88,7 @@ class Runner:
         return True
 
     def measure(self, key: Key) -> Measurement:
-        """One measurement; a peer's failure is part of it."""
+        """Takes one measurement. A peer's failure is stored in it."""
         contender = self.contenders[key.model, key.engine, key.variant]
         take = {
             "prefill": self._speed,
@@ -132,7 +132,7 @@ class Runner:
         return self.workspace.log(f"{key.model}-{key.engine}-{key.variant}")
 
     def _speed(self, key: Key, contender: Contender) -> tuple[float, dict[str, float], dict[str, Any]]:
-        """tok/s of a prompt, or of all sequences of a batch."""
+        """Measures tok/s of a prompt, or of all sequences of a batch."""
         worker = self._worker(key, contender)
         request: dict[str, Any] = {"op": "prefill", "tokens": key.size}
         limit = contender.limit
@@ -151,7 +151,7 @@ class Runner:
         return answer["tokens"] / answer["seconds"], {limit: (before + after) / 2}, {"seconds": answer["seconds"]}
 
     def _start(self, key: Key, contender: Contender) -> tuple[float, dict[str, float], dict[str, Any]]:
-        """Seconds from starting a process to its first token of a prompt of 16; the page cache is warm."""
+        """Measures seconds from starting a process to its first token, with 16 prompt tokens and a warm page cache."""
         warm_page_cache(contender.prepared.path)
         worker = Worker(contender.engine.worker(contender.prepared, contender.variant), self._log(key), wait=False)
         try:
@@ -164,14 +164,14 @@ class Runner:
             worker.close()
 
     def _start_native(self, key: Key, contender: Contender) -> tuple[float, dict[str, float], dict[str, Any]]:
-        """Seconds of a whole process without Python that makes one token."""
+        """Measures seconds of a whole process without Python that makes one token."""
         warm_page_cache(contender.prepared.path)
         command = contender.engine.native_start(contender.prepared, contender.variant)
         assert command is not None
         return run_to_end(command, self._log(key)), {}, {}
 
     def _memory(self, key: Key, contender: Contender) -> tuple[float, dict[str, float], dict[str, Any]]:
-        """Peak bytes of PSS of a worker and its children over loading, a prompt of 512 and decode at batch 8."""
+        """Measures peak bytes of PSS of a worker and its children: loading, 512 prompt tokens and decode at batch 8."""
         worker = Worker(contender.engine.worker(contender.prepared, contender.variant), self._log(key), wait=False)
         peak = 0
         try:
@@ -191,7 +191,7 @@ class Runner:
             worker.close()
 
     def _offline(self, key: Key, contender: Contender) -> tuple[float, dict[str, float], dict[str, Any]]:
-        """Output tok/s of the serving load without HTTP."""
+        """Measures output tok/s of the serving load without HTTP."""
         settings = self.settings
         worker = Worker(contender.engine.worker(contender.prepared, contender.variant), self._log(key))
         self._note_version(key, worker)
@@ -204,7 +204,7 @@ class Runner:
         return answer["output_tokens"] / answer["seconds"], {}, answer
 
     def _serve(self, key: Key, contender: Contender) -> tuple[float, dict[str, float], dict[str, Any]]:
-        """Output tok/s that `llmc bench serve` sees."""
+        """Measures output tok/s of the server by `llmc bench serve`."""
         settings, port = self.settings, free_port()
         command = contender.engine.server(contender.prepared, contender.variant, port)
         assert command is not None
@@ -232,7 +232,7 @@ class Runner:
 
 
 def run_to_end(command: Command, log: Path, timeout_s: float = 600.0) -> float:
-    """Seconds of a whole process. Raises PeerError when it fails."""
+    """Runs a process and returns its seconds. Raises PeerError if it fails."""
     begin = time.perf_counter()
     process = start(command, log, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -257,7 +257,7 @@ def warm_page_cache(path: Path) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -271,7 +271,10 @@ def enlist(
     store: Store,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[tuple[str, str, str], Contender]:
-    """Installs engines and converts models; who cannot take part is in `store.skipped` with the reason, and said."""
+    """Installs engines and converts models; returns contenders by (model, engine, variant).
+
+    Those that cannot take part are in `store.skipped` with the reason, which `say` prints.
+    """
     found: dict[tuple[str, str, str], Contender] = {}
 
     def skip(name: str, reason: Skip) -> None:

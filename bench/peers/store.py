@@ -14,15 +14,15 @@ FORMAT = 1
 
 
 class StoreError(Exception):
-    """One sentence: what is wrong with a results file and what to do."""
+    """Raised with one sentence: what is wrong with a results file and what to do."""
 
 
 @dataclass(frozen=True)
 class Measurement:
     """value: tok/s (prefill, decode, serve, offline), seconds (start), bytes (memory); None: it failed, see `error`.
 
-    limits: what the machine could do right before and after it, mean, by limit; bytes or operations a second.
-    details: what else the engine told. at: seconds since the epoch.
+    limits: bytes or operations per second by limit, the mean of probes right before and after it. details: further
+    facts from the engine. at: seconds since the epoch.
     """
 
     key: Key
@@ -34,40 +34,40 @@ class Measurement:
 
 
 class Store:
-    """Measurements and what is known about engines, in memory and in the file `path`.
+    """Measurements and facts about engines, in memory and in the file `path`.
 
-    Raises StoreError when the file there has other settings or is not such a file.
+    Raises StoreError if the file has other settings or is no results file.
     """
 
     def __init__(self, path: Path, settings: Settings, machine: dict[str, Any]) -> None:
         self.path = path
         self.measurements: list[Measurement] = []
         self.limits: list[dict[str, float]] = []
-        """Each limit, measured at the start of every session."""
+        """Limits measured at the start of each session, by name."""
         self.reading: list[dict[str, float]] = []
-        """Bytes read a second by number of threads, at the start of every session."""
+        """Bytes read per second by number of threads, measured at the start of each session."""
         self.engines: dict[str, dict[str, Any]] = {}
-        """By engine: version, install_bytes."""
+        """Facts by engine: versions, install_bytes."""
         self.prepared: dict[str, dict[str, Any]] = {}
-        """By "model/engine/variant": weight_bytes, arithmetic, precision."""
+        """Facts by "model/engine/variant": weight_bytes, arithmetic, precision."""
         self.skipped: dict[str, str] = {}
-        """By "engine" or "model/engine/variant": why there are no measurements."""
+        """Reasons for missing measurements, by "engine" or "model/engine/variant"."""
         self.models: dict[str, dict[str, Any]] = {}
-        """By name: the sizes of the model."""
+        """Sizes of models, by name."""
         self.settings, self.machine = settings, machine
         if path.exists():
             self._read()
 
     @classmethod
     def load(cls, path: Path) -> Store:
-        """What is in a file, whatever its settings. Raises StoreError."""
+        """Reads a file, whatever its settings. Raises StoreError."""
         if not path.exists():
             raise StoreError(f"{path} does not exist: run the benchmark first")
         document = _document(path)
         return cls(path, Settings.from_dict(document["settings"]), document["machine"])
 
     def done(self) -> set[Key]:
-        """What was measured; a failure counts."""
+        """Keys of all measurements, including failed ones."""
         return {one.key for one in self.measurements}
 
     def add(self, measurement: Measurement) -> None:
@@ -96,7 +96,7 @@ class Store:
         document = _document(self.path)
         stated = Settings.from_dict(document["settings"])
         for name, wanted in asdict(self.settings).items():
-            # Installing writes a file too, without measurements that could be mixed up.
+            # A file without measurements, as `install` writes it, may have other settings.
             if getattr(stated, name) != wanted and document["measurements"]:
                 raise StoreError(
                     f"{self.path} was measured with {name}={getattr(stated, name)}, not {wanted}: "

@@ -1,4 +1,4 @@
-"""What an engine says of itself to take part."""
+"""Interface of an engine that takes part in the benchmark."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WORKERS = Path(__file__).resolve().parent.parent / "workers"
 class Variant:
     """An engine at one precision.
 
-    precision: the row of the table it is compared in, "16-bit", "int8" or "int4", after its weights.
-    arithmetic: what its products are made of, best first; the first that this CPU has is its limit.
+    precision: of its weights, "16-bit", "int8" or "int4": it is compared within that row of the table.
+    arithmetic: kinds of products that it may use, best first; the first that this CPU has is its limit.
     """
 
     name: str
@@ -35,60 +35,60 @@ class Variant:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model in an engine's own format. weight_bytes: of the weights as they lie in memory to be read."""
+    """A model in an engine's own format. weight_bytes: bytes of the weights as they are read from memory."""
 
     path: Path
     weight_bytes: int
 
 
 class Engine(ABC):
-    """One engine. Its methods raise Skip with one sentence where it cannot take part."""
+    """One engine. Its methods raise Skip with one sentence if it cannot take part."""
 
     name: ClassVar[str]
     variants: ClassVar[tuple[Variant, ...]]
     memory_factor: ClassVar[float] = 1.2
-    """Memory of a worker at most: weights times this, and memory_base."""
+    """Factor in a worker's largest memory: weights times this, plus memory_base."""
     memory_base: ClassVar[int] = 1 << 30
     offline: ClassVar[bool] = False
-    """Whether its worker takes "offline" requests that are worth a figure."""
+    """Whether its worker handles "offline" requests whose throughput is worth a figure."""
 
     def __init__(self, workspace: Workspace, settings: Settings) -> None:
         self.workspace, self.settings = workspace, settings
 
     @abstractmethod
     def install(self) -> None:
-        """Makes its environment; returns at once when it is there."""
+        """Makes the engine's environment; returns at once if it exists."""
 
     @abstractmethod
     def install_bytes(self) -> int:
-        """What it needs on disk to run a converted model."""
+        """Bytes on disk that it needs to run a converted model."""
 
     @abstractmethod
     def prepare(self, model: str, variant: Variant) -> Prepared:
-        """Converts the checkpoint of `model`; returns at once when that was done."""
+        """Converts the checkpoint of `model`; returns at once if that was done before."""
 
     def limit(self, variant: Variant, supported: frozenset[str]) -> str:
-        """The limit of a variant's products on a CPU with the arithmetic `supported`."""
+        """Name of the limit of a variant's products on a CPU with the arithmetic `supported`."""
         return next((name for name in variant.arithmetic if name in supported), "f32")
 
     @abstractmethod
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
-        """Its worker script."""
+        """Command of its worker script."""
 
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
-        """Its OpenAI-compatible server on 127.0.0.1; None when it has none."""
+        """Command of its OpenAI-compatible server on 127.0.0.1; None if it has none."""
         return None
 
     def native_start(self, prepared: Prepared, variant: Variant) -> Command | None:
-        """A program without Python that prints one token and ends; None when there is none."""
+        """Command of a program without Python that prints one token and ends; None if there is none."""
         return None
 
     def resident_bytes(self, prepared: Prepared) -> int:
-        """What its worker takes at most, to see which fit into memory together."""
+        """Largest memory of its worker in bytes, to see which workers fit into memory together."""
         return int(prepared.weight_bytes * self.memory_factor) + self.memory_base
 
     def command(self, python: Path, script: str, prepared: Prepared, **options: Any) -> Command:
-        """The command of a worker script with the settings that all take."""
+        """Command of a worker script with the settings common to all."""
         settings = {
             "model": str(prepared.path),
             "threads": self.settings.threads,
@@ -102,5 +102,5 @@ class Engine(ABC):
 
     @property
     def cpus(self) -> str:
-        """As many CPUs as threads, as "0,1"."""
+        """List of as many CPUs as threads, such as "0,1"."""
         return ",".join(map(str, sorted(os.sched_getaffinity(0))[: self.settings.threads]))

@@ -1,4 +1,4 @@
-"""llama.cpp: built for this CPU from the sources that llama-cpp-python's source distribution carries."""
+"""llama.cpp: built for this CPU from the sources in llama-cpp-python's source distribution."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class LlamaCpp(Engine):
         run([programs / "cmake", "-S", vendored, "-B", self.build, "-G", "Ninja", ninja, *OPTIONS], log)
         run([programs / "cmake", "--build", self.build, "--parallel", str(self.settings.threads), "--target", *TARGETS],
             log)  # fmt: skip
-        # The Python binding alone: it loads the library built above.
+        # Only the Python binding: it loads the library built above.
         environment.pip(
             "install", "--no-build-isolation", source, env={**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
         )
         stamp.write_text(wanted)
 
     def _source(self) -> Path:
-        """The unpacked source distribution."""
+        """Folder of the unpacked source distribution."""
         folder = self.workspace.root / "source"
         source = folder / f"{PACKAGE.replace('-', '_')}-{VERSION}"
         if not source.exists():
@@ -80,13 +80,13 @@ class LlamaCpp(Engine):
         return source
 
     def install_bytes(self) -> int:
-        """Libraries and server as built; no Python is needed."""
+        """Bytes of the built libraries and server; Python is not needed."""
         folder = self.build / "bin"
         names = [name for name in os.listdir(folder) if ".so" in name or name == "llama-server"]
         return sum(os.lstat(folder / name).st_size for name in names)
 
     def file(self, model: str, name: str) -> Path:
-        """The model as a GGUF file of that variant."""
+        """Path of the model's GGUF file of a variant."""
         variant = next(one for one in self.variants if one.name == name)
         if not self.build.exists():
             raise Skip(f"llama.cpp makes its {name} file: --engines llmc,llama.cpp")
@@ -117,12 +117,12 @@ class LlamaCpp(Engine):
 
     def server(self, prepared: Prepared, variant: Variant, port: int) -> Command | None:
         settings = self.settings
-        # The context is shared by the slots.
+        # All slots share the context.
         context = settings.streams * (settings.input_len + settings.output_len + 128)
         flags = ("--port", str(port), "-t", str(settings.threads), "-np", str(settings.streams), "-c", str(context))
         return Command((str(self.build / "bin" / "llama-server"), "-m", str(prepared.path), *flags, "--no-webui"))
 
     def native_start(self, prepared: Prepared, variant: Variant) -> Command | None:
-        # One token a letter in the models' made-up vocabulary.
+        # In the models' made-up vocabulary each letter is one token.
         program = str(self.build / "bin" / "llama-simple")
         return Command((program, "-m", str(prepared.path), "-n", "1", "A B C D E F G H "))

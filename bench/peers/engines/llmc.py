@@ -36,7 +36,7 @@ class Llmc(Engine):
         _quantized("w8a8", "int8"),
         _quantized("w4a16", "int4"),
         _quantized("w4a8", "int4"),
-        # The same file that llama.cpp runs.
+        # Runs the same file as llama.cpp.
         Variant("gguf-Q8_0", "int8", ("bf16", "f32"), {"gguf": "Q8_0"}),
         Variant("gguf-Q4_K_M", "int4", ("bf16", "f32"), {"gguf": "Q4_K_M"}),
     )
@@ -50,7 +50,7 @@ class Llmc(Engine):
             raise Skip("llmc is not installed in the environment that runs the benchmark: make test") from error
 
     def install_bytes(self) -> int:
-        """The package with what a base install, which runs and serves, requires."""
+        """Bytes of the package and the requirements of a base install, which runs and serves."""
         total = sum(_files_bytes(name) for name in _requirements(NAME))
         sources = [path for name in ("llmc", "runtime", "cli", "buckets") for path in (ROOT / name).rglob("*.py")]
         from llmc.runtime.binding.abi import library_candidates
@@ -86,7 +86,7 @@ class Llmc(Engine):
 
     def limit(self, variant: Variant, supported: frozenset[str]) -> str:
         target = native_target()
-        # Tile registers multiply no quantized numbers as bf16.
+        # With tile registers, quantized weights are not multiplied as bf16.
         fast = target.bf16_dot or (target.bf16_tiles and not variant.options)
         if variant.arithmetic[0] == "bf16" and not fast:
             return "f32"
@@ -118,7 +118,7 @@ class Llmc(Engine):
 
 @cache
 def compiler_hash() -> str:
-    """Of the sources that an artifact depends on: one of another compiler must not be measured as this one's."""
+    """Hash of the sources that an artifact depends on: those of another compiler must not be measured as this one's."""
     digest = hashlib.sha256()
     for folder in ("compiler", "models", "quantize", "buckets"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -127,7 +127,7 @@ def compiler_hash() -> str:
 
 
 def _requirements(name: str) -> set[str]:
-    """Distributions that `name` requires without extras, and what those require, as far as they are installed."""
+    """Installed distributions that `name` requires without extras, directly or indirectly."""
     found: set[str] = set()
     todo = [name]
     while todo:

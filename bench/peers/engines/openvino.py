@@ -18,7 +18,7 @@ class OpenVino(Engine):
     name = "openvino"
     variants: ClassVar[tuple[Variant, ...]] = (
         Variant("fp16", "16-bit", ("bf16", "f32"), {"export": ("fp16",)}),
-        # It rounds activations to int8 on some CPUs and multiplies bf16 on others.
+        # OpenVINO rounds activations to int8 on some CPUs and multiplies bf16 on others.
         Variant("int8", "int8", ("int8", "bf16", "f32"), {"export": ("int8",)}),
         Variant("int4", "int4", ("int8", "bf16", "f32"), {"export": ("int4", "--group-size", "64", "--ratio", "1.0")}),
     )

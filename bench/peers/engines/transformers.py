@@ -1,4 +1,4 @@
-"""transformers as it comes, eager."""
+"""transformers with default settings, eager."""
 
 from __future__ import annotations
 

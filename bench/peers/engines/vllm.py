@@ -31,7 +31,7 @@ class Vllm(Engine):
         return Prepared(path, (path / "model.safetensors").stat().st_size)
 
     def worker(self, prepared: Prepared, variant: Variant) -> Command:
-        # In one process the threads that step are those that are timed.
+        # In one process: the threads that step are the ones that are timed.
         variables = self._variables(prepared) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         return self.command(self.environment.python, "vllm_worker.py", prepared, dtype=variant.options["dtype"],
                             environment=variables)  # fmt: skip
@@ -48,7 +48,7 @@ class Vllm(Engine):
         return {
             "VLLM_CPU_OMP_THREADS_BIND": self.cpus,
             "VLLM_CPU_KVCACHE_SPACE": str(-(-cache // (1 << 30))),
-            # What it compiles is kept: only its first start is slower.
+            # Compiled code is cached: only the first start is slower.
             "VLLM_CACHE_ROOT": str(self.workspace.root / "cache" / "vllm"),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",

@@ -1,4 +1,4 @@
-"""llama.cpp through llama_decode, with the batch sizes that its server has by default."""
+"""llama.cpp through llama_decode, with its server's default batch sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LlamaCpp(Model):
             raise RuntimeError(f"llama.cpp does not load {settings['model']}")
         options = llama_cpp.llama_context_default_params()
         options.n_seq_max = settings["max_batch"]
-        # Shared by the sequences: either one long prompt, or all of them decoding.
+        # Sequences share the context: it holds one long prompt, or all sequences while they decode.
         options.n_ctx = max(settings["max_len"], settings["max_batch"] * settings["decode_len"])
         options.kv_unified = True
         options.n_batch, options.n_ubatch = 2048, 512
@@ -58,7 +58,7 @@ class LlamaCpp(Model):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
     def _run(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Decodes rows of (sequence, position, token, with logits); the greedy tokens of those with logits."""
+        """Decodes rows of (sequence, position, token, with logits). Returns greedy tokens of rows with logits."""
         found = []
         for start in range(0, len(rows), self.capacity):
             part = rows[start : start + self.capacity]

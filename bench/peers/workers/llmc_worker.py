@@ -1,4 +1,4 @@
-"""llmc through its engine, as `llmc serve` has it: scheduler, paged KV cache, sampler."""
+"""llmc through the engine that `llmc serve` uses: scheduler, paged KV cache, sampler."""
 
 from __future__ import annotations
 

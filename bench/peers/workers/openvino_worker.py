@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching pipeline: paged attention, the same that its LLMPipeline uses on CPUs."""
+"""OpenVINO GenAI's continuous batching pipeline with paged attention, which its LLMPipeline also uses on CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers as it comes: eager, scaled dot product attention, a cache that grows."""
+"""transformers with default settings: eager, scaled dot product attention, a growing cache."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Transformers(Model):
         return time.perf_counter() - begin, batch * steps
 
     def _next(self, ids: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
-        """(greedy next ids [B, 1], cache)"""
+        """Runs one step; returns (greedy next ids [batch, 1], cache)."""
         out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
 

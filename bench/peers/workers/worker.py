@@ -1,8 +1,8 @@
-"""What every worker is: a process that holds one model and answers requests, one JSON object a line, on stdin.
+"""Base of every worker: a process that holds one model and answers requests on stdin, one JSON object per line.
 
 Runs in the environment of a peer: standard library only, and `from worker import …`, as a script's folder is on its
-path. Settings are the first argument, as JSON: model (path), threads, max_batch, max_len, and what the engine takes.
-Answers go to the stdout the process was started with; what libraries print there goes to stderr.
+path. The first argument is settings as JSON: model (path), threads, max_batch, max_len, and options of the engine.
+Answers go to the original stdout; output of libraries to stdout is sent to stderr.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 FIRST_TOKENS = 16
-"""Prompt of the first token of a fresh process."""
+"""Tokens of the prompt with which a fresh process's start is timed."""
 
 
 def prompt(tokens: int, seed: int) -> list[int]:
-    """Random ids, the same in every engine; beyond those of special tokens and below any vocabulary's end."""
+    """Random ids, the same for every engine; above special tokens and inside every vocabulary."""
     draw = random.Random(seed)
     return [draw.randrange(300, 32000) for _ in range(tokens)]
 
@@ -35,35 +35,35 @@ class Model(ABC):
 
     version: str
     details: Mapping[str, Any] = MappingProxyType({})
-    """What to know of how it runs, as {"kv cache": "u8"}."""
+    """Facts about how it runs, such as {"kv cache": "u8"}."""
 
     @abstractmethod
     def prefill(self, tokens: int, seed: int) -> float:
-        """Time of one prompt to its first token."""
+        """Seconds of one prompt to its first token."""
 
     @abstractmethod
     def decode(self, batch: int, context: int, steps: int, seed: int) -> tuple[float, int]:
-        """(time, tokens) of greedy decode steps of `batch` sequences behind prompts of `context`."""
+        """(seconds, tokens) of greedy decode steps of `batch` sequences behind prompts of `context` tokens."""
 
     def offline(self, requests: int, streams: int, input_len: int, output_len: int, seed: int) -> dict[str, Any]:
-        """Requests with `streams` under way: {"seconds": …, "output_tokens": …}."""
+        """Runs requests, `streams` at a time; returns {"seconds": …, "output_tokens": …}."""
         raise NotImplementedError
 
 
 class StepModel(Model):
-    """A model behind an engine of continuous batching, driven step by step."""
+    """A model behind an engine with continuous batching, driven step by step."""
 
     @abstractmethod
     def add(self, ids: list[int], max_tokens: int) -> int:
-        """Queues a greedy request that ignores the end of sequence; its id."""
+        """Queues a greedy request that ignores the end of sequence; returns its id."""
 
     @abstractmethod
     def step(self) -> dict[int, int]:
-        """One engine step: new tokens by request."""
+        """Runs one engine step; returns numbers of new tokens by request."""
 
     @abstractmethod
     def drop(self, request: int) -> None:
-        """Forgets a request that goes on."""
+        """Cancels a running request."""
 
     def settle(self) -> None:
         """Steps until dropped requests are gone."""
@@ -77,7 +77,7 @@ class StepModel(Model):
         return time.perf_counter() - begin
 
     def decode(self, batch: int, context: int, steps: int, seed: int) -> tuple[float, int]:
-        # The first may be well ahead when the last prompt is through.
+        # The first sequence may be far ahead when the last prompt is done.
         allowed = steps + 3 * batch + 8
         requests = {self.add(prompt(context, seed * 1000 + i), allowed): 0 for i in range(batch)}
 
@@ -116,7 +116,7 @@ class StepModel(Model):
 
 def serve(load: Callable[[dict[str, Any]], Model]) -> None:
     """Loads the model and answers requests until stdin ends."""
-    # It may be stopped when the runner is killed, and would then stay for ever.
+    # A worker that is stopped when the runner is killed would otherwise stay for ever.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)

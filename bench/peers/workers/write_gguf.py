@@ -28,12 +28,12 @@ NAMES = {
     "mlp.gate": "ffn_gate_inp",
 }
 ARCHITECTURES = {"qwen3_moe": "qwen3moe"}
-"""By model type, where the two differ."""
+"""GGUF's names of architectures by model type, where they differ."""
 WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
 def tensors(path: Path) -> dict[str, NDArray[np.uint16]]:
-    """The bf16 tensors of a safetensors file, mapped, as their bits."""
+    """Bits of the bf16 tensors of a safetensors file, memory-mapped."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -49,7 +49,7 @@ def tensors(path: Path) -> dict[str, NDArray[np.uint16]]:
 
 
 def gguf_name(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight → blk.3.ffn_up.weight"""
+    """Name in a GGUF: model.layers.3.mlp.up_proj.weight → blk.3.ffn_up.weight."""
     if name in WHOLE:
         return WHOLE[name]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
@@ -59,7 +59,7 @@ def gguf_name(name: str) -> str:
 
 
 def with_experts_stacked(found: dict[str, NDArray[np.uint16]]) -> Iterator[tuple[str, NDArray[np.uint16]]]:
-    """(name in a GGUF, bits): of the experts of a layer, one matrix behind the other."""
+    """(name in a GGUF, bits) of all tensors; the experts of a layer are stacked into one."""
     stacks: dict[str, list[NDArray[np.uint16]]] = {}
     for name, bits in found.items():
         match = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(.+)_proj\.weight", name)
@@ -72,7 +72,7 @@ def with_experts_stacked(found: dict[str, NDArray[np.uint16]]) -> Iterator[tuple
 
 
 def interleaved(weight: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
-    """Rows of q or k as llama.cpp's `llama` rotates them: pairs side by side, not half a head apart."""
+    """Rows of q or k reordered for llama.cpp's `llama`, which rotates neighbours, not rows half a head apart."""
     shape = weight.shape
     return weight.reshape(heads, 2, shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(shape)
 
@@ -104,7 +104,7 @@ def main() -> None:
     for name, bits in with_experts_stacked(tensors(source / "model.safetensors")):
         if kind == "llama" and re.search(r"attn_[qk]\.weight", name):
             bits = interleaved(bits, heads if "attn_q" in name else kv_heads)
-        # A router is a matrix of floats of 32 bits, as norms and biases are.
+        # A router is a float32 matrix; norms and biases are float32, too.
         if bits.ndim == 1 or "ffn_gate_inp" in name:
             widened = (bits.astype(np.uint32) << 16).view(np.float32)
             writer.add_tensor(name, widened)
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, document: dict[str, Any], config: dict[str, Any]) -> None:
-    """The byte-level BPE of tokenizer.json."""
+    """Adds the byte-level BPE of tokenizer.json."""
     vocabulary = document["model"]["vocab"]
     special = {token["content"] for token in document["added_tokens"]}
     words = sorted(vocabulary, key=vocabulary.__getitem__)
