@@ -1,9 +1,10 @@
 """Tensor parallelism: how a model is divided among ranks that run each step together. Imports neither torch nor tvm.
 
 Each rank has an equal number of attention heads, KV heads and feed-forward elements. These are rows of the linears that
-produce them, and columns of the linears that read them, whose results are partial sums. Of a mixture, each rank has a
-part of every expert, or whole experts (`by_expert`). The output projection is divided by vocabulary rows. The
-embedding, the router and everything as wide as the hidden size is replicated.
+produce them, and columns of the linears that read them, whose results are partial sums. Latent KV vectors, which all
+heads share, are replicated. Of a mixture, each rank has a part of every expert, or whole experts (`by_expert`). The
+output projection is divided by vocabulary rows. The embedding, the router and everything as wide as the hidden size is
+replicated.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Slice:
-    """How a weight is divided: `axis` consists of parts of these sizes, and each rank gets an equal piece of each
-    part."""
+    """Division of a weight: `axis` consists of parts of these sizes, and each rank gets an equal piece of each part."""
 
     axis: int
     parts: tuple[int, ...]
@@ -79,7 +79,7 @@ def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert
 
 
 def _divided_counts(model: ModelConfig, *, by_expert: bool) -> Iterator[tuple[str, int]]:
-    """What each rank has an equal part of."""
+    """(name, count) of everything that each rank has an equal part of."""
     experts = model.experts
     yield "attention heads", model.num_heads
     if model.latent is None:
@@ -143,14 +143,14 @@ class Partition:
         )
 
     def _rank_experts(self, experts: Experts) -> Experts:
-        """What each rank has of a mixture."""
+        """Experts that each rank computes, or its part of every expert."""
         shared = experts.shared_size // self.ranks
         if self.by_expert:
             return replace(experts, held=experts.count // self.ranks, shared_size=shared)
         return replace(experts, intermediate_size=experts.intermediate_size // self.ranks, shared_size=shared)
 
     def slice_of(self, name: str) -> Slice | None:
-        """How a weight is divided; None if every rank has all of it."""
+        """Division of a weight; None if every rank has all of it."""
         model = self.model
         q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         kind, inner = layer_kind(name), model.intermediate_size
@@ -178,7 +178,7 @@ class Partition:
         return by_kind.get(kind)
 
     def _slices_of_latent(self, latent: Latent) -> dict[str, Slice]:
-        """By kind: heads are divided; every rank caches the latent vectors, which all heads share."""
+        """Slices by kind of weight. Heads are divided; every rank caches the latent vectors, which all heads share."""
         heads = self.model.num_heads
         return {
             "attention.q": Slice(0, (heads * latent.query_dim,)),
@@ -188,7 +188,7 @@ class Partition:
         }
 
     def _slices_of_experts(self, experts: Experts) -> dict[str, Slice]:
-        """By kind, of what is in a mixture."""
+        """Slices of a mixture's weights, by kind."""
         count, inner, shared = experts.count, experts.intermediate_size, experts.shared_size
         hidden = self.model.hidden_size
         found = {"mlp.shared.gate_up": Slice(0, (shared, shared)), "mlp.shared.down": Slice(1, (shared,))}
