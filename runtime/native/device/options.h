@@ -1,4 +1,4 @@
-// What a caller gives a device as text, read and checked.
+// Reads and checks the options that a caller gives a device as text.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,17 +11,17 @@ namespace llmc {
 
 using DeviceOptions = std::vector<std::pair<std::string, std::string>>;
 
-// Reads the options of a device one by one. Each call says that there is such an option; Finish refuses all others, and
-// reports the first value that was wrong.
+// Reads the options of a device one by one. Each call declares an option. Finish refuses undeclared ones and reports
+// the first wrong value.
 class OptionReader {
  public:
   OptionReader(const char* kind, const DeviceOptions& options) : kind_(kind), options_(options) {}
 
-  // Each leaves *out as it is where the option was not given.
+  // Each leaves *out unchanged if the option was not given.
   void Number(const char* name, uint32_t most, uint32_t* out);
   void Flag(const char* name, bool* out);  // 0 or 1
   void Text(const char* name, std::string* out);
-  // The place of the value among `choices`.
+  // Stores the index of the value among `choices`.
   void Choice(const char* name, const std::vector<const char*>& choices, uint32_t* out);
   Status Finish() const;
 

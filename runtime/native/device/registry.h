@@ -1,4 +1,4 @@
-// The kinds of devices: each registers once, by a name that artifacts say (FORMAT.md).
+// The kinds of devices. Each registers once under the name that artifacts give (FORMAT.md).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,23 +15,23 @@
 namespace llmc {
 
 struct LoadOptions {
-  uint32_t num_blocks = 0;  // of the KV pool, the dummy block included
-  // Steps will be timed one by one: each runs on all that the device has, whatever other programs do.
+  uint32_t num_blocks = 0;  // of the KV pool, with the dummy block
+  // Steps will be timed one by one: each runs on all resources of the device, even if other programs are busy.
   bool timed = false;
-  // Another one of the same kind, with which it takes turns: it may use the threads of that one. NULL: none.
+  // A device of the same kind with which it takes turns, and whose threads it may use. NULL: none.
   const Device* beside = nullptr;
-  // How this rank works with the others, of an artifact for several. NULL: it is alone.
+  // Communication with the other ranks of an artifact for several. NULL: there are none.
   std::shared_ptr<Collective> collective = nullptr;
 };
 
-// A device as a caller has opened it. Immutable; any thread.
+// A device that a caller has opened. Immutable; any thread may use it.
 class OpenDevice {
  public:
   virtual ~OpenDevice() = default;
-  // Loads an artifact's code and weights: LLMC_ERR_UNSUPPORTED_TARGET for those of other devices.
+  // Loads an artifact's code and weights. Returns LLMC_ERR_UNSUPPORTED_TARGET for artifacts of other devices.
   virtual Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& options,
                       std::unique_ptr<Device>* out) const = 0;
-  // What it is and can do, for people and tools: name and value.
+  // Properties as (name, value), for people and tools.
   virtual std::vector<std::pair<std::string, std::string>> Facts() const = 0;
 };
 
@@ -43,7 +43,8 @@ struct DeviceKind {
 
 // All kinds, in the order in which they registered.
 std::vector<const DeviceKind*> DeviceKinds();
-// `kind` must outlive the process's use of it; one of the same name is replaced. Any thread.
+// Adds a kind, or replaces the one of the same name. `kind` must stay valid as long as it is used. Any thread may call
+// it.
 void RegisterDeviceKind(const DeviceKind* kind);
 Status OpenDeviceOf(const std::string& kind, const DeviceOptions& options, std::unique_ptr<OpenDevice>* out);
 

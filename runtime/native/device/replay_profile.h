@@ -1,4 +1,4 @@
-// What a device tells tools of its replays: sums over all of them, and each command of the last one.
+// ReplayProfile: times of replays for tools: sums over all replays, and each command of the last one.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// Sums over replays. Kernels and barriers are those of thread 0: what is left of total_ns is overhead.
+// Sums over replays. Kernel and barrier times are those of thread 0; the rest of total_ns is overhead.
 struct ReplayStats {
   uint64_t num_replays = 0;
   uint64_t total_ns = 0;
@@ -26,7 +26,7 @@ class ReplayProfile {
   virtual ~ReplayProfile() = default;
   virtual uint32_t num_threads() const = 0;
   virtual const ReplayStats& stats() const = 0;
-  // While on, every thread notes the time of every command. Allocates; throws std::bad_alloc.
+  // While on, every thread records the time of every command. Allocates; throws std::bad_alloc.
   virtual void SetProfiling(bool on) = 0;
   // Commands of the last replay, if it was profiled; else 0.
   virtual uint32_t num_profiled() const = 0;

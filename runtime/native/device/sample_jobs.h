@@ -1,6 +1,6 @@
-// SampleJobs: the tasks of a step as records that kernels read, and what they wrote as outcomes (FORMAT.md, sampling).
-// For every device that draws with the kernels of targets for GPUs. Allocates when it is made, and for rows that are
-// rare: very long histories.
+// SampleJobs: writes a step's sampling tasks as records for kernels, and turns their results into outcomes (FORMAT.md,
+// sampling). For all devices that sample with the kernels of GPU targets. Allocates when it is made, and later only for
+// very long histories.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,31 +11,31 @@
 
 namespace llmc {
 
-// A stage is one kernel, launched in this order where it has work.
+// Each stage is one kernel. Stages are launched in this order if they have work.
 enum class SampleStage : uint32_t { kMask, kEdit, kScan, kSum, kBest, kDraw, kTop, kRank };
 constexpr uint32_t kNumSampleStages = 8;
 
-// What a stage's kernel is given, each a part of one of the three memories of SampleSizes.
+// Operands of the stages' kernels, each a part of one of the three memories of SampleSizes.
 enum class SampleOperand : uint32_t {
   kJobs,
   kNumbers,
   kEdits,
   kChanges,
-  kMasks,              // upload
-  kLogits,                                                // of the step
+  kMasks,  // upload
+  kLogits,  // of the step
   kCopies,
   kPartials,
   kMaxima,
-  kSums,                     // scratch
+  kSums,  // scratch
   kResults,
   kTotals,
-  kCounts                              // result
+  kCounts  // result
 };
 constexpr uint32_t kNumSampleOperands = 13;
-// In the order of the kernel's arguments.
+// Operands of a stage's kernel, in the order of its arguments.
 const std::vector<SampleOperand>& OperandsOf(SampleStage stage);
 
-// Sizes of the memories of a round, and where its parts begin, in bytes; parts begin at multiples of kAlignment.
+// Sizes of a round's memories and offsets of their parts, in bytes. Offsets are multiples of kAlignment.
 struct SampleSizes {
   // block_size, most_candidates: launch facts of the kernels.
   SampleSizes(uint32_t vocab_size, uint32_t max_model_len, uint32_t block_size, uint32_t most_candidates);
@@ -52,18 +52,18 @@ class SampleJobs {
  public:
   SampleJobs(const SampleSizes& sizes, std::vector<int32_t> eos_token_ids);
 
-  // Lists a round of tasks, from `first` on, of as many as there is room for; returns the one behind the last.
+  // Lists a round of tasks from `first` on, as many as there is room for. Returns the index behind the last.
   size_t List(const std::vector<SampleTask>& tasks, size_t first);
-  // To copy to the device: the first bytes of its memory, scalars first. Kernels have work only where groups(stage) > 0.
+  // Bytes to copy to the beginning of the device's upload memory, scalars first. A stage has work only if groups(stage)
+  // > 0.
   const unsigned char* upload() const { return upload_.data(); }
   uint64_t upload_bytes() const { return used_upload_; }
   uint32_t groups(SampleStage stage) const;
-  // What Finish reads of the result: its first bytes, and where there are logprobs those from told_begin on, too.
+  // Bytes of the result that Finish reads: the first drawn_bytes, and with logprobs those from told_begin on.
   uint64_t drawn_bytes() const;
   uint64_t told_begin() const { return sizes_.offset(SampleOperand::kTotals); }
   uint64_t told_bytes() const;
-  // Puts what the kernels wrote into the outcomes of the round's tasks; those that the host has to do are appended to
-  // *host.
+  // Writes the kernels' results to the outcomes of the round's tasks. Appends tasks that are left to the host to *host.
   void Finish(const std::vector<SampleTask>& tasks, const unsigned char* result, std::vector<SampleOutcome>* outcomes,
               std::vector<size_t>* host) const;
 
@@ -78,14 +78,14 @@ class SampleJobs {
     Kind kind;
     int32_t words[16];
     double uniform, top_p;
-    size_t from;  // job that a kTell tells of, as listed
+    size_t from;  // index of the job whose token a kTell reports on
   };
-  // Whether the kernels can do a task at all.
+  // Whether kernels can do the task at all.
   bool Takes(const SampleTask& task) const;
   bool Room(const SampleTask& task) const;
   void ListDraw(const SampleTask& task, size_t index);
   void ListTell(const SampleTask& task, size_t index, size_t from);
-  // Copies of the changes that the sampler makes, by logit.
+  // Lists the sampler's changes of logits, by logit.
   void Modify(const SampleTask& task, Job* job);
   void AddChange(int32_t token, uint32_t kind, float value);
   void StopsEarly(const SampleTask& task);
@@ -97,11 +97,11 @@ class SampleJobs {
   std::vector<unsigned char> upload_;
   uint64_t used_upload_ = 0;
   std::vector<Job> jobs_;
-  std::vector<size_t> place_;  // of a job as listed, where it lies
-  std::vector<size_t> host_;   // tasks of the round that no kernel takes
+  std::vector<size_t> place_;  // [job]: index in the upload
+  std::vector<size_t> host_;  // tasks of the round that are left to the host
   uint32_t num_copies_ = 0, num_edits_ = 0, num_changes_ = 0, num_mask_words_ = 0;
-  uint32_t first_of_[5] = {};  // the first job of each kind, and their number
-  std::vector<int32_t> edit_of_;  // of a token of the row that is being listed; -1: none
+  uint32_t first_of_[5] = {};  // first job of each kind, and the number of jobs
+  std::vector<int32_t> edit_of_;  // [token]: its edit in the row being listed; -1: none
   std::vector<int32_t> edited_, counts_;
   std::vector<Change> changes_;
 };

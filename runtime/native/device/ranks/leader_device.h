@@ -1,5 +1,5 @@
-// LeaderDevice: rank 0 of several. Tells the other ranks what it is asked to do, and does its own part; whoever asks does
-// not know that there are others.
+// LeaderDevice: rank 0 of several. Passes each call to the other ranks and does its own part. Its callers see one
+// device.
 #pragma once
 #include <memory>
 #include <vector>
@@ -12,10 +12,11 @@ namespace llmc {
 
 class LeaderDevice final : public Device {
  public:
-  // own: this rank's part, which uses `clocked`. Returns once every rank has loaded its part; an error once one has failed.
+  // own: device of this rank, which uses `clocked`. Returns once every rank has loaded its part, or an error once one
+  // has failed.
   static Status Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
                        std::shared_ptr<const ClockedCollective> clocked, std::unique_ptr<Device>* out);
-  // The other ranks end.
+  // Ends the other ranks.
   ~LeaderDevice() override;
 
   const ModelShape& model() const override { return own_->model(); }

@@ -1,4 +1,5 @@
-// A device of several ranks: each process opens one of the same kind with the options of ranks beside its own.
+// OpenRanks: a device of several ranks. Each process opens one of the same kind, with options for ranks beside the
+// kind's.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -13,21 +14,22 @@ namespace llmc {
 
 class OpenRanks final : public OpenDevice {
  public:
-  // Whether `options` ask for one.
+  // Whether `options` ask for several ranks.
   static bool Wants(const DeviceOptions& options);
-  // Opens the device of this rank with the options that are left.
+  // Opens the device of this rank; `kind` gets the options that are not about ranks.
   static Status Open(const DeviceKind& kind, const DeviceOptions& options, std::unique_ptr<OpenDevice>* out);
 
-  // Rank 0 that was never loaded ends the others.
+  // Ends the other ranks if this is rank 0 and was never loaded.
   ~OpenRanks() override;
 
-  // Of rank 0, once.
+  // Call on rank 0, once.
   Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& options,
               std::unique_ptr<Device>* out) const override;
   std::vector<std::pair<std::string, std::string>> Facts() const override;
   // An error once a rank has failed.
   Status status() const { return group_->status(); }
-  // Of another rank, once: does what rank 0 says until that ends. An error: this rank or another one has failed.
+  // Call on another rank, once: carries out messages of rank 0 until that ends. Returns an error if any rank has
+  // failed.
   Status Follow(const std::shared_ptr<const Artifact>& artifact) const;
 
  private:

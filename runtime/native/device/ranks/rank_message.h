@@ -1,4 +1,4 @@
-// What rank 0 tells the other ranks to do, as the group carries it.
+// Messages from rank 0 to the other ranks, carried by their group.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,14 +12,14 @@ namespace llmc {
 
 enum class RankOp : uint32_t { kLoad, kStep, kCopyBlock, kReserve, kVisit, kRelease, kRecall, kEnd };
 
-// values: of kLoad num_blocks and whether it is timed, of kCopyBlock from and to, of kVisit and kRelease the graph.
+// values: kLoad: num_blocks and whether steps are timed; kCopyBlock: from and to; kVisit and kRelease: the graph.
 struct RankMessage {
   RankOp op = RankOp::kEnd;
   uint32_t values[2] = {};
-  StepBatch batch{};  // of kStep and kReserve
+  StepBatch batch{};  // kStep and kReserve only
 };
 
-// Of rank 0.
+// Sends messages; on rank 0.
 class RankSpeaker {
  public:
   explicit RankSpeaker(std::shared_ptr<Group> group) : group_(std::move(group)) {}
@@ -31,7 +31,7 @@ class RankSpeaker {
   std::vector<char> text_;  // reused
 };
 
-// Of the others.
+// Receives messages; on the other ranks.
 class RankListener {
  public:
   explicit RankListener(std::shared_ptr<Group> group) : group_(std::move(group)) {}

@@ -1,5 +1,5 @@
-// A device that computes nothing: a replay moves a virtual clock on by what the graph costs under the load it carries.
-// Scheduler, block manager and the choice of graphs above it are those of production.
+// SimulatedDevice: computes nothing. A replay advances a virtual clock by the cost of the graph under its load.
+// Scheduler, block manager and the choice of graphs are those of production.
 #pragma once
 #include <cstdint>
 #include <unordered_map>
@@ -9,8 +9,8 @@
 
 namespace llmc {
 
-// Nanoseconds of a replay: a curve over the token rows it carries, linear between its points, level before the first
-// and on with the last slope behind the last; and a time for each pair of a new token and a token that it sees.
+// Cost of a replay in nanoseconds. A curve over token rows: linear between points, level before the first, and with the
+// last slope behind the last. In addition a time for each pair of a new token and a token that it sees.
 struct ReplayCost {
   std::vector<uint32_t> tokens;  // ascending; one point is a constant
   std::vector<double> ns;
@@ -19,7 +19,7 @@ struct ReplayCost {
   double operator()(uint32_t rows, double pairs) const;
 };
 
-// What a graph takes, and what it would take were it made for exactly the load.
+// Cost of a graph, and its cost if it were made for exactly the load.
 struct SimulatedGraph {
   ReplayCost cost, exact;
 };
@@ -27,16 +27,16 @@ struct SimulatedGraph {
 // Replays of one graph under loads of one size.
 struct SimulatedLoad {
   uint32_t graph = 0, num_seqs = 0;
-  uint32_t length = 0;  // of the longest sequence: new tokens; in decode, tokens of context rounded up to blocks
+  uint32_t length = 0;  // of the longest sequence: new tokens; in decode, context rounded up to blocks
   uint64_t replays = 0, tokens = 0;
-  uint64_t contexts = 0;  // tokens of context of all sequences
+  uint64_t contexts = 0;  // total context of all sequences
   double ns = 0, exact_ns = 0;
-  uint64_t longest = 0;  // sum of the longest sequence of each replay, not rounded
+  uint64_t longest = 0;  // sum over replays of the longest sequence, not rounded
 };
 
 class SimulatedDevice : public Device {
  public:
-  // graphs: one for each of model.graphs. step_ns, token_ns: beside each replay, and for each of its samples.
+  // graphs: parallel to model.graphs. step_ns: added to each replay. token_ns: added for each of its samples.
   SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks, double step_ns,
                   double token_ns);
 
@@ -49,7 +49,7 @@ class SimulatedDevice : public Device {
   double now_ns() const { return now_ns_; }
   void AdvanceTo(double ns) { now_ns_ = ns > now_ns_ ? ns : now_ns_; }
   double busy_ns() const { return busy_ns_; }
-  // By graph, sequences and length.
+  // Sorted by graph, sequences and length.
   std::vector<SimulatedLoad> Loads() const;
 
  private:

@@ -1,6 +1,6 @@
-// DraftModel: a smaller model that guesses the next tokens of sequences, on a device with its own KV pool. It only
-// affects how many guesses are right. Or it is a head: beside each token it reads the hidden state that the model left
-// of the token before, or that the head guessed of it, and what it has of a text may begin anywhere.
+// DraftModel: a smaller model that guesses next tokens, on a device with its own KV pool. Its errors change only how
+// many guesses are right. It may be a head: beside each token it reads a hidden state of the token before, from the
+// model or its own guess. A head's KV cache may begin anywhere in a text.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,8 +16,7 @@ namespace llmc {
 class DraftModel;
 struct Sequence;
 
-// What the draft has of a sequence in its KV cache: tokens [origin, num_known) of its text, then guesses that it went on
-// from.
+// A sequence in the draft's KV cache: tokens [origin, num_known) of its text, then guesses that were read.
 struct DraftState {
   explicit DraftState(DraftModel* of);
   ~DraftState();
@@ -29,38 +28,39 @@ struct DraftState {
   uint32_t origin = 0, num_known = 0;
   std::vector<int32_t> guessed;
   std::vector<uint32_t> blocks;
-  std::vector<float> last;  // of a head: the state that it guessed last
+  std::vector<float> last;  // of a head: hidden state of its last guess
 };
 
 class DraftModel {
  public:
-  // LLMC_ERR_INVALID_ARGUMENT for a model whose tokens are not those of `target`, that writes no text, or that takes
-  // hidden states which the target does not leave.
+  // Returns LLMC_ERR_INVALID_ARGUMENT for a model whose tokens differ from `target`'s, that writes no text, or that
+  // takes hidden states which the target does not give.
   static Status Create(std::unique_ptr<Device> device, const ModelShape& target, std::unique_ptr<DraftModel>* out);
 
-  // Tokens that the text of a sequence may have for its next one to be guessed; 0: it cannot be.
+  // Most tokens that the text of a sequence may have for its next one to be guessed; 0: it cannot be guessed.
   uint32_t Reach(const Sequence& s);
   uint32_t num_blocks() const { return blocks_.num_usable(); }
   uint32_t num_free_blocks() const { return blocks_.num_free(); }
-  // Floats of the hidden states that it takes; 0: none.
+  // Floats of a hidden state that it takes; 0: none.
   uint32_t states_width() const { return model_.takes_states ? static_cast<uint32_t>(model_.states_width) : 0; }
-  // Whether all but the end of its text is in the KV cache, so that guesses come at once.
+  // Whether all but the end of the text is in the KV cache, so that guesses need no further reading.
   bool Knows(const Sequence& s);
-  // Tokens of its text that are not there.
+  // Tokens of the text that are not in the KV cache.
   uint32_t NumUnread(const Sequence& s);
-  // Reads on in its text, as far as one step goes: so many tokens. None where there is no block for them.
+  // Reads on in the text for one step. *tokens: number read; 0 if there is no block for them.
   Status Read(const Sequence& s, uint32_t* tokens);
 
-  // Replays each of its graphs with one made-up token, and calls each kernel for no row: its first guesses find code and
-  // weights in memory. guess_ns: what a guess of one sequence takes then, the quickest of some; 0: no graph holds one.
+  // Replays each graph with one made-up token, and calls each kernel with zero rows, so that first guesses find code
+  // and weights in memory. guess_ns: the shortest of some measured times of a guess; 0: no graph holds one.
   Status Warm(uint64_t* guess_ns);
 
-  // Guesses of one sequence: in, how many are wanted; out, guesses[first, first + depth), fewer where blocks are short.
+  // Guesses of one sequence. depth: the number wanted; then the number made, which is smaller if blocks are short:
+  // guesses[first, first + depth).
   struct Task {
     Sequence* sequence;
     uint32_t depth, first;
   };
-  // For sequences that it knows.
+  // Guesses for sequences that it knows.
   Status Guess(std::vector<Task>* tasks, std::vector<int32_t>* guesses);
 
  private:
@@ -72,7 +72,7 @@ class DraftModel {
     uint32_t start, count;
     bool guess;  // the token before is a guess, too
   };
-  // The most new tokens of its text that a sequence may have for Guess to take them in.
+  // Most unread tokens of a text that Guess reads itself.
   static constexpr uint32_t kMostBehind = 2 * (LLMC_MAX_SPECULATE_TOKENS + 1);
 
   DraftModel(std::unique_ptr<Device> device, uint32_t max_length);
@@ -94,7 +94,7 @@ class DraftModel {
   BlockManager blocks_;
   GraphLadder ladder_;
   Sampler sampler_;
-  std::vector<DraftState*> states_;  // of all sequences that have one
+  std::vector<DraftState*> states_;  // states of all sequences that have one
   uint64_t use_ = 0;
   StepBatch batch_;
   std::vector<Row> rows_;
