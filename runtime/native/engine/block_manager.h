@@ -11,8 +11,8 @@ namespace llmc {
 //
 // A block is in exactly one state: in use (ref > 0) or free (ref = 0, in the free list). Independently it may be
 // cached: then it holds the KV of `block_size` known tokens after a known prefix. Each cached block has an id that is
-// never reused and stores its parent's id, so by induction an id names the content of the whole prefix; a lookup
-// compares tokens and parent id, so a hash collision or a recycled block can never be mistaken for a hit.
+// never reused, and stores its parent's id. By induction an id names the content of the whole prefix. A lookup compares
+// tokens and parent id, so a hash collision or a recycled block can never be mistaken for a hit.
 class BlockManager {
  public:
   static constexpr uint64_t kRoot = 0;  // parent id of a sequence's first block

@@ -18,8 +18,8 @@ struct CpuPlan {
   uint32_t num_threads() const { return quota != 0 && quota < num_cores ? quota : num_cores; }
   // Threads that can run at the same time; a larger team should not spin at barriers.
   uint32_t num_running() const;
-  // With a binding quota pinning does harm: containers of one machine would crowd onto its first CPUs, and the
-  // scheduler could not move a thread off a CPU that another container uses.
+  // With a binding quota pinning does harm: containers of one machine would crowd onto its first CPUs. The scheduler
+  // could not move a thread off a CPU that another container uses.
   bool quota_binds() const { return quota != 0 && quota < cpus.size(); }
 };
 

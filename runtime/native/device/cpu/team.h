@@ -75,8 +75,8 @@ class Team {
   // Threads of the next job, at most num_threads; in an adapting team it changes from job to job. They are those with
   // the lowest numbers.
   uint32_t size() const { return size_.load(std::memory_order_relaxed); }
-  // False if pinning was not requested or would do harm: with a single thread, more threads than CPUs, or a cgroup
-  // quota below the CPUs of the affinity mask.
+  // False if pinning was not requested or would do harm. It does with a single thread, with more threads than CPUs, or
+  // with a cgroup quota below the CPUs of the affinity mask.
   bool pinned() const { return pinned_; }
   // CPUs of its threads: if pinned one each, in thread order, else any of the affinity mask.
   const std::vector<int>& cpus() const { return cpus_; }
