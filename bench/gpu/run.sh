@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks and measures a bundle for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, Python with torch
-# and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it.
+# Checks and measures a bundle for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, Python with
+# torch and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it.
 #
 #   bench/gpu/run.sh qwen.bundle [--shape qwen2.5-0.5b] [--work out/gpu] [--seconds 1]
 #

@@ -36,7 +36,8 @@ uint16_t RoundToF16(float value) {
   return static_cast<uint16_t>(sign | rounded >> 13);
 }
 
-// Rows of `width` floats in tiles: [ceil(rows / tile_rows)][ceil(width / tile_columns)][tile_rows][tile_columns], padding zero.
+// Rows of `width` floats in tiles: [ceil(rows / tile_rows)][ceil(width / tile_columns)][tile_rows][tile_columns],
+// padding zero.
 template <class Item, class Round>
 void PackMatrix(const float* from, uint64_t rows, uint64_t width, uint64_t tile_rows, uint64_t tile_columns,
                 Round round, char* out) {

@@ -22,8 +22,8 @@ Continues Engine::HowContinues(const Sequence& s) {
   return size + 1 < r.max_length ? Continues::kWithToken : Continues::kEnds;
 }
 
-// Not with speculation: guesses are made behind known tokens. Steps that copy blocks, admit, split or fail sequences are
-// planned after the one before has ended; PlanAhead refuses them.
+// Not with speculation: guesses are made behind known tokens. Steps that copy blocks, admit, split or fail sequences
+// are planned after the one before has ended; PlanAhead refuses them.
 bool Engine::PrepareAhead() {
   if (options_.speculate_tokens > 0 || model_.vector_width > 0) return false;
   if (!scheduler_.PlanAhead(&HowContinues, &ahead_.plan)) return false;

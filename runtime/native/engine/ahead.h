@@ -1,5 +1,5 @@
-// EngineStep: state of a step from its plan to its results. Two exist where steps overlap: one is in flight, and the next
-// is prepared behind it.
+// EngineStep: state of a step from its plan to its results. Two exist where steps overlap: one is in flight, and the
+// next is prepared behind it.
 #pragma once
 #include <cstdint>
 #include <vector>

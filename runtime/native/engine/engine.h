@@ -1,6 +1,6 @@
 // Engine: continuous batching over one Device. Calls are safe and quick while another thread is in Step, except
-// CheckIntegrity, the warm-up and changes of graphs, which wait for it. Where steps overlap, a step may be in flight when
-// Step returns: calls that need an idle device end it first.
+// CheckIntegrity, the warm-up and changes of graphs, which wait for it. Where steps overlap, a step may be in flight
+// when Step returns: calls that need an idle device end it first.
 #pragma once
 #include <condition_variable>
 #include <cstdint>

@@ -29,8 +29,8 @@ struct Sequence {
   uint32_t num_prompt = 0;
   std::vector<int32_t> tokens;  // prompt, then output
   bool finished = false;        // its last event was sent
-  // A guided sequence whose next mask is missing: its last token is not computed yet. Or a beam that has to wait for the
-  // other beams before its next token.
+  // A guided sequence whose next mask is missing: its last token is not computed yet. Or a beam that has to wait for
+  // the other beams before its next token.
   bool held = false;
   // Tokens [num_scored, score_end) are still to be scored: their logits are wanted once, even if they are recomputed.
   uint32_t num_scored = 0, score_end = 0;
@@ -150,7 +150,7 @@ class Scheduler {
   // Drops all sequences and blocks, in whatever state it is, and clears the prefix cache. The sequences may be freed
   // already.
   void Clear() noexcept;
-  // The plan's replay succeeded: the KV of its tokens is in the cache. Returns how many of its sequences ended meanwhile.
+  // The plan's replay succeeded: its tokens are in the KV cache. Returns how many of its sequences ended meanwhile.
   uint32_t Commit(const StepPlan& plan);
 
   // Guesses behind the decodes of a step: speculation/guess_rows.cc.

@@ -1,5 +1,5 @@
-// Token masks of one continuation of a guided request, passed from the host to the step that samples with them. There is
-// one for its next token, and one after each guess that the host looked ahead along.
+// Token masks of one continuation of a guided request, passed from the host to the step that samples with them. There
+// is one for its next token, and one after each guess that the host looked ahead along.
 #pragma once
 #include <cstdint>
 #include <vector>

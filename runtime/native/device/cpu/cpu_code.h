@@ -26,7 +26,7 @@ class CpuCode {
   static Status Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* out);
 
   void* function(uint32_t kernel) const { return functions_[kernel]; }
-  // Reads a byte of each page from the first kernel to the last one, so that nobody waits for the file when calling them.
+  // Reads a byte of each page from the first kernel to the last one, so that no call of them waits for the file.
   void Touch() const;
 
  private:

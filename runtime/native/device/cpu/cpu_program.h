@@ -79,7 +79,7 @@ class CpuProgram {
   void TouchArena(uint32_t graph);
   // As TouchArena, for the first bytes.
   void TouchArenaBytes(uint64_t bytes);
-  // Allocates what a first step would wait for: pages of code, inputs and logits. Only for a program that nobody runs yet.
+  // Allocates what a first step would wait for: pages of code, inputs and logits. Only before the program runs.
   void TouchOwn();
   // Copies from a shared arena how much of it was touched.
   void SetTouched(const CpuArena& arena) { arena_.touched_bytes = arena.touched_bytes; }

@@ -1,5 +1,5 @@
-// Location of a device's weights: the mapping of their file or, as far as moved, huge pages of this process. A core's TLB
-// covers these far better. Layout and bytes are the same, and so are results.
+// Location of a device's weights: the mapping of their file or, as far as moved, huge pages of this process. A core's
+// TLB covers these far better. Layout and bytes are the same, and so are results.
 #pragma once
 #include <algorithm>
 #include <cstdint>

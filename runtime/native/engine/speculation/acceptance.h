@@ -20,8 +20,8 @@ struct Evidence {
 
 class Acceptance {
  public:
-  // Probability that the next guess of a sequence is right, from its own evidence. Where that is thin, all guesses after
-  // repetitions of that length count, too.
+  // Probability that the next guess of a sequence is right, from its own evidence. Where that is thin, all guesses
+  // after repetitions of that length count, too.
   double Odds(const Evidence& own, uint32_t match_length) const {
     const Evidence& all = classes_[ClassOf(match_length)];
     const double usual = (all.hits + kBelief * Believed(match_length)) / (all.tries + kBelief);

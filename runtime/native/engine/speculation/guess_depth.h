@@ -1,5 +1,5 @@
-// GuessDepth: number of guesses that a step takes along. Guesses go along only where they are expected to pay. Their net
-// loss stays within a small share of the time that plain steps would take.
+// GuessDepth: number of guesses that a step takes along. Guesses go along only where they are expected to pay. Their
+// net loss stays within a small share of the time that plain steps would take.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -23,8 +23,8 @@ class GuessDepth {
   // Fills in each depth for a decode step of these sequences. contexts: as in StepCosts. room: rows that a graph has
   // beside one per sequence. drafted: a draft makes the guesses, one level at a time for all sequences.
   void Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
-  // The same for the decodes of a mixed step. There a row costs at most the mean time per row of mixed steps, and a token
-  // gained saves its part of a plain step.
+  // The same for the decodes of a mixed step. There a row costs at most the mean time per row of mixed steps, and a
+  // token gained saves its part of a plain step.
   void ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
   // Whether a draft should read `tokens` tokens of a text: expected gain of at least twice the time of reading.
   // odds: as in GuessChoice. most: most guesses per step. left: tokens of the text still to come.

@@ -1,5 +1,5 @@
-// Speculator: takes guesses of next tokens along with the decodes of a step. A token's results have the same bits in any
-// step, so the logits behind a right guess are those that the next step would give.
+// Speculator: takes guesses of next tokens along with the decodes of a step. A token's results have the same bits in
+// any step, so the logits behind a right guess are those that the next step would give.
 #pragma once
 #include <cstdint>
 #include <memory>
