@@ -98,8 +98,11 @@ _TOP_K, _SHARED = ("num_experts_per_tok", "moe_k"), ("n_shared_experts", "moe_nu
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Dimensions of latent attention, in elements: the vector that queries are made from (0 for the token itself), the
-    latent vector, a query's parts without and with positions, and a head's result."""
+    """Dimensions of latent attention, in elements.
+
+    query_rank: vector that queries are projected from; 0: the token itself. rank: latent vector. plain, rotated: parts
+    of a query without and with rotary positions. value: a head's result.
+    """
 
     query_rank: int
     rank: int

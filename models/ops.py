@@ -264,8 +264,10 @@ def _(x: Tensor, index: Tensor) -> Tensor:
 
 @llmc_op("pool_rows")
 def pool_rows(x: Tensor, query_start: Tensor, token_seq: Tensor, index: Tensor, mean: bool) -> Tensor:
-    """For each row in index i32 [S], the last of its sequence: the mean of that sequence's rows of x [T, D], added in
-    order, or its first row. Returns [S, D]. query_start i32 [B+1], token_seq i32 [T]."""
+    """Pools the rows of sequences of x [T, D]: their mean, added in order, or their first row. Returns [S, D].
+
+    index i32 [S]: last row of each sequence. query_start i32 [B+1], token_seq i32 [T].
+    """
     rows = []
     for last in index.tolist():
         first = int(query_start[token_seq[last]])

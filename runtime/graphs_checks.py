@@ -195,8 +195,8 @@ def _check_commands(tables: Tables) -> None:
 
 
 def _check_collective(tables: Tables, graph: Graph, command: Command, collective: CollectiveRecord) -> None:
-    """Checks that its rows are in the arena or the output, that they cover all of the graph's rows, and that a bias is
-    a weight."""
+    """Checks that a collective's rows are in the arena or the output and cover all of the graph's rows, and that a bias
+    is a weight."""
     what = f"graph {graph.name} has an {COLLECTIVES[collective.op]} that"
     rows = (graph.max_tokens, graph.max_samples)[collective.rows]
     whole = rows * collective.width * 4

@@ -41,8 +41,10 @@ class Flag:
 
 
 class ConfigFlags:
-    """Flags of `config`, a dataclass, by its fields: a command takes them as a parameter that is annotated with this
-    (`group.takes_option_groups`), and gets what the config is made with, by field."""
+    """Flags for fields of a config, which is a dataclass.
+
+    A command annotates a parameter with this (`group.takes_option_groups`), and gets a dictionary of values by field.
+    """
 
     def __init__(self, config: type, **flags: Flag) -> None:
         hints, self._flags = typing.get_type_hints(config), {}
@@ -61,16 +63,16 @@ class ConfigFlags:
             self._flags[field_name] = parameter, read
 
     def parameters(self) -> list[Parameter]:
-        """As typer takes them."""
+        """The flags as parameters for typer."""
         return [parameter for parameter, _ in self._flags.values()]
 
     def take(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Takes the flags out of what a command was given. Raises typer.BadParameter."""
+        """Removes the flags from `given`, and returns values by field. Raises typer.BadParameter."""
         return {field: read(given.pop(parameter.name)) for field, (parameter, read) in self._flags.items()}
 
 
 def _as_typed(kind: Any, default: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """The type that a field's is on the command line, its default there, and what makes the field's value of it."""
+    """(type, default, parser) of a field on the command line; the parser gives the field's value."""
     if typing.get_origin(kind) is tuple:
         return list[str], list(default), tuple
     if typing.get_origin(kind) in (typing.Union, types.UnionType) and type(None) in typing.get_args(kind):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-# Characters that could move the cursor, retitle the window, fill the clipboard, forge a line or turn the direction of
-# text: C0 but tab and newline, DEL and C1, line separators, bidirectional controls; and halves of surrogate pairs.
+# Characters that could move the cursor, retitle the window, fill the clipboard, forge a line or reverse text: C0 but
+# tab and newline, DEL and C1, line separators, bidirectional controls. Halves of surrogate pairs cannot be printed.
 _OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"[{_OBEYED}]")
 _UNPRINTABLE = re.compile(f"[{_OBEYED}\ud800-\udfff]")

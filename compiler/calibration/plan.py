@@ -105,8 +105,8 @@ class Plan:
 
 
 def plan_of(config: CalibrationConfig, model: ModelConfig, weights: WeightMap, layout: Layout) -> Plan:
-    """Plans a request. Raises QuantizeError if `config` skips a layer that the model lacks, CompileError for a matrix
-    that the checkpoint does not store in a linear layer's shape."""
+    """Plans a request. Raises QuantizeError if `config` skips a layer that the model lacks. Raises CompileError for a
+    matrix that the checkpoint does not store in a linear layer's shape."""
     head = _EMBEDDING if model.tie_word_embeddings else _HEAD_WEIGHT
     act = [t for t in weights.targets if t.dtype == "act" and (t.name != _EMBEDDING or t.name == head)]
     matrices = [target for target in act if not target.precise]

@@ -1,6 +1,6 @@
 """The IR spec, checked between phases. An error names node, op and argument, and states found and expected values.
 
-After lowering every call is an llmc op with a kernel template or a legalised function of rows; after binding every
+After lowering, every call is an llmc op with a kernel template or a legalised function of rows. After binding, every
 tensor of an llmc op has the dtype of its graph.
 """
 

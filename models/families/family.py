@@ -64,8 +64,11 @@ class Family:
     vectors: Vectors | None = None
 
     def weight_map_of(self, config: ModelConfig, shapes: Mapping[str, Shape]) -> WeightMap:
-        """The map of a checkpoint that has tensors of these shapes: the first one whose names it has all, or whose
-        shapes too, where maps differ in these alone."""
+        """The weight map of a checkpoint with tensors of these shapes.
+
+        Of the maps whose names the checkpoint has, it is the first with the same shapes, else the first. Without such
+        maps it is `weight_map`.
+        """
         maps = [*(other(config) for other in self.other_maps), self.weight_map(config)]
         named = [found for found in maps if all(source.name in shapes for source in found.sources())]
         exact = (

@@ -1,8 +1,8 @@
 """FP8 checkpoints: float8_e4m3fn weights, as DeepSeek and Qwen publish them (`fp8`), or with FBGEMM's scales.
 
-`fp8` with blocks has `weight_scale_inv` [N / rows, K / columns], whose blocks at the edges may be cut; without, one
-`weight_scale_inv` or `weight_scale` a matrix, and `input_scale` where activations are static. `fbgemm_fp8` has
-`weight_scale` [N, 1]. value = number * scale, also where the scale's name says that it is inverse.
+`fp8` with blocks has `weight_scale_inv` [N / rows, K / columns], whose blocks at the edges may be cut. Without blocks
+it has one `weight_scale_inv` or `weight_scale` per matrix, and `input_scale` for static activations. `fbgemm_fp8` has
+`weight_scale` [N, 1]. value = number * scale, even if the scale's name says that it is inverse.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "s
 """Families' names for the longest text in tokens."""
 _PROBE = Probe(batch=2, tokens=3, past=1, padded=True)
 _FAR, _FAR_AT_ONCE, _MOST_AT_ONCE = 8190, 1026, 4098
-"""(cached tokens of the second import of a graph, which reveals sliding windows; tokens of a text without a cache,
-whose mask grows quadratically; most of those)."""
+"""Tokens of the second import of a graph, which reveals sliding windows: tokens in the cache, or of a text without a
+cache, whose mask grows quadratically; and the most tokens of such a text."""
 _OUTPUTS = ("logits", "last_hidden_state", "token_embeddings")
 Kind = Literal["logits", "rows", "labels"]
 

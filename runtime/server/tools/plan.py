@@ -102,8 +102,10 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
 def _with_calls(
     use: ToolUse, guided: Guided | None, parser: type[ToolCallParser], tokenizer: Tokenizer
 ) -> Guided | None:
-    """The constraint of an answer that must call tools, may call them instead of answering in a given form, or may
-    contain calls of strict tools."""
+    """Grammar of an answer with tools; None if it needs none.
+
+    The answer must call tools, may call them in place of a given form, or may contain calls of strict tools.
+    """
     if guided is None and not use.required and not any(tool.strict for tool in use.tools):
         return None
     start = "start: calls" if use.required or guided is not None else "start: free"

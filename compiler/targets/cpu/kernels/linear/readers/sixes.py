@@ -1,8 +1,8 @@
 """Weights of 6-bit numbers: one word per line, and one extra word behind every two lines.
 
 Each half of a line's word has two numbers of 6 bits and the top four bits of the fourth number. The third number and
-the other two bits of the fourth are in the extra word. The line's word has pairs (0, 2) and (1, 3) at bits 0 and 6 of
-16-bit lanes; its second word, which is assembled, has (4, 6) and (5, 7) there.
+the other two bits of the fourth are in the extra word. Pairs lie at bits 0 and 6 of 16-bit lanes. The line's word has
+(0, 2) and (1, 3); its second word, which is assembled, has (4, 6) and (5, 7).
 """
 
 from __future__ import annotations
