@@ -31,9 +31,9 @@ class RouterMetrics:
         self.broken = Counter("llmc_router_broken_streams", "Streams that no replica could end.", registry=new)
         self._waiting = Gauge("llmc_router_waiting_requests", "Requests that wait for a replica.", registry=new)
         labels = ["replica"]
-        self._ready = Gauge("llmc_router_replica_ready", "1: it takes requests.", labels, registry=new)
-        self._active = Gauge("llmc_router_replica_active_requests", "Requests it has.", labels, registry=new)
-        self._lost = Counter("llmc_router_replica_lost", "How often it was lost.", labels, registry=new)
+        self._ready = Gauge("llmc_router_replica_ready", "1 if the replica takes requests.", labels, registry=new)
+        self._active = Gauge("llmc_router_replica_active_requests", "Requests at the replica.", labels, registry=new)
+        self._lost = Counter("llmc_router_replica_lost", "Times that the replica was lost.", labels, registry=new)
         self._counted: dict[str, int] = {}
 
     async def page(self, fleet: Fleet, headers: Headers, timeout_s: float) -> bytes:

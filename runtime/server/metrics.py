@@ -234,11 +234,11 @@ class _EngineCollector(Collector):
                     stats.max_request_tokens,
                 ),
                 ("llmc_threads", "Threads that replay graphs", stats.device.get("threads", 0)),
-                ("llmc_threads_working", "Of them, those that work now", stats.device.get("working_threads", 0)),
+                ("llmc_threads_working", "Threads that work now", stats.device.get("working_threads", 0)),
                 ("llmc_ranks", "Processes that run each step together", stats.device.get("ranks", 1)),
                 (
                     "llmc_ranks_working",
-                    "Of them, those that work: none once one has failed",
+                    "Ranks that work; 0 once one has failed",
                     stats.device.get("working_ranks", 1),
                 ),
                 ("llmc_graphs", "Graphs of the artifact", len(self._probe.graphs)),
@@ -257,7 +257,7 @@ class _EngineCollector(Collector):
         found = self._probe.adapters()
         yield GaugeMetricFamily("llmc_adapters", "LoRA adapters that are loaded", len(found))
         requests = CounterMetricFamily(
-            "llmc_adapter_requests", "Requests of each of them since it was loaded", labels=("adapter",)
+            "llmc_adapter_requests", "Requests of each LoRA adapter since it was loaded", labels=("adapter",)
         )
         for name, count in found.items():
             requests.add_metric((name,), count)
@@ -268,10 +268,14 @@ class _EngineCollector(Collector):
         if memory is None:
             return
         for name, text, value in (
-            ("llmc_request_memory_bytes", "The most that all requests may come to hold", memory.limits.total),
-            ("llmc_request_memory_request_bytes", "The most that one request may", memory.limits.request),
-            ("llmc_request_memory_reserved_bytes", "What requests may come to hold, at worst", memory.reserved),
-            ("llmc_request_memory_peak_bytes", "The most of it since the start", memory.peak),
+            ("llmc_request_memory_bytes", "Limit of the worst-case memory of all requests", memory.limits.total),
+            (
+                "llmc_request_memory_request_bytes",
+                "Limit of the worst-case memory of one request",
+                memory.limits.request,
+            ),
+            ("llmc_request_memory_reserved_bytes", "Memory reserved for waiting and running requests", memory.reserved),
+            ("llmc_request_memory_peak_bytes", "Largest reserve since the start", memory.peak),
         ):
             yield GaugeMetricFamily(name, text, value)
 
@@ -285,24 +289,28 @@ class _EngineCollector(Collector):
                 ("llmc_prefix_cache_query_tokens", "Prompt tokens looked up", stats.prefix_query_tokens),
                 ("llmc_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.prefix_hit_tokens),
                 ("llmc_preemptions", "Sequences that gave up their KV blocks to others", stats.num_preemptions),
-                ("llmc_promotions", "Requests that came to count as the highest priority", stats.num_promotions),
+                ("llmc_promotions", "Requests that got the highest priority after a long wait", stats.num_promotions),
                 (
                     "llmc_thread_cuts",
                     "Times that other programs left the engine fewer threads",
                     cuts,
                 ),
                 ("llmc_scheduled_tokens", "Valid tokens replayed", stats.scheduled_tokens),
-                ("llmc_padding_tokens", "Padding tokens replayed beside them", stats.padded_tokens),
+                ("llmc_padding_tokens", "Padding tokens in replays", stats.padded_tokens),
                 ("llmc_speculative_steps", "Decode steps that checked guesses", stats.num_speculative_steps),
                 ("llmc_drafted_tokens", "Guesses of next tokens that were checked", stats.drafted_tokens),
                 ("llmc_accepted_tokens", "Guesses that were right", stats.accepted_tokens),
                 ("llmc_draft_seconds", "Wall time in which a draft made guesses or read texts", stats.draft_ns / 1e9),
                 ("llmc_ahead_steps", "Steps prepared while the one before ran", stats.num_ahead_steps),
-                ("llmc_thrown_rows", "Tokens that they computed for ended sequences", stats.num_thrown_rows),
+                (
+                    "llmc_thrown_rows",
+                    "Tokens that steps prepared ahead computed for ended sequences",
+                    stats.num_thrown_rows,
+                ),
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
             )
         )
-        steps = CounterMetricFamily("llmc_steps", "Steps by what they carry; mixed: both", labels=("phase",))
+        steps = CounterMetricFamily("llmc_steps", "Steps by phase: prefill, decode or mixed", labels=("phase",))
         steps.add_metric(("prefill",), stats.num_prefill_steps - stats.num_mixed_steps)
         steps.add_metric(("mixed",), stats.num_mixed_steps)
         steps.add_metric(("decode",), stats.num_decode_steps)
@@ -332,7 +340,9 @@ class _EngineCollector(Collector):
         labels = ("phase", "batch", "seq")
         replays = CounterMetricFamily("llmc_bucket_replays", "Replays of a bucket's graph", labels=labels)
         tokens = CounterMetricFamily("llmc_bucket_tokens", "Valid tokens a bucket carried", labels=labels)
-        padding = CounterMetricFamily("llmc_bucket_padding_tokens", "Padding tokens beside them", labels=labels)
+        padding = CounterMetricFamily(
+            "llmc_bucket_padding_tokens", "Padding tokens in a bucket's replays", labels=labels
+        )
         seconds = CounterMetricFamily("llmc_bucket_replay_seconds", "Wall time of a bucket's replays", labels=labels)
         wasted = CounterMetricFamily(
             "llmc_bucket_padding_seconds", "Share of the replay time by padding rows", labels=labels
@@ -352,7 +362,7 @@ class _EngineCollector(Collector):
         )
         shapes = CounterMetricFamily(
             "llmc_bucket_misses_by_shape",
-            f"The same by shape, for the first {MAX_MISS_SHAPES} shapes; blocks are those of the longest sequence",
+            f"Bucket misses by shape, for the first {MAX_MISS_SHAPES} shapes; blocks are those of the longest sequence",
             labels=("phase", "sequences", "tokens", "blocks"),
         )
         counts: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -369,7 +379,7 @@ def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
     """Collective operations of the ranks, by operation."""
     count = CounterMetricFamily("llmc_collectives", "Results that ranks have joined", labels=("op",))
     seconds = CounterMetricFamily(
-        "llmc_collective_seconds", "Time that rank 0 was in them, its wait for the others included", labels=("op",)
+        "llmc_collective_seconds", "Time of rank 0 in collectives, with its wait for the others", labels=("op",)
     )
     for op in ("all_reduce", "all_gather"):
         count.add_metric((op,), device.get(f"{op}s", 0))
