@@ -141,7 +141,7 @@ Status Room::Report(const std::string& path, uint32_t rank, const std::string& w
   LLMC_RETURN_IF_ERROR(mapping->Check(path));
   const uint32_t num_ranks = reinterpret_cast<const Header*>(mapping->data)->num_ranks;
   if (rank >= num_ranks) return WrongRoom("There is no rank " + std::to_string(rank) + " in this room.");
-  // A visitor is no member: its destructor must not leave.
+  // A visitor is not a member, so its destructor must not leave.
   Room visitor(std::move(mapping), num_ranks, num_ranks);
   visitor.Fail(rank, why);
   return Status::Ok();

@@ -38,7 +38,7 @@ class Artifact;
 class CommandRunner;
 class ReplayProfile;
 
-// Graphs that are being added to a device: the slow part is done beside steps of the graphs it has.
+// Graphs that a device is about to take over. The slow part runs beside steps.
 class NewGraphs {
  public:
   virtual ~NewGraphs() = default;
@@ -52,14 +52,14 @@ class Device {
   virtual const ModelShape& model() const = 0;
   // KV blocks of the pool, with the dummy block 0.
   virtual uint32_t num_blocks() const = 0;
-  // Begins to add the graphs that `artifact` has behind those of this device, which must be equal. Call this and Adopt
-  // between two steps; both are quick. Prepare comes in between. One at a time.
+  // Takes over the graphs that `artifact` has beyond those of this device, which must be equal, in three parts.
+  // NewGraphsOf and Adopt are quick and run between two steps; Prepare runs in between. One at a time.
   virtual Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
     static_cast<void>(artifact), static_cast<void>(out);
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no graphs once it was made.");
   }
-  // Appends the graphs to model(). An exception leaves all unchanged. `graphs` then owns what they replaced: destroy it
-  // beside steps, since that takes time.
+  // Adds the graphs to model(). On an exception nothing has changed. `graphs` takes what they replace: destroy it
+  // beside steps, since freeing takes time.
   virtual void Adopt(NewGraphs* graphs) { static_cast<void>(graphs); }
   // Does all three between two steps. An error leaves all unchanged.
   Status AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
@@ -85,8 +85,8 @@ class Device {
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
   // Waits for the step. *logits points to num_samples × output_width floats, valid until the next Enqueue.
   virtual Status Wait(Fence fence, const float** logits) = 0;
-  // Hidden states of a step's rows in host memory, float32 [num_tokens][states_width]. A model that takes states reads
-  // them at the next Enqueue; one that gives states has written them when the step was waited for. nullptr: none.
+  // Hidden states of a step's rows, float32 [num_tokens][states_width], in host memory. A model that takes states reads
+  // them at the next Enqueue. A finished step of a model that gives states leaves them here. nullptr: none.
   virtual float* states() { return nullptr; }
   // Whether Sample draws on the device. Else the host draws from the rows that Wait gives.
   virtual bool samples() const { return false; }
@@ -127,7 +127,7 @@ class Device {
   virtual void Reserve(const StepBatch& batch) { static_cast<void>(batch); }
   // Replays a graph with zero rows: fetches code and commands, computes nothing.
   virtual void Visit(uint32_t graph) { static_cast<void>(graph); }
-  // Call between two steps. Frees the memory that only this graph uses; if the graph runs again, it is allocated again.
+  // Call between two steps. Frees the memory that only this graph uses; running the graph again allocates it anew.
   virtual void Release(uint32_t graph) { static_cast<void>(graph); }
   // Lets the next step run on all resources of the device, so that its time is that of a quiet machine.
   virtual void Recall() {}

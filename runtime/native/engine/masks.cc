@@ -8,7 +8,7 @@
 
 namespace llmc {
 
-// Sends the events that ask for them. mutex_ is held.
+// Asks the host for the first masks of a request. mutex_ is held.
 void Engine::AskForFirstMasks(Request* r) {
   for (uint32_t i = 0; i < r->params.n; ++i) {
     events_.push_back(MakeEvent(*r->sequences[0], i, LLMC_EVENT_NEEDS_MASK));
@@ -21,7 +21,7 @@ void Engine::AskForFirstMasks(Request* r) {
 void Engine::CountAsked() {
   const auto turn = [](Request* r) { return std::tuple(r->sequences[0]->priority, r->id, r); };
   for (Request* r : started_) {
-    // Its prompt was computed before its turn to be asked for came.
+    // The prompt was computed before the host was asked for its masks.
     if (unasked_.erase(turn(r)) > 0 && !r->ended) AskForFirstMasks(r);
   }
   for (std::vector<Request*>* gone : {&started_, &ended_}) {

@@ -16,7 +16,7 @@
 
 namespace llmc {
 
-// Working memory of graphs, sized for the largest of an artifact.
+// Working memory of graphs, without state; sized for the largest graph of an artifact.
 struct CuWork {
   CuBuffer arena, step, logits;
   uint64_t arena_bytes = 0, step_bytes = 0, logit_bytes = 0;

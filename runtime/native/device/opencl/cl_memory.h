@@ -45,7 +45,7 @@ struct ClPlace {
   cl_int at;
 };
 
-// Working memory of graphs, sized for the largest of an artifact.
+// Working memory of graphs, without state; sized for the largest graph of an artifact.
 struct ClWork {
   ClBuffer arena, step, logits;
   uint64_t arena_bytes = 0, step_bytes = 0, logit_bytes = 0;

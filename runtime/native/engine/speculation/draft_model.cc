@@ -84,7 +84,7 @@ DraftState* DraftModel::StateOf(const Sequence& s) {
   return state;
 }
 
-// A head begins anew if the states it would go on with are lost, and when its text is full.
+// A head starts anew if the states that it would continue from are gone, and when its text is full.
 void DraftModel::Begin(const Sequence& s, DraftState* state) const {
   const HiddenStates& states = s.lookahead->states;
   const uint32_t size = static_cast<uint32_t>(s.tokens.size());

@@ -45,9 +45,10 @@ class DraftModel {
   uint32_t states_width() const { return model_.takes_states ? static_cast<uint32_t>(model_.states_width) : 0; }
   // Whether all but the end of the text is in the KV cache, so that guesses need no further reading.
   bool Knows(const Sequence& s);
-  // Tokens of the text that are not in the KV cache.
+  // Tokens of the sequence's text that the draft has not computed.
   uint32_t NumUnread(const Sequence& s);
-  // Reads on in the text for one step. *tokens: number read; 0 if there is no block for them.
+  // Computes the next tokens of the sequence's text, as far as one step goes. *tokens: their number; 0 if no block is
+  // free.
   Status Read(const Sequence& s, uint32_t* tokens);
 
   // Replays each graph with one made-up token, and calls each kernel with zero rows, so that first guesses find code

@@ -71,7 +71,7 @@ bool StepCosts::Seen(const Load& load) const {
                      [this](const Point& point) { return Fresh(point.step, kPointSteps); });
 }
 
-// The load nearest in sequences of which extra rows were measured; its own if there is none.
+// The load with the nearest number of sequences for which extra rows were measured; else the load of seqs.
 const StepCosts::Load& StepCosts::Nearest(uint32_t seqs) const {
   const uint32_t own = LoadOf(seqs);
   for (uint32_t distance = 0; distance < kLoads; ++distance) {
