@@ -17,8 +17,8 @@ MAX_DOCUMENTS = 1024
 
 
 class VectorFields(ApiModel):
-    """truncate_prompt_tokens: a text loses what it has more, at its end, -1: what does not fit. priority: lower runs
-    first."""
+    """truncate_prompt_tokens: the most tokens of a text, which is cut at its end; -1: as many as fit. priority: lower
+    runs first."""
 
     model: str | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=_INT32)
@@ -37,7 +37,7 @@ class InputFields(VectorFields):
 
 
 class EmbeddingRequest(InputFields):
-    """dimensions: so many numbers of a vector, the first."""
+    """dimensions: how many leading numbers of each vector to return."""
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, lt=_INT32)
@@ -62,8 +62,8 @@ Texts = Annotated[Any, shaped(one_of("give a string, or a list of them", text_or
 
 
 class RerankRequest(VectorFields):
-    """documents are sorted by how well they answer the query. top_n: only so many, the best. instruction: what the
-    model is told to look for, where it takes that."""
+    """documents are sorted by how well they answer the query. top_n: how many of the best to return. instruction:
+    what the model is told to look for, where it takes that."""
 
     query: Text
     documents: Documents
