@@ -287,6 +287,6 @@ def _row(cost: ReplayCost) -> dict[str, Any]:
 def _cost(row: Any, keys: tuple[str, ...]) -> ReplayCost:
     total = isinstance(row, dict) and row.get(TOTAL) is True
     if not isinstance(row, dict) or set(row) != {*keys, *([TOTAL] if total else [])}:
-        raise CostTableError(f"{shown(row)} is no cost: give exactly {', '.join(keys)}")
+        raise CostTableError(f"{shown(row)} is not a cost: give exactly {', '.join(keys)}")
     bucket = Bucket(row["phase"], row["batch"], row["seq"], total)
     return ReplayCost(bucket, *(row[name] for name in keys[len(_BUCKET_KEYS) :]))

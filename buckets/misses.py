@@ -116,7 +116,7 @@ def merge_misses(misses: Iterable[Miss]) -> list[Miss]:
 
 def _parse(row: Any, where: str) -> Miss:
     if not isinstance(row, dict) or row.keys() != set(_FIELDS):
-        raise BucketError(f"{where}: {str(row)[:60]!r} is no miss: give exactly {', '.join(_FIELDS)}")
+        raise BucketError(f"{where}: {str(row)[:60]!r} is not a miss: give exactly {', '.join(_FIELDS)}")
     try:
         bucket = row["bucket"]
         if bucket is not None and not isinstance(bucket, str):

@@ -68,7 +68,7 @@ def read_bucket_use(path: Path) -> list[BucketUse]:
             bucket = _bucket(labels)
             found.setdefault(bucket, {})[_FIELDS[name]] = value
     if not found:
-        raise BucketError(f"{path} tells of no bucket: save /metrics of llmc serve, or give a trace")
+        raise BucketError(f"{path} has no bucket counters: save /metrics of llmc serve, or give a trace")
     return [BucketUse(bucket, **found[bucket]) for bucket in sorted(found)]
 
 
@@ -102,7 +102,9 @@ def _samples(path: Path) -> Iterable[tuple[str, dict[str, str], float]]:
                     raise BucketError(f"it is {shown(match[3])}")
                 yield match[1], dict(_LABEL.findall(match[2])), value
         except (BucketError, ValueError) as error:
-            raise BucketError(f"{path}:{number}: {line[:60]!r} is no sample of a bucket: {str(error)[:200]}") from None
+            raise BucketError(
+                f"{path}:{number}: {line[:60]!r} is not a sample of a bucket: {str(error)[:200]}"
+            ) from None
 
 
 def _number(labels: dict[str, str], name: str) -> int:

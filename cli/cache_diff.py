@@ -25,7 +25,9 @@ def compare(a: str, b: str, cache: GraphCache) -> dict[str, Any]:
         return {"a": a, "b": b, "kind": "artifacts", **_of_artifacts(old, new)}
     if any(are_artifacts):
         other = b if are_artifacts[0] else a
-        raise CacheError(f"{other} is no artifact (manifest.json), the other one is: give two artifacts or two keys")
+        raise CacheError(
+            f"{other} is not an artifact (manifest.json), the other one is: give two artifacts or two keys"
+        )
     entries = []
     for side in (a, b):
         entry = cache.entry(cache.resolve(side))

@@ -104,7 +104,7 @@ def _tokens(artifact: Path, prompt: str | None, ids: str | None) -> list[int]:
         try:
             return [int(part) for part in ids.split(",")]
         except ValueError:
-            raise typer.BadParameter(f"--ids {ids!r} is no list of token ids: write them as in 1,15,20") from None
+            raise typer.BadParameter(f"--ids {ids!r} is not a list of token ids: write them as in 1,15,20") from None
     from llmc.runtime.text.tokenizer import artifact_tokenizer
 
     tokenizer = artifact_tokenizer(artifact)

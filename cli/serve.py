@@ -183,7 +183,7 @@ def check_words(given: Mapping[str, Any]) -> None:
         raise typer.BadParameter(f"--generation-config {given['generation_config']!r} is unknown: use auto or none")
     otlp = given["otlp_endpoint"]
     if otlp is not None and not otlp.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"--otlp-endpoint {otlp!r} is no URL: use OTLP over HTTP, http://HOST:4318")
+        raise typer.BadParameter(f"--otlp-endpoint {otlp!r} is not a URL: use OTLP over HTTP, http://HOST:4318")
     level = given["uvicorn_log_level"]
     if level not in LOG_LEVELS:
         raise typer.BadParameter(f"--uvicorn-log-level {level!r} is unknown: use one of {', '.join(LOG_LEVELS)}")

@@ -140,7 +140,7 @@ def _check_architecture(bundle: Bundle, model: Path, config: ModelConfig) -> Non
     differ = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if differ:
         facts = "; ".join(f"{n} {_short(found.get(n))} where it has {_short(wanted.get(n))}" for n in differ[:4])
-        raise BundleError(f"{model} is no model of the architecture of {bundle.path}: {facts}")
+        raise BundleError(f"{model} is not a model of the architecture of {bundle.path}: {facts}")
 
 
 def _check_weights(bundle: Bundle, variant: Variant, shapes: Mapping[str, tuple[int, ...]]) -> None:

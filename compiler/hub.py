@@ -116,7 +116,7 @@ def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
     except FileNotFoundError:
         return (_WEIGHTS,)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise HubError(f"{_INDEX} of {model} is no index of tensors: choose another revision") from None
+        raise HubError(f"{_INDEX} of {model} is not an index of tensors: choose another revision") from None
     for name in names:
         if (
             not isinstance(name, str)
@@ -125,7 +125,7 @@ def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
             or set(name) & set("*?[")
         ):
             raise HubError(
-                f"{_INDEX} of {model} names {name!r}, which is no safetensors file: choose another repository"
+                f"{_INDEX} of {model} names {name!r}, which is not a safetensors file: choose another repository"
             )
     return tuple(names)
 
@@ -172,7 +172,7 @@ def _not_cached(model: HubId, cause: BaseException | None) -> HubError:
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     if constants.HF_HUB_OFFLINE or isinstance(cause, errors.OfflineModeIsEnabled):
         return HubError(
-            f"{model} is not whole in {cache}, and HF_HUB_OFFLINE forbids to download it: unset HF_HUB_OFFLINE once"
+            f"{model} is not whole in {cache}, and HF_HUB_OFFLINE forbids downloading it: unset HF_HUB_OFFLINE once"
         )
     if isinstance(cause, errors.HfHubHTTPError):
         return _refused(model, cause)

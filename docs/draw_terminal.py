@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("artifact", type=Path, help="Of examples/tiny-english.")
     artifact: Path = parser.parse_args().artifact
     if not (artifact / "manifest.json").is_file():
-        raise SystemExit(f"{artifact} is no artifact: llmc compile examples/tiny-english -o {artifact}")
+        raise SystemExit(f"{artifact} is not an artifact: llmc compile examples/tiny-english -o {artifact}")
     with tempfile.TemporaryDirectory() as folder:
         told = record(artifact, Path(folder))
     if not told[-1] or not told[-2] or not told[-2][0].endswith(" 1.0"):

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class JsonError(ValueError):
-    """The text is no JSON, or JSON that no file of llmc contains; the message is part of a sentence."""
+    """The text is not JSON, or JSON that no file of llmc contains; the message is part of a sentence."""
 
 
 def open_regular(path: Path) -> io.BufferedReader:
@@ -91,7 +91,7 @@ def _check(path: Path, info: os.stat_result) -> None:
 
 
 def _constant(text: str) -> NoReturn:
-    raise JsonError(f"{text} is no JSON number")
+    raise JsonError(f"{text} is not a JSON number")
 
 
 def _infinite(text: str) -> float:

@@ -48,7 +48,7 @@ def checked_frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
     if not finite:
         raise ModelError(
             f"config.json: rope_theta {rope.theta} with rope scaling {rope.scaling} gives angles that "
-            f"are no finite numbers; mend its rope fields"
+            "are not finite; correct its rope fields"
         )
     return inv_freq, factor
 

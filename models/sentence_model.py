@@ -49,7 +49,7 @@ def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
         return None
     modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{file} is no list of modules; download it again")
+        raise ModelError(f"{file} is not a list of modules; download it again")
     pooling: Pooling | None = None
     normalised, dense, columns = False, list[Dense](), hidden_size
     for module in modules:

@@ -114,7 +114,7 @@ class WeightMap:
 
         config_name: the file that implies the shapes. called: maps our tensor names to the files'.
         """
-        again = f"mend {config_name} or download the checkpoint again"
+        again = f"correct {config_name} or download the checkpoint again"
         sources = {source.name: source for source in self.sources()}
         for source in sources.values():
             found = shapes.get(source.name)

@@ -74,7 +74,7 @@ def kv_scales_of(content: Any, origin: str, num_layers: int, model_type: str | N
 
 def _table(value: Any, origin: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise QuantizeError(f"{origin} is {shown(value)}, which is no object; write the file again")
+        raise QuantizeError(f"{origin} is {shown(value)}, which is not an object; write the file again")
     return value
 
 

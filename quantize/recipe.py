@@ -97,7 +97,7 @@ class Recipe:
             if wanted not in names and wanted not in kinds.values():
                 known = ", ".join(dict.fromkeys(kinds.values()))
                 raise QuantizeError(
-                    f"--skip {wanted!r} is no linear layer of this model; use a kind ({known}) or the name of a "
+                    f"--skip {wanted!r} is not a linear layer of this model; use a kind ({known}) or the name of a "
                     f"weight, like {names[0]}"
                 )
         return cls(

@@ -63,7 +63,7 @@ def check_tables(tables: Tables) -> None:
 def _check_code(files: Sequence[CodeRecord]) -> None:
     for i, file in enumerate(files):
         is_name = _CODE_NAME.fullmatch(file.name) is not None
-        need(is_name, f"code file {i} is called {file.name!r}, which is no file name")
+        need(is_name, f"code file {i} is called {file.name!r}, which is not a file name")
     within = 1 <= len(files) <= MAX_CODE_FILES
     need(within, f"graphs.bin names {len(files)} code files, outside 1 to {MAX_CODE_FILES}")
 

@@ -66,7 +66,7 @@ def test_pipes_elsewhere(tmp_path: Path) -> None:
         read_config(tmp_path)
     with pytest.raises(BenchError, match="it is a pipe"):
         read_dataset(str(tmp_path / "set.jsonl"))
-    with pytest.raises(BucketError, match="is no regular file"):
+    with pytest.raises(BucketError, match="is not a regular file"):
         prepare_record(tmp_path / "x")
 
 

@@ -29,8 +29,8 @@ def parse_miss_policy(policy: str, model: Path, ready_after: str = "all") -> Mis
     is_model = hub_id(model) is not None or is_model_here(model)
     if found == "error" and is_model and not (model / "graphs.bin").is_file():
         raise typer.BadParameter(
-            f"--miss-policy error compiles nothing and {model} is no artifact: compile it first, llmc compile {model} "
-            "-o OUT"
+            f"--miss-policy error compiles nothing and {model} is not an artifact: compile it first, llmc compile "
+            f"{model} -o OUT"
         )
     if found == "error" and ready_after != "all":
         raise typer.BadParameter(

@@ -21,7 +21,7 @@ DRAFT_HELP = "Artifact of a smaller model with the same tokenizer that guesses n
 def check_speculation(text: str | None, draft: Path | None) -> Speculation:
     """Raises BadParameter for values that no engine supports."""
     if draft is not None and not (draft / "graphs.bin").is_file():
-        raise typer.BadParameter(f"--draft {draft} is no artifact: compile it first, llmc compile {draft} -o OUT")
+        raise typer.BadParameter(f"--draft {draft} is not an artifact: compile it first, llmc compile {draft} -o OUT")
     try:
         return parse_speculation(text, draft, "--speculate")
     except RequestError as error:

@@ -95,10 +95,10 @@ class Plan:
         size = layout.wanted.format.group_size
         said = []
         if whole:
-            said.append(f"{whole} layers have rows that are no whole groups of {size}: each row is one group there")
+            said.append(f"{whole} layers have rows that are not whole groups of {size}: each row is one group there")
         if self.unfit:
             said.append(
-                f"{self.unfit} layers have rows that are no whole groups of {size}: they stay as they are, for "
+                f"{self.unfit} layers have rows that are not whole groups of {size}: they stay as they are, for "
                 f"{layout.name} has no such groups"
             )
         return tuple(said)

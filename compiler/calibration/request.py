@@ -66,7 +66,7 @@ class CalibrationConfig:
 
     def _check_target(self, target: float) -> None:
         if not 0 < target < math.inf:
-            raise CompileError(f"--target-kl {target} is no divergence; give a number above 0, like 0.01")
+            raise CompileError(f"--target-kl {target} is not a divergence; give a number above 0, like 0.01")
         if self.method not in ("rtn", "gptq") or self.layout != "compressed-tensors":
             raise CompileError(
                 "--target-kl goes with --method rtn or gptq and --format compressed-tensors; leave the others out"

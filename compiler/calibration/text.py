@@ -30,7 +30,7 @@ def calibration_windows(files: ModelFiles, text: str, samples: int, length: int,
             tokenizer = Tokenizer.from_buffer(file.read())
         except Exception as error:  # the library raises bare Exception
             why = " ".join(str(error).split())[:200]
-            raise ModelError(f"{files.place('tokenizer.json')} is no tokenizer ({why}); download it again") from None
+            raise ModelError(f"{files.place('tokenizer.json')} is not a tokenizer ({why}); download it again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     first = tokenizer.encode("").ids

@@ -58,14 +58,14 @@ def verify_lowered(lowered: Lowered) -> None:
                 continue
             name = binding.var.name
             if not isinstance(value, relax.Call):
-                raise CompileError(f"{name} is a {type(value).__name__}, which is no op")
+                raise CompileError(f"{name} is a {type(value).__name__}, which is not an op")
             callee = value.args[0]
             if value.op == tvm.ir.Op.get("relax.call_tir"):
                 if PROGRAM not in (lowered.module[callee].attrs or {}):
-                    raise CompileError(f"{name} calls {callee.name_hint}, which is no function of rows")
+                    raise CompileError(f"{name} calls {callee.name_hint}, which is not a function of rows")
                 continue
             if value.op != tvm.ir.Op.get("relax.call_dps_packed"):
                 raise CompileError(f"{name} is a call of {value.op}, which was not legalised")
             number = str(callee.global_symbol).removeprefix(SITE_PREFIX)
             if not number.isdigit() or int(number) >= len(lowered.sites):
-                raise CompileError(f"{name} calls {callee.global_symbol}, which is no site of this model")
+                raise CompileError(f"{name} calls {callee.global_symbol}, which is not a site of this model")

@@ -187,17 +187,17 @@ def copied_files(files: ModelFiles, tokenizer: str) -> list[str]:
 
 
 def _check_tokenizer(files: ModelFiles, names: Sequence[str]) -> None:
-    meant = "mend it, or compile with --no-tokenizer an artifact that takes token ids alone"
+    meant = "correct it, or compile with --no-tokenizer an artifact that takes token ids alone"
     place = files.place(_TOKENIZER)
     if _TOKENIZER not in names:
-        raise CompileError(f"{place} is missing: {meant.replace('mend', 'add')}")
+        raise CompileError(f"{place} is missing: {meant.replace('correct', 'add')}")
     from tokenizers import Tokenizer
 
     content = _content(files, _TOKENIZER)
     try:
         Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
-        raise CompileError(f"{place} is no tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
+        raise CompileError(f"{place} is not a tokenizer ({' '.join(str(error).split())[:200]}): {meant}") from None
     for name in names:
         if name.endswith(".json") and name != _TOKENIZER:
             try:

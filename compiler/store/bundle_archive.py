@@ -36,7 +36,7 @@ class Archive:
             raise ArchiveError(f"it has {len(self.names)} members, more than {MAX_MEMBERS}")
         for info in file.infolist():
             if stat.S_ISLNK(info.external_attr >> 16) or info.is_dir():
-                raise ArchiveError(f"its member {info.filename[:80]!a} is no file")
+                raise ArchiveError(f"its member {info.filename[:80]!a} is not a file")
             # Other compression methods may use unbounded memory.
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ArchiveError(f"its member {info.filename[:80]!a} is packed by method {info.compress_type}")

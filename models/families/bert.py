@@ -87,7 +87,7 @@ def read_roberta_config(fields: Fields, generation: Fields) -> ModelConfig:
     padding = fields.integer("pad_token_id", _PADDING, minimum=0)
     if padding != _PADDING:
         raise ModelError(
-            f"{fields.origin}: pad_token_id is {padding}; RoBERTa models with another than 1 are not known"
+            f"{fields.origin}: pad_token_id is {padding}; llmc reads RoBERTa models only with pad_token_id 1"
         )
     rows = fields.integer("max_position_embeddings", 512, minimum=_PADDING + 2)
     return _read(fields, generation, rows - _PADDING - 1)

@@ -53,7 +53,7 @@ def _kv_layers(fields: Fields, windows: tuple[int, ...]) -> tuple[int, ...]:
         kind = "sliding_attention" if max(missing) else "full_attention"
         raise ModelError(
             f"{fields.origin}: num_kv_shared_layers is {len(windows) - first}, but no layer of {kind} is before those; "
-            "mend it"
+            "correct it"
         )
     return tuple(i if i < first else sources[window] for i, window in enumerate(windows))
 
@@ -67,7 +67,8 @@ def _cutoffs(fields: Fields) -> tuple[float | None, ...]:
     known = all(isinstance(part, (int, float)) and not isinstance(part, bool) and 0 <= part < 1 for part in parts)
     if len(parts) != count or not known:
         raise ModelError(
-            f"{fields.origin}: activation_sparsity_pattern is no list of {count} numbers from 0 to below 1; mend it"
+            f"{fields.origin}: activation_sparsity_pattern is not a list of {count} numbers from 0 to below 1; "
+            "correct it"
         )
     return tuple(NormalDist().inv_cdf(part) if part else None for part in parts)
 

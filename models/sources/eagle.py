@@ -63,7 +63,7 @@ class EagleSource(ModelSource):
         own = family.read_config(fields, Fields({}, fields.origin))
         if model.pooled is not None or model.head_bias or model.normed_head or model.typed_inputs:
             raise ModelError(
-                f"{self._model.path} is no model that an EAGLE head guesses for: such a model writes text, and its "
+                f"{self._model.path} is not a model that an EAGLE head guesses for: such a model writes text, and its "
                 "logits are a product with one matrix; leave out --eagle"
             )
         for name in ("hidden_size", "vocab_size"):

@@ -190,5 +190,5 @@ def _id(token: Any, origin: object) -> int:
     """A valid token id. Raises ModelError otherwise."""
     number = int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 9 else token
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 21:
-        raise ModelError(f"{origin}: {brief(token)} is no token id; download it again")
+        raise ModelError(f"{origin}: {brief(token)} is not a token id; download it again")
     return number

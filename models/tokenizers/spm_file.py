@@ -35,7 +35,7 @@ def read_spm(data: bytes, origin: str) -> SentencePieceModel:
     try:
         return _read(data, origin)
     except (_Broken, UnicodeDecodeError) as error:
-        raise ModelError(f"{origin} is no SentencePiece model ({error}); download it again") from None
+        raise ModelError(f"{origin} is not a SentencePiece model ({error}); download it again") from None
 
 
 def _read(data: bytes, origin: str) -> SentencePieceModel:
@@ -56,7 +56,7 @@ def _read(data: bytes, origin: str) -> SentencePieceModel:
         raise _Broken(f"it has {len(texts)} pieces")
     odd = next((kind for kind in kinds if kind not in range(NORMAL, BYTE + 1)), None)
     if odd is not None or not all(isinstance(score, float) for score in scores):
-        raise _Broken(f"a piece is of type {odd}" if odd is not None else "a score is no number")
+        raise _Broken(f"a piece is of type {odd}" if odd is not None else "a score is not a number")
     kind = trainer.get(3, _UNIGRAM)
     for is_so, what in (
         (kind not in (_UNIGRAM, _BPE), f"made of {_KINDS.get(kind, kind)}"),

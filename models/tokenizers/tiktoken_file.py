@@ -63,14 +63,14 @@ def read_ranks(data: bytes, origin: str) -> list[bytes]:
             token, rank = line.split()
             found[int(rank)] = base64.b64decode(token, validate=True)
         except (ValueError, binascii.Error):
-            raise ModelError(f"{origin}: line {number} is no token with its rank; download it again") from None
+            raise ModelError(f"{origin}: line {number} is not a token with its rank; download it again") from None
         if len(found[int(rank)]) > _MAX_TOKEN_BYTES:
             raise ModelError(f"{origin}: line {number} has a token of {len(found[int(rank)])} bytes; download it again")
     if not 256 <= len(found) <= _MAX_TOKENS or set(found) != set(range(len(lines))):
         raise ModelError(f"{origin}: the ranks of its {len(lines)} tokens are not 0, 1, 2, …; download it again")
     ranks = [found[rank] for rank in range(len(found))]
     if not {bytes([byte]) for byte in range(256)} <= set(ranks):
-        raise ModelError(f"{origin}: some byte is no token; download it again")
+        raise ModelError(f"{origin}: some byte is not a token; download it again")
     return ranks
 
 

@@ -106,7 +106,7 @@ class AwqGemvFastMatrix(AwqMatrix):
     def _layout(self, prefix: str) -> tuple[int, int]:
         blocks, k = self._packed.shape
         if k % _STEP:
-            raise QuantizeError(f"{prefix}.qweight has {k} columns, which is no multiple of {_STEP}; {AGAIN}")
+            raise QuantizeError(f"{prefix}.qweight has {k} columns, which is not a multiple of {_STEP}; {AGAIN}")
         return blocks * _INTERLEAVED, k
 
     def _take_scales(self, prefix: str, tensors: Tensors, n: int, group_size: int) -> None:

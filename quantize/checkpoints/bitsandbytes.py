@@ -45,7 +45,7 @@ class Bnb4Matrix(StoredMatrix):
         size = state.one_of("blocksize", _BLOCK_SIZES)
         if k % size:
             raise QuantizeError(
-                f"{prefix}.weight has rows of {k} numbers, which are no whole blocks of {size}; "
+                f"{prefix}.weight has rows of {k} numbers, which are not whole blocks of {size}; "
                 f"quantize the model with a smaller block size"
             )
         self._packed = tensors.get(prefix, "weight", ("U8",), (n * k // 2, 1), leaf)

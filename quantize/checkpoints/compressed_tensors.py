@@ -68,7 +68,7 @@ class PackedMatrix(StoredMatrix):
         self._scales = _scales(tensors, prefix, (n, k), args)
         if self._scales.rows_each > 1:
             raise QuantizeError(
-                f"{prefix} has packed numbers in blocks of rows, which is no format of compressed-tensors; {AGAIN}"
+                f"{prefix} has packed numbers in blocks of rows, which is not a format of compressed-tensors; {AGAIN}"
             )
         size = self._scales.group_size
         check_group_size(prefix, size, k)
@@ -209,11 +209,11 @@ def _check(scheme: Scheme) -> _Maker:
     if args.kind != kind or args.bits not in bits or not grouped or (args.kind == "float" and not args.symmetric):
         raise QuantizeError(
             f"{scheme.origin}: weights of {args.bits} bits, type {args.kind}, group_size {shown(args.group_size)}, "
-            f"symmetric {args.symmetric} are none of the format {scheme.format}; mend config.json or {AGAIN}"
+            f"symmetric {args.symmetric} are none of the format {scheme.format}; correct config.json or {AGAIN}"
         )
     if args.dynamic or args.strategy == "token":
         raise QuantizeError(
-            f"{scheme.origin}: weights are dynamic or by token, which no stored weight is; mend config.json"
+            f"{scheme.origin}: weights are dynamic or by token, which no stored weight is; correct config.json"
         )
     return maker
 

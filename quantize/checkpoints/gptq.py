@@ -49,8 +49,8 @@ class GptqMatrix(StoredMatrix):
         k = packed.shape[0] * 32 // bits
         if k % 32 or words_of(k, bits) != packed.shape[0]:
             raise QuantizeError(
-                f"{prefix}.qweight has {packed.shape[0]} rows of words, which are no whole rows of {bits}-bit numbers; "
-                f"mend bits in config.json or {AGAIN}"
+                f"{prefix}.qweight has {packed.shape[0]} rows of words, which are not whole rows of {bits}-bit "
+                f"numbers; correct bits in config.json or {AGAIN}"
             )
         check_group_size(prefix, group_size, k)
         groups = 1 if group_size == WHOLE_ROW else k // group_size
@@ -100,7 +100,7 @@ class GptqMatrix(StoredMatrix):
         if len(other):
             raise QuantizeError(
                 f"{self.tensors['zero']} holds the zero point {other[0]}, not the {middle} of symmetric numbers, "
-                f"though config.json says sym; set sym to false there, or mend checkpoint_format"
+                f"though config.json says sym; set sym to false there, or correct checkpoint_format"
             )
 
 

@@ -100,8 +100,8 @@ def check_agreement(
     for prefix in found:
         if wanted(prefix) is False:
             raise QuantizeError(
-                f"{origin} leaves {shown(prefix)} as it is, but the checkpoint has {prefix}.{leaf}; mend config.json "
-                f"or download the checkpoint again"
+                f"{origin} leaves {shown(prefix)} as it is, but the checkpoint has {prefix}.{leaf}; correct "
+                "config.json or download the checkpoint again"
             )
     if linears is None:
         alike = {last(prefix) for prefix in found}
@@ -111,7 +111,7 @@ def check_agreement(
         if prefix not in found and plain is not None and len(plain.shape) == 2 and wanted(prefix):
             raise QuantizeError(
                 f"{origin} says that {shown(prefix)} is quantized, but the checkpoint has {prefix}.weight of dtype "
-                f"{shown(plain.dtype)} and no {prefix}.{leaf}; mend config.json or download the checkpoint again"
+                f"{shown(plain.dtype)} and no {prefix}.{leaf}; correct config.json or download the checkpoint again"
             )
 
 

@@ -41,8 +41,8 @@ def read_mxfp4(settings: Settings) -> StoredCheckpoint:
         blocks, scales = tensors[blocks_name], tensors.get(name + _SCALES)
         if left.find(name):
             raise QuantizeError(
-                f"{settings.section.origin} leaves {shown(name)} as it is, but the checkpoint has {blocks_name}; mend "
-                f"config.json or {AGAIN}"
+                f"{settings.section.origin} leaves {shown(name)} as it is, but the checkpoint has {blocks_name}; "
+                f"correct config.json or {AGAIN}"
             )
         if blocks.dtype != "U8" or len(blocks.shape) != 4 or 0 in blocks.shape or blocks.shape[3] != _GROUP // 2:
             raise QuantizeError(

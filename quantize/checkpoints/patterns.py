@@ -17,7 +17,7 @@ _MOST_LOOPS = 6
 @lru_cache(maxsize=4096)
 def expression(pattern: str, origin: str) -> re.Pattern[str]:
     """Compiles a regular expression from a file. Raises QuantizeError if matching a name could take too long."""
-    why = "it is no regular expression"
+    why = "it is not a regular expression"
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError, ValueError):

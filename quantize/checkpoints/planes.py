@@ -96,7 +96,7 @@ def find_scales(
         )
     tensor = tensors.get(prefix, leaf, dtypes, (-(-n // rows), -(-k // columns)), of)
     if per == "group" and k % columns:
-        raise QuantizeError(f"{prefix} has rows of {k} numbers, which are no whole groups of {columns}; {AGAIN}")
+        raise QuantizeError(f"{prefix} has rows of {k} numbers, which are not whole groups of {columns}; {AGAIN}")
     return Scales(name, tensor, _kind(tensor), rows, columns)
 
 
@@ -183,7 +183,7 @@ class Int8Matrix(StoredMatrix):
     def _unsigned(self, name: str, signed: NDArray[Any]) -> Bytes:
         middle = 1 << (self.format.bits - 1)
         if self.format.bits < 8 and len(wrong := signed[(signed < -middle) | (signed >= middle)]):
-            raise QuantizeError(f"{name} holds {wrong[0]}, which is no number of {self.format.bits} bits; {AGAIN}")
+            raise QuantizeError(f"{name} holds {wrong[0]}, which is not a number of {self.format.bits} bits; {AGAIN}")
         unsigned: Bytes = (signed.astype(np.int16) + middle).astype(np.uint8)
         return unsigned
 

@@ -37,7 +37,7 @@ READERS: dict[str, Callable[[Settings], StoredCheckpoint]] = {
 
 _REFUSED = {
     "eetq": "its weights are tiled for the GPU that wrote them",
-    "hqq": "its zero points are no whole numbers",
+    "hqq": "its zero points are not whole numbers",
     **dict.fromkeys(("w8a8", "w4a8"), "inputs have a scale for each of their channels (in_scales)"),
 }
 """Methods that are not supported, and why."""

@@ -60,8 +60,8 @@ class StoredCheckpoint:
             tensor = tensors[name]
             if tensor.dtype not in PLAIN or widened(tensor.dtype, tensor.load()).any():
                 raise QuantizeError(
-                    f"{name} is a bias that is not zero of a layer that has none in this architecture; mend model_type "
-                    f"in config.json or {AGAIN}"
+                    f"{name} is a bias that is not zero of a layer that has none in this architecture; correct "
+                    f"model_type in config.json or {AGAIN}"
                 )
         return frozenset(names)
 

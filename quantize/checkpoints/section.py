@@ -8,7 +8,7 @@ from typing import Any
 from llmc.quantize.formats.base import QuantizeError
 from llmc.shown import shown
 
-MEND = "mend the checkpoint's config.json or download it again"
+MEND = "correct the checkpoint's config.json or download it again"
 _MOST_TEXTS = 100_000
 _MOST_SHOWN = 100
 
@@ -21,7 +21,7 @@ class Section:
 
     def __init__(self, values: Any, origin: str) -> None:
         if not isinstance(values, Mapping):
-            raise QuantizeError(f"{origin} is {shown(values)}, which is no object; {MEND}")
+            raise QuantizeError(f"{origin} is {shown(values)}, which is not an object; {MEND}")
         self.values = values
         self.origin = origin
 

@@ -25,7 +25,7 @@ _FP8_INPUTS = {**_INT8_INPUTS, "type": "float"}
 
 
 class CompressedTensors(Layout):
-    """A row of integers whose length is no multiple of the group size becomes one group."""
+    """A row of integers whose length is not a multiple of the group size becomes one group."""
 
     name = "compressed-tensors"
 

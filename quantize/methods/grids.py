@@ -32,7 +32,7 @@ def grouped(weight: Floats, format: WeightFormat) -> Floats:
     k = weight.shape[1]
     groups = format.groups(k)
     if k % groups or (groups > 1 and k != groups * format.group_size):
-        raise QuantizeError(f"rows of {k} numbers are no whole groups of {format.group_size}; use another group size")
+        raise QuantizeError(f"rows of {k} numbers are not whole groups of {format.group_size}; use another group size")
     return weight.reshape(len(weight), groups, -1)
 
 

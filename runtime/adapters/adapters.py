@@ -146,8 +146,8 @@ class Adapters:
             place = places.get(module) or places.get(module.partition(".")[2])
             if place is None:
                 raise AdapterError(
-                    f"{path}: {shown(module)} is no layer of this artifact that takes adapters at run time; merge the "
-                    "adapter when you compile, with --merge-lora"
+                    f"{path}: {shown(module)} is not a layer of this artifact that takes adapters at run time; merge "
+                    "the adapter when you compile, with --merge-lora"
                 )
             shape, wanted = (len(change.b), change.a.shape[1]), (place.rows, place.columns)
             if shape != wanted:

@@ -84,7 +84,7 @@ def _config(path: Path) -> Mapping[str, Any]:
 def _check_kind(file: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise AdapterError(f"{file}: peft_type is {shown(kind)}; of adapters only LORA can be loaded")
+        raise AdapterError(f"{file}: peft_type is {shown(kind)}; llmc loads only LORA adapters")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
         raise AdapterError(
@@ -133,12 +133,12 @@ def _number(file: Path, config: Mapping[str, Any], patterns: str, module: str, d
     """A module's number: from the first matching pattern, else the common one."""
     table = config.get(patterns) or {}
     if not isinstance(table, dict):
-        raise AdapterError(f"{file}: {patterns} is {shown(table)}, which is no JSON object")
+        raise AdapterError(f"{file}: {patterns} is {shown(table)}, which is not a JSON object")
     try:
         key = pattern_of(table, module)
     except PatternError as error:
-        raise AdapterError(f"{file}: {patterns} has {shown(error.pattern)}, which is no pattern ({error})") from None
+        raise AdapterError(f"{file}: {patterns} has {shown(error.pattern)}, which is not a pattern ({error})") from None
     value = config.get(default) if key is None else table[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise AdapterError(f"{file}: {default if key is None else patterns} is {shown(value)}, which is no number")
+        raise AdapterError(f"{file}: {default if key is None else patterns} is {shown(value)}, which is not a number")
     return float(value)

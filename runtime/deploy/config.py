@@ -51,7 +51,7 @@ class DeployConfig:
             raise DeployError(f"{doubled} is given twice: give each artifact once")
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise DeployError(
-                f"min_replicas {self.min_replicas} and max_replicas {self.max_replicas} are no range: "
+                f"min_replicas {self.min_replicas} and max_replicas {self.max_replicas} are not a range: "
                 "give at least 1, and no fewer at most than at least"
             )
         for name, value in (("target_load", self.target_load), ("endpoints", self.endpoints), ("stop_s", self.stop_s)):

@@ -124,7 +124,7 @@ def _task_folders(run: TaskRun) -> Iterator[list[str]]:
         folders = [folder] if any(Path(folder).iterdir()) else []
         if run.include_path is not None:
             if not run.include_path.is_dir():
-                raise EvalError(f"--include-path {run.include_path} is no folder; name one with YAML files of tasks")
+                raise EvalError(f"--include-path {run.include_path} is not a folder; name one with YAML files of tasks")
             folders.append(str(run.include_path))
         yield folders
 

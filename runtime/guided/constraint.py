@@ -109,7 +109,7 @@ class Guided:
         try:
             check_size(what, len(self.source.encode()))
         except UnicodeEncodeError as error:
-            raise RequestError(f"{what} holds half a surrogate pair, which is no text: remove it") from error
+            raise RequestError(f"{what} holds half a surrogate pair, which is not text: remove it") from error
 
 
 def lark_text(text: str) -> str:
@@ -172,7 +172,7 @@ def _check_json(what: str, value: Any) -> None:
             if isinstance(item, Mapping):
                 for key, child in item.items():
                     if not isinstance(key, str):
-                        raise RequestError(f"{what} has the key {_shown(key)}, which is no text: use JSON types")
+                        raise RequestError(f"{what} has the key {_shown(key)}, which is not text: use JSON types")
                     size += len(key)
                     check_size(f"a name in {what}", len(key), MAX_TEXT_BYTES)
                     if isinstance(child, str) and key in _ANNOTATIONS and not literal:

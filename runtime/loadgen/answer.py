@@ -82,7 +82,7 @@ def read_answer(index: int, due_ns: int, reply: Reply, ask: Ask | None = None) -
             if done:
                 raise ValueError("the stream goes on after [DONE]")
             if not isinstance(event, dict):
-                raise ValueError(f"an event is no JSON object: {data[:80]!r}")
+                raise ValueError(f"an event is not a JSON object: {data[:80]!r}")
             if event.get("error") is not None:
                 failure, detail = "stream error", _error_message(data)
             text, carries, reason = _content(event)

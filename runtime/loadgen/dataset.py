@@ -30,7 +30,7 @@ def read_dataset(name: str) -> Source:
     except OSError as error:
         raise BenchError(f'cannot read --dataset {path}: {error.strerror or error}; "random" needs no file') from error
     except UnicodeDecodeError as error:
-        raise BenchError(f"--dataset {path} is not UTF-8 text: it is no prompts file and no trace") from error
+        raise BenchError(f"--dataset {path} is not UTF-8 text: it is neither a prompts file nor a trace") from error
     if path.suffix == ".txt" or (first.startswith("{") and any(f'"{key}"' in first for key in _PROMPT_KEYS)):
         return [_prompt(item) for item in read_file(path)]
     return read_trace(path)

@@ -36,7 +36,7 @@ class MissOptions:
     """record: file to which every miss is appended. on_bucket_news: callback for background compilations; None logs to
     `llmc.misses`.
 
-    Raises as parse_policy does, and BucketError if the file is no record or not writable.
+    Raises as parse_policy does, and BucketError if the file is not a record, or not writable.
     """
 
     policy: MissPolicy = "larger"

@@ -39,16 +39,16 @@ def to_miss(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int) -> M
 def prepare_record(path: Path) -> None:
     """Prepares a record for appending: removes a line cut off by a crash.
 
-    Raises BucketError if the file is no record or not writable.
+    Raises BucketError if the file is not a record, or not writable.
     """
     try:
         if path.exists() and not path.is_file():
-            raise BucketError(f"{path} is no regular file: name another file")
+            raise BucketError(f"{path} is not a regular file: name another file")
         with path.open("ab+") as file:
             file.seek(0)
             first = file.readline(1 << 12)
             if first and _is_other(first):
-                raise BucketError(f"{path} exists and is no record of misses: name another file")
+                raise BucketError(f"{path} exists and is not a record of misses: name another file")
             file.seek(0)
             content = file.read()
             if not content.endswith(b"\n"):

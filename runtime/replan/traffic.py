@@ -35,11 +35,11 @@ class Traffic:
 
 
 def of_server(url: str, api_key: str | None = None) -> Traffic:
-    """Queries a server that watches its steps. Raises BucketError if it does not answer, does not watch, or is no llmc
-    server."""
+    """Queries a server that watches its steps. Raises BucketError if it does not answer, does not watch, or is not a
+    server of llmc."""
     address = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     if not address.startswith(("http://", "https://")):
-        raise BucketError(f"{shown(url)} is no address of a server: give one as http://127.0.0.1:8000")
+        raise BucketError(f"{shown(url)} is not an address of a server: give one as http://127.0.0.1:8000")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(f"{address}{PATH}?steps=true", headers=headers)
     try:
@@ -52,7 +52,7 @@ def of_server(url: str, api_key: str | None = None) -> Traffic:
             why = "it wants a key: give --api-key"
         else:
             why = f"it answered {error.code}"
-        raise BucketError(f"{address} told nothing of its steps: {why}") from None
+        raise BucketError(f"{address} did not report its steps: {why}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise BucketError(f"{address} does not answer: {reason}") from None

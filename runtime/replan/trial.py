@@ -134,7 +134,7 @@ class Trial:
             return None, f"{time} so far"
         # Within noise, but more likely than not.
         pays = saving >= self.margin and saving > error
-        return pays, time if pays else f"{time}, {self.margin:.1%} are needed and noise hides whether they are"
+        return pays, time if pays else f"{time}, {self.margin:.1%} are needed, which noise neither proves nor rules out"
 
     def _counts(self, key: tuple[object, ...]) -> bool:
         whole = key[1] in self._whole_phases

@@ -189,8 +189,8 @@ class Relay:
         return headers
 
     def _time_left(self, timeout: bytes) -> bytes:
-        """What remains of the client's time limit, over all attempts. A value that is no number is left for the replica
-        to refuse."""
+        """What remains of the client's time limit, over all attempts. A value that is not a number is left for the
+        replica to refuse."""
         try:
             seconds = float(timeout)
         except ValueError:

@@ -81,7 +81,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.lost = f"what it answers is no HTTP: {error}"
+            self.lost = f"what it answers is not HTTP: {error}"
             self.abort()
         if self._num_buffered > _MOST_BUFFERED and not self._paused and self.transport is not None:
             self._paused = True

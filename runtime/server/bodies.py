@@ -84,7 +84,7 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     except ValueError as error:
         why = _one_line(error)
         # The library's words for half a surrogate pair speak of the escape's end.
-        hint = ": half a surrogate pair is no character, send both halves" if "hex escape" in why else ""
+        hint = ": half a surrogate pair is not a character, send both halves" if "hex escape" in why else ""
         raise ApiError(f"the body is not valid JSON: {why}{hint}", code="invalid_json") from error
     try:
         return model.model_validate(data)

@@ -74,7 +74,7 @@ class RequestMemory:
             field, factors = ("", "its body") if size is None else size.advice()
             raise MemoryRefused(
                 413,
-                f"the request may come to hold {_shown(wanted)} ({factors}), the most allowed is "
+                f"the request may need {_shown(wanted)} ({factors}), the most allowed is "
                 f"{_shown(limits.request)}: {f'lower {field}' if field else 'send less'}, or raise --request-memory",
                 field or None,
             )
@@ -82,7 +82,7 @@ class RequestMemory:
             seconds = self._retry_after_s()
             raise MemoryRefused(
                 429,
-                f"the request may come to hold {_shown(wanted)}, and {_shown(limits.total - self.reserved)} of "
+                f"the request may need {_shown(wanted)}, and {_shown(limits.total - self.reserved)} of "
                 f"--max-queue-memory ({_shown(limits.total)}) are free: try again in {seconds} s",
                 retry_after_s=seconds,
             )

@@ -47,7 +47,7 @@ class Tokenizer:
             self._backend = Backend.from_buffer(content)
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
-                f"cannot read {file}: {_one_line(error)}; mend the model's and compile it again"
+                f"cannot read {file}: {_one_line(error)}; correct the model's and compile it again"
             ) from error
         # A file may carry limits from training; prompts are checked against the artifact instead.
         self._backend.no_truncation()

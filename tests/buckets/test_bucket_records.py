@@ -74,7 +74,7 @@ def test_the_bucket_that_would_have_held_it(miss: Miss, bucket: str) -> None:
     ("line", "says"),
     [
         ("nonsense\n{}\n", "is not JSON"),
-        ('{"time": 1}\n', "is no miss"),
+        ('{"time": 1}\n', "is not a miss"),
         (A.line().replace('"decode"', '"warm"') + "\n", "phase 'warm'"),
         (A.line().replace('"count": 2', '"count": 0') + "\n", "count '0'"),
         (A.line().replace('"decode:16x1024"', '"x"') + "\n", "'x' is not a bucket"),
@@ -116,7 +116,7 @@ def test_saved_metrics_tell_use_and_misses(metrics: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("# nothing\n", "tells of no bucket"),
+        ("# nothing\n", "has no bucket counters"),
         ('llmc_bucket_replays_total{batch="x",phase="decode",seq="1"} 1\n', "batch 'x'"),
         ('llmc_bucket_replays_total{batch="1",phase="warm",seq="1"} 1\n', "phase 'warm'"),
         ('llmc_bucket_replays_total{batch="1",phase="decode",seq="1"} many\n', "many"),

@@ -130,7 +130,7 @@ def test_a_manifest_that_does_not_tell_is_refused(broken: dict[str, Any]) -> Non
     ("changes", "says"),
     [
         ({"seconds": 0}, "more than 0"),
-        ({"seconds": float("nan")}, "NaN is no JSON number"),
+        ({"seconds": float("nan")}, "NaN is not a JSON number"),
         ({"seconds": 1e300}, "more than 0"),
         ({"seconds": "1"}, "more than 0"),
         ({"repeats": 0}, "repeats .* is 0"),

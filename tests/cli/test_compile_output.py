@@ -239,10 +239,10 @@ def test_applying_a_bundle_follows_the_same_rules(
     ("name", "text", "said"),
     [
         ("tokenizer.json", None, "is missing: add it, or compile with --no-tokenizer"),
-        ("tokenizer.json", "{", "is no tokenizer ("),
-        ("tokenizer.json", '{"model": {}}', "is no tokenizer ("),
-        ("tokenizer_config.json", "[]", "is not a JSON object: mend it"),
-        ("special_tokens_map.json", "{", "is not a JSON object: mend it"),
+        ("tokenizer.json", "{", "is not a tokenizer ("),
+        ("tokenizer.json", '{"model": {}}', "is not a tokenizer ("),
+        ("tokenizer_config.json", "[]", "is not a JSON object: correct it"),
+        ("special_tokens_map.json", "{", "is not a JSON object: correct it"),
     ],
 )
 def test_a_model_without_a_sound_tokenizer_is_refused(
@@ -261,7 +261,7 @@ def test_a_model_without_a_sound_tokenizer_is_refused(
     assert err.count("\n") == 1
     assert not output.exists()
     if text is not None:
-        with pytest.raises(CompileError, match="mend it"):
+        with pytest.raises(CompileError, match="correct it"):
             compile_model(CompileConfig(model, output, TINY_LADDER))
     assert run(model, output)[0] == 0
     assert not (output / name).exists()

@@ -184,7 +184,7 @@ def test_another_architecture(changes: dict[str, object], why: str, bundle: Path
     model = fine_tune(tmp_path / "other")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, **changes}))
-    with pytest.raises(BundleError, match=f"is no model of the architecture of .*: .*{why}"):
+    with pytest.raises(BundleError, match=f"is not a model of the architecture of .*: .*{why}"):
         apply_bundle(read_bundle(bundle), model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -259,7 +259,7 @@ def test_other_archives(method: int, tmp_path: Path) -> None:
     link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(link, b"/etc/passwd")
-    with pytest.raises(BundleError, match="its member 'a' is no file"):
+    with pytest.raises(BundleError, match="its member 'a' is not a file"):
         read_bundle(path)
     path.unlink()
     os.mkfifo(path)

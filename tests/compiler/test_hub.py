@@ -144,7 +144,7 @@ def test_shards_are_those_of_the_index(hub: FakeHub, home: Path, tmp_path: Path)
 def test_an_index_names_plain_files_only(hub: FakeHub, home: Path, tmp_path: Path, name: object) -> None:
     index = json.dumps({"weight_map": {"a": name}}).encode()
     hub.add(REPO, tmp_path / "none", **SMALL, model__safetensors__index__json=index)
-    assert f"names {name!r}, which is no safetensors file" in error(hub, home)
+    assert f"names {name!r}, which is not a safetensors file" in error(hub, home)
 
 
 def test_a_revision_is_pinned_and_a_branch_moves(hub: FakeHub, home: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_offline_needs_the_cache_and_the_cache_is_enough(hub: FakeHub, home: Pat
     hub.add(REPO, tmp_path / "none", model__safetensors=b"w", **SMALL)
     refused = error(hub, home, HF_HUB_OFFLINE="1")
     assert refused == (
-        f"error: {REPO} is not whole in {home / 'hub'}, and HF_HUB_OFFLINE forbids to download it: unset "
+        f"error: {REPO} is not whole in {home / 'hub'}, and HF_HUB_OFFLINE forbids downloading it: unset "
         "HF_HUB_OFFLINE once"
     )
     assert hub.requests == []
@@ -345,7 +345,7 @@ def test_a_server_calls_the_model_by_its_name_on_the_hub(tmp_path: Path) -> None
 
 def test_what_compiles_nothing_takes_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", REPO, "--prompt", "x", "--miss-policy", "error"]) == 2
-    assert f"{REPO} is no artifact: compile it first, llmc compile {REPO} -o OUT" in capsys.readouterr().err
+    assert f"{REPO} is not an artifact: compile it first, llmc compile {REPO} -o OUT" in capsys.readouterr().err
 
 
 def test_what_serves_imports_nothing_of_the_hub() -> None:

@@ -168,7 +168,7 @@ def test_flags_that_make_no_sense(
 def test_a_layer_that_does_not_exist_cannot_be_skipped(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "plain")
     config = CompileConfig(model=model, output=tmp_path / "out", quant=QuantConfig("w8a8", skip=("mlp",)))
-    with pytest.raises(QuantizeError, match=r"'mlp' is no linear layer .*mlp\.down.*lm_head.*layers\.0\.attention"):
+    with pytest.raises(QuantizeError, match=r"'mlp' is not a linear layer .*mlp\.down.*lm_head.*layers\.0\.attention"):
         compile_model(config)
     assert not (tmp_path / "out").exists()
 

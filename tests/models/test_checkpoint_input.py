@@ -105,7 +105,7 @@ def rope(**fields: object) -> Callable[[Path], object]:
 
 YARN: dict[str, object] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 HARM: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "wide": (lambda m: edit_config(m, hidden_size=1 << 30, head_dim=20), ("1073741824", "mend config.json")),
+    "wide": (lambda m: edit_config(m, hidden_size=1 << 30, head_dim=20), ("1073741824", "correct config.json")),
     "many words": (lambda m: edit_config(m, vocab_size=(1 << 31) - 1), ("2147483647", "implies")),
     "long heads": (lambda m: edit_config(m, head_dim=1 << 24), ("q_proj", "implies")),
     "many heads": (lambda m: edit_config(m, num_attention_heads=1 << 30), ("q_proj", "implies")),
@@ -123,7 +123,7 @@ HARM: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "401 digits": (lambda m: edit_config(m, rms_norm_eps=10**400), ("'rms_norm_eps'", "float32")),
     "1e400": (lambda m: replace_text(m / "config.json", "1e-06", "1e400"), ("1e400 is too large",)),
-    "eps NaN": (lambda m: edit_config(m, rms_norm_eps=float("nan")), ("NaN is no JSON number",)),
+    "eps NaN": (lambda m: edit_config(m, rms_norm_eps=float("nan")), ("NaN is not a JSON number",)),
     "eps true": (lambda m: edit_config(m, rms_norm_eps=True), ("'rms_norm_eps' is True",)),
     "eps of zero in float32": (lambda m: edit_config(m, rms_norm_eps=1e-200), ("1e-200", "float32")),
     "size true": (lambda m: edit_config(m, hidden_size=True), ("'hidden_size' is True",)),

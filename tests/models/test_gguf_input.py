@@ -49,7 +49,7 @@ def with_factors(model: Gguf, *factors: float) -> Gguf:
 CASES: dict[str, tuple[Callable[[Gguf], Gguf], str]] = {
     "another format": (
         lambda g: replace(g, magic=b"GGJT"),
-        r"is no GGUF file: it begins with b'GGJT', not with b'GGUF'",
+        r"is not a GGUF file: it begins with b'GGJT', not with b'GGUF'",
     ),
     "version 1": (lambda g: replace(g, version=1), "is GGUF of version 1; llmc reads versions 2 and 3"),
     "version of tomorrow": (lambda g: replace(g, version=9), "is GGUF of version 9"),
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Callable[[Gguf], Gguf], str]] = {
         r"tensor blk\.0\.attn_norm\.weight of .* ends at byte",
     ),
     "offset that overflows": (lambda g: g.with_tensor(NORM, offset=LARGEST - 31), "ends at byte"),
-    "misaligned": (lambda g: g.with_tensor(NORM, offset=8), "begins at offset 8, which is no multiple of 32"),
+    "misaligned": (lambda g: g.with_tensor(NORM, offset=8), "begins at offset 8, which is not a multiple of 32"),
     "overlapping": (
         lambda g: g.with_tensor(NORM, offset=0),
         r"tensor (token_embd|blk\.0\.attn_norm)\.weight begins at byte \d+, before tensor .* ends at \d+",
@@ -251,7 +251,7 @@ def test_every_cut_is_refused(tmp_path: Path) -> None:
     for length in range(len(data)):
         if length < 600 or length % 97 == 0 or length > len(data) - 3:
             path.write_bytes(data[:length])
-            with pytest.raises(ModelError, match=r"m\.gguf is (empty|truncated or corrupt|no GGUF file)"):
+            with pytest.raises(ModelError, match=r"m\.gguf is (empty|truncated or corrupt|not a GGUF file)"):
                 open_source(path).config()
 
 

@@ -138,7 +138,7 @@ def test_transposed_matrices_of_gpt2(tmp_path: Path) -> None:
     ("tensors", "config", "sentence"),
     [
         ({}, {}, "has no tensors, so there is nothing to merge"),
-        ({}, {"peft_type": "IA3"}, r"peft_type is 'IA3'; of adapters only LORA can be merged"),
+        ({}, {"peft_type": "IA3"}, r"peft_type is 'IA3'; llmc merges only LORA adapters"),
         ({}, {"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
         ({}, {"lora_bias": True}, "lora_bias is True, which llmc cannot merge"),
         (low_rank(Q, 60, 60), {"r": 8}, "has rank 4 where adapter_config.json says 8"),
@@ -147,7 +147,7 @@ def test_transposed_matrices_of_gpt2(tmp_path: Path) -> None:
         ({f"{Q}.lora_A.weight": floats(4, 60)}, {}, "has one of lora_A and lora_B and not the other"),
         ({f"{Q}.lora_C.weight": floats(4, 60)}, {}, "is a part of LoRA that llmc does not know"),
         ({f"{Q}.lora_A.weight": floats(4, 60), f"{Q}.lora_B.weight": floats(60, 4) * np.inf}, {}, "infinite or not"),
-        (low_rank(Q, 60, 60), {"rank_pattern": {"(": 3}}, r"rank_pattern has '\(', which is no pattern"),
+        (low_rank(Q, 60, 60), {"rank_pattern": {"(": 3}}, r"rank_pattern has '\(', which is not a pattern"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_merged_is_one_sentence(

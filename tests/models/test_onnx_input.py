@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     ),
     "opset of tomorrow": (lambda m: setattr(m.opset_import[0], "version", 999), "uses opset 999 of ONNX"),
     "no opset": (lambda m: m.ClearField("opset_import"), "does not say which opset"),
-    "no graph": (lambda m: m.ClearField("graph"), r"is no ONNX model, or a truncated one \(it holds 0 graphs\)"),
+    "no graph": (lambda m: m.ClearField("graph"), r"is not an ONNX model, or a truncated one \(it holds 0 graphs\)"),
     "unknown operator": (
         lambda m: setattr(node_of(m, "Sigmoid"), "op_type", "Sigmoidal"),
         r"node /Sigmoid_\d+ \(Sigmoidal\) is not supported",
@@ -227,7 +227,7 @@ def test_the_page_has_all_quantized_operators() -> None:
 def test_truncated_files(kept: int, folder: Path) -> None:
     path = folder / "model.onnx"
     path.write_bytes(small_decoder().SerializeToString()[:kept])
-    with pytest.raises(ModelError, match=r"is empty|is no ONNX model, or a truncated one"):
+    with pytest.raises(ModelError, match=r"is empty|is not an ONNX model, or a truncated one"):
         open_source(path).config()
 
 
@@ -259,7 +259,7 @@ def test_external_data_elsewhere(location: str, folder: Path) -> None:
     tensor.external_data.append(onnx.StringStringEntryProto(key="location", value=location))
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match=r"tensor lm_head lies in .*, which is no file beside the model"):
+    with pytest.raises(ModelError, match=r"tensor lm_head lies in .*, which is not a file beside the model"):
         open_source(path).config()
 
 

@@ -249,7 +249,7 @@ def ranks_file(*lines: str) -> bytes:
 
 
 BAD: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
-    "cut off": ("tokenizer.model", small_spm()[:-3], {}, "is no SentencePiece model .*it ends within a number"),
+    "cut off": ("tokenizer.model", small_spm()[:-3], {}, "is not a SentencePiece model .*it ends within a number"),
     "empty": ("tokenizer.model", b"", {}, "it has 0 pieces"),
     "of words": ("tokenizer.model", small_spm(3), {}, "made of words, which is not supported.*--no-tokenizer"),
     "a byte that is none": ("tokenizer.model", small_spm(2, [("b", 6)]), {}, "token 'b' has the type of a byte"),
@@ -258,14 +258,14 @@ BAD: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
         "tokenizer.model", small_spm(), {"tokenizer_class": "TelechatTokenizer"},
         "tokenizer_class 'TelechatTokenizer', not one of LlamaTokenizer.*no tokenizer.json.*--no-tokenizer",
     ),
-    "half a line": ("qwen.tiktoken", ranks_file("YWI="), {}, "line 257 is no token with its rank"),
+    "half a line": ("qwen.tiktoken", ranks_file("YWI="), {}, "line 257 is not a token with its rank"),
     "a rank too many": ("qwen.tiktoken", ranks_file("YWI= 300"), {}, "ranks of its 257 tokens are not 0, 1, 2"),
     "of other code": (
         "tiktoken.model", ranks_file("YWI= 256"), {"tokenizer_class": "Mine"},
         "tokenizer_class 'Mine', not one of QWen",
     ),
     "a bad id": (
-        "tokenizer.model", small_spm(), {"added_tokens_decoder": {"x": {"content": "y"}}}, "'x' is no token id",
+        "tokenizer.model", small_spm(), {"added_tokens_decoder": {"x": {"content": "y"}}}, "'x' is not a token id",
     ),
 }  # fmt: skip
 

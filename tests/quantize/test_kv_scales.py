@@ -37,12 +37,12 @@ def test_scales_are_in_the_order_of_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ([], r"x\.json is \[\], which is no object"),
-        ({}, r"kv_cache is None, which is no object"),
+        ([], r"x\.json is \[\], which is not an object"),
+        ({}, r"kv_cache is None, which is not an object"),
         ({**content(), "model_type": "opt"}, "has scales of a model of type 'opt', but this one is a llama"),
         ({**content(), "model_type": 3}, "model_type is 3, not a string"),
         (content(dtype="int8"), "scales for the dtype 'int8', but only those for float8_e4m3fn are read"),
-        (content(scaling_factor=1), "scaling_factor is 1, which is no object"),
+        (content(scaling_factor=1), "scaling_factor is 1, which is not an object"),
         (content(scaling_factor={"0": {}, "1": {}}), r"has the ranks \['0', '1'\], not 0 alone"),
         (content(scaling_factor={"0": {"0": 1.0}}), "lacks layer 1, but the model has 12 layers"),
         (content(scaling_factor={"0": {str(i): 1.0 for i in range(13)}}), "has a layer '12', but the model has 12"),

@@ -140,7 +140,7 @@ def test_wrong_fields_are_named(changes: dict[str, object], why: str, tiny_artif
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("NaN", "NaN is no JSON number"),
+        ("NaN", "NaN is not a JSON number"),
         ("[-Infinity]", "Infinity"),
         ("1e400", "1e400 is too large"),
         ('{"a": 1, "a": 1}', "'a' is there twice"),

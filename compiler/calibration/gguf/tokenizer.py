@@ -37,10 +37,10 @@ def add_tokenizer(writer: Any, files: ModelFiles, model: ModelConfig) -> None:
         document, tokenizer = json.loads(text), Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         why = " ".join(str(error).split())[:200]
-        raise CompileError(f"{files.place('tokenizer.json')} is no tokenizer ({why}); download it again") from None
+        raise CompileError(f"{files.place('tokenizer.json')} is not a tokenizer ({why}); download it again") from None
     settings = json.loads(_read(files, "tokenizer_config.json") or "{}")
     if document["model"].get("type") != "BPE":
-        raise CompileError(f"{files.place('tokenizer.json')} is no BPE, which --format gguf needs; {_OTHERWISE}")
+        raise CompileError(f"{files.place('tokenizer.json')} is not BPE, which --format gguf needs; {_OTHERWISE}")
     merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in document["model"]["merges"]]
     tokens = _tokens(document, model.vocab_size)
     if _is_byte_level(document):

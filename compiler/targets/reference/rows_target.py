@@ -90,7 +90,7 @@ class RowsTarget(base.Target):
             raise KernelSpecError(f"kernels of {self.name} have one schedule; {variant!r} is another")
 
     def check_variant(self, text: str) -> str:
-        raise ValueError(f"{text!r} is no schedule: kernels of {self.name} have none")
+        raise ValueError(f"{text!r} is not a schedule: kernels of {self.name} have none")
 
     def check_tunes_here(self) -> None:
         raise CompileError(f"kernels of {self.name} have one schedule, so nothing can be measured: leave out --tune")

@@ -74,7 +74,7 @@ class GgufFile:
             if name in found:
                 raise cursor.broken(f"{called} is there twice")
             if offset % alignment:
-                raise cursor.broken(f"{called} begins at offset {offset}, which is no multiple of {alignment}")
+                raise cursor.broken(f"{called} begins at offset {offset}, which is not a multiple of {alignment}")
             begin = start + offset
             end = begin + math.prod(shape[:-1]) * type.row_bytes(shape[-1])
             if end > len(cursor.data):
@@ -125,7 +125,7 @@ def _counts(cursor: Cursor) -> tuple[int, int]:
     """(number of tensors, number of metadata entries)."""
     origin, start = cursor.origin, bytes(cursor.data[:4])
     if start != MAGIC:
-        raise ModelError(f"{origin} is no GGUF file: it begins with {brief(start)}, not with {brief(MAGIC)}")
+        raise ModelError(f"{origin} is not a GGUF file: it begins with {brief(start)}, not with {brief(MAGIC)}")
     cursor.at = 4
     version = cursor.number("<I", "the version")
     if version not in _VERSIONS:

@@ -59,7 +59,9 @@ def _check_tensors(files: tuple[GgufFile, ...]) -> None:
     for file in files:
         for name in file.tensors:
             if name in seen:
-                raise ModelError(f"tensor {brief_name(name)} is both in {seen[name]} and in {file.path}")
+                raise ModelError(
+                    f"tensor {brief_name(name)} is both in {seen[name]} and in {file.path}; download both files again"
+                )
             seen[name] = file.path
     expected = files[0].metadata.integer(_TENSORS, len(seen), minimum=0)
     if len(seen) != expected:

@@ -173,7 +173,7 @@ class GgufSource(ModelSource):
             shape = file.tensors[name].shape
             # No head is that large; the shape is checked before allocating.
             if len(shape) != 1 or shape[0] > 1 << 15:
-                raise ModelError(f"{file.path}: tensor {name} has shape {list(shape)}, which is no list of factors")
+                raise ModelError(f"{file.path}: tensor {name} has shape {list(shape)}, which is not a list of factors")
             found[name] = np.empty(shape, np.float32)
             open_tensor(file, Place(name)).read(0, found[name])
         return found

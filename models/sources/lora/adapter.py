@@ -81,7 +81,7 @@ class LoraAdapter:
 
     @classmethod
     def read(cls, path: Path) -> LoraAdapter:
-        """Reads an adapter. Raises ModelError if it is no LoRA adapter, or of a kind that cannot be merged."""
+        """Reads an adapter. Raises ModelError if it is not a LoRA adapter, or of a kind that cannot be merged."""
         if not has_file(path / CONFIG):
             raise ModelError(f"{path} has no {CONFIG}; give the directory of a LoRA adapter as PEFT saves it")
         config = Fields.read(path / CONFIG)
@@ -157,14 +157,16 @@ def _of_module(config: Fields, name: str, module: str, default: float) -> float:
     try:
         key = pattern_of(patterns.values, module)
     except PatternError as error:
-        raise ModelError(f"{config.origin}: {name} has {brief(error.pattern)}, which is no pattern ({error})") from None
+        raise ModelError(
+            f"{config.origin}: {name} has {brief(error.pattern)}, which is not a pattern ({error})"
+        ) from None
     return default if key is None else patterns.number(key, positive=False)
 
 
 def _check_kind(config: Fields) -> None:
     kind = config.text("peft_type")
     if kind != "LORA":
-        raise ModelError(f"{config.origin}: peft_type is {brief(kind)}; of adapters only LORA can be merged")
+        raise ModelError(f"{config.origin}: peft_type is {brief(kind)}; llmc merges only LORA adapters")
     start = config.raw("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(OTHER_BASES):
         raise ModelError(

@@ -87,7 +87,7 @@ class OnnxFile:
         return int(versions[0])
 
     def _wrong(self, why: str) -> ModelError:
-        return ModelError(f"{self.path} is no ONNX model that can be read ({why}); {_AGAIN}")
+        return ModelError(f"{self.path} is not an ONNX model that can be read ({why}); {_AGAIN}")
 
     def _add(self, tensor: onnx.TensorProto, raw: tuple[int, int] | None) -> None:
         name = tensor.name
@@ -119,7 +119,7 @@ class OnnxFile:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = PurePosixPath(entries.get("location", ""))
         if not location.parts or location.is_absolute() or ".." in location.parts or "\0" in str(location):
-            raise self._wrong(f"{called} lies in {brief(str(location))}, which is no file beside the model")
+            raise self._wrong(f"{called} lies in {brief(str(location))}, which is not a file beside the model")
         path = self.path.parent / location
         if path not in self._maps:
             try:
@@ -201,5 +201,5 @@ def _parsed(data: bytes, path: Path) -> onnx.ModelProto:
             model = onnx.inliner.inline_local_functions(model)
     except Exception as error:
         # Exceptions of Protobuf and ONNX, which share no base.
-        raise ModelError(f"{path} is no ONNX model ({brief(str(error))}); {_AGAIN}") from None
+        raise ModelError(f"{path} is not an ONNX model ({brief(str(error))}); {_AGAIN}") from None
     return model

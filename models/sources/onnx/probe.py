@@ -87,7 +87,7 @@ def probe_inputs(file: OnnxFile, probe: Probe) -> Inputs:
         if value.name in known:
             dtype = DTYPES.get(kind.elem_type)
             if dtype is None or len(kind.shape.dim) not in (0, 2):
-                raise ModelError(f"{file.path}: input {value.name} is no matrix of numbers; export the model again")
+                raise ModelError(f"{file.path}: input {value.name} is not a matrix of numbers; export the model again")
             found.values[value.name] = known[value.name].astype(dtype)
         elif _PAST.fullmatch(value.name):
             found.past[value.name], found.axes[value.name] = _past_shape(file, value, probe)

@@ -114,7 +114,7 @@ def read_skeleton(data: Buffer, origin: str) -> Skeleton:
             raise WireError(f"it has {size >> 20} MiB beside the raw data of its weights")
     except WireError as error:
         raise ModelError(
-            f"{origin} is no ONNX model, or a truncated one ({error}); download or export it again"
+            f"{origin} is not an ONNX model, or a truncated one ({error}); download or export it again"
         ) from None
     return Skeleton(b"".join(parts), places)
 

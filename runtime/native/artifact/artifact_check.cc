@@ -58,7 +58,7 @@ uint32_t OperandsOf(const CollectiveRecord& collective) {
 Status Artifact::ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const {
   if (length == 0 || length > kMaxNameBytes || !InRange(offset, length, strings_.size()) ||
       std::memchr(strings_.data() + offset, 0, length) != nullptr) {
-    return Corrupt("graphs.bin", std::string("the ") + what + " is no valid name at " + Str(offset) + "+" +
+    return Corrupt("graphs.bin", std::string("the ") + what + " is not a valid name at " + Str(offset) + "+" +
                                      Str(length) + " of " + Str(uint64_t{strings_.size()}) + " string bytes");
   }
   out->assign(strings_, offset, length);
@@ -130,7 +130,7 @@ Status Artifact::CheckModel() {
     return Corrupt("graphs.bin", "the model's kv_dtype is " + Str(m.kv_dtype) + ", which no KV cache has");
   }
   if (m.block_size % 16 != 0) {
-    return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is no multiple of 16");
+    return Corrupt("graphs.bin", "block_size " + Str(m.block_size) + " is not a multiple of 16");
   }
   // Values that are part of their keys have no bytes of their own.
   if (m.key_block_bytes < 1 || m.key_block_bytes > kMaxBlockBytes || m.value_block_bytes > kMaxBlockBytes) {

@@ -69,7 +69,7 @@ llmc_status llmc_device_follow(const llmc_device* device, llmc_artifact* artifac
     if (artifact == nullptr) return NullArgument("artifact");
     const auto* ranks = dynamic_cast<const llmc::OpenRanks*>(device->device.get());
     if (ranks == nullptr) {
-      return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "The device is no rank's: open it with the option room.");
+      return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "The device is not a rank's: open it with the option room.");
     }
     return ranks->Follow(artifact->artifact);
   });

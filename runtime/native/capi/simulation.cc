@@ -36,7 +36,7 @@ Status ReadCost(const llmc_sim_cost* from, const std::string& name, llmc::Replay
   const bool ascends =
       std::adjacent_find(to->tokens.begin(), to->tokens.end(), std::greater_equal<uint32_t>()) == to->tokens.end();
   if (!ascends || !IsTime(c.ns_per_pair) || !std::all_of(to->ns.begin(), to->ns.end(), IsTime)) {
-    return Refused("The " + name + " is no curve; give ascending tokens and times of 0 or more.");
+    return Refused("The " + name + " is not a curve; give ascending tokens and times of 0 or more.");
   }
   return Status::Ok();
 }

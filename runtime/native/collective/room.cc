@@ -76,7 +76,7 @@ struct Room::Mapping {
     ::close(fd);
     if (error != 0) return SystemError(path, "cannot be used", error);
     if (mapping->data == nullptr)
-      return WrongRoom("The file " + path + " is no memory of ranks: rank 0 opens it first.");
+      return WrongRoom("The file " + path + " is not the memory of ranks: rank 0 opens it first.");
     *out = std::move(mapping);
     return Status::Ok();
   }
@@ -86,7 +86,7 @@ struct Room::Mapping {
         bytes >= BytesFor(header->num_ranks)) {
       return Status::Ok();
     }
-    return WrongRoom("The file " + path + " is no memory of ranks: rank 0 opens it first.");
+    return WrongRoom("The file " + path + " is not the memory of ranks: rank 0 opens it first.");
   }
 };
 

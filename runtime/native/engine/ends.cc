@@ -83,7 +83,7 @@ Status Engine::MissOf(const Sequence& s) const {
   const bool decode = miss.phase == Phase::kDecode;
   const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
   return Status::Error(LLMC_ERR_BUCKET_MISS, "No " + std::string(decode ? "decode" : "prefill") +
-                                                 " graph that is on holds " + std::to_string(miss.seqs) +
+                                                 " graph in use holds " + std::to_string(miss.seqs) +
                                                  " sequences, the longest of up to " + std::to_string(context) +
                                                  " tokens, and misses are errors; add bucket " +
                                                  WantedFor(miss, model_).Name() + " or allow other graphs.");

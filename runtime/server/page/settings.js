@@ -22,7 +22,7 @@ export function samplingOptions() {
   const options = {};
   for (const [name, id] of Object.entries(FIELDS)) {
     const { value, validity } = byId(id);
-    if (validity.badInput) throw new Error(`${name} is no number: write one, or leave it empty.`);
+    if (validity.badInput) throw new Error(`${name} is not a number: write one, or leave it empty.`);
     if (value !== "" && name !== "max_tokens") options[name] = Number(value);
   }
   const stop = byId("stop").value.split("\n").filter(Boolean);

@@ -30,7 +30,7 @@ def _whole_list(value: Any) -> Any:
 
 
 class ApiModel(BaseModel):
-    """Types are taken as they are: "1" is no number and 1 is no text; but 1.0 is 1, as JSON Schema has it."""
+    """Types are taken as they are: "1" is not a number and 1 is not text; but 1.0 is 1, as JSON Schema has it."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 

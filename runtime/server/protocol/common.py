@@ -34,7 +34,7 @@ _LEAST_TOP_P = 2.0**-126
 _MODALITIES: tuple[Any, ...] = (None, [], ["text"])
 _REFUSED: Mapping[str, str] = {
     "suffix": "text is not inserted before a suffix: leave it out",
-    "prompt_embeds": "embeddings are no prompt here: give text or token ids",
+    "prompt_embeds": "embeddings are not a prompt here: give text or token ids",
     "bad_words": "words cannot be forbidden: use logit_bias",
     "allowed_token_ids": "tokens cannot be listed: use guided_regex or logit_bias",
     "logits_processors": "code is not taken from requests: leave it out",

@@ -58,7 +58,7 @@ class GivenReasoning(TypedDict):
 
 
 _ITEM = one_of(
-    f"this is no item that is taken here: use {_KINDS}",
+    f"this is not an item that is taken here: use {_KINDS}",
     lambda value: type_of(value, "message"),
     {
         "message": GivenMessage,

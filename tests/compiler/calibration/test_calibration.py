@@ -139,7 +139,7 @@ def test_rows_that_are_no_groups_of_mxfp4_stay_as_they_are(tmp_path: Path) -> No
     model = make_model(tmp_path / "model", intermediate_size=80)
     report = driver.quantize_checkpoint(request_of(model, tmp_path / "out", QuantConfig("mxfp4"), "rtn"))
     (note,) = report.notes
-    assert note.startswith("2 layers have rows that are no whole groups of 32: they stay as they are")
+    assert note.startswith("2 layers have rows that are not whole groups of 32: they stay as they are")
     stored = open_source(tmp_path / "out").checkpoint()
     assert stored.tensor("model.layers.0.mlp.down_proj.weight").stored is None
     assert stored.tensor("model.layers.0.mlp.up_proj.weight").stored is not None
@@ -248,7 +248,7 @@ def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pytest.Ca
         ({"quant": QuantConfig("w8a8"), "method": "rtn", "layout": "gptq"}, "holds no rounded activations"),
         ({"quant": QuantConfig("nf4"), "method": "rtn"}, "nvfp4, nf4 and fp4 are not written; use mxfp4"),
         ({"quant": QuantConfig("fp8"), "layout": "gptq"}, "--format gptq holds integers alone"),
-        ({"quant": replace(W4A16, skip=("mlp.sideways",))}, "--skip 'mlp.sideways' is no linear layer"),
+        ({"quant": replace(W4A16, skip=("mlp.sideways",))}, "--skip 'mlp.sideways' is not a linear layer"),
     ],
 )
 def test_requests_that_make_no_sense(more: dict[str, Any], sentence: str, model: Path, tmp_path: Path) -> None:

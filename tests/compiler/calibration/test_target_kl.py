@@ -166,7 +166,7 @@ def test_the_bytes_depend_neither_on_threads_nor_on_when_it_was_killed(
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"target_kl": 0.0}, "--target-kl 0.0 is no divergence"),
+        ({"target_kl": 0.0}, "--target-kl 0.0 is not a divergence"),
         ({"target_kl": 1e-12}, "--target-kl 1e-12 leaves no layer to quantize"),
         ({"text": None}, "--target-kl needs --calibration FILE"),
         ({"method": "awq"}, "--target-kl goes with --method rtn or gptq"),

@@ -104,7 +104,7 @@ def test_sites_of_the_model_pass() -> None:
 
 @pytest.mark.parametrize("symbol", [f"{SITE_PREFIX}1", f"{SITE_PREFIX}x", "printf"])
 def test_a_call_of_anything_else_is_named(symbol: str) -> None:
-    with pytest.raises(CompileError, match=f" calls {symbol}, which is no site of this model"):
+    with pytest.raises(CompileError, match=f" calls {symbol}, which is not a site of this model"):
         verify_lowered(lowered(calls(symbol)))
 
 
@@ -126,5 +126,5 @@ def test_an_op_that_was_not_legalised_is_named() -> None:
 
 def test_a_function_without_a_row_program_is_named() -> None:
     legal = relax.transform.LegalizeOps()
-    with pytest.raises(CompileError, match=r"^total calls add, which is no function of rows$"):
+    with pytest.raises(CompileError, match=r"^total calls add, which is not a function of rows$"):
         verify_lowered(lowered(legal(Doubled)))

@@ -78,9 +78,9 @@ def test_layers_with_settings_of_their_own(name: str) -> None:
             {"extra_config": {"lm_head": {"bits": 4}}},
             "says that 'lm_head' is quantized, but the checkpoint has lm_head",
         ),
-        ({"extra_config": {"(": {"bits": 4}}}, "no regular expression"),
-        ({"extra_config": {PREFIX: 4}}, "is 4, which is no object"),
-        ({}, r"q_proj.scales has shape|no whole rows|shape"),
+        ({"extra_config": {"(": {"bits": 4}}}, "not a regular expression"),
+        ({"extra_config": {PREFIX: 4}}, "is 4, which is not an object"),
+        ({}, r"q_proj.scales has shape|not whole rows|shape"),
     ],
 )
 def test_refused(changes: dict[str, Any], message: str) -> None:

@@ -143,7 +143,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, StoredTensor | None], str]] =
     ("gemm", {"version": "gemv"}, {}, r"groups of 64|shape"),
     ("gemv", {"group_size": 96}, {}, "in groups of 96"),
     ("gemv_fast", {}, {"qweight": tensor(np.zeros((10, 96), np.int32))}, "qweight has dtype 'I32', not I16"),
-    ("gemv_fast", {}, {"qweight": tensor(np.zeros((10, 96), np.int16))}, "96 columns, which is no multiple of 64"),
+    ("gemv_fast", {}, {"qweight": tensor(np.zeros((10, 96), np.int16))}, "96 columns, which is not a multiple of 64"),
     ("gemv_fast", {}, {"qzeros": tensor(np.full((16, 40), 3, np.float16))}, "makes no zero point from 0 to 15"),
 ]  # fmt: skip
 

@@ -93,7 +93,7 @@ def test_modules_that_are_left() -> None:
 REFUSED: list[tuple[dict[str, Any], dict[str, StoredTensor | None], str]] = [
     ({"load_in_8bit": True}, {}, "load_in_4bit is True, not true, or load_in_8bit, and not both"),
     ({}, {"quant_state.bitsandbytes__nf4": tensor(np.zeros(20, np.uint8))}, "bitsandbytes__nf4 is not JSON"),
-    ({}, {"quant_state.bitsandbytes__nf4": text_tensor([])}, "which is no object"),
+    ({}, {"quant_state.bitsandbytes__nf4": text_tensor([])}, "which is not an object"),
     ({}, {"quant_state.bitsandbytes__nf4": text_tensor({"shape": [12]})}, r"shape is \[12\], not that of a matrix"),
     (
         {},
@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, StoredTensor | None], str]] = [
     (
         {},
         {"quant_state.bitsandbytes__nf4": text_tensor({"shape": [12, 96], "quant_type": "nf4", "blocksize": 64})},
-        "rows of 96 numbers, which are no whole blocks of 64",
+        "rows of 96 numbers, which are not whole blocks of 64",
     ),
     (
         {},

@@ -354,7 +354,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, StoredTensor | None], str]] = [
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "llmc reads no sparse weights"),
     ({"transform_config": {"config_groups": {"R1": {}}}}, {}, "llmc rotates no activations"),
     ({"ignore": [PREFIX]}, {}, f"leaves '{PREFIX}' as it is, but the checkpoint has {PREFIX}.weight_scale"),
-    ({"ignore": ["re:*"]}, {}, "no regular expression"),
+    ({"ignore": ["re:*"]}, {}, "not a regular expression"),
     ({"ignore": "lm_head"}, {}, "ignore is 'lm_head', not a list of strings"),
     ({"config_groups": {}}, {}, "leaves"),
     (weights_of(num_bits=3), {}, "num_bits is 3, not one of 2, 4, 8"),

@@ -69,8 +69,8 @@ def test_expressions_that_end_soon(pattern: str) -> None:
         ("(a+)+$", "a repeated group"), ("(a|a)*$", "a repeated group"), ("(?:a*b)*", "a repeated group"),
         ("((a+))+", "a repeated group"), ("(?:(?:a|b)c)*", "a repeated group"), ("(a{1,9}){9}", "a repeated group"),
         ("(a+)+?", "a repeated group"), (r"(a)\1", "refers back"), (".*" * 7, "7 repetitions, more than 6"),
-        ("a" * 3000, "has 3000 characters"), ("(", "no regular expression"), ("*", "no regular expression"),
-        ("a{99999999999}", "no regular expression"),
+        ("a" * 3000, "has 3000 characters"), ("(", "not a regular expression"), ("*", "not a regular expression"),
+        ("a{99999999999}", "not a regular expression"),
     ],
 )  # fmt: skip
 def test_expressions_that_are_refused(pattern: str, why: str) -> None:

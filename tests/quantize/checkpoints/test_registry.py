@@ -47,7 +47,7 @@ def test_settings_of_config_json_come_first() -> None:
             {"quant_method": "eetq"},
             "eetq is not read: its weights are tiled for the GPU that wrote them; compile the model",
         ),
-        ({"quant_method": "hqq"}, "hqq is not read: its zero points are no whole numbers"),
+        ({"quant_method": "hqq"}, "hqq is not read: its zero points are not whole numbers"),
         ({"quant_method": "w8a8"}, "w8a8 is not read: inputs have a scale for each of their channels"),
         (
             {"quant_method": "GPTQ"},
@@ -55,7 +55,7 @@ def test_settings_of_config_json_come_first() -> None:
         ),
         ({"quant_method": ["gptq"]}, r"quant_method is \['gptq'\], not a string"),
         ({"bits": 4}, "quantization_config lacks quant_method"),
-        ([], r"config.json: quantization_config is \[\], which is no object"),
+        ([], r"config.json: quantization_config is \[\], which is not an object"),
     ],
 )
 def test_refused(settings: Any, message: str) -> None:

@@ -201,7 +201,7 @@ def test_scales_are_rounded_before_numbers_are() -> None:
         assert np.array_equal(rounded_scale(grid.scale, dtype), grid.scale)
         change = round_to_nearest(weight, Integers(4, 32), grid).value() - weight
         assert np.sqrt(np.square(change).mean()) < 0.15
-    with pytest.raises(QuantizeError, match="no whole groups of 64"):
+    with pytest.raises(QuantizeError, match="not whole groups of 64"):
         find_grid(weight, Integers(4, 64))
 
 

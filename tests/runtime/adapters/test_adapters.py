@@ -54,17 +54,17 @@ def pair(rank: int = 8, rows: int = 60, columns: int = 60, module: str = Q) -> d
 @pytest.mark.parametrize(
     ("tensors", "config", "why"),
     [
-        (None, {"peft_type": "IA3"}, "peft_type is 'IA3'; of adapters only LORA can be loaded"),
+        (None, {"peft_type": "IA3"}, "peft_type is 'IA3'; llmc loads only LORA adapters"),
         (None, {"use_dora": True}, "use_dora is True, which cannot be loaded while the model runs; merge"),
         (None, {"init_lora_weights": "pissa_niter_4"}, "changes the model under the adapter too"),
-        (None, {"rank_pattern": {"(": 3}}, r"rank_pattern has '\(', which is no pattern"),
+        (None, {"rank_pattern": {"(": 3}}, r"rank_pattern has '\(', which is not a pattern"),
         (None, {"r": 9, "rank_pattern": {}}, "has rank 8 where adapter_config.json says 9"),
-        (None, {"lora_alpha": "much"}, "lora_alpha is 'much', which is no number"),
+        (None, {"lora_alpha": "much"}, "lora_alpha is 'much', which is not a number"),
         (pair(RANK + 1), {"r": RANK + 1}, f"has rank {RANK + 1}, and the artifact takes up to {RANK}; compile it with "
          f"--lora-rank {RANK + 1}"),
         (pair(rows=61), {}, "is for a layer of 61 by 60, and the model's is 60 by 60"),
-        (pair(module=f"{PREFIX}lm_head", rows=515), {}, "'lm_head' is no layer of this artifact that takes adapters"),
-        (pair(module=f"{PREFIX}model.layers.9.mlp.down_proj"), {}, "is no layer of this artifact"),
+        (pair(module=f"{PREFIX}lm_head", rows=515), {}, "'lm_head' is not a layer of this artifact that takes"),
+        (pair(module=f"{PREFIX}model.layers.9.mlp.down_proj"), {}, "is not a layer of this artifact"),
         ({f"{PREFIX}model.embed_tokens.lora_embedding_A": np.zeros((8, 515), np.float32)}, {}, "more than LoRA of a"),
         ({f"{PREFIX}lm_head.weight": np.zeros((515, 60), np.float32)}, {}, "more than LoRA of a linear layer"),
         ({"x": np.zeros(1, np.float32)}, {}, "does not begin with base_model.model."),

@@ -163,7 +163,7 @@ def test_a_dump_holds_every_tensor(artifact: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (["--ids", "1,two"], 2, "--ids '1,two' is no list of token ids"),
+        (["--ids", "1,two"], 2, "--ids '1,two' is not a list of token ids"),
         ([], 2, "give either --prompt or --ids"),
         (["--ids", "1", "--prompt", "x"], 2, "give either --prompt or --ids"),
         (["--ids", "1,99999"], 1, "token 99999 is outside the vocabulary: give ids below"),

@@ -30,7 +30,7 @@ from support.paths import ROOT
         ({"artifacts": []}, "no artifact to deploy: give the path"),
         ({"artifacts": "a.llmc"}, "artifacts is 'a.llmc': give a list of texts"),
         ({"artifacts": ["a", "a"]}, "a is given twice"),
-        ({"artifacts": ["a"], "min_replicas": 3}, "min_replicas 3 and max_replicas 1 are no range"),
+        ({"artifacts": ["a"], "min_replicas": 3}, "min_replicas 3 and max_replicas 1 are not a range"),
         (
             {"artifacts": ["a"], "replicas": 3},
             "args has 'replicas', which a deployment does not have: use artifacts, min_",

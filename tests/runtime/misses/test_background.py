@@ -216,7 +216,7 @@ def test_misses_are_recorded(artifact: Path, tmp_path: Path) -> None:
             count = llm.stats().num_bucket_misses
         assert sum(miss.count for miss in read_misses(tmp_path / f"{policy}.jsonl")) == count > 0
     (tmp_path / "notes").write_text("notes")
-    with pytest.raises(BucketError, match="is no record of misses"):
+    with pytest.raises(BucketError, match="is not a record of misses"):
         LLM(artifact, record_misses=tmp_path / "notes")
     assert not miss_threads()
 

@@ -137,7 +137,7 @@ def test_a_record_is_continued_behind_whole_lines(tmp_path: Path) -> None:
     prepare_record(path)
     assert path.read_bytes() == b""
     path.write_text("notes\n")
-    with pytest.raises(BucketError, match="is no record of misses"):
+    with pytest.raises(BucketError, match="is not a record of misses"):
         prepare_record(path)
     assert path.read_text() == "notes\n"
     with pytest.raises(BucketError, match="cannot write the record of misses"):

@@ -149,7 +149,7 @@ def test_a_request_that_never_fits_is_a_413(running: Running) -> None:
     assert (error["code"], error["type"]) == ("request_too_large", "invalid_request_error")
     figures = r"[\d.]+ MiB \(64 prompts × n 64 × 100 tokens\), the most allowed is 8\.0 MiB"
     advice = f"lower {error['param']}, or raise --request-memory"
-    assert re.fullmatch(f"the request may come to hold {figures}: {advice}", error["message"])
+    assert re.fullmatch(f"the request may need {figures}: {advice}", error["message"])
     assert running.server.memory.reserved == 0
 
 

@@ -49,7 +49,9 @@ def read_scores(metadata: Metadata, count: int) -> list[float]:
         raise metadata.wrong(_SCORES, f"a list of {count} scores")
     odd = next((token for token, score in enumerate(scores) if not math.isfinite(score)), None)
     if odd is not None:
-        raise ModelError(f"{metadata.origin}: element {odd} of {_SCORES} is {scores[odd]}, which is no finite number")
+        raise ModelError(
+            f"{metadata.origin}: element {odd} of {_SCORES} is {scores[odd]}, which is not a finite number"
+        )
     return scores
 
 

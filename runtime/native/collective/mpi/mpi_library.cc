@@ -161,7 +161,7 @@ Status StartAs(const std::string& path, void* library, const MpiConstants<Handle
                std::unique_ptr<MpiLibrary>* out) {
   MpiFunctions<Handle> functions{};
   if (const char* missing = FindMpi(library, &functions); missing != nullptr) {
-    return Unusable("The library " + path + " is no MPI 3.0: it has no " + missing + "; take a newer MPI.");
+    return Unusable("The library " + path + " is not MPI 3.0: it has no " + missing + "; take a newer MPI.");
   }
   auto mpi = std::make_unique<MpiOf<Handle>>(functions, constants);
   LLMC_RETURN_IF_ERROR(mpi->Begin());

@@ -97,7 +97,9 @@ Status CpuCode::Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* o
   for (std::size_t i = 0; i < artifact.code().size(); ++i) {
     const std::string name = artifact.code_name(artifact.code()[i]);
     const MappedFile& file = artifact.code_file(i);
-    if (!IsWholeSharedObject(file)) return artifact.Corrupt(name, "it is no complete shared object for this machine");
+    if (!IsWholeSharedObject(file)) {
+      return artifact.Corrupt(name, "it is not a complete shared object for this machine");
+    }
     void* library = ::dlopen(FreshSpelling(file.PathToOpen()).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       const char* why = ::dlerror();

@@ -38,7 +38,7 @@ CuCode CuCode::Read(const unsigned char* data, size_t bytes, uint32_t num_kernel
   CuFileHeader header;
   if (bytes < sizeof(header)) return *wrong = "it has no header", code;
   std::memcpy(&header, data, sizeof(header));
-  if (std::memcmp(header.magic, kCuMagic, sizeof(kCuMagic)) != 0) return *wrong = "it is no file of CUDA code", code;
+  if (std::memcmp(header.magic, kCuMagic, sizeof(kCuMagic)) != 0) return *wrong = "it is not a file of CUDA code", code;
   if (header.version != kCuCodeVersion) {
     return *wrong = "it is of version " + std::to_string(header.version) + " and this runtime reads version " +
                     std::to_string(kCuCodeVersion),

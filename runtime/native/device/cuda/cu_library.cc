@@ -73,8 +73,9 @@ Status CuLibrary::Load(const std::string& path, std::shared_ptr<const CuLibrary>
   LLMC_CU_FUNCTIONS(LLMC_CU_FIND)
 #undef LLMC_CU_FIND
   if (missing != nullptr) {
-    return Status::Error(LLMC_ERR_NOT_FOUND, "The library " + path + " is no driver of CUDA 11.4 or later: it has no " +
-                                                 missing + "; install a newer driver.");
+    return Status::Error(LLMC_ERR_NOT_FOUND, "The library " + path +
+                                                 " is not a driver of CUDA 11.4 or later: it has no " + missing +
+                                                 "; install a newer driver.");
   }
   *out = std::move(loaded);
   return Status::Ok();

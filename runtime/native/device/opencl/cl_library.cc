@@ -42,7 +42,7 @@ Status ClLibrary::Load(const std::string& path, std::shared_ptr<const ClLibrary>
 #undef LLMC_CL_FIND
   if (missing != nullptr) {
     return Status::Error(LLMC_ERR_NOT_FOUND, "The library " + path +
-                                                 " is no loader of OpenCL 1.2 or later: it has no " + missing +
+                                                 " is not a loader of OpenCL 1.2 or later: it has no " + missing +
                                                  "; install another one.");
   }
   *out = std::move(loaded);

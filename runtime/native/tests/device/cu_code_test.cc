@@ -75,7 +75,7 @@ void TestDamage() {
     Put32(&file, at, value);
     return Wrong(file);
   };
-  CHECK_EQ(with(0, 0), "it is no file of CUDA code");
+  CHECK_EQ(with(0, 0), "it is not a file of CUDA code");
   CHECK_EQ(with(8, 2), "it is of version 2 and this runtime reads version 1");
   CHECK_EQ(with(16, 1000), "its table is cut off");
   const std::string outside = "image 0 is outside of it";

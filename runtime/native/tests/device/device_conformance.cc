@@ -577,7 +577,7 @@ int main(int argc, char** argv) {
   for (int i = 3; i < argc; ++i) {
     const std::string option = argv[i];
     const size_t equals = option.find('=');
-    if (equals == std::string::npos) return std::fprintf(stderr, "'%s' is no KEY=VALUE\n", argv[i]), 2;
+    if (equals == std::string::npos) return std::fprintf(stderr, "'%s' is not a KEY=VALUE\n", argv[i]), 2;
     if (option.substr(0, equals) == "defect") {
       defect = option.substr(equals + 1);
     } else {

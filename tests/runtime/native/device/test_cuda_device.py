@@ -83,7 +83,7 @@ def test_a_machine_without_a_device(stub: Stub, monkeypatch: pytest.MonkeyPatch,
 def test_a_library_that_is_none(tmp_path: Path, stub: Stub) -> None:
     with pytest.raises(LlmcError, match=r"The CUDA driver cannot be loaded .*install NVIDIA's driver"):
         Device("cuda", {"library": str(tmp_path / "nothing.so")})
-    with pytest.raises(LlmcError, match=r"libm.so.6 is no driver of CUDA 11.4 or later: it has no cuInit"):
+    with pytest.raises(LlmcError, match=r"libm.so.6 is not a driver of CUDA 11.4 or later: it has no cuInit"):
         Device("cuda", {"library": "libm.so.6"})
     with pytest.raises(LlmcError, match=r"no GPU number 3; this process may use numbers 0 … 0"):
         Device("cuda", {"library": str(stub.library), "device": 3})

@@ -56,7 +56,9 @@ def test_a_machine_without_a_device(stub: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_library_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(LlmcError, match=r"OpenCL cannot be loaded .*name one with library="):
         Device("opencl", {"library": str(tmp_path / "nothing.so")})
-    with pytest.raises(LlmcError, match=r"libm.so.6 is no loader of OpenCL 1.2 or later: it has no clGetPlatformIDs"):
+    with pytest.raises(
+        LlmcError, match=r"libm.so.6 is not a loader of OpenCL 1.2 or later: it has no clGetPlatformIDs"
+    ):
         Device("opencl", {"library": "libm.so.6"})
 
 

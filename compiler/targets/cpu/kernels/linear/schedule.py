@@ -38,7 +38,7 @@ class Schedule:
         try:
             return cls(**json.loads(text))
         except (TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{text!r} is no schedule: {error}") from None
+            raise ValueError(f"{text!r} is not a schedule: {error}") from None
 
 
 def neighbours(schedule: Schedule, row_tile: int, largest_tile: int) -> Iterator[tuple[str, Schedule]]:
