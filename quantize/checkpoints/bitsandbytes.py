@@ -1,9 +1,10 @@
 """bitsandbytes checkpoints: nf4 and fp4 in blocks of a row, or int8 rows.
 
-4 bits: `weight` bytes [N * K / 2, 1], the first number in the high half; `weight.absmax`, one scale a block, as float32
-or, quantized once more, as codes of `weight.nested_quant_map` with scales `weight.nested_absmax` and an offset; the
-table `weight.quant_map`; and settings in JSON, `weight.quant_state.bitsandbytes__nf4`. 8 bits: int8 `weight` and `SCB`
-[N], value = number * SCB / 127.
+4 bits: `weight` has bytes [N * K / 2, 1], the first number in the high half, and `weight.quant_map` is the table of
+values. `weight.absmax` has one scale a block, as float32. Quantized once more, it has codes of
+`weight.nested_quant_map` with scales `weight.nested_absmax` and an offset. Settings are JSON, in
+`weight.quant_state.bitsandbytes__nf4`.
+8 bits: int8 `weight` and `SCB` [N], value = number * SCB / 127.
 """
 
 from __future__ import annotations

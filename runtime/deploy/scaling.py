@@ -10,7 +10,10 @@ from typing import Any
 def wanted_replicas(
     loads: Mapping[Any, float], kv_uses: Mapping[Any, float], *, current: int, target_load: float, kv_high: float
 ) -> int:
-    """loads, kv_uses: by replica. Adds one replica if blocks run short, because sequences would be preempted."""
+    """The number of replicas for these loads.
+
+    loads, kv_uses: by replica. Adds one replica if blocks run short, because sequences would be preempted.
+    """
     by_load = math.ceil(sum(loads.values()) / target_load)
     mean_use = sum(kv_uses.values()) / len(kv_uses) if kv_uses else 0.0
     return max(by_load, current + 1 if mean_use > kv_high else 0)

@@ -28,8 +28,8 @@ LONGEST_BACKOFF_S = 86400.0
 
 
 class EngineOwner(Protocol):
-    """The owner of an engine; thread-safe. take_graphs: adds the new graphs of an artifact to the engine, off.
-    call_between_steps: runs work between two steps, and waits for it."""
+    """The owner of an engine; thread-safe. take_graphs: adds the new graphs of an artifact to the engine, switched
+    off. call_between_steps: runs work between two steps, and waits for it."""
 
     path: Path
     artifact: Artifact

@@ -67,7 +67,7 @@ class Backlog:
 
     @property
     def num_waiting(self) -> int:
-        """Their number; thread-safe."""
+        """The number of waiting prompts; thread-safe."""
         return sum(len(batch.waiting) for batch in list(self._open.values()))
 
     def clear(self) -> list[RequestStream]:

@@ -28,7 +28,7 @@ _DIGITS = 10
 
 
 def check_bounds(engine: AsyncEngine, body: BaseModel) -> None:
-    """Raises ApiError."""
+    """Raises ApiError for a field beyond the model's bounds."""
     most = engine.max_model_len - 1
     for name in _MAX_TOKENS:
         asked = _given(body, name)

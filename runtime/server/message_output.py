@@ -42,7 +42,7 @@ class MessageOutput:
                 yield self._more(function["arguments"])
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """Events of the end."""
+        """The events that end the answer."""
         if not self.blocks:
             yield from self._open("text", {"text": ""})
         yield from self._close()

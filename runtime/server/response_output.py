@@ -42,7 +42,7 @@ class ResponseOutput:
             yield from self._call(part)
 
     def finish(self, status: str) -> Iterator[dict[str, Any]]:
-        """Events of the end. status: of the last item, completed or incomplete."""
+        """The events that end the answer. status: of the last item, completed or incomplete."""
         if not self.items:
             yield from self._open("message", {"role": "assistant"})
         yield from self._close(status)

@@ -120,7 +120,7 @@ class SimulatedEngine(Engine):
         self._events = (abi.Event * self._POLL_CAPACITY)()
 
     def simulate(self, trace: SimulatedTrace, progress: Callable[[int], None] | None = None) -> tuple[Times, Times]:
-        """Runs the trace. Returns when each request's first and last token came, in nanoseconds [N] each, 0 for never.
+        """Runs the trace. Returns the times of each request's first and last token, in nanoseconds [N] each; 0: never.
 
         progress is called now and then with the number of finished requests; an exception it raises ends the run and is
         raised here. Raises LlmcError for an invalid trace, and for a second run.

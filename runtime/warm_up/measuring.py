@@ -14,7 +14,7 @@ from llmc.runtime.warm_up.disturbance import BUSY, Watch
 _MAX_REPEATS = 9
 # A replay that waited longer for a CPU in all measured something else.
 _CLEAN = BUSY / 2
-# So many undisturbed repeats replace the others; for them a load may be replayed so many times as often as else.
+# _ENOUGH undisturbed repeats replace the others. To get them, a load may have _PATIENCE times the usual replays.
 _ENOUGH, _PATIENCE = 3, 3
 
 

@@ -1,4 +1,4 @@
-"""A llama.cpp architecture: the family that reads it, and its tensor names here and there."""
+"""A llama.cpp architecture: the family that reads it, and its tensor names in llmc and in the file."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class LatentAttention(FloatAttention):
         return cells[1]
 
     def read_value_scales(self, key0: b.Expr, vector0: b.Expr, vector1: b.Expr) -> None:
-        """Those of keys, which values are a part of."""
+        """Reads the scales of the keys, which are also those of the values."""
         with T.serial(vector0, vector1) as v:
             base, within = self.key_place(b.let(key0 + v * b.WIDTH))
             at = base + self.pools.key_scales + within

@@ -158,7 +158,7 @@ def products(target: Target) -> str:
     """dot_s16, s16_sum, floats_of.
     bytes_even, bytes_odd: those bytes of a vector as numbers of 16 bits.
     rounded_s16: v · inverse as whole numbers of at most `limit`.
-    put_pairs: 16 of them as pairs, first those that bytes_even is multiplied by, of each four.
+    put_pairs: stores 16 numbers as 16-bit pairs; of each four, the even ones first.
     unless: 0 where v is `is`, elsewhere `other`.
     """
     halves = "<32 x i16>"
