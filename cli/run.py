@@ -111,7 +111,7 @@ def run_command(
         "larger", metavar=POLICY_HELP, help="How to run a step that no bucket fits; see docs/buckets.md."
     ),
     record_misses: Path | None = typer.Option(
-        None, metavar="FILE", help="Append the shapes of such steps to FILE, for llmc buckets misses."
+        None, metavar="FILE", help="Append the shapes of steps that fit no bucket to FILE, for llmc buckets misses."
     ),
     memory_utilization: float | None = typer.Option(None, *UTILIZATION_NAMES, metavar="SHARE", help=UTILIZATION_HELP),
     graph_reserved_memory: float | None = typer.Option(None, envvar=RESERVED_ENV, metavar="SHARE", help=RESERVED_HELP),

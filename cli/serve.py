@@ -38,8 +38,9 @@ from llmc.units import parse_size
 _HELP = """Serve an artifact or a model (downloaded, compiled, cached) over OpenAI's HTTP API.
 
 /ready answers 200 when every graph is warm, or, with --ready-after hot, the graphs that traffic needs most. Nothing
-compiles while requests are served. Unknown costs of graphs are measured at the start if that takes under two seconds on
-an idle machine. SIGTERM and Ctrl+C let running requests finish; a second signal ends them at once.
+compiles while requests are served; with --miss-policy background or --replan auto, another process compiles. Unknown
+costs of graphs are measured at the start if that takes under two seconds on an idle machine. SIGTERM and Ctrl+C let
+running requests finish; a second signal ends them at once.
 
 \b
 Examples:

@@ -65,7 +65,9 @@ SERVING = ConfigFlags(
     ),
     weight_memory=Flag(WEIGHT_HELP, default=WeightMemory.copied, given=WeightMemory, read=str),
     prefix_cache=Flag("Reuse KV blocks of equal prompt prefixes."),
-    record_misses=Flag("Append the shapes of such steps to FILE, for llmc buckets misses.", metavar="FILE"),
+    record_misses=Flag(
+        "Append the shapes of steps that fit no bucket to FILE, for llmc buckets misses.", metavar="FILE"
+    ),
     guided_threads=Flag(
         "Threads that compute masks of guided requests; 0: by the number of CPUs.", min=0, max=256, metavar="N"
     ),
