@@ -13,7 +13,7 @@ import pytest
 import llmc
 
 from support.paths import ROOT
-from support.prose import num_words, sentences
+from support.prose import num_words, sentences, sentences_of_tables
 
 MOST_WORDS = 40
 # As a rule a sentence has no more. Of a page, two and one in twelve may; of all pages together, one in thirty.
@@ -33,7 +33,8 @@ def pages() -> list[Path]:
 
 
 def too_long(text: str) -> list[str]:
-    return [f"{num_words(one)} words: {one}" for one in sentences(text) if num_words(one) > MOST_WORDS]
+    read = (*sentences(text), *sentences_of_tables(text))
+    return [f"{num_words(one)} words: {one}" for one in read if num_words(one) > MOST_WORDS]
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
@@ -66,6 +67,14 @@ def test_sentences_are_found() -> None:
         "One.", "Two goes on, Code, to a link?", '"Three!"', "Four:", "five six.", "Seven", "eight", "goes on", "Nine.",
     ]  # fmt: skip
     assert num_words("It is -- as said -- `code`.") == 5
+
+
+def test_sentences_of_tables_are_found() -> None:
+    table = (
+        "Not this.\n\n| head | |\n|---|---|\n| One. Two `a|b`, [a\\|link](x.md) | three |\n\n```\n| nor. This |\n```\n"
+    )
+    found = [one for one in sentences_of_tables(table) if num_words(one)]
+    assert found == ["head", "One.", "Two Code, a\\|link", "three"]
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
