@@ -169,7 +169,7 @@ class CostTable:
         """The table in parsed JSON. Raises CostTableError."""
         version = data.get(_MARK) if isinstance(data, dict) else None
         if isinstance(version, bool) or not isinstance(version, int) or version not in _ROW_KEYS:
-            raise CostTableError(f'{name} is none of version {VERSION}: it needs "{_MARK}": {VERSION}')
+            raise CostTableError(f'{name} is not of version {VERSION}: it needs "{_MARK}": {VERSION}')
         given = {key: value for key, value in data.items() if key != _MARK}
         if unknown := sorted(set(given) - _FIELDS):
             raise CostTableError(f"{name} has the unknown field {shown(unknown[0])}: measure again with llmc warmup")

@@ -84,7 +84,7 @@ class Cursor:
             return self.text(f"the value of {key}")
         if type == ARRAY:
             return self._array(key, 1)
-        raise self.broken(f"metadata {brief(key)} has type {type}, which is none of 0 to 12")
+        raise self.broken(f"metadata {brief(key)} has type {type}, which is not one of 0 to 12")
 
     def _array(self, key: str, depth: int) -> ArrayValue:
         if depth > _MAX_DEPTH:
@@ -106,7 +106,7 @@ class Cursor:
             for _ in range(count):
                 self._array(key, depth + 1)
         else:
-            raise self.broken(f"metadata {brief(key)} is an array of type {type}, which is none of 0 to 12")
+            raise self.broken(f"metadata {brief(key)} is an array of type {type}, which is not one of 0 to 12")
         return ArrayValue(self, key, type, count, begin, self.at)
 
     def _skip_strings(self, count: int, key: str) -> None:

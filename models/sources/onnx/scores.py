@@ -95,7 +95,7 @@ def scores_of(q: Rows, k: Rows, batch: int) -> Scores:
     _, tokens, dim = _heads(q, batch)
     heads, dim_k, keys = _heads(k, batch)
     if k.space == "cached" or q.space != "new" or dim_k != dim or q.tok.size != batch * heads * tokens * dim:
-        raise Unrecognised("multiplies rows that are no queries and keys")
+        raise Unrecognised("multiplies rows that are not queries and keys")
     _check_tokens(q, batch, heads, tokens, token_axis=2)
     _check_tokens(k, batch, heads, keys, token_axis=3)
     return Scores((*q.shape[:-1], keys), batch, heads, dim, q.flat, k.flat, k.space)
@@ -107,7 +107,7 @@ def attended(weights: Scores, v: Rows) -> Rows:
         raise Unrecognised("multiplies scores without a softmax by values")
     heads, keys, width = _heads(v, weights.batch)
     if v.space != weights.space or heads != weights.heads or keys != weights.shape[-1]:
-        raise Unrecognised("weighs rows that are no values of the keys")
+        raise Unrecognised("weighs rows that are not values of the keys")
     _check_tokens(v, weights.batch, heads, keys, token_axis=2)
     tokens = weights.shape[-2]
     shape = (*weights.shape[:-1], width)

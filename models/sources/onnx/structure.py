@@ -163,7 +163,7 @@ def _walk(stream: Flat, probe: Probe) -> tuple[Base, list[Block], bool]:
             break
     inside = [part for part in parts_of(stream) if _is_of_block(part.term)]
     if stream.const is not None:
-        raise Unrecognised("adds numbers to the rows of a layer that are no bias")
+        raise Unrecognised("adds numbers that are not a bias to the rows of a layer")
     made = (_block(part, probe, sums=False) for part in inside)
     found = sorted(made, key=lambda block: len(parts_of(block.reads)))
     outside = Flat(stream.size, tuple(p for p in parts_of(stream) if not any(p is q for q in inside)))
@@ -247,7 +247,7 @@ def linear_of(heads: Heads) -> tuple[Linear, Norm | None]:
         norm = source
         parts = parts_of(source.x)
         if len(parts) != 1 or parts[0].factor != 1.0 or source.x.const is not None:
-            raise Unrecognised("norms heads that are no part of one layer")
+            raise Unrecognised("norms heads that are not part of one layer")
         source = parts[0].term
     if not isinstance(source, Linear):
         raise Unrecognised("attends to rows that no linear layer makes")
