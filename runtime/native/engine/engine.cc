@@ -102,7 +102,7 @@ Status Engine::Land() {
     if (!step_.on_its_way) return Status::Ok();
     const uint64_t begin = MonotonicNs();
     bool stepped = false;
-    const Status status = EndStep(false, &stepped);
+    const Status status = EndStep(false, begin, &stepped);
     CountTime(stepped, MonotonicNs() - begin);
     Publish(stepped, true);
     return status;
@@ -114,12 +114,13 @@ Status Engine::StepOnce(bool* progressed) {
   const uint64_t begin = MonotonicNs();
   TakeInbox(begin);
   const uint64_t preemptions = scheduler_.num_preemptions();
-  bool run = step_.on_its_way, stepped = false;
+  const bool ahead = step_.on_its_way;
+  bool run = ahead, stepped = false;
   Status status;
-  if (!run) status = BeginStep(&run);
+  if (!ahead) status = BeginStep(&run);
   *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
   const uint64_t output_tokens = counters_.output_tokens;
-  if (run && status.ok()) status = EndStep(true, &stepped);
+  if (run && status.ok()) status = EndStep(true, ahead ? begin : step_.enqueued_ns, &stepped);
   const uint64_t took = MonotonicNs() - begin;
   if (stepped) speculator_.Learn(counters_.output_tokens - output_tokens, took);
   CountTime(stepped, took);
@@ -153,7 +154,7 @@ Status Engine::BeginStep(bool* run) {
   step_.enqueued_ns = replay;
   if (status.ok()) status = CopyBlocks();
   if (status.ok() && *run) status = Enqueue(&step_);
-  counters_.replay_ns += MonotonicNs() - replay;
+  if (!*run || !status.ok()) counters_.replay_ns += MonotonicNs() - replay;
   if (!status.ok()) {
     Scheduler::DropGuesses(&step_.plan);
     FailAll(status);
@@ -178,9 +179,9 @@ Status Engine::Enqueue(EngineStep* step) {
 
 // Waits for the step in flight and processes its results. Meanwhile requests are taken in and the next step is planned,
 // which changes nothing that the device uses. If goes_on, that step is enqueued before these results are processed.
+// since_ns: start of the host's share of the replay: the enqueueing, or this call if the step was ahead.
 // *stepped: this step ended well, whatever became of the next one.
-Status Engine::EndStep(bool goes_on, bool* stepped) {
-  const uint64_t begin = MonotonicNs();
+Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   const bool writes = model_.vector_width == 0;
   if (writes) ListTasks(&step_);
   outcomes_.resize(step_.tasks.size());
@@ -194,7 +195,7 @@ Status Engine::EndStep(bool goes_on, bool* stepped) {
   step_.on_its_way = false;
   const uint64_t done = MonotonicNs();
   replay_ns_ = done - step_.enqueued_ns;
-  counters_.replay_ns += done - begin;
+  counters_.replay_ns += done - since_ns;
   if (!status.ok()) {
     GiveUp(&step_);
     Scheduler::DropGuesses(&step_.plan);

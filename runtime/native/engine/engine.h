@@ -113,7 +113,7 @@ class Engine {
   Status StepOnce(bool* progressed);
   Status Land();
   Status BeginStep(bool* run);
-  Status EndStep(bool goes_on, bool* stepped);
+  Status EndStep(bool goes_on, uint64_t since_ns, bool* stepped);
   Status CopyBlocks();
   Status Enqueue(EngineStep* step);
   void TakeArrivals();

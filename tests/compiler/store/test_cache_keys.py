@@ -222,7 +222,7 @@ def test_source_digests_are_each_templates_own(tmp_path: Path) -> None:
     assert {op for op, digest in edit("builder.py").items() if digest != before[op]} == set(before)
     readers = {"linear", "linear_quant", "embedding_quant", *of_experts}
     assert {op for op, digest in edit("linear/readers/nibbles.py").items() if digest != before[op]} == readers
-    by_int8 = readers | {"quantize_rows", "rms_norm", "expert_quantize"}
+    by_int8 = readers | {"quantize_rows", "rms_norm", "expert_quantize", "paged_attention", "latent_attention"}
     assert {op for op, digest in edit("ir/int8.py").items() if digest != before[op]} == by_int8
 
 
