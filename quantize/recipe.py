@@ -48,6 +48,11 @@ def layer_kind(weight: str) -> str:
     return _LAYER.sub("", weight).removesuffix(".weight")
 
 
+def _described(scheme: Scheme) -> str:
+    """One line for people, and everything that identifies the format: kept graphs are found by it."""
+    return f"{scheme.describe()} ({' '.join(map(str, scheme.weight.record().values()))})"
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The schemes of a model's linear layers, by weight name; layers without an entry are not quantized.
@@ -80,7 +85,7 @@ class Recipe:
         """One line with the scheme of each weight; unique among recipes of a model."""
         users: dict[str, list[str]] = {}
         for name, scheme in self.schemes.items():
-            users.setdefault(scheme.describe(), []).append(name)
+            users.setdefault(_described(scheme), []).append(name)
         found = [f"{scheme}: {' '.join(sorted(names))}" for scheme, names in sorted(users.items())]
         return "; ".join((*found, *filter(None, (self.order(),))))
 
