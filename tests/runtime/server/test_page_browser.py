@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -398,6 +400,26 @@ def test_replicas_and_adapters_where_there_are_any(page: Page, running: Running)
     begin(page, "select")
     assert page.evaluate("asked[0].model") == "sql"
     answer(page, says("x"))
+
+
+def test_guesses_where_there_are_any(page: Page, running: Running) -> None:
+    assert page.locator("#speculation").is_hidden()
+    state, polls = running.client.get("/v1/llmc/state").json(), itertools.count()
+
+    def answered(route: Any) -> None:
+        n = next(polls)
+        counts = {"drafted_tokens": 100 + 10 * n, "accepted_tokens": 60 + 7 * n, "speculative_steps": 40 + 2 * n}
+        engine = {**state["engine"], **counts}
+        route.fulfill(json={**state, "speculate": "ngram:4", "uptime_s": 10.0 + n, "engine": engine})
+
+    page.route("**/v1/llmc/state", answered)
+    show(page, running)
+    page.wait_for_selector("#speculation:visible")
+    wait(page, "document.getElementById('guesses-right').textContent.startsWith('70')")
+    assert page.locator("#guesses-gain").text_content() == "+3.50"
+    summary = page.locator("#speculation-summary").text_content() or ""
+    assert re.fullmatch(r"ngram:4, \d+ of \d+ guesses right in \d+ steps", summary), summary
+    assert axe_violations(page) == []
 
 
 def test_a_key_is_asked_for_and_never_kept(browser: Browser, english_artifact: Path) -> None:
