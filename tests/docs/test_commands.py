@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from llmc.cli.main import build_app, main
+from llmc.cli.main import build_app
 
 from support.paths import ROOT
 
