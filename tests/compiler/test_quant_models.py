@@ -197,8 +197,6 @@ def test_recipes() -> None:
     assert schemes(("lm_head", names[1])) == {names[0]: "w4a8"}
     assert schemes(("mlp.down",)) == {names[2]: "w8a8"}
     described = Recipe.of(QuantConfig("w4a8", group_size=32), names, head=names[2]).describe()
-    assert (
-        "w4a8 in symmetric groups of 32 (steps 32 False): layers.0.mlp.down.weight layers.1.mlp.down.weight"
-        in described
-    )
+    both = "layers.0.mlp.down.weight layers.1.mlp.down.weight"
+    assert f"w4a8 in symmetric groups of 32 (steps 32 False): {both}" in described
     assert isinstance(QuantConfig("w4a8").head, Scheme)
