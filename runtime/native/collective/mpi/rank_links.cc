@@ -161,10 +161,10 @@ struct RankLinks::Link {
   }
 };
 
-RankLinks::RankLinks(uint32_t rank, uint32_t num_ranks) : rank_(rank), num_ranks_(num_ranks) {}
+RankLinks::RankLinks(uint32_t num_ranks) : num_ranks_(num_ranks) {}
 
 Status RankLinks::Listen(uint32_t num_ranks, RankInvitation* invitation, std::unique_ptr<RankLinks>* out) {
-  std::unique_ptr<RankLinks> links(new RankLinks(0, num_ranks));
+  std::unique_ptr<RankLinks> links(new RankLinks(num_ranks));
   *invitation = {};
   FillToken(invitation->token, sizeof(invitation->token));
   FillToken(invitation->answer, sizeof(invitation->answer));
@@ -243,7 +243,7 @@ Status RankLinks::AwaitOthers() {
 
 Status RankLinks::Join(const RankInvitation& invitation, uint32_t rank, uint32_t num_ranks,
                        std::unique_ptr<RankLinks>* out) {
-  std::unique_ptr<RankLinks> links(new RankLinks(rank, num_ranks));
+  std::unique_ptr<RankLinks> links(new RankLinks(num_ranks));
   const std::string host = HostName(), all = invitation.addresses;
   Frame hello{};
   hello.kind = Kind::kHello;

@@ -45,7 +45,7 @@ class RankLinks {
   enum class Kind : uint32_t;
   struct Frame;
   struct Link;
-  RankLinks(uint32_t rank, uint32_t num_ranks);
+  explicit RankLinks(uint32_t num_ranks);
   void Start();
   void Watch();
   void Read(Link* link);
@@ -54,7 +54,7 @@ class RankLinks {
   void SendAll(const Frame& frame, const Link* but = nullptr);
   void Note(uint32_t rank, const std::string& why, const Link* told_by);
 
-  const uint32_t rank_, num_ranks_;
+  const uint32_t num_ranks_;
   int listener_ = -1;
   std::string token_, answer_;
   std::vector<Link> links_;  // on rank 0: to each other rank; elsewhere: to rank 0
