@@ -49,13 +49,14 @@ test-exhaustive: $(STAMP)
 
 test-all: test test-slow test-levels
 
-# What depends on the machine's instruction sets, as if it were one of the lowest ISA level; as one of each other lower
-# level the kernels whose instructions differ there, and whole models.
+# What depends on the machine's instruction sets, as if it were one of the lowest ISA level, but for kernels that make test
+# runs on that level anyway; as one of each level between, attention, kernels of rows, and whole models.
 CPU_TESTS := tests/compiler/targets/cpu
-LEVEL_TESTS := $(CPU_TESTS)/test_quant_kernels.py $(CPU_TESTS)/test_kernels_attention.py $(CPU_TESTS)/test_generic_kernels.py \
-  tests/compiler/test_parity.py tests/compiler/test_quant_models.py
+LOWEST_TESTS := tests $(addprefix --ignore=$(CPU_TESTS)/test_,kernels.py kernels_attention.py \
+  attention_scores.py fixed_rows.py paired_rows.py ir_fixed.py ir_helpers.py ir_tiles.py kv_helpers.py)
+LEVEL_TESTS := $(CPU_TESTS)/test_kernels_attention.py $(CPU_TESTS)/test_generic_kernels.py tests/compiler/test_quant_models.py
 test-levels: $(STAMP)
-	@tests=; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
+	@tests="$(LOWEST_TESTS)"; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
 	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m "native and not exhaustive" $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
 
 # 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
