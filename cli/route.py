@@ -12,6 +12,7 @@ import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 
@@ -62,14 +63,7 @@ ROUTING = ConfigFlags(
     load_factor=Flag(
         "Load, relative to the mean, up to which a replica gets prompts by prefix.", min=1, metavar="X", callback=finite
     ),
-    max_body_bytes=Flag("Largest body of a request.", name="max_body_size", size=True, metavar="SIZE"),
-    client_timeout_s=Flag(
-        "Seconds for a request to arrive, and for a client to continue reading; 0: no limit.",
-        name="client_timeout",
-        min=0,
-        metavar="S",
-        callback=finite,
-    ),
+    **HTTP_LIMITS,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
+from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.runtime.server.config import ServerConfig
@@ -33,13 +34,7 @@ SERVING = ConfigFlags(
     allow_credentials=Flag("Allow credentials for CORS.", "--allow-credentials"),
     ssl_certfile=Flag("TLS certificate (PEM).", metavar="FILE"),
     ssl_keyfile=Flag("Private key of the certificate (PEM).", metavar="FILE"),
-    max_body_bytes=Flag("Largest body of a request.", name="max_body_size", size=True, metavar="SIZE"),
-    client_timeout_s=Flag(
-        "Seconds for a request to arrive, and for a client to continue reading; 0: no limit.",
-        name="client_timeout",
-        min=0,
-        metavar="S",
-    ),
+    **HTTP_LIMITS,
     generation_config=Flag("Sampling defaults; auto: the model's; none: OpenAI's.", metavar="auto|none"),
     chat_template=Flag("Jinja chat template, instead of the model's.", metavar="FILE"),
     tool_call_parser=Flag(
