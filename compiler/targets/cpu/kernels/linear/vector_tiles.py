@@ -93,7 +93,7 @@ class VectorTiles:
 
     def _tile(self, tile: Tile) -> None:
         p, kb, walk = self.p, tile.kb, tile.walk
-        if p.quantized:
+        if p.quantized or p.gated:
             # Otherwise LLVM keeps constants of other loops in registers, and too few remain for the sums.
             b.do("forget_registers")
         vectors = len(tile.panels) * p.vectors
