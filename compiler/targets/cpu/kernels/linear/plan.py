@@ -238,10 +238,12 @@ def _side_by_side(p: Problem, streams: int, reader: Reader) -> int:
     """Number of panels that one row tile reads at once.
 
     One row: `streams`, if the registers hold their sums. More rows: whatever number the registers hold the sums of.
+    A group of integers has its own sums beside those of all groups, so either may take a third of the registers.
     """
     registers = _REGISTERS[p.target.lanes]
     if p.tile == 1:
-        streams = min(streams, registers * 3 // 4 // p.vectors)
+        most = registers // 3 if p.integer and p.number_groups > 1 else registers * 3 // 4
+        streams = min(streams, most // p.vectors)
     else:
         weights = 1 if reader.as_it_lies or not p.quantized else 2  # registers of a weight: as packed, and as numbers
         streams = (registers - 2) // (p.tile + weights) // p.vectors
