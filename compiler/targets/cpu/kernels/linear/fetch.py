@@ -27,8 +27,9 @@ class Fetches:
     def streams(self, panels: Sequence[b.Expr]) -> Fetch:
         """Prefetches for one row tile, with each line of each panel.
 
-        Few rows prefetch from the same panel, a fixed distance ahead; so do more rows of floats, further ahead. More
-        rows of numbers prefetch from the next panels, at one place per vector of a line: few streams are slow.
+        Few rows prefetch from the same panel, a fixed distance ahead; so do more rows of floats, and of numbers that
+        become bf16, further ahead. More rows of other numbers prefetch from the next panels, at one place per vector
+        of a line: few streams are slow.
         """
         p, reader = self.p, self.reader
         apart = b.ceil_div(reader.panel_words * p.vectors, reader.line_vectors)
@@ -36,7 +37,7 @@ class Fetches:
         def fetch(line: b.Expr, v: int) -> None:
             panel, of_panel = panels[v // p.vectors], v % p.vectors
             for place in range(of_panel, reader.line_vectors, p.vectors):
-                if not p.quantized or p.tile <= _ROWS_OF_STREAMS:
+                if not p.quantized or p.paired or p.tile <= _ROWS_OF_STREAMS:
                     at = reader.share(panel, line) + (place * b.WIDTH + self.ahead)
                     if p.fixed:
                         # Behind the panel's end lie the panels read beside it: skip to the first that is not read.
@@ -52,7 +53,7 @@ class Fetches:
 
         if not p.quantized:
             return Fetch(before_line=all_of)
-        beside = self.planes(panels) if p.paired and p.tile <= _ROWS_OF_STREAMS else None
+        beside = self.planes(panels) if p.paired else None
         return Fetch(at_line=fetch, at_group=beside or self.groups(panels, len(panels)))
 
     def planes(self, panels: Sequence[b.Expr]) -> Callable[[b.Expr], None] | None:

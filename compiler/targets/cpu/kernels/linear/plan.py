@@ -239,7 +239,10 @@ def _side_by_side(p: Problem, streams: int, reader: Reader) -> int:
 
     One row: `streams`, if the registers hold their sums. More rows: whatever number the registers hold the sums of.
     A group of integers has its own sums beside those of all groups, so either may take a third of the registers.
+    Numbers that become bf16 are read in one stream.
     """
+    if p.paired:
+        return 1
     registers = _REGISTERS[p.target.lanes]
     if p.tile == 1:
         most = registers // 3 if p.integer and p.number_groups > 1 else registers * 3 // 4
