@@ -63,7 +63,7 @@ def test_sentences_of_the_readme_state_published_figures() -> None:
     assert f"0.5B model {start} s after its start" in readme
     (zen,) = (
         row["figures"]["prefill:512"][0]
-        for row in Results.load("zen-5-bf16-dots-qwen2.5-0.5b").document["ratios"]
+        for row in Results.load("zen-5-qwen2.5-0.5b").document["ratios"]
         if (row["variant"], row["peer"]) == ("w4a16", ["openvino", "int4"])
     )
     assert (zen < 1) == ("`w4a16` is slower than OpenVINO's int4 at prompts" in readme)
