@@ -239,13 +239,15 @@ def _side_by_side(p: Problem, streams: int, reader: Reader) -> int:
 
     One row: `streams`, if the registers hold their sums. More rows: whatever number the registers hold the sums of.
     A group of integers has its own sums beside those of all groups, so either may take a third of the registers.
+    Narrow registers hold neither; there more panels are faster, although sums spill.
     Numbers that become bf16 are read in one stream.
     """
     if p.paired:
         return 1
     registers = _REGISTERS[p.target.lanes]
     if p.tile == 1:
-        most = registers // 3 if p.integer and p.number_groups > 1 else registers * 3 // 4
+        both = p.integer and p.number_groups > 1 and p.target.lanes == b.WIDTH
+        most = registers // 3 if both else registers * 3 // 4
         streams = min(streams, most // p.vectors)
     else:
         weights = 1 if reader.as_it_lies or not p.quantized else 2  # registers of a weight: as packed, and as numbers
