@@ -35,15 +35,12 @@ class CpuNewGraphs final : public NewGraphs {
         spread_(spread) {}
 
   Status Prepare() override {
-    if (artifact_ == nullptr) return Status::Ok();
     LLMC_RETURN_IF_ERROR(artifact_->CheckExtends(*older_));
     shapes_ = artifact_->shape().graphs;
-    weights_moved_ = memory_.weights.moved_bytes();
     std::shared_ptr<const CpuCode> code;
     LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact_, &code));
     LLMC_RETURN_IF_ERROR(
         CpuProgram::Make(std::move(artifact_), std::move(code), memory_, num_threads_, &arena_, &program_));
-    artifact_ = nullptr;
     // Touched here, so that no step waits for pages, neither of old graphs nor of new ones.
     program_.TouchOwn();
     if (program_.arena().pages == arena_.pages) return Status::Ok();
@@ -57,8 +54,8 @@ class CpuNewGraphs final : public NewGraphs {
   }
 
   // Call between two steps, after Prepare.
-  void Finish(const CpuProgram& running, NodeSpread* spread) {
-    if (memory_.weights.moved_bytes() != weights_moved_) program_.ResolveWeights(memory_.weights);
+  void Finish(const CpuProgram& running, const WeightMemory& weights, NodeSpread* spread) {
+    if (memory_.weights == nullptr) program_.ResolveWeights(weights);
     if (program_.arena().pages == running.arena().pages) {
       program_.SetTouched(running.arena());
     } else {
@@ -69,12 +66,11 @@ class CpuNewGraphs final : public NewGraphs {
   std::vector<GraphShape>& shapes() { return shapes_; }
 
  private:
-  std::shared_ptr<const Artifact> artifact_, older_;  // artifact_: null once moved to the program
+  std::shared_ptr<const Artifact> artifact_, older_;
   CpuProgram::Memory memory_;
   uint32_t num_threads_;
   CpuArena arena_;
   NodeSpread spread_;
-  uint64_t weights_moved_ = 0;
   CpuProgram program_;
   std::vector<GraphShape> shapes_;
 };
@@ -151,17 +147,17 @@ Status CpuDevice::LoadProgram(std::shared_ptr<const Artifact> artifact, std::sha
 
 Status CpuDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
   const CpuProgram& program = replay_.program();
-  auto graphs = std::make_unique<CpuNewGraphs>(artifact, program.shared_artifact(), memory(), team_->num_threads(),
-                                               program.arena(), spread_);
+  CpuProgram::Memory shared = memory();
   // While weights are moving, their addresses may be read only between two steps.
-  if (!weights_.settled()) LLMC_RETURN_IF_ERROR(graphs->Prepare());
-  *out = std::move(graphs);
+  if (!weights_.settled()) shared.weights = nullptr;
+  *out = std::make_unique<CpuNewGraphs>(artifact, program.shared_artifact(), shared, team_->num_threads(),
+                                        program.arena(), spread_);
   return Status::Ok();
 }
 
 void CpuDevice::Adopt(NewGraphs* graphs) {
   CpuNewGraphs& mine = *static_cast<CpuNewGraphs*>(graphs);
-  mine.Finish(replay_.program(), &spread_);
+  mine.Finish(replay_.program(), weights_, &spread_);
   replay_.Adopt(mine.program());
   shape_.graphs.swap(mine.shapes());
 }

@@ -88,7 +88,7 @@ class CpuDevice final : public Device, public CommandRunner {
             std::shared_ptr<Collective> collective);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
-  CpuProgram::Memory memory() const { return {weights_, pool_, adapters_}; }
+  CpuProgram::Memory memory() const { return {&weights_, pool_, adapters_}; }
 
   ModelShape shape_;
   KvPool pool_;

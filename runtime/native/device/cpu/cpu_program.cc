@@ -50,7 +50,7 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   for (uint32_t i = 0; i < kNumInputs; ++i) out->inputs_[i] = reinterpret_cast<int32_t*>(out->io_.data() + offsets[i]);
   out->logits_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs]);
   if (width > 0) out->states_ = reinterpret_cast<float*>(out->io_.data() + offsets[kNumInputs + 1]);
-  out->weights_ = &memory.weights;
+  out->weights_ = memory.weights;
   out->pool_ = &memory.pool;
   out->adapters_ = &memory.adapters;
   out->steps_.resize(artifact.graphs().size());
@@ -65,7 +65,7 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
 void* CpuProgram::Address(const OperandRecord& operand) const {
   switch (static_cast<OperandKind>(operand.kind)) {
     case OperandKind::kArena: return arena_.pages->data() + operand.offset;
-    case OperandKind::kWeight: return weights_->address(operand.index) + operand.offset;
+    case OperandKind::kWeight: return weights_ == nullptr ? nullptr : weights_->address(operand.index) + operand.offset;
     case OperandKind::kInput: return reinterpret_cast<char*>(inputs_[operand.index]) + operand.offset;
     case OperandKind::kKeyPool: return pool_->keys(operand.index);
     case OperandKind::kValuePool: return pool_->values(operand.index);
@@ -142,6 +142,7 @@ StreamedWeight CpuProgram::Streamed(const CommandRecord& command, const Step& st
 
 void CpuProgram::ResolveWeights(const WeightMemory& weights) {
   const Artifact& artifact = *artifact_;
+  weights_ = &weights;
   for (uint32_t g = 0; g < graphs_.size(); ++g) {
     if (graphs_[g].begin == nullptr) continue;
     const GraphRecord& graph = artifact.graphs()[g];

@@ -50,9 +50,10 @@ class CpuProgram {
   };
 
   CpuProgram() = default;
-  // Memory of operands that belong to no single graph.
+  // Memory of operands that belong to no single graph. weights: nullptr if they may move meanwhile; then call
+  // ResolveWeights before a replay.
   struct Memory {
-    const WeightMemory& weights;
+    const WeightMemory* weights;
     const KvPool& pool;
     const AdapterPools& adapters;
   };
@@ -83,7 +84,7 @@ class CpuProgram {
   void TouchOwn();
   // Copies from a shared arena how much of it was touched.
   void SetTouched(const CpuArena& arena) { arena_.touched_bytes = arena.touched_bytes; }
-  // Call between two replays, after the weights have moved.
+  // Call between two replays, after the weights have moved, or to set them.
   void ResolveWeights(const WeightMemory& weights);
   // Returns a graph with its tasks distributed to num_threads threads. Resolves a released graph again. Call between
   // two replays.
