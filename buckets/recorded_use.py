@@ -121,3 +121,22 @@ def _read(path: Path) -> str:
         raise BucketError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise BucketError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def read_acceptance(path: Path) -> float:
+    """The share of judged guesses that were right, in a saved /metrics: the odds of a guess if those before it are
+    right. Raises BucketError if no guess was judged."""
+    counts = {"llmc_accepted_tokens_total": 0.0, "llmc_judged_tokens_total": 0.0}
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name in counts:
+            try:
+                counts[name] = float(value.split()[0])
+            except (ValueError, IndexError):
+                raise BucketError(f"{path} has {shown(line[:60])}, which is no sample: save /metrics again") from None
+    right, judged = counts.values()
+    if not 0 <= right <= judged or not 0 < judged < 1 << 62:
+        raise BucketError(
+            f"{path} tells of no guesses: save /metrics of a server that ran with --speculate, or give a number"
+        )
+    return right / judged

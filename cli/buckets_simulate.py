@@ -15,6 +15,8 @@ import typer
 
 from llmc.buckets import BucketError, Limits, parse_spec
 from llmc.buckets.cost_bounds import CONFIDENCE
+from llmc.buckets.verify_buckets import DEFAULT_ODDS, MAX_GUESSES
+from llmc.cli.options.acceptance import acceptance_odds
 from llmc.cli.options.numbers import finite
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ Examples:
   llmc buckets simulate --trace trace.jsonl --buckets qwen.llmc --buckets planned.toml --html report.html
   llmc buckets simulate --trace trace.csv --buckets "prefill=1x256:256:4096,decode=1:8:32x512:512:4096" --model llama
   llmc buckets simulate --trace trace.csv --buckets a.toml --buckets b.toml --speed 2 --png report.png --json
+  llmc buckets simulate --trace trace.jsonl --buckets qwen.llmc --speculate 7 --acceptance metrics.txt
 """
 _LONGEST_NAME = 24
 
@@ -78,6 +81,12 @@ def simulate_command(
     max_prefill_tokens: int = typer.Option(0, min=0, metavar="N", help="Tokens per prefill step; 0: as many as fit."),
     prefix_cache: bool = typer.Option(True, "--prefix-cache/--no-prefix-cache", help="Reuse common prefixes."),
     strict: bool = typer.Option(False, "--strict", help="Fail requests that miss instead of using a larger graph."),
+    speculate: int = typer.Option(0, min=0, max=MAX_GUESSES, metavar="N", help="Guesses per sequence and decode step."),
+    acceptance: str = typer.Option(
+        f"{DEFAULT_ODDS:g}",
+        metavar="X|FILE",
+        help="Probability that a guess is right if those before it are, or saved /metrics of a server that measured.",
+    ),
     speed: float = typer.Option(1.0, min=1e-6, callback=finite, help="Factor for the arrival rate."),
     limit: int = typer.Option(0, min=0, metavar="N", help="Use only the first N requests; 0: all."),
     html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with heat maps to FILE."),
@@ -100,6 +109,8 @@ def simulate_command(
         max_prefill_tokens=max_prefill_tokens,
         prefix_cache=prefix_cache,
         strict=strict,
+        guesses=speculate,
+        odds=acceptance_odds(acceptance) if speculate else 0.0,
     )
     costs, resources = _costs(ladders, cost_table, model, gflops, bandwidth, overhead_us, prefill_rate, decode_step_ms)
     what_if = WhatIf(requests, server, costs, resources, speed)
@@ -247,6 +258,8 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
         "speed": what_if.speed,
         "max_model_len": server.max_model_len,
         "max_num_seqs": server.max_num_seqs,
+        "speculate": server.guesses,
+        "acceptance": server.odds if server.guesses else None,
         "ladders": [
             {
                 "name": one.ladder.name,
@@ -272,6 +285,9 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
                 "unserved": one.unserved,
                 "preemptions": one.preemptions,
                 "prefix_hit_rate": one.hit_rate,
+                "guessing_steps": one.guessing_steps,
+                "drafted_tokens": one.drafted,
+                "accepted_tokens": one.accepted,
                 **{
                     f"{name}_p{percent}_s": percentile(values, percent)
                     for name, values in (

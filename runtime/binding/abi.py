@@ -273,6 +273,7 @@ class EngineStats(ctypes.Structure):
             "draft_ns",
             "num_ahead_steps",
             "num_thrown_rows",
+            "judged_tokens",
         ),
     ]
 
@@ -344,7 +345,7 @@ class SimModel(ctypes.Structure):
         ("reserved", c_uint32),
         ("kv_block_bytes", c_uint64),
         ("graphs", POINTER(SimGraph)),
-        *_each(c_double, "step_ns", "token_ns"),
+        *_each(c_double, "step_ns", "token_ns", "guess_odds"),
     ]
 
 
@@ -369,7 +370,7 @@ class SimLoad(ctypes.Structure):
         *_each(c_uint32, "struct_size", "graph", "num_seqs", "length"),
         *_each(c_uint64, "replays", "tokens", "contexts"),
         *_each(c_double, "ns", "exact_ns"),
-        ("longest", c_uint64),
+        *_each(c_uint64, "longest", "blocks"),
     ]
 
 

@@ -56,6 +56,7 @@ class EngineStats:
     draft_ns: int
     num_ahead_steps: int
     num_thrown_rows: int
+    judged_tokens: int
     device: Mapping[str, int]
 
 

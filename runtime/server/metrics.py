@@ -300,6 +300,7 @@ class _EngineCollector(Collector):
                 ("llmc_speculative_steps", "Decode steps that checked guesses", stats.num_speculative_steps),
                 ("llmc_drafted_tokens", "Guesses of next tokens that were checked", stats.drafted_tokens),
                 ("llmc_accepted_tokens", "Guesses that were right", stats.accepted_tokens),
+                ("llmc_judged_tokens", "Guesses up to the first wrong one of a sequence", stats.judged_tokens),
                 ("llmc_draft_seconds", "Wall time in which a draft made guesses or read texts", stats.draft_ns / 1e9),
                 ("llmc_ahead_steps", "Steps prepared while the one before ran", stats.num_ahead_steps),
                 (

@@ -40,7 +40,9 @@ def _traffic(outcome: Outcome, phase: str, uses: Sequence[GraphUse], width: int)
     rows = min(batches[-1], _ROWS)
     grid = np.zeros((rows, _COLUMNS))
     for load in loads:
-        row = min((load.num_seqs - 1) * rows // batches[-1], rows - 1)
+        # Guesses are rows of a decode graph, as sequences are.
+        of_step = load.tokens // load.replays if phase == "decode" else load.num_seqs
+        row = min((of_step - 1) * rows // batches[-1], rows - 1)
         column = min((load.length - 1) * _COLUMNS // longest, _COLUMNS - 1)
         grid[row, column] += load.replays
     height, left, top, bottom = 300, 44, 12, 40

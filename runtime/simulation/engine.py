@@ -51,7 +51,8 @@ class SimulatedLoad:
     """Replays of graph number `graph` with num_seqs sequences, the longest with `length` tokens.
 
     length: new tokens in prefill and mixed steps; context in decode steps, rounded up to blocks. In a graph with
-    max_blocks it is the total of all contexts. tokens, contexts, ns, exact_ns and longest are sums over the replays;
+    max_blocks it is the total of all contexts. Decode steps of a load have equally many rows, guesses included. tokens,
+    contexts, ns, exact_ns, longest and blocks (KV blocks of all sequences) are sums over the replays;
     longest adds each replay's longest sequence, unrounded.
     """
 
@@ -64,6 +65,7 @@ class SimulatedLoad:
     ns: float
     exact_ns: float
     longest: int
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,12 @@ class SimulatedEngine(Engine):
         kv_block_bytes: int = 1,
         step_ns: float = 0.0,
         token_ns: float = 0.0,
+        guess_odds: float = 0.0,
         **options: Any,
     ) -> None:
         """Options: those of the scheduler and the KV pool in llmc_engine_options. step_ns, token_ns: time of a step
-        outside its replay, and of each token it samples. Raises LlmcError."""
+        outside its replay, and of each token it samples. guess_odds: that a guess is right if those before it are; 0:
+        guesses are looked up in the made-up text. Raises LlmcError."""
         super(Engine, self).__init__()
         self._num_graphs = len(graphs)
         native_options = self._native_options(options)
@@ -114,6 +118,7 @@ class SimulatedEngine(Engine):
         model.num_graphs, model.graphs = len(graphs), native
         model.block_size, model.max_model_len, model.max_num_seqs = block_size, max_model_len, max_num_seqs
         model.kv_block_bytes, model.step_ns, model.token_ns = kv_block_bytes, step_ns, token_ns
+        model.guess_odds = guess_odds
         pointer = c_void_p()
         call("llmc_engine_create_simulated", byref(model), byref(native_options), byref(pointer))
         self._pointer = pointer

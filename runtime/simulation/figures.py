@@ -102,6 +102,16 @@ def figures(outcomes: Sequence[Outcome]) -> list[Figure]:
     add("busy", lambda o: o.busy_s / o.span_s if o.span_s else 0.0, share, "Share of the time that steps ran", True)
     add("misses", lambda o: o.num_misses, count, "Steps that no graph of their phase held")
     add("split prompts", lambda o: o.split_prompts, count, "Prompts longer than the largest prefill bucket", True)
+    if any(one.drafted for one in outcomes):
+        add("steps with guesses", lambda o: o.guessing_steps, count, "Decode steps that brought guesses along")
+        add("guesses", lambda o: o.drafted, count, "Guesses that went along, those behind a wrong one included")
+        add(
+            "tokens gained, a step",
+            lambda o: -o.accepted / max(o.guessing_steps, 1),
+            lambda v: f"{-v:.2f}",
+            "Right guesses of a step with guesses; each is a token that needs no step of its own",
+            True,
+        )
     add("compile", lambda o: o.compile_s, duration, "Estimated, from an empty cache; 0 for an artifact")
     add("warm-up", lambda o: o.warm_up_s, duration, "One replay of every graph, full")
     add(
@@ -119,9 +129,10 @@ def headline(what_if: WhatIf) -> str:
     hours = duration(float(trace.arrival_s[-1]) / what_if.speed)
     faster = f", {what_if.speed:g} times as fast" if what_if.speed != 1 else ""
     clipped = f", {what_if.clipped:,} of them clipped to {server.max_model_len}" if what_if.clipped else ""
+    guesses = f"; up to {server.guesses} guesses, each right with odds {server.odds:.2g}" if server.guesses else ""
     return (
         f"{trace.name}: {len(trace):,} requests in {hours}{faster}{clipped}; up to {server.max_num_seqs} at once; "
-        f"costs {what_if.costs.source}"
+        f"costs {what_if.costs.source}{guesses}"
     )
 
 

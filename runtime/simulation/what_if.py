@@ -41,7 +41,8 @@ class Ladder:
 @dataclass(frozen=True)
 class Server:
     """The server on which all ladders are tried; lengths in tokens. num_blocks 0: enough for max_num_seqs of the
-    longest sequences, but at most 1 GiB. max_prefill_tokens 0: the largest prefill bucket."""
+    longest sequences, but at most 1 GiB. max_prefill_tokens 0: the largest prefill bucket. guesses: most per sequence
+    and decode step, each right with these odds if those before it are."""
 
     max_model_len: int
     max_num_seqs: int
@@ -51,6 +52,8 @@ class Server:
     prefix_cache: bool = True
     max_prefill_tokens: int = 0
     strict: bool = False
+    guesses: int = 0
+    odds: float = 0.0
 
     def check(self, ladder: Ladder) -> None:
         """Raises BucketError if the ladder or the KV pool cannot serve every request that this server accepts."""
@@ -109,6 +112,9 @@ class Outcome:
     split_prompts: int
     preemptions: int
     hit_rate: float
+    guessing_steps: int
+    drafted: int
+    accepted: int
     span_s: float
     busy_s: float
     ttft_s: Floats
@@ -163,7 +169,7 @@ class Outcome:
         graphs for a total count as zero."""
         decode = {index: use.bucket for index, use in enumerate(self.graphs) if use.bucket.phase == "decode"}
         mine = [load for load in self.loads if load.graph in decode]
-        rectangle = sum(asked_tokens(decode[load.graph], load) for load in mine)
+        rectangle = sum(load.contexts if decode[load.graph].total else load.num_seqs * load.longest for load in mine)
         return 1 - sum(load.contexts for load in mine) / rectangle if rectangle else 0.0
 
     @property
@@ -246,6 +252,9 @@ class WhatIf:
             split_prompts=int(np.count_nonzero(self.prompts > largest)),
             preemptions=stats.num_preemptions,
             hit_rate=stats.prefix_hit_tokens / max(stats.prefix_query_tokens, 1),
+            guessing_steps=stats.num_speculative_steps,
+            drafted=stats.drafted_tokens,
+            accepted=stats.accepted_tokens,
             span_s=float(np.nanmax(self._arrival_s() + total, initial=0.0)),
             busy_s=sum(load.ns for load in loads) / 1e9
             + self.costs.step_s * stats.num_steps
@@ -279,6 +288,8 @@ class WhatIf:
             max_waiting=_WAITING,
             max_tokens_per_step=server.max_prefill_tokens,
             miss_policy="error" if server.strict else "larger",
+            speculate_tokens=server.guesses,
+            guess_odds=server.odds if server.guesses else 0.0,
         )
         arrival_ns = np.round(self._arrival_s() * 1e9).astype(np.uint64)
         shared = len(trace.prefix_ids) > 0
@@ -328,12 +339,12 @@ class WhatIf:
         server = self.server
         buckets = [
             Bucket("prefill", 1, server.max_model_len),
-            Bucket("decode", server.max_num_seqs, server.max_model_len),
+            Bucket("decode", server.max_num_seqs * (server.guesses + 1), server.max_model_len),
         ]
         graphs = []
         for bucket in buckets if mixed is None else [*buckets, mixed]:
             graph = self._graph(bucket, 1)
-            batch = bucket.batch if bucket is mixed else server.max_num_seqs
+            batch = server.max_num_seqs if bucket.phase == "prefill" else bucket.batch
             graphs.append(replace(graph, batch=batch, max_seqs=batch, max_samples=batch, cost=graph.exact))
         return graphs
 
@@ -354,12 +365,12 @@ class WhatIf:
 def asked_tokens(bucket: Bucket, load: SimulatedLoad) -> int:
     """Tokens that the replays of a load request, in the unit of padding.
 
-    Prefill: the true tokens of prompts. Decode: as many contexts as sequences, each as long as the longest, because
+    Prefill: the true tokens of prompts. Decode: as many contexts as rows, each as long as the longest, because
     differences inside a batch are no fault of the ladder. A bucket for a total: the true contexts.
     """
     if bucket.total:
         return load.contexts
-    return load.num_seqs * load.longest if bucket.phase == "decode" else load.tokens
+    return load.tokens * load.longest // load.replays if bucket.phase == "decode" else load.tokens
 
 
 def _native(curve: CostCurve) -> Curve:

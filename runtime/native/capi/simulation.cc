@@ -44,6 +44,7 @@ Status ReadCost(const llmc_sim_cost* from, const std::string& name, llmc::Replay
 Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<llmc::SimulatedGraph>* graphs) {
   if (m.num_graphs == 0 || m.graphs == nullptr) return Refused("The model has no graphs; give one at least.");
   if (!IsTime(m.step_ns) || !IsTime(m.token_ns)) return Refused("step_ns and token_ns must be 0 or more.");
+  if (!(m.guess_odds >= 0 && m.guess_odds <= 1)) return Refused("guess_odds must be 0 to 1.");
   shape->num_layers = 1;
   shape->block_size = m.block_size;
   shape->vocab_size = kVocab;
@@ -109,7 +110,8 @@ llmc_status llmc_engine_create_simulated(const llmc_sim_model* model, const llmc
     LLMC_RETURN_IF_ERROR(ReadModel(m, &shape, &graphs));
     llmc::SimulatedDevice* simulated = nullptr;
     const auto make = [&](const llmc_engine_options&, uint32_t num_blocks, std::unique_ptr<llmc::Device>* device) {
-      auto made = std::make_unique<llmc::SimulatedDevice>(shape, std::move(graphs), num_blocks, m.step_ns, m.token_ns);
+      auto made = std::make_unique<llmc::SimulatedDevice>(shape, std::move(graphs), num_blocks, m.step_ns, m.token_ns,
+                                                          m.guess_odds);
       simulated = made.get();
       *device = std::move(made);
       return Status::Ok();
@@ -148,7 +150,8 @@ llmc_status llmc_engine_get_simulated_loads(const llmc_engine* engine, llmc_sim_
     }
     std::vector<llmc_sim_load> all;
     for (const llmc::SimulatedLoad& l : engine->simulated->Loads()) {
-      all.push_back({0, l.graph, l.num_seqs, l.length, l.replays, l.tokens, l.contexts, l.ns, l.exact_ns, l.longest});
+      all.push_back(
+          {0, l.graph, l.num_seqs, l.length, l.replays, l.tokens, l.contexts, l.ns, l.exact_ns, l.longest, l.blocks});
     }
     llmc::WriteArray(all, std::min<uint64_t>(capacity, all.size()), loads);
     *count = all.size();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "artifact/model_shape.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "device/adapters.h"
 #include "device/batch.h"
@@ -146,6 +147,10 @@ class Device {
   virtual ReplayTime last_replay() const { return {}; }
   // Writes the device's counters to *out, always with the same names in the same order.
   virtual void GetStats(std::vector<DeviceStat>* out) const { out->clear(); }
+  // Nanoseconds that pass as steps run; a simulated device has its own.
+  virtual uint64_t ClockNs() const { return MonotonicNs(); }
+  // The token that all guesses are, on a device that simulates them; -1: guesses are real.
+  virtual int32_t made_up_guess() const { return -1; }
   // For tools; nullptr if the device does not support them.
   virtual ReplayProfile* profile() { return nullptr; }
   virtual CommandRunner* command_runner() { return nullptr; }

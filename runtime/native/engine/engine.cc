@@ -54,7 +54,7 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std
                   options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience},
                  &blocks_),
       host_sampler_(*device_),
-      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft)),
+      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft), device_->made_up_guess()),
       graph_stats_(model_.graphs.size()) {
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
@@ -111,7 +111,7 @@ Status Engine::Land() {
 
 // If a step was enqueued behind the one before, it only has to end.
 Status Engine::StepOnce(bool* progressed) {
-  const uint64_t begin = MonotonicNs();
+  const uint64_t begin = MonotonicNs(), clock = device_->ClockNs();
   TakeInbox(begin);
   const uint64_t preemptions = scheduler_.num_preemptions();
   const bool ahead = step_.on_its_way;
@@ -122,7 +122,7 @@ Status Engine::StepOnce(bool* progressed) {
   const uint64_t output_tokens = counters_.output_tokens;
   if (run && status.ok()) status = EndStep(true, ahead ? begin : step_.enqueued_ns, &stepped);
   const uint64_t took = MonotonicNs() - begin;
-  if (stepped) speculator_.Learn(counters_.output_tokens - output_tokens, took);
+  if (stepped) speculator_.Learn(counters_.output_tokens - output_tokens, device_->ClockNs() - clock);
   CountTime(stepped, took);
   Publish(stepped, *progressed);
   if (ahead_.on_its_way) std::swap(step_, ahead_);

@@ -132,6 +132,7 @@ void Engine::Publish(bool stepped, bool progressed) {
     c.num_free_draft_blocks = draft->num_free_blocks();
     c.draft_ns = speculator_.total_draft_ns();
   }
+  c.judged_tokens = speculator_.num_judged();
   c.num_preemptions = scheduler_.num_preemptions();
   c.num_evictions = scheduler_.num_evictions();
   c.num_promotions = scheduler_.num_promotions();

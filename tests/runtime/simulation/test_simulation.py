@@ -175,6 +175,34 @@ def test_one_long_context_among_short_ones_is_told() -> None:
     assert long.uneven_contexts == pytest.approx(1 - (3 * short + tall) / (4 * tall))
 
 
+def test_guesses_are_right_with_the_given_odds_and_save_steps() -> None:
+    trace = trace_of(*((0.0, 20, 400) for _ in range(4)))
+    plain = run(trace, "prefill=4x32,decode=[4,8,16,32]x512")
+    guessing = run(trace, "prefill=4x32,decode=[4,8,16,32]x512", guesses=7, odds=0.6)
+    assert (plain.drafted, plain.guessing_steps) == (0, 0)
+    # A step costs the same with any rows, so all guesses go along once that is known: 1 + p + … + p^7 tokens a step.
+    assert guessing.accepted / guessing.guessing_steps / 4 == pytest.approx(sum(0.6**n for n in range(1, 8)), rel=0.15)
+    steps = [sum(use.replays for use in one.of_phase("decode")) for one in (plain, guessing)]
+    assert steps[0] == 399
+    assert 399 / steps[1] == pytest.approx(sum(0.6**n for n in range(8)), rel=0.25)
+    assert guessing.span_s < 0.6 * plain.span_s
+    assert next(use for use in guessing.graphs if use.bucket.batch == 32).replays > 0
+    assert 0 < guessing.padding("decode") < 1
+    # Without rows beside those of the sequences, nothing can be guessed.
+    assert run(trace, "prefill=4x32,decode=4x512", guesses=7, odds=0.6).drafted == 0
+
+
+def test_guesses_do_not_pay_where_rows_are_dear() -> None:
+    """A step takes a second for each row: plain decoding is as fast, and guesses must lose little."""
+    rows = StepCosts.of_table(CostTable({"p": "x"}, "ab" * 32, tuple(
+        ReplayCost(Bucket(phase, b, 512), b, b * (512 if phase == "prefill" else 1), 512, 1e-3 * b)
+        for phase, batches in (("prefill", (1,)), ("decode", (1, 2, 4, 8, 16))) for b in batches
+    ), "computed"), "measured")  # fmt: skip
+    trace = trace_of((0.0, 20, 300))
+    spec = "prefill=1x32,decode=[1,2,4,8]x512"
+    assert run(trace, spec, rows, guesses=3, odds=0.5).span_s < 1.05 * run(trace, spec, rows).span_s
+
+
 def test_long_prompts_are_split_and_requests_clipped() -> None:
     trace = trace_of((0.0, 400, 10), (0.0, 4000, 4000))
     what_if = WhatIf(trace, Server(512, 8, 16), CONSTANT)
@@ -252,6 +280,24 @@ def test_json_has_every_figure(trace_file: Path, capsys: pytest.CaptureFixture[s
         assert one["added_ttft_p50_s"] <= one["added_ttft_p99_s"]
         assert one["compile_s"] > 0
         assert one["arena_bytes"] > 0
+
+
+def test_guesses_of_a_recorded_run(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = tmp_path / "metrics.txt"
+    metrics.write_text("# HELP x\nllmc_accepted_tokens_total 60.0\nllmc_judged_tokens_total 100.0\n")
+    options = ("--buckets", "prefill=1x512,decode=[1,4,16]x512", "--max-num-seqs", "4", "--speculate", "3")
+    assert simulate(trace_file, *options, "--acceptance", str(metrics), "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["speculate"], data["acceptance"]) == (3, 0.6)
+    assert 0 < data["ladders"][0]["accepted_tokens"] < data["ladders"][0]["drafted_tokens"]
+    assert simulate(trace_file, *options) == 0
+    out = capsys.readouterr().out
+    assert "up to 3 guesses, each right with odds 0.7" in " ".join(out.split())
+    assert "tokens gained, a step" in out
+    metrics.write_text("llmc_accepted_tokens_total 0\n")
+    for text, said in ((str(metrics), "tells of no guesses"), ("1", "out of range"), ("/nowhere", "cannot read")):
+        assert simulate(trace_file, *options, "--acceptance", text) == 1
+        assert said in capsys.readouterr().err
 
 
 def test_the_table_says_that_costs_are_guessed(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 #include "device/simulated/simulated_device.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 namespace llmc {
@@ -18,12 +17,13 @@ double ReplayCost::operator()(uint32_t rows, double pairs) const {
 }
 
 SimulatedDevice::SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks,
-                                 double step_ns, double token_ns)
+                                 double step_ns, double token_ns, double odds)
     : model_(std::move(model)),
       graphs_(std::move(graphs)),
       num_blocks_(num_blocks),
       step_ns_(step_ns),
-      token_ns_(token_ns) {
+      token_ns_(token_ns),
+      odds_(odds) {
   uint32_t samples = 0;
   for (const GraphShape& g : model_.graphs) samples = std::max(samples, g.max_samples);
   logits_.resize(static_cast<size_t>(samples) * static_cast<size_t>(model_.vocab_size));
@@ -51,7 +51,7 @@ Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
   // loads.
   const uint32_t longest = decode ? (length + block_size - 1) / block_size * block_size : length;
   const uint32_t held = shape.max_blocks != 0 ? blocks * block_size : longest;
-  SimulatedLoad& load = loads_[static_cast<uint64_t>(b.graph) << 50 | static_cast<uint64_t>(b.num_seqs) << 25 | held];
+  SimulatedLoad& load = loads_[{b.graph, b.num_seqs, held, decode ? b.num_tokens : 0}];
   load.graph = b.graph;
   load.num_seqs = b.num_seqs;
   load.length = held;
@@ -59,13 +59,24 @@ Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
   load.tokens += b.num_tokens;
   load.contexts += contexts;
   load.longest += length;
+  load.blocks += blocks;
   load.ns += ns;
   load.exact_ns += std::min(ns, graph.exact(b.num_tokens, pairs));
   const double all = ns + step_ns_ + token_ns_ * b.num_samples;
   now_ns_ += all;
   busy_ns_ += all;
+  if (odds_ > 0) DrawTokens(b.num_samples);
   *fence = 0;
   return Status::Ok();
+}
+
+void SimulatedDevice::DrawTokens(uint32_t rows) {
+  for (uint32_t i = 0; i < rows; ++i) {
+    float* row = logits_.data() + std::size_t{i} * static_cast<uint32_t>(model_.vocab_size);
+    const bool right = static_cast<double>(MixBits(draws_++) >> 11) * 0x1p-53 < odds_;
+    row[kGuess] = right ? 1 : 0;
+    row[kOther] = right ? 0 : 1;
+  }
 }
 
 Status SimulatedDevice::Wait(Fence, const float** logits) {
@@ -77,9 +88,6 @@ std::vector<SimulatedLoad> SimulatedDevice::Loads() const {
   std::vector<SimulatedLoad> all;
   all.reserve(loads_.size());
   for (const auto& [key, load] : loads_) all.push_back(load);
-  std::sort(all.begin(), all.end(), [](const SimulatedLoad& a, const SimulatedLoad& b) {
-    return std::tie(a.graph, a.num_seqs, a.length) < std::tie(b.graph, b.num_seqs, b.length);
-  });
   return all;
 }
 

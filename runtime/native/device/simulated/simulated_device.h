@@ -1,13 +1,21 @@
 // SimulatedDevice: computes nothing. A replay advances a virtual clock by the cost of the graph under its load.
 // Scheduler, block manager and the choice of graphs are those of production.
 #pragma once
+#include <array>
 #include <cstdint>
-#include <unordered_map>
+#include <map>
 #include <vector>
 
 #include "device/device.h"
 
 namespace llmc {
+
+inline uint64_t MixBits(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
 
 // Cost of a replay in nanoseconds. A curve over token rows: linear between points, level before the first, and with the
 // last slope behind the last. In addition a time for each pair of a new token and a token that it sees.
@@ -24,7 +32,7 @@ struct SimulatedGraph {
   ReplayCost cost, exact;
 };
 
-// Replays of one graph under loads of one size.
+// Replays of one graph under loads of one size. Of decode steps, also of equally many rows.
 struct SimulatedLoad {
   uint32_t graph = 0, num_seqs = 0;
   uint32_t length = 0;  // of the longest sequence: new tokens; in decode, context rounded up to blocks
@@ -32,13 +40,15 @@ struct SimulatedLoad {
   uint64_t contexts = 0;  // total context of all sequences
   double ns = 0, exact_ns = 0;
   uint64_t longest = 0;  // sum over replays of the longest sequence, not rounded
+  uint64_t blocks = 0;  // KV blocks of all sequences
 };
 
 class SimulatedDevice : public Device {
  public:
   // graphs: parallel to model.graphs. step_ns: added to each replay. token_ns: added for each of its samples.
+  // odds: that the most likely token of a row is kGuess, else it is kOther. 0: logits are all 0.
   SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks, double step_ns,
-                  double token_ns);
+                  double token_ns, double odds = 0);
 
   const ModelShape& model() const override { return model_; }
   uint32_t num_blocks() const override { return num_blocks_; }
@@ -47,18 +57,24 @@ class SimulatedDevice : public Device {
   Status CopyBlock(uint32_t, uint32_t) override { return Status::Ok(); }
 
   double now_ns() const { return now_ns_; }
+  uint64_t ClockNs() const override { return static_cast<uint64_t>(now_ns_); }
+  int32_t made_up_guess() const override { return odds_ > 0 ? kGuess : -1; }
   void AdvanceTo(double ns) { now_ns_ = ns > now_ns_ ? ns : now_ns_; }
   double busy_ns() const { return busy_ns_; }
   // Sorted by graph, sequences and length.
   std::vector<SimulatedLoad> Loads() const;
 
  private:
+  static constexpr int32_t kGuess = 0, kOther = 1;
+  void DrawTokens(uint32_t rows);
+
   ModelShape model_;
   std::vector<SimulatedGraph> graphs_;
   uint32_t num_blocks_;
-  double step_ns_, token_ns_, now_ns_ = 0, busy_ns_ = 0;
-  std::vector<float> logits_;  // zeros
-  std::unordered_map<uint64_t, SimulatedLoad> loads_;
+  double step_ns_, token_ns_, odds_, now_ns_ = 0, busy_ns_ = 0;
+  uint64_t draws_ = 0;
+  std::vector<float> logits_;
+  std::map<std::array<uint32_t, 4>, SimulatedLoad> loads_;  // by graph, sequences, length and rows
 };
 
 }  // namespace llmc

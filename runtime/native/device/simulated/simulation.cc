@@ -10,13 +10,6 @@ namespace {
 constexpr uint64_t kEvents = 256;
 constexpr uint64_t kStepsBetweenProgress = 4096;
 
-uint64_t MixBits(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
 // Appends the first `count` tokens of the text that `seed` stands for.
 void MakeUp(uint64_t seed, size_t count, uint32_t vocab, std::vector<int32_t>* prompt) {
   for (size_t i = 0; i < count; ++i) prompt->push_back(static_cast<int32_t>(MixBits(seed + i) % vocab));

@@ -39,6 +39,7 @@ Speculator::Proposal Speculator::Propose(const StepItem& item, uint64_t reach) {
   if (!proposal.decode) return proposal;
   if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
   if (s->request->guided) return AskHost(proposal, reach);
+  if (made_up_ >= 0) return MakeUp(proposal, reach);
   return draft_ == nullptr ? LookUp(proposal, reach) : AskDraft(proposal, reach);
 }
 
@@ -49,6 +50,14 @@ Speculator::Proposal Speculator::LookUp(Proposal proposal, uint64_t reach) {
   proposal.match_length = lookup.match_length();
   lookup.Guess(s->tokens, MostOf(proposal, reach), &guesses_);
   proposal.count = proposal.most = static_cast<uint32_t>(guesses_.size()) - proposal.first;
+  return proposal;
+}
+
+// Rated like guesses of a draft: they are equally good after any text.
+Speculator::Proposal Speculator::MakeUp(Proposal proposal, uint64_t reach) {
+  proposal.match_length = kOfDraft;
+  proposal.count = proposal.most = MostOf(proposal, reach);
+  guesses_.insert(guesses_.end(), proposal.count, made_up_);
   return proposal;
 }
 
@@ -227,7 +236,9 @@ uint32_t Speculator::Judge(const Proposal& p) {
   const uint32_t hits = static_cast<uint32_t>(std::mismatch(came, came + looked, guessed).first - came);
   if (looked == 0 && p.match_length == kOfDraft) acceptance_.Age(kOfDraft, &p.sequence->lookahead->evidence);
   if (looked == 0) return 0;
-  acceptance_.Add(p.match_length, std::min(hits + 1, looked), hits, &p.sequence->lookahead->evidence);
+  const uint32_t judged = std::min(hits + 1, looked);
+  if (p.depth > 0) num_judged_ += judged;
+  acceptance_.Add(p.match_length, judged, hits, &p.sequence->lookahead->evidence);
   return std::min(hits, p.depth);
 }
 

@@ -17,13 +17,16 @@ class Speculator {
  public:
   // most: most guesses per sequence and step; 0: none. always: guess whether it pays or not.
   // draft: model that makes guesses; nullptr: they are looked up in prompt and output.
-  Speculator(uint32_t most, bool always, std::unique_ptr<DraftModel> draft)
-      : most_(most), always_(always), draft_(std::move(draft)) {}
+  // made_up: token that all guesses are, in a simulation; -1: none.
+  Speculator(uint32_t most, bool always, std::unique_ptr<DraftModel> draft, int32_t made_up = -1)
+      : most_(most), always_(always), made_up_(made_up), draft_(std::move(draft)) {}
 
   // The draft model, or nullptr.
   DraftModel* draft() const { return draft_.get(); }
   // Time of the draft in all steps.
   uint64_t total_draft_ns() const { return total_draft_ns_; }
+  // Guesses that went along, up to the first wrong one of each sequence and step.
+  uint64_t num_judged() const { return num_judged_; }
   // Warms up the draft, which must exist, and times its guesses.
   Status WarmDraft();
   // Adds guesses to the decodes of a step where they are expected to pay; their sequences end in them from here on.
@@ -51,6 +54,7 @@ class Speculator {
   uint32_t MostOf(const Proposal& proposal, uint64_t reach) const;
   Proposal Propose(const StepItem& item, uint64_t reach);
   Proposal LookUp(Proposal proposal, uint64_t reach);
+  Proposal MakeUp(Proposal proposal, uint64_t reach);
   Proposal AskDraft(Proposal proposal, uint64_t reach);
   Proposal AskHost(Proposal proposal, uint64_t reach);
   Status ReadOn();
@@ -61,6 +65,7 @@ class Speculator {
 
   const uint32_t most_;
   const bool always_;
+  const int32_t made_up_;
   std::unique_ptr<DraftModel> draft_;
   GuessDepth depth_;
   Acceptance acceptance_;
@@ -68,7 +73,7 @@ class Speculator {
   std::vector<int32_t> guesses_;
   std::vector<GuessChoice> choices_;
   std::vector<DraftModel::Task> tasks_;
-  uint64_t contexts_ = 0, draft_ns_ = 0, total_draft_ns_ = 0;
+  uint64_t contexts_ = 0, draft_ns_ = 0, total_draft_ns_ = 0, num_judged_ = 0;
   uint32_t num_decodes_ = 0, num_rows_ = 0;  // num_rows_: rows of the step, guesses included
   bool mixed_ = false;
 };

@@ -468,6 +468,7 @@ typedef struct llmc_engine_stats {
   /* Steps that were prepared while the step before ran, and begun before its tokens were told; tokens that such steps
    * computed for continuations that had ended. */
   uint64_t num_ahead_steps, num_thrown_rows;
+  uint64_t judged_tokens; /* guesses up to the first wrong one: accepted_tokens / judged_tokens are their odds */
 } llmc_engine_stats;
 
 /* A statistic of an engine's device. */
@@ -705,6 +706,9 @@ typedef struct llmc_sim_model {
   uint64_t kv_block_bytes;      /* with options.kv_bytes, gives the size of the pool */
   const llmc_sim_graph *graphs; /* [num_graphs]; the struct_size of the first holds for all */
   double step_ns, token_ns;     /* time of a step outside its replay, and of each sampled token */
+  /* With options.speculate_tokens: guesses are made up, each right with these odds if those before it are. 0: they are
+   * looked up in the made-up text. */
+  double guess_odds;
 } llmc_sim_model;
 
 /* Requests in order of arrival. A request whose prompt does not fit max_model_len is an error. */
@@ -724,7 +728,8 @@ typedef struct llmc_sim_trace {
 } llmc_sim_trace;
 
 /* Replays of one graph with num_seqs sequences, the longest of `length` tokens: new tokens in prefill and mixed steps,
- * tokens of context in decode steps. Contexts are rounded up to blocks here, as a graph holds whole blocks. */
+ * tokens of context in decode steps. Contexts are rounded up to blocks here, as a graph holds whole blocks. Decode steps
+ * with guesses have more rows than sequences; those of a load have equally many. */
 typedef struct llmc_sim_load {
   uint32_t struct_size;
   uint32_t graph, num_seqs, length;
@@ -733,6 +738,7 @@ typedef struct llmc_sim_load {
   double ns, exact_ns;       /* sums of what the replays took, and would take without padding */
   uint64_t longest;          /* sum of the longest sequence of each replay, not rounded */
   /* Of a graph with max_blocks, length is that of all contexts together, each in whole blocks. */
+  uint64_t blocks; /* sum of the KV blocks of all sequences */
 } llmc_sim_load;
 
 /* Creates an engine whose device computes nothing and whose replays take virtual time. Scheduler, block manager and
