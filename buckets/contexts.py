@@ -6,8 +6,10 @@ import enum
 
 
 class Contexts(enum.StrEnum):
-    """The longest context of a step, or the total of all contexts; auto: whichever suits a trace."""
+    """The longest context of a step, the total of all contexts, or both in one ladder; auto: whichever suits a
+    trace."""
 
     longest = "longest"
     total = "total"
+    both = "both"
     auto = "auto"

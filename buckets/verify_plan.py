@@ -53,17 +53,20 @@ def plan_verify(
 ) -> VerifyPlan:
     """Chooses up to `most` buckets to add to `decode`, which holds every step of the demand (steps of plain decoding).
 
-    Raises BucketError for guesses or odds out of range.
+    Added buckets are of the demand's form: for the longest context, or for a total. Raises BucketError for guesses or
+    odds out of range.
     """
     if not 1 <= guesses <= MAX_GUESSES:
         raise BucketError(f"speculate {guesses} is out of range: use 1 to {MAX_GUESSES} guesses")
     if not 0 < odds < 1:
         raise BucketError(f"acceptance {odds:g} is out of range: use more than 0 and less than 1")
     times = _Times.of(demand, model, guesses, odds, block_size)
-    lengths = doubling(sorted({bucket.seq for bucket in decode}))
-    known = {(bucket.batch, bucket.seq) for bucket in decode}
+    lengths = doubling(sorted({bucket.seq for bucket in decode if bucket.total == demand.total}))
+    known = set(decode)
     rows = rows_of(max_num_seqs, guesses)
-    candidates = [Bucket("decode", batch, seq) for batch in rows for seq in lengths if (batch, seq) not in known]
+    sizes = [Bucket("decode", batch, seq, demand.total) for batch in rows for seq in lengths]
+    # A graph has a block for each row, since each might be a sequence.
+    candidates = [b for b in sizes if b not in known and (not b.total or b.seq >= b.batch * block_size)]
     plain = np.min([times.of_bucket(bucket, 0) for bucket in decode], axis=0)
     now = np.min([times.of_bucket(bucket, guesses) for bucket in decode], axis=0)
     each = [times.of_bucket(bucket, guesses) for bucket in candidates]
@@ -99,7 +102,8 @@ def _choose(times: _Times, now: Floats, each: list[Floats], most: int, least: fl
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Steps of plain decoding by shape: sequences, length in whole blocks, weight, [P] each.
+    """Steps of plain decoding by shape: sequences, length in whole blocks (of the longest context, or of all if
+    `shared`), weight, [P] each.
 
     tokens [K + 1]: tokens per sequence from a step with each number of guesses.
     """
@@ -109,6 +113,7 @@ class _Times:
     weight: Floats
     tokens: Floats
     model: CostModel
+    shared: bool
 
     @classmethod
     def of(cls, demand: Demand, model: CostModel, guesses: int, odds: float, block_size: int) -> _Times:
@@ -116,7 +121,8 @@ class _Times:
         (sequences, length), where = np.unique(shapes, axis=1, return_inverse=True)
         weight = np.zeros(len(sequences))
         np.add.at(weight, where.ravel(), demand.weight)
-        return cls(sequences, length, weight, np.cumsum(odds ** np.arange(guesses + 1)), model)
+        tokens = np.cumsum(odds ** np.arange(guesses + 1))
+        return cls(sequences, length, weight, tokens, model, demand.total)
 
     def total(self, each: Floats) -> float:
         return float(np.sum(self.weight * each))
@@ -124,11 +130,14 @@ class _Times:
     def of_bucket(self, bucket: Bucket, most: int) -> Floats:
         """Time of a plain step's tokens in a bucket, with the cheapest number of guesses up to `most`: [P]; infinite if
         it does not fit."""
-        batch, seq = np.array([[bucket.batch]]), np.array([[bucket.seq]])
+        batch, each = np.array([[bucket.batch]]), np.array([[bucket.each]])
         rows = self.sequences[:, None] * np.arange(1, most + 2)
-        held = (rows <= bucket.batch) & (self.length[:, None] <= bucket.seq)
+        # Where the other length is unknown: contexts as long as the longest, or one that has all of the total.
+        length = self.length * (self.sequences if bucket.total and not self.shared else 1)
+        held = (rows <= bucket.batch) & (length[:, None] <= bucket.seq)
         inside = np.minimum(rows, bucket.batch)
-        seconds = self.model.cost("decode", batch, seq) + self.model.load("decode", batch, inside)
-        seconds = seconds + self.model.step("decode", inside, self.length[:, None])
+        seconds = self.model.cost("decode", batch, each) + self.model.load("decode", batch, inside)
+        context = self.length / self.sequences if self.shared else self.length
+        seconds = seconds + self.model.step("decode", inside, context[:, None])
         best: Floats = np.min(np.where(held, seconds / self.tokens[: most + 1], np.inf), axis=1)
         return best

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmc.buckets import BucketError
 from llmc.buckets.contexts import Contexts
 from llmc.buckets.verify_buckets import DEFAULT_ODDS
+from llmc.cli.options.acceptance import acceptance_odds
 from llmc.cli.options.numbers import finite
 
 if TYPE_CHECKING:
-    from llmc.buckets.bucket import BucketLadder
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.planner import Resources
     from llmc.buckets.step_cost import StepCosts
     from llmc.buckets.trace import Trace
     from llmc.buckets.verify_plan import VerifyPlan
+    from llmc.runtime.simulation.plan import SimulatedPlan
 
 _PREFILL_RATE = 20_000.0
 PLAN_HELP = """Plan the ladder that serves a trace at the lowest cost, and write it as a bucket file for llmc compile.
@@ -115,13 +115,15 @@ def plan_command(
     ),
     contexts: Contexts = typer.Option(
         Contexts.longest,
-        help="Bound of decode buckets: the longest context, the total of all, or auto: the better one for the trace.",
+        help="Bound of decode buckets: longest context, total of all, both in one ladder; auto: what suits the trace.",
     ),
     speculate: int = typer.Option(
         0, metavar="N", help="Add decode buckets with rows for N guesses per sequence, where that pays off."
     ),
-    acceptance: float = typer.Option(
-        DEFAULT_ODDS, metavar="X", callback=finite, help="Probability that a guess is right if those before it are."
+    acceptance: str = typer.Option(
+        f"{DEFAULT_ODDS:g}",
+        metavar="X|FILE",
+        help="Probability that a guess is right if those before it are, or saved /metrics of a server that measured.",
     ),
     prefix_cache: bool = typer.Option(
         False, "--prefix-cache", help="Leave out prompt tokens that a prefix cache would hold."
@@ -168,13 +170,10 @@ def plan_command(
         ),
         contexts=contexts,
     )
-    verify = None
-    if speculate and simulated.plan.ladder.decode[0].total:
-        raise BucketError("--speculate adds rows to decode buckets for the longest context: use --contexts longest")
+    verify, odds = None, 0.0
     if speculate:
-        verify = _plan_verify(
-            simulated.plan.ladder, requests, server, costs, by_tokens, block_size, speculate, acceptance
-        )
+        odds = acceptance_odds(acceptance)
+        verify = _plan_verify(simulated, requests, server, costs, by_tokens, block_size, speculate, odds)
         ladder = replace(simulated.plan.ladder, decode=(*simulated.plan.ladder.decode, *verify.buckets))
         simulated = replace(simulated, plan=replace(simulated.plan, ladder=ladder))
     planned = simulated.plan
@@ -190,11 +189,11 @@ def plan_command(
     else:
         print_plan(simulated, requests.name, len(requests), resources, output, intervals)
         if verify is not None:
-            print_verify(verify, planned.unit, max_num_seqs, speculate, acceptance)
+            print_verify(verify, planned.unit, max_num_seqs, speculate, odds)
 
 
 def _plan_verify(
-    ladder: BucketLadder,
+    simulated: SimulatedPlan,
     requests: Trace,
     server: ServerModel,
     costs: StepCosts,
@@ -210,9 +209,14 @@ def _plan_verify(
         raise typer.BadParameter(
             "--speculate needs to know what rows cost: give --cost-table of a warmed artifact, or --model DIR"
         )
+    decode = simulated.plan.ladder.decode
+    if all(bucket.total for bucket in decode) and simulated.decode is not None:
+        demand = simulated.decode
+    else:
+        demand = demands(requests, server, ("decode",))["decode"]
     return plan_verify(
-        demands(requests, server, ("decode",))["decode"],
-        ladder.decode,
+        demand,
+        decode,
         costs,
         guesses=guesses,
         odds=odds,

@@ -99,20 +99,22 @@ def plan_data(
                 for one in simulated.tried
             ],
         },
-        "contexts": None if simulated.forms is None else _forms_data(simulated.forms),
+        "contexts": None if simulated.forms is None else _forms_data(simulated.forms, plan.unit),
         "ladder": {phase: [entry(bucket) for bucket in getattr(plan.ladder, phase)] for phase in PHASES},
     }
 
 
-def _forms_data(forms: FormChoice) -> dict[str, Any]:
+def _forms_data(forms: FormChoice, unit: str) -> dict[str, Any]:
     uses = {
         name: {
             "graphs": use.graphs, "steps": use.steps, "read_tokens": use.read, "padded_tokens": use.padded,
             "padding": use.padding, "cost": use.cost,
         }
-        for name, use in (("longest", forms.longest), ("total", forms.total))
+        for name, use in (("longest", forms.longest), ("total", forms.total), ("both", forms.both))
+        if use is not None
     }  # fmt: skip
-    return {**uses, "suits": None if forms.suits is None else forms.suits.value}
+    suits = None if forms.suits is None else forms.suits.value
+    return {**uses, "uneven": forms.uneven, "suits": suits, "why": forms.why(unit)}
 
 
 def _held_out_data(one: HeldOut) -> dict[str, Any]:
@@ -144,16 +146,16 @@ def _print_forms(forms: FormChoice, unit: str, requests: int) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("contexts", "graphs", "steps", "table tokens", "padded", "padding", "cost"):
         table.add_column(column, justify="left" if column == "contexts" else "right")
-    for use in (forms.longest, forms.total):
+    uses = [("longest", forms.longest), ("total", forms.total), ("both", forms.both)]
+    for name, use in uses:
+        if use is None:
+            continue
         row = (f"{use.graphs}", f"{use.steps:,}", count(use.read), count(use.padded), f"{use.padding:.1%}")
-        table.add_row("total" if use.total else "longest", *row, f"{use.cost:,.4g}")
+        table.add_row(name, *row, f"{use.cost:,.4g}")
     print_table(table, console)
-    suits, both = forms.suits, (forms.longest.cost, forms.total.cost)
-    if suits is None:
-        said = "neither form suits this trace better: their costs differ by less than 1 %"
-    else:
-        said = f"{suits.value} suits this trace: it saves {1 - min(both) / max(both):.1%} of the cost of decode steps"
-    console.print(f"{said}, in {unit}; --contexts longest, total or auto chooses", highlight=False, soft_wrap=True)
+    console.print(
+        f"{forms.why(unit)}; --contexts longest, total, both or auto chooses", highlight=False, soft_wrap=True
+    )
 
 
 def print_plan(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmc.buckets.files import entry
 from llmc.buckets.verify_plan import VerifyPlan
 
 
 def verify_data(plan: VerifyPlan) -> dict[str, Any]:
     """The whole plan as data."""
     return {
-        "buckets": [[bucket.batch, bucket.seq] for bucket in plan.buckets],
+        "buckets": [entry(bucket) for bucket in plan.buckets],
         "cost": plan.cost,
         "lower_bound": plan.bound,
         "without_guesses": plan.plain,
@@ -35,6 +36,6 @@ def print_verify(plan: VerifyPlan, unit: str, max_num_seqs: int, guesses: int, o
         table.add_row(name, f"{graphs}", f"{cost:,.4g}", f"{cost / plan.plain:.1%}" if plan.plain > 0 else "")
     console = Console()
     print_table(table, console)
-    added = " ".join(f"{bucket.batch}x{bucket.seq}" for bucket in plan.buckets) or "none, no bucket saves enough"
+    added = " ".join(f"{bucket.batch}x{bucket.length}" for bucket in plan.buckets) or "none, no bucket saves enough"
     console.print(f"cost in {unit}; added, rows x length: {added}", highlight=False, soft_wrap=True)
     console.print(f"compile with --max-num-seqs {max_num_seqs} --speculate {guesses}", highlight=False)

@@ -25,7 +25,7 @@ from llmc.buckets.scenarios import OWN, Scenario
 from llmc.buckets.step_cost import AssumedCost, StepCosts
 from llmc.buckets.trace import Trace
 from llmc.runtime.simulation.engine import SimulatedLoad
-from llmc.runtime.simulation.forms import FormChoice, FormUse, with_one_total
+from llmc.runtime.simulation.forms import FormChoice, FormUse, in_totals, mixtures, with_one_total
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf, asked_tokens
 
 # Longer traces are sampled: that many stretches of that many requests. Each begins with an idle server, and a backlog
@@ -66,7 +66,8 @@ class SimulatedPlan:
     """The plan, the tried ladders (the plan first), and the number of requests each trial served in the own scenario.
 
     scenarios: those that the open phases, whose steps depend on them, were planned for. warnings: sentences on the
-    limits of the plan. forms: of decode buckets, at the own pace, if decode was planned.
+    limits of the plan. forms: of decode buckets, at the own pace, if decode was planned. decode: steps of the own
+    scenario that decode was planned for, in the form of the planned buckets.
     """
 
     plan: planner.Plan
@@ -76,6 +77,7 @@ class SimulatedPlan:
     open_phases: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     forms: FormChoice | None = None
+    decode: Demand | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class _Simulation:
     def cost(self, stretches: Sequence[Loads]) -> float:
         """Cost of all steps, in the unit of the plan."""
         return sum(
-            load.ns / 1e9 if self.in_seconds else load.replays * area(bucket, self._block_size)
+            load.ns / 1e9 if self.in_seconds else load.replays * area(bucket, self.block_size)
             for loads in stretches
             for bucket, load in loads
         )
@@ -178,7 +180,7 @@ class _Simulation:
         found = self.run(ladder, self.trials)
         own = [pair for loads in found[self.own] for pair in loads]
         planned = [(bucket, load) for bucket, load in own if bucket.phase in self.phases]
-        computed = sum(load.replays * area(bucket, self._block_size) for bucket, load in planned)
+        computed = sum(load.replays * area(bucket, self.block_size) for bucket, load in planned)
         asked = sum(asked_tokens(bucket, load) for bucket, load in planned)
         shares = [
             (scenario.weight, self.cost(loads) / max(reference[scenario], 1e-30)) for scenario, loads in found.items()
@@ -240,7 +242,7 @@ class _Simulation:
         ]
 
     @property
-    def _block_size(self) -> int:
+    def block_size(self) -> int:
         return self.runs[self.own][0].server.block_size
 
     def _demand(self, phase: str, loads: Loads, scale: float) -> Demand | None:
@@ -268,7 +270,7 @@ class _Simulation:
         """Use of the ladder's decode buckets in the trials of the own scenario."""
         found = self.run(ladder, {self.own: self.trials[self.own]})[self.own]
         loads = [pair for some in found for pair in some]
-        return FormUse.of(ladder, loads, self._block_size, in_seconds=self.in_seconds)
+        return FormUse.of(ladder, loads, self.block_size, in_seconds=self.in_seconds)
 
 
 def halves(trace: Trace) -> list[Trace]:
@@ -328,10 +330,12 @@ def plan(
             phases=("decode",), resources=resources,
         )  # fmt: skip
         forms = _forms(simulation, (default, whole), of_decode)
-    in_totals = contexts is Contexts.total or (
-        contexts is Contexts.auto and forms is not None and forms.suits is Contexts.total
+    suits = forms.suits if contexts is Contexts.auto and forms is not None else contexts
+    # Steps of a ladder of both forms are planned for by the better form alone, beside which it is tried.
+    use_totals = suits is Contexts.total or (
+        suits is Contexts.both and forms is not None and forms.total.cost < forms.longest.cost
     )
-    found = simulation.run(whole if in_totals else default, simulation.runs)
+    found = simulation.run(whole if use_totals else default, simulation.runs)
     warnings = []
     for phase in open_phases:
         seen = simulation.evidence(phase, found)
@@ -339,6 +343,7 @@ def plan(
             evidence[phase] = seen
             warnings += simulation.warnings(phase, found)
     best = planned(evidence)
+    decode = _own(evidence.get("decode"))
     reference = {one: simulation.cost(loads) for one, loads in simulation.run(default, simulation.trials).items()}
     mine = simulation.tried("planned", best.ladder, reference)
     by_rule = _by_rule(best, server, block_size)
@@ -349,8 +354,13 @@ def plan(
     if winner is not mine and limits.max_padding is None and len(scenarios) == 1:
         best = replace(best, ladder=winner.ladder)
         mine = replace(winner, name=f"planned, as {winner.name}")
+    if suits is Contexts.both and forms is not None and forms.decode:
+        ladder = replace(best.ladder, decode=forms.decode)
+        mixed = simulation.tried("planned, both forms", ladder, reference)
+        if contexts is Contexts.both or mixed.score < mine.score:
+            best, mine, others = replace(best, ladder=ladder), mixed, [mine, *others]
     return SimulatedPlan(
-        best, (mine, *others), simulation.requests, tuple(scenarios), open_phases, tuple(warnings), forms
+        best, (mine, *others), simulation.requests, tuple(scenarios), open_phases, tuple(warnings), forms, decode
     )
 
 
@@ -359,14 +369,25 @@ def _forms(
 ) -> FormChoice | None:
     """Both forms of decode buckets, planned for the steps of the own scenario and tried on them. ladders: one of each
     form, used to record the steps. None if nothing decodes."""
-    uses = []
+    made = []
     for ladder in ladders:
         demand = simulation.own_demand(ladder)
         if demand is None:
             return None
         decode = planned(evidence={"decode": Evidence.of(demand)}).ladder.decode
-        uses.append(simulation.form_use(replace(ladder, decode=decode)))
-    return FormChoice(*uses)
+        made.append(replace(ladder, decode=decode))
+    longest, total = made
+    # Totals have more sizes to choose from, so that their search may miss what that of the other form finds.
+    totals = [simulation.form_use(one) for one in (total, in_totals(longest, simulation.block_size))]
+    mixed = [(simulation.form_use(one), one.decode) for one in mixtures(longest, total)]
+    both, decode = min(mixed, key=lambda one: one[0].cost, default=(None, ()))
+    return FormChoice(simulation.form_use(longest), min(totals, key=lambda use: use.cost), both, decode)
+
+
+def _own(evidence: Evidence | None) -> Demand | None:
+    """Demand of the own scenario."""
+    cases = () if evidence is None else evidence.cases
+    return next((demand for case in cases if case.own and (demand := case.demand()) is not None), None)
 
 
 def _prompts(trace: Trace, server: ServerModel) -> Evidence:

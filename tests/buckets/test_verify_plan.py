@@ -80,6 +80,36 @@ def test_it_is_near_what_brute_force_finds(
     assert plan.cost <= best + (most + 1) * LEAST_SAVING * plan.plain + 1e-9
 
 
+@settings(max_examples=40, deadline=None)
+@given(steps, st.floats(0.0, 0.6), st.floats(0, 0.01), st.floats(0.05, 0.95), st.integers(1, 3))
+def test_totals_of_contexts(
+    shapes: list[tuple[int, int, int]], row: float, key: float, odds: float, guesses: int
+) -> None:
+    """As above, for buckets and steps that are counted by the total of contexts."""
+    shapes = [(n, max(s, n * BLOCK), weight) for n, s, weight in shapes]
+    batch, seq, weight = np.array(shapes, np.int64).T
+    demand = Demand("decode", batch, seq, weight.astype(np.float64), total=True)
+    machine = Machine(row, key)
+    ladder = [Bucket("decode", b, s, total=True) for b in (1, 2) for s in (64, 128)]
+    plan = plan_verify(demand, ladder, machine, guesses=guesses, odds=odds, max_num_seqs=2, block_size=BLOCK)
+
+    def cost(buckets: list[Bucket], depths: int) -> float:
+        return sum(
+            w * min(
+                (1 + b.batch * row + key * b.seq) / sum(odds**i for i in range(depth + 1))
+                for b in buckets
+                for depth in range(depths + 1)
+                if n * (depth + 1) <= b.batch and -(-s // BLOCK) * BLOCK <= b.seq
+            )
+            for n, s, w in shapes
+        )  # fmt: skip
+
+    assert all(bucket.total and bucket.seq >= bucket.batch * BLOCK for bucket in plan.buckets)
+    assert plan.plain == pytest.approx(cost(ladder, 0))
+    assert plan.spare == pytest.approx(cost(ladder, guesses))
+    assert plan.cost == pytest.approx(cost([*ladder, *plan.buckets], guesses))
+
+
 def test_free_rows_are_taken_and_dear_ones_are_not() -> None:
     demand = Demand("decode", np.array([4]), np.array([50]), np.array([100.0]))
     ladder = [Bucket("decode", 4, 64)]
