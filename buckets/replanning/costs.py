@@ -32,13 +32,13 @@ class StepTimes:
     def seconds(self, shape: StepShape, bucket: Bucket) -> float:
         """Seconds of one step of this shape in this bucket, compiled or not."""
         curve = self._curve(bucket)
-        pairs = num_pairs(float(shape.sequences), float(shape.tokens), float(max(shape.context, 1)))
+        pairs = num_pairs(float(shape.sequences), float(shape.tokens), max(shape.total / shape.sequences, 1.0))
         return float(curve.at(shape.tokens)) + curve.pair_s * pairs
 
     def _curve(self, bucket: Bucket) -> CostCurve:
         if bucket not in self._curves:
             whole = bucket
-            if bucket.phase == "decode":
+            if bucket.phase == "decode" and not bucket.total:
                 whole = Bucket("decode", bucket.batch, self.limits.context(bucket))
             self._curves[bucket] = self.costs.curves(whole, self.tiles.get(bucket, ROW_UNIT))[0]
         return self._curves[bucket]
@@ -57,7 +57,8 @@ def learn(
     padding: "skipped" or "computed", as the target treats it. Returns None if nothing was measured.
     """  # fmt: skip
     measured = [
-        ReplayCost(use.bucket, use.shape.sequences, use.shape.tokens, max(1, use.shape.context), use.seconds,
+        ReplayCost(use.bucket, use.shape.sequences, use.shape.tokens,
+                   max(1, use.shape.total // use.shape.sequences), use.seconds,
                    max(1, int(use.steps)))
         for use in sorted(uses, key=lambda use: (-use.steps, use.shape, str(use.bucket)))[:MOST_SHAPES]
         if use.bucket is not None and use.seconds > 0 and use.steps >= LEAST_STEPS
@@ -108,4 +109,5 @@ def _rising(costs: Sequence[ReplayCost]) -> dict[Bucket, float]:
 
 
 def _within(one: Bucket, bucket: Bucket) -> bool:
-    return one.phase == bucket.phase and bucket.fits(one.batch, one.seq)
+    """Whether a bucket is no larger than another, in rows and in table entries of a row."""
+    return one.phase == bucket.phase and one.batch <= bucket.batch and one.each <= bucket.each

@@ -159,20 +159,43 @@ def propose(
     """Proposes changes for these steps. times: None learns them from the steps. blocked: never added. keep: never
     retired. Deterministic.
 
-    Steps are counted by their longest context, which does not tell whether a total-context bucket holds them. So for a
-    ladder with such a bucket, decode steps and buckets are left alone.
+    Decode buckets for a total of contexts are proposed where they may pay (`totals_pay`) or the ladder has some.
     """
-    if any(bucket.total for bucket in ladder.on):
-        uses = [use for use in uses if use.shape.phase != "decode"]
-        keep = (*keep, *(bucket for bucket in ladder.on if bucket.phase == "decode"))
+    totals = totals_pay(ladder, policy.unit)
+    if not totals:
+        uses = _even(uses)
     steps = sum(use.steps for use in uses)
     times = times or learn(_most(uses), None, ladder.limits, padding=ladder.padding, tiles=ladder.tiles)
-    plan = _Plan(ladder, policy, _most(uses), times, observed_s)
+    plan = _Plan(ladder, policy, _most(uses), times, observed_s, totals=totals)
     if steps < policy.least_steps:
         return plan.nothing(f"{steps:,.0f} steps are too few to plan for, {policy.least_steps:,.0f} are needed", steps)
     if policy.unit == "time" and times is None:
         return plan.nothing("no step has been measured", steps)
     return plan.found(steps, blocked, keep)
+
+
+def totals_pay(ladder: Ladder, unit: Unit) -> bool:
+    """Whether totals of contexts matter: the ladder has buckets for them, or its padding costs something.
+
+    Where padding is skipped, a step takes the same time in a bucket of either form.
+    """
+    there = any(bucket.total for bucket in (*ladder.on, *ladder.off))
+    return there or unit == "tokens" or ladder.padding == "computed"
+
+
+def _even(uses: Sequence[ShapeUse]) -> list[ShapeUse]:
+    """The uses with all contexts as long as the longest; shapes that become equal are merged."""
+    merged: dict[tuple[StepShape, Bucket | None], list[float]] = {}
+    for use in uses:
+        sums = merged.setdefault((use.shape.even(), use.bucket), [0.0, 0.0, 0.0])
+        sums[0] += use.steps
+        if use.seconds > 0:
+            sums[1] += use.steps
+            sums[2] += use.steps * use.seconds
+    return [
+        ShapeUse(shape, bucket, steps, seconds / measured if measured else 0.0)
+        for (shape, bucket), (steps, measured, seconds) in merged.items()
+    ]
 
 
 def _most(uses: Sequence[ShapeUse]) -> list[ShapeUse]:
@@ -182,10 +205,11 @@ def _most(uses: Sequence[ShapeUse]) -> list[ShapeUse]:
 
 class _Plan:
     def __init__(
-        self, ladder: Ladder, policy: Policy, uses: Sequence[ShapeUse], times: StepTimes | None, observed_s: float
-    ) -> None:
+        self, ladder: Ladder, policy: Policy, uses: Sequence[ShapeUse], times: StepTimes | None, observed_s: float,
+        *, totals: bool,
+    ) -> None:  # fmt: skip
         self._ladder, self._policy, self._uses, self._times = ladder, policy, uses, times
-        self._observed_s = observed_s
+        self._observed_s, self._totals = observed_s, totals
         self._weight: dict[StepShape, float] = {}
         for use in uses:
             self._weight[use.shape] = self._weight.get(use.shape, 0.0) + use.steps
@@ -205,7 +229,8 @@ class _Plan:
     def found(self, steps: float, blocked: Sequence[Bucket], keep: Sequence[Bucket]) -> Proposal:
         ladder, policy = self._ladder, self._policy
         no = set(blocked)
-        fresh = candidates(self._uses, (*ladder.on, *ladder.off), ladder.limits, blocked)
+        there = (*ladder.on, *ladder.off)
+        fresh = candidates(self._uses, there, ladder.limits, blocked, totals=self._totals)
         idle = [bucket for bucket in ladder.off if bucket not in no]
         buckets = (*ladder.on, *sorted({*fresh, *idle}))
         choices = self._choices(buckets, self._tokens if policy.unit == "tokens" else self._seconds)

@@ -301,7 +301,7 @@ class BucketMiss(ctypes.Structure):
 class StepShape(ctypes.Structure):
     _fields_ = [
         *_each(c_uint32, "struct_size", "phase", "graph", "num_seqs", "num_tokens", "num_samples"),
-        *_each(c_uint32, "num_blocks", "reserved"),
+        *_each(c_uint32, "num_blocks", "all_blocks"),
         *_each(c_uint64, "count", "replay_ns"),
         ("replay_ns_squared", c_double),
     ]

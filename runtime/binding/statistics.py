@@ -87,6 +87,7 @@ class BucketMiss:
 @dataclasses.dataclass(frozen=True)
 class StepShape:
     """`count` steps of equal load in graph `graph`. phase: of the load. num_blocks: KV blocks of the longest sequence.
+    all_blocks: of decodes, of all sequences together; else 0.
     replay_ns, replay_ns_squared: sums over the steps."""
 
     phase: str
@@ -95,6 +96,7 @@ class StepShape:
     num_tokens: int
     num_samples: int
     num_blocks: int
+    all_blocks: int
     count: int
     replay_ns: int
     replay_ns_squared: float

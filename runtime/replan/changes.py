@@ -112,7 +112,7 @@ class Changes:
             return
         buckets = {bucket_of(g): index for index, g in enumerate(self._owner.graphs) if index not in never}
         wanted = self._retired.read() & buckets.keys()
-        self._remembered = set(spared(wanted, buckets.keys() - wanted))
+        self._remembered = set(spared(wanted, buckets.keys() - wanted, self._limits))
         off = sorted(buckets[bucket] for bucket in self._remembered)
         if not off:
             return

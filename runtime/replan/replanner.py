@@ -16,6 +16,7 @@ from typing import Any
 
 from llmc.buckets.bucket import BucketError
 from llmc.buckets.replanning.costs import learn
+from llmc.buckets.replanning.evenness import Evenness
 from llmc.buckets.replanning.histogram import StepHistogram
 from llmc.buckets.replanning.proposal import Ladder, Proposal, propose
 from llmc.runtime.replan.changes import LONGEST_BACKOFF_S, Changes, EngineOwner
@@ -67,6 +68,7 @@ class Replanner:
         )
         self._restored = options.mode != "auto"
         self._proposal: Proposal | None = None
+        self._evenness: Evenness | None = None
         self._proposed_s = clock()
         self._next_s = self._proposed_s + options.interval_s
         self._told: tuple[object, ...] = ()
@@ -131,18 +133,20 @@ class Replanner:
             "proposed_s_ago": now_s - self._proposed_s,
             "decisions": [one.as_dict() for one in self.decisions.last()],
             "counts": self.decisions.counts(),
+            "contexts": Evenness.of(uses).as_dict(ladder.padding),
             "top_shapes": _rows(sorted(uses, key=lambda use: (-use.steps, use.shape))[:_TOP_SHAPES]),
         } | self._changes.state(now_s)
         return state | ({"steps": _rows(uses), "graphs": _graph_rows(ladder)} if steps else {})
 
     def summary(self) -> dict[str, Any]:
         """The summary that a page polls every second; thread-safe."""
-        proposal = self._proposal
+        proposal, evenness = self._proposal, self._evenness
         return {
             "mode": self._options.mode,
             "line": None if proposal is None else proposal.line(),
             "changes": [] if proposal is None else [change.as_dict() for change in proposal.changes],
             "trial": self._changes.state(self._clock())["trial"],
+            "contexts": None if evenness is None else evenness.as_dict(self._facts.padding),
             "decisions": [one.as_dict() for one in self.decisions.last()[-_SHOWN:]],
         }
 
@@ -168,6 +172,7 @@ class Replanner:
         options, facts, changes = self._options, self._facts, self._changes
         with self._lock:
             uses, observed_s = self._histogram.uses(), self._histogram.observed_s
+        self._evenness = Evenness.of(uses)
         try:
             times = learn(uses, facts.table, facts.limits, padding=facts.padding, tiles=facts.tiles)
         except BucketError:  # contradictory costs
@@ -201,7 +206,7 @@ def _rows(uses: Iterable[Any]) -> list[dict[str, Any]]:
     return [
         {
             "phase": use.shape.phase, "sequences": use.shape.sequences, "tokens": use.shape.tokens,
-            "samples": use.shape.samples, "context": use.shape.context,
+            "samples": use.shape.samples, "context": use.shape.context, "total": use.shape.total,
             "bucket": None if use.bucket is None else str(use.bucket), "steps": use.steps, "seconds": use.seconds,
         }
         for use in uses

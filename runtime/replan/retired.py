@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.bucket import Bucket, BucketError, area
+from llmc.buckets.replanning.shapes import Limits
 
 _KIND, _VERSION = "llmc retired buckets", 1
 
@@ -45,10 +46,9 @@ class RetiredBuckets:
         fresh.replace(self.path)
 
 
-def spared(wanted: Iterable[Bucket], others: Iterable[Bucket]) -> frozenset[Bucket]:
+def spared(wanted: Iterable[Bucket], others: Iterable[Bucket], limits: Limits) -> frozenset[Bucket]:
     """Those of `wanted` that may be off: one of the others, or of those kept, holds everything they hold."""
     on, off = list(others), set[Bucket]()
-    for bucket in sorted(wanted, key=lambda b: (-b.batch * b.seq, b)):
-        held = any(o.phase == bucket.phase and o.batch >= bucket.batch and o.seq >= bucket.seq for o in on)
-        off.add(bucket) if held else on.append(bucket)
+    for bucket in sorted(wanted, key=lambda b: (-area(b, limits.block_size), b)):
+        off.add(bucket) if any(limits.covers(one, bucket) for one in on) else on.append(bucket)
     return frozenset(off)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from llmc.buckets.bucket import Bucket, BucketError
+from llmc.buckets.bucket import MAX_DIM, Bucket, BucketError
 from llmc.buckets.cost_table import CostTable
+from llmc.buckets.replanning.candidates import rounded
 from llmc.buckets.replanning.histogram import CountedSteps
 from llmc.buckets.replanning.proposal import Ladder
 from llmc.buckets.replanning.shapes import Limits, StepShape
@@ -52,11 +53,25 @@ class StepReader:
         ran = []
         for one in shapes:
             shape = StepShape(
-                one.phase, one.num_seqs, one.num_tokens, one.num_samples, one.num_blocks * self.block_size
+                one.phase,
+                one.num_seqs,
+                one.num_tokens,
+                one.num_samples,
+                one.num_blocks * self.block_size,
+                self._total(one.all_blocks),
             )
             seconds, squared = one.replay_ns / 1e9, one.replay_ns_squared / 1e18
             ran.append(RanSteps(shape, bucket_of(self.graphs[one.graph]), one.count, seconds, squared))
         return ran, self._missed()
+
+    def _total(self, blocks: int) -> int:
+        """Total of contexts in tokens, rounded up, so that shapes stay few: to a quarter of an octave, but not past the
+        total of a bucket."""
+        if not blocks:
+            return 0
+        total = blocks * self.block_size
+        bounds = (graph.bucket.seq for graph in self.graphs if graph.bucket.total and graph.bucket.seq >= total)
+        return min(rounded(total, self.block_size), min(bounds, default=MAX_DIM))
 
     def _missed(self) -> list[CountedSteps]:
         missed = []

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from llmc.buckets.bucket import Bucket, BucketError, whole_blocks
+from llmc.buckets.replanning.candidates import rounded
 from llmc.buckets.replanning.costs import StepTimes, learn
 from llmc.buckets.replanning.proposal import Ladder
 from llmc.buckets.replanning.shapes import Limits, ShapeUse, StepShape
 from llmc.regular_file import JsonError, parse_json
 from llmc.runtime.binding import Artifact
 from llmc.runtime.replan.steps import LadderFacts
+from llmc.runtime.simulation.engine import SimulatedLoad
 from llmc.shown import shown
 
 PATH = "/v1/llmc/replan"
@@ -83,7 +85,7 @@ def _parsed(state: Any) -> Traffic:
 
 
 def _use(row: Mapping[str, Any]) -> ShapeUse:
-    counts = [row[name] for name in ("sequences", "tokens", "samples", "context")]
+    counts = [*(row[name] for name in ("sequences", "tokens", "samples", "context")), row.get("total", 0)]
     if not all(isinstance(count, int) and 0 <= count < 1 << 31 for count in counts) or counts[0] < 1 or counts[1] < 1:
         raise ValueError(f"a step has {counts}")
     bucket = None if row["bucket"] is None else Bucket.parse(row["bucket"])
@@ -111,8 +113,7 @@ def of_trace(artifact: Path, trace: Path) -> Traffic:
     uses: dict[tuple[StepShape, Bucket], list[float]] = {}
     for load in what_if.loads(simulated):
         bucket = ladder.on[load.graph]
-        shape = _shape(bucket.phase, load.num_seqs, load.length, load.tokens / load.replays,
-                       load.contexts / (load.replays * load.num_seqs), facts.limits)  # fmt: skip
+        shape = _shape(bucket, load, facts.limits)
         sums = uses.setdefault((shape, bucket), [0.0, 0.0])
         sums[0] += load.replays
         sums[1] += load.ns / 1e9
@@ -125,10 +126,15 @@ def of_trace(artifact: Path, trace: Path) -> Traffic:
     return Traffic(counted, ladder, times, float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0)
 
 
-def _shape(phase: str, sequences: int, length: int, tokens: float, context: float, limits: Limits) -> StepShape:
+def _shape(bucket: Bucket, load: SimulatedLoad, limits: Limits) -> StepShape:
     """Groups similar loads by their means: a simulation does not report each."""
-    if phase == "decode":
-        return StepShape("decode", sequences, sequences, sequences, whole_blocks(length, limits.block_size))
-    longest = min(max(length, round(context)), limits.max_model_len)
-    rows = max(sequences, round(tokens))
-    return StepShape(phase, sequences, rows, sequences, whole_blocks(longest, limits.block_size))
+    sequences, replays = load.num_seqs, load.replays
+    if bucket.phase == "decode":
+        # Of a bucket for a total, loads tell only the mean of the longest contexts.
+        length = -(-load.longest // replays) if bucket.total else load.length
+        longest = whole_blocks(length, limits.block_size)
+        total = rounded(-(-load.blocks * limits.block_size // replays), limits.block_size)
+        return StepShape("decode", sequences, sequences, sequences, longest, min(total, sequences * longest))
+    longest = min(max(load.length, round(load.contexts / (replays * sequences))), limits.max_model_len)
+    rows = max(sequences, round(load.tokens / replays))
+    return StepShape(bucket.phase, sequences, rows, sequences, whole_blocks(longest, limits.block_size))

@@ -83,10 +83,13 @@ class Trial:
     _choices: dict[StepShape, tuple[Bucket | None, Bucket | None]] = field(default_factory=dict)
     _whole_phases: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._totals = any(bucket.total for bucket in (*self.before, *self.after))
+
     def add(self, steps: Iterable[RanSteps], *, on: bool) -> None:
         """Adds steps that ran with or without the change."""
         for ran in steps:
-            shape = ran.shape
+            shape = ran.shape if self._totals else ran.shape.even()
             if shape not in self._choices:
                 self._choices[shape] = self.limits.choose(self.before, shape), self.limits.choose(self.after, shape)
                 if self._choices[shape][0] is None:

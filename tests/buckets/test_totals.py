@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets import Bucket, BucketError, Limits, parse_spec
-from llmc.buckets.bucket import area, check_total, select
+from llmc.buckets.bucket import BucketLadder, area, check_total, select
 from llmc.buckets.candidates import PhaseProblem
 from llmc.buckets.cost import MeasuredCost, TokensCost, TotalCost
 from llmc.buckets.cost_table import CostTable, ReplayCost
@@ -27,6 +27,7 @@ from llmc.buckets.replanning.shapes import ShapeUse, StepShape
 from llmc.buckets.spec import format_spec
 from llmc.buckets.trace import Trace
 from llmc.buckets.verify_buckets import add_verify_buckets
+from llmc.runtime.simulation.forms import in_totals
 
 SERVER = Limits(max_num_seqs=8, max_model_len=2048, block_size=16)
 
@@ -159,13 +160,60 @@ def test_a_plan_of_totals() -> None:
     assert found.phases[0].score.tokens == read < 1.2 * demand.tokens
 
 
-def test_re_planning_leaves_decode_of_totals_alone() -> None:
+def test_re_planning_adds_and_retires_totals() -> None:
+    """One context of 256 tokens among seven of a block."""
     limits = ReplanLimits(max_model_len=256, max_num_seqs=8, block_size=16)
-    base = (Bucket("prefill", 1, 256), Bucket("decode", 8, 256), total(8, 512))
-    uses = [ShapeUse(StepShape("decode", 3, 3, 3, 48), base[1], 5000.0, 0.01)]
-    policy = Policy(least_steps=0, once_s=0, graph_s=0, least_share=0, unit="tokens")
-    ladder = Ladder(base, limits)
-    assert propose(uses, replace(ladder, on=base[:2]), policy).added
-    assert not propose(uses, ladder, policy).changes
-    assert not limits.holds(base[2], StepShape("decode", 3, 3, 3, 176))
-    assert limits.holds(base[2], StepShape("decode", 3, 3, 3, 160))
+    prompt, longest = Bucket("prefill", 1, 256), Bucket("decode", 8, 256)
+    uneven = StepShape("decode", 8, 8, 8, 256, 256 + 7 * 16)
+    policy = Policy(least_steps=0, once_s=0, graph_s=0, least_share=0, unit="tokens", max_added=1)
+    uses = [ShapeUse(uneven, longest, 5000.0, 0.01)]
+    found = propose(uses, Ladder((prompt, longest), limits), policy)
+    assert found.added == (total(8, 384),)
+    assert (found.padding_now, found.padding_then) == (5000 * (8 * 256 - 368), 5000 * (384 - 368))
+    # Where padding is skipped, a step takes the same time in both: nothing to gain.
+    assert not propose(uses, Ladder((prompt, longest), limits), replace(policy, unit="time")).changes
+    # A ladder of totals alone gets another one, and what that covers may go.
+    ladder = Ladder((prompt, total(8, 8 * 256), total(8, 1024)), limits)
+    more = propose([ShapeUse(uneven, total(8, 1024), 5000.0, 0.01)], ladder, replace(policy, max_graphs=3))
+    assert (more.added, more.retired) == ((total(8, 384),), (total(8, 1024),))
+
+
+replan_buckets = st.builds(
+    lambda batch, blocks, whole: Bucket("decode", batch, 16 * (max(blocks, batch) if whole else blocks), whole),
+    st.integers(1, 4), st.integers(1, 12), st.booleans(),
+)  # fmt: skip
+
+
+@given(replan_buckets, replan_buckets, st.lists(st.integers(1, 10), min_size=1, max_size=4))
+def test_what_covers_holds_all_that_the_other_holds(one: Bucket, other: Bucket, blocks: list[int]) -> None:
+    limits = ReplanLimits(max_model_len=160, max_num_seqs=4, block_size=16)
+    count = len(blocks)
+    shape = StepShape("decode", count, count, count, 16 * max(blocks), 16 * sum(blocks))
+    assert limits.holds(other, shape) == (
+        count <= other.batch
+        and (16 * sum(blocks) if other.total else 16 * max(blocks)) <= other.seq
+    )  # fmt: skip
+    if limits.covers(one, other) and limits.holds(other, shape):
+        assert limits.holds(one, shape)
+    # What is missed runs in parts, which bring all sequences along.
+    parts = limits.parts([one], shape)
+    assert not parts or sum(part.sequences for part, _ in parts) == count
+
+
+@given(
+    st.lists(replan_buckets, min_size=1, max_size=5, unique=True),
+    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=12),
+)
+def test_totals_of_as_large_tables_read_no_more(decode: list[Bucket], steps: list[list[int]]) -> None:
+    """By brute force: a ladder for the longest context, and each of its buckets as a total."""
+    longest = {Bucket("decode", one.batch, min(one.seq, 192)) for one in decode}
+    ladder = BucketLadder((Bucket("prefill", 1, 64),), tuple(sorted({*longest, Bucket("decode", 4, 192)})))
+    totals = in_totals(ladder, 16)
+    assert all(bucket.total for bucket in totals.decode)
+    assert len(totals.decode) <= len(ladder.decode)
+    for blocks in steps:
+        length, all_of = 16 * max(blocks), 16 * sum(blocks)
+        before, after = (select(one.decode, len(blocks), length, all_of) for one in (ladder, totals))
+        assert before is not None
+        assert after is not None
+        assert area(after, 16) <= area(before, 16)

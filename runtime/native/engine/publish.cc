@@ -152,7 +152,7 @@ void Engine::Publish(bool stepped, bool progressed) {
     const Phase carried = step_.plan.mixed ? Phase::kMixed : step_.plan.prefill ? Phase::kPrefill : Phase::kDecode;
     const StepLoad& load = step_.plan.load;
     step_shapes_.Count({0, static_cast<uint32_t>(carried), step_.plan.graph, load.seqs, load.tokens, load.samples,
-                        load.blocks, 0, 0, 0, 0},
+                        load.blocks, carried == Phase::kDecode ? load.all_blocks : 0, 0, 0, 0},
                        replay_ns_);
   }
   if (stats_.num_bucket_misses != c.num_bucket_misses) CopyMisses();

@@ -11,14 +11,14 @@ static_assert((kSlots & (kSlots - 1)) == 0);
 
 bool SameShape(const llmc_step_shape& a, const llmc_step_shape& b) {
   const auto key = [](const llmc_step_shape& s) {
-    return std::tie(s.phase, s.graph, s.num_seqs, s.num_tokens, s.num_samples, s.num_blocks);
+    return std::tie(s.phase, s.graph, s.num_seqs, s.num_tokens, s.num_samples, s.num_blocks, s.all_blocks);
   };
   return key(a) == key(b);
 }
 
 std::size_t SlotOf(const llmc_step_shape& s) {
   uint64_t hash = 0;
-  for (const uint32_t part : {s.phase, s.graph, s.num_seqs, s.num_tokens, s.num_samples, s.num_blocks}) {
+  for (const uint32_t part : {s.phase, s.graph, s.num_seqs, s.num_tokens, s.num_samples, s.num_blocks, s.all_blocks}) {
     hash = (hash ^ part) * 0x9e3779b97f4a7c15ull;
     hash ^= hash >> 29;
   }

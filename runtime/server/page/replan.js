@@ -32,6 +32,7 @@ export function showReplan(state) {
   byId("replan-summary").textContent = trial
     ? `on trial: ${[...trial.added, ...trial.retired].join(", ")}, ${percent(trial.saving ?? 0)} of step time saved so far`
     : `${state.mode}: ${state.line ?? "not enough steps yet"}`;
+  byId("replan-contexts").textContent = state.contexts?.line ?? "";
   byId("replan-changes").tBodies[0].replaceChildren(...state.changes.map(change));
   byId("replan-changes").hidden = state.changes.length === 0;
   byId("replan-decisions").tBodies[0].replaceChildren(...state.decisions.map(decision).reverse());

@@ -66,8 +66,8 @@ def test_buckets_come_and_go_under_load_and_no_bit_changes(artifact: Path, monke
 
     monkeypatch.setattr(Trial, "verdict", decide)
     # One compilation will do.
-    wanted = Bucket("decode", 3, 64)
-    monkeypatch.setattr(proposal, "candidates", lambda uses, have, *_: [] if wanted in have else [wanted])
+    wanted = Bucket("decode", 3, 192, total=True)
+    monkeypatch.setattr(proposal, "candidates", lambda uses, have, *_, **__: [] if wanted in have else [wanted])
     options = ReplanOptions("auto", EAGER, interval_s=0.5, window_s=0.1, backoff_s=0.1, least_trial_steps=5)
     with running_server(artifact, replan=options) as running:
         first = ask(running)
@@ -97,9 +97,9 @@ def test_buckets_come_and_go_under_load_and_no_bit_changes(artifact: Path, monke
         assert running.on_loop(running.engine.check_integrity) is None
         state = replanning(running)
         assert state["counts"]["reverted"] >= 1
-        assert [one["added"] for one in state["decisions"] if one["kind"] == "kept"] == [["decode:3x64"]]
+        assert [one["added"] for one in state["decisions"] if one["kind"] == "kept"] == [["decode:3x192total"]]
         assert state["counts"]["compiled"] == 1
-        assert "decode:3x64" in state["on"]
+        assert "decode:3x192total" in state["on"]
         page = running.client.get("/v1/llmc/state").json()["replan"]
         assert page["mode"] == "auto"
         assert page["decisions"]
@@ -109,7 +109,7 @@ def test_buckets_come_and_go_under_load_and_no_bit_changes(artifact: Path, monke
         url = running.url
         assert main(["buckets", "replan", "--url", url, "--cost", "tokens", "--json"]) == 0
     # The next start has what stayed, and nothing else lies about.
-    assert [graph.name for graph in read_graphs(artifact).graphs][4:] == ["decode:3x64"]
+    assert [graph.name for graph in read_graphs(artifact).graphs][4:] == ["decode:3x192total"]
     assert sorted(file.name for file in artifact.parent.iterdir()) == ["artifact"]
     with running_server(artifact) as running:
         assert ask(running) == first

@@ -27,7 +27,7 @@ from llmc.runtime.misses import aside
 from llmc.runtime.replan.decisions import MAX_DECISIONS, DecisionLog
 from llmc.runtime.replan.options import ReplanOptions, parse_mode
 from llmc.runtime.replan.replanner import Replanner
-from llmc.runtime.replan.retired import RetiredBuckets
+from llmc.runtime.replan.retired import RetiredBuckets, spared
 from llmc.runtime.replan.steps import LadderFacts
 from llmc.runtime.replan.workshop import Workshop
 from llmc.runtime.request_error import RequestError
@@ -40,16 +40,18 @@ EAGER = Policy(unit="tokens", least_steps=10, max_added=1, once_s=0, graph_s=0)
 
 def graph(bucket: Bucket) -> GraphInfo:
     return GraphInfo(bucket.phase, bucket.batch, bucket.seq, bucket.max_tokens, bucket.batch, bucket.batch,
-                     LIMITS.context(bucket) // 16, 10, 1000 * bucket.max_tokens)  # fmt: skip
+                     LIMITS.context(bucket) // 16, 10, 1000 * bucket.max_tokens,
+                     bucket.seq // 16 if bucket.total else 0)  # fmt: skip
 
 
 @dataclass
 class Engine:
-    """Runs `load` steps of decode in the bucket that the scheduler would take, at every look."""
+    """Runs `load` steps of decode in the bucket that the scheduler would take, at every look: sequences, context,
+    number of steps, total of contexts (all as long as the longest without it)."""
 
     graphs: list[GraphInfo]
     on: dict[int, bool]
-    load: list[tuple[int, int, int]] = field(default_factory=list)
+    load: list[tuple[int, ...]] = field(default_factory=list)
     seconds: Callable[[Bucket], float] = lambda bucket: 1e-3 * bucket.batch
     misses: list[BucketMiss] = field(default_factory=list)
     switched: list[tuple[int, bool]] = field(default_factory=list)
@@ -57,13 +59,14 @@ class Engine:
 
     def take_step_shapes(self) -> tuple[list[EngineSteps], int]:
         rows = []
-        for sequences, context, count in self.load:
-            shape = StepShape("decode", sequences, sequences, sequences, context)
-            able = {Bucket(g.phase, g.batch, g.seq): i for i, g in enumerate(self.graphs) if self.on[i]}
+        for sequences, context, count, *more in self.load:
+            shape = StepShape("decode", sequences, sequences, sequences, context, *more)
+            able = {g.bucket: i for i, g in enumerate(self.graphs) if self.on[i]}
             bucket = LIMITS.choose(able, shape)
             assert bucket is not None, "a step has no bucket"
             ns = int(1e9 * self.seconds(bucket))
-            rows.append(EngineSteps("decode", able[bucket], sequences, sequences, sequences, context // 16, count,
+            rows.append(EngineSteps("decode", able[bucket], sequences, sequences, sequences, context // 16,
+                                    shape.total // 16, count,
                                     ns * count, float(ns) * ns * count))  # fmt: skip
         return rows, 0
 
@@ -205,6 +208,36 @@ def test_auto_tries_a_bucket_by_turns_and_keeps_what_pays() -> None:
     state = world.replanner.state()
     assert state["on"] == ["prefill:1x256", "decode:8x256", "decode:2x64"]
     assert state["off"] == []
+
+
+def test_auto_tries_totals_of_contexts_and_retires_what_they_cover() -> None:
+    """One context of 256 tokens among seven of a block, then all as long as the longest."""
+    owner = Owner()
+    owner.engine.load = [(8, 256, 50, 256 + 7 * 16)]
+    world = World(owner, most_graphs=1)
+    world.run(30)
+    added = Bucket("decode", 8, 384, total=True)
+    assert world.kinds()[:5] == ["proposed", "compiled", "joined", "kept", "published"]
+    assert owner.shop.published == [(added,)]
+    assert world.replanner.state()["contexts"]["suits"] == "total"
+    assert "81% of sequences × longest context belongs to no sequence" in world.replanner.summary()["contexts"]["line"]
+    # Steps that it does not hold want another one, and there is room for no more graphs.
+    owner.engine.load = [(8, 256, 50, 1024)]
+    world.run(120)
+    state = world.replanner.state()
+    assert "decode:8x1024total" in state["on"]
+    assert str(added) in state["off"]
+    assert all(
+        on == (str(g.bucket) in state["on"]) for g, on in zip(owner.graphs, owner.engine.on.values(), strict=True)
+    )
+
+
+def test_retired_totals_stay_off_only_beside_what_covers_them() -> None:
+    large, small = Bucket("decode", 8, 2048, total=True), Bucket("decode", 8, 384, total=True)
+    assert spared([small], [large], LIMITS) == {small}
+    assert spared([large], [LARGE], LIMITS) == {large}
+    assert spared([LARGE], [small], LIMITS) == frozenset()
+    assert spared([large, LARGE], [small], LIMITS) in ({large}, {LARGE})
 
 
 def test_what_does_not_pay_is_reverted_and_waits_ever_longer() -> None:

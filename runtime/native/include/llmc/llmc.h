@@ -505,9 +505,10 @@ typedef struct llmc_step_shape {
   uint32_t phase; /* content of the steps: 0 prefills, 1 decodes, 2 both; their graph may be of another phase */
   uint32_t graph;
   uint32_t num_seqs, num_tokens, num_samples;
-  uint32_t num_blocks, reserved; /* of the longest sequence */
-  uint64_t count, replay_ns;     /* sum */
-  double replay_ns_squared;      /* sum of squares */
+  uint32_t num_blocks;       /* of the longest sequence */
+  uint32_t all_blocks;       /* of decodes: of all sequences together; else 0 */
+  uint64_t count, replay_ns; /* sum */
+  double replay_ns_squared;  /* sum of squares */
 } llmc_step_shape;
 #define LLMC_MAX_STEP_SHAPES 4096
 

@@ -8,7 +8,9 @@ using namespace llmc_test;
 
 namespace {
 
-llmc_step_shape Shape(uint32_t graph, uint32_t tokens) { return {0, 1, graph, tokens, tokens, tokens, 2, 0, 0, 0, 0}; }
+llmc_step_shape Shape(uint32_t graph, uint32_t tokens, uint32_t all_blocks = 2) {
+  return {0, 1, graph, tokens, tokens, tokens, 2, all_blocks, 0, 0, 0};
+}
 
 std::vector<llmc_step_shape> Take(StepShapes* shapes, uint64_t* lost) {
   std::vector<llmc_step_shape> room;
@@ -38,6 +40,9 @@ void TestSums() {
   shapes.Count(Shape(0, 1), 9);
   const auto again = Take(&shapes, &lost);
   CHECK(again.size() == 1 && again[0].count == 1 && again[0].replay_ns == 9);
+  shapes.Count(Shape(0, 1, 2), 1);
+  shapes.Count(Shape(0, 1, 3), 1);  // other contexts beside an equally long one
+  CHECK_EQ(Take(&shapes, &lost).size(), 2u);
 }
 
 void TestBound() {
