@@ -99,7 +99,7 @@ def quantize_command(
         help="rtn, gptq, awq or smoothquant; default: gptq of w4a16, w4a8 and mxfp4, smoothquant of w8a8, else rtn.",
     ),
     format: str = typer.Option(
-        "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq, awq or gguf."
+        "compressed-tensors", "--format", metavar="FORMAT", help="compressed-tensors, gptq, awq, mxfp4 or gguf."
     ),
     calibration: Path | None = typer.Option(None, metavar="FILE", help="UTF-8 text to calibrate on."),
     samples: int = typer.Option(128, min=1, metavar="N", help="Windows of the text; fewer if it is short."),

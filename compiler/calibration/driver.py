@@ -83,8 +83,9 @@ def _write(task: Task, plan: Plan, work: Work, progress: Progress) -> int:
 
 def _all_tensors(task: Task, plan: Plan, work: Work) -> Mapping[str, StoredTensor]:
     """The checkpoint's tensors, with the quantized ones in place."""
-    gone = {f"{prefix}.weight" for prefix in plan.formats}
-    found = {name: tensor for name, tensor in task.checkpoint.stored_tensors().items() if name not in gone}
+    dropped = plan.dropped
+    found = {name: tensor for name, tensor in task.checkpoint.stored_tensors().items() if name not in dropped}
+    found |= task.moved_tensors(plan)
     for index in range(task.model.num_layers):
         found |= work.layer(index)
     return found

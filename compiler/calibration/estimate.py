@@ -89,8 +89,8 @@ def estimate(
     # GPTQ holds two float64 copies while it computes a factor.
     extra = 4 * max(squares) if config.method == "gptq" else 0
     output = sum(map(byte_count, tensors.values()))
-    for layer in plan.layers:
-        for linear in layer.values():
+    for index, layer in enumerate(plan.layers):
+        for kind, linear in layer.items():
             if linear.format is None:
                 continue
             planes = linear.format.planes(linear.k)
@@ -98,7 +98,7 @@ def estimate(
             output += sum(
                 linear.n * p.count * (_SCALE_BYTES[layout.scale_dtype] if p.dtype == "f32" else 1) for p in planes
             )
-            output -= sum(byte_count(tensors[f"{prefix}.weight"]) for prefix, _ in linear.parts)
+            output -= sum(byte_count(tensors[name]) for name in plan.sources[f"layers.{index}.{kind}.weight"])
     return Estimate(
         seconds=model.num_layers * operations / _rate() / threads,
         memory_bytes=2 * 4 * of_layer + stream + sum(squares) + extra + inputs + (300 << 20),

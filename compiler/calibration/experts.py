@@ -19,7 +19,13 @@ from llmc.compiler.calibration.running import Floats, LayerRunner, Moments, Rout
 from llmc.models.config import Experts
 from llmc.models.expert_ops import expert_inner
 from llmc.quantize.formats.base import Quantized
+from llmc.quantize.methods.awq import ALPHAS, channel_scales, powers_of_two
 
+_NORM = "mlp_norm.weight"
+_SHARED = "mlp.shared.gate_up"
+_READERS = ("mlp.router", "mlp.shared_gate", _SHARED, GATE_UP)
+"""The layers that read what `_NORM` makes."""
+_ROWS = 4096
 _OF_OTHERS = np.float32(0.1)
 """Weight of a token that did not choose the expert; those that did average 1."""
 
@@ -82,6 +88,55 @@ def round_experts(
     return tally
 
 
+def scale_inputs(
+    rounder: Rounder,
+    runner: LayerRunner,
+    config: Experts,
+    linears: Mapping[str, Linear],
+    values: Values,
+    moments: Mapping[str, Moments],
+    routed: Routed,
+) -> set[str]:
+    """Scales columns of the gates and ups of all experts up, and their inputs down.
+
+    The factors are powers of two, so that the router, which reads these inputs too, keeps its bits. Returns the changed
+    norm and unquantized matrices.
+
+    Call before anything is rounded. moments: of the shared expert's inputs, if it is quantized.
+    """
+    format = linears[GATE_UP].format
+    if not rounder.scales or format is None or _NORM not in values:
+        return set()
+    inputs = routed.inputs
+    magnitude = sum(np.abs(inputs[at : at + _ROWS]).sum(0) for at in range(0, len(inputs), _ROWS)) / np.float32(
+        len(inputs)
+    )
+    candidates = [powers_of_two(channel_scales(magnitude, alpha)) for alpha in ALPHAS]
+    errors = np.zeros(len(candidates))
+    for expert in range(config.count):
+        one = _Expert(expert, config, values, routed, runner)
+        if one.seen:
+            errors += one.share * rounder.errors(one.weight(GATE_UP), candidates, format, one.of_gate_up())
+    if _SHARED in moments:
+        shared = linears[_SHARED].format
+        assert shared is not None
+        errors += rounder.errors(values[f"{_SHARED}.weight"], candidates, shared, moments[_SHARED])
+    scales = candidates[int(np.argmin(errors))]
+    values[_NORM] /= scales
+    inputs /= scales
+    changed = {_NORM}
+    for kind in _READERS:
+        name = f"{kind}.weight"
+        if name not in values:
+            continue
+        values[name] *= scales
+        if kind in moments:
+            moments[kind].scale_down(scales)
+        if kind not in linears or linears[kind].format is None:
+            changed.add(name)
+    return changed
+
+
 class _Expert:
     """One expert, with its calibration tokens."""
 
@@ -97,6 +152,11 @@ class _Expert:
     def seen(self) -> int:
         """The number of tokens that chose it."""
         return len(self._tokens)
+
+    @property
+    def share(self) -> float:
+        """The mean weight of its errors over all tokens."""
+        return float(self._weights.sum()) / len(self._routed.inputs)
 
     @property
     def is_linear_in_up(self) -> bool:
@@ -146,4 +206,4 @@ class _Expert:
         scales = rounder.searched(self.weight(DOWN), down.format, moments, moments.mean)
         self.weight(DOWN)[...] *= scales
         self.weight(GATE_UP)[self._config.intermediate_size :] /= scales[:, None]
-        moments.gram.numpy()[...] /= np.outer(scales, scales)
+        moments.scale_down(scales)

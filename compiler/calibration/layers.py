@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.compiler.calibration.experts import Tally, round_experts
+from llmc.compiler.calibration.experts import Tally, round_experts, scale_inputs
 from llmc.compiler.calibration.plan import Plan
 from llmc.compiler.calibration.request import Progress
 from llmc.compiler.calibration.rounding import Rounder
@@ -40,7 +40,11 @@ def round_layers(task: Task, plan: Plan, work: Work, crew: Workers, progress: Pr
             some = stream[: task.calibrated]
             with runner.loaded(index, values) as layer:
                 moments, routed = runner.moments(layer, some, kinds, rounder.wants_grams, routed=routes)
+        changed: set[str] = set()
+        if routed is not None and model.experts is not None:
+            changed = scale_inputs(rounder, runner, model.experts, linears, values, moments, routed)
         rounded = rounder.round(linears, values, moments, task.vectors(index))
+        rounded.changed |= changed
         if routed is not None and model.experts is not None:
             tally = round_experts(rounder, runner, model.experts, linears, rounded, routed)
         with runner.loaded(index, rounded.values) as layer:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.compiler.calibration.plan import BEFORE, Linear
 from llmc.compiler.calibration.request import CalibrationConfig
@@ -130,8 +131,7 @@ class Rounder:
             scales = smooth_scales(inputs, self._shared(np.abs(weight).max(0), shares, np.max))
         scales = self._fold(before, scales, shares, layer, vectors)
         weight *= scales
-        if moments.gram is not None:
-            moments.gram.numpy()[...] /= np.outer(scales, scales)
+        moments.scale_down(scales)
 
     def searched(self, weight: Floats, format: WeightFormat, moments: Moments, magnitudes: Floats) -> Floats:
         """AWQ's factors for the columns. magnitudes: of the inputs."""
@@ -145,6 +145,17 @@ class Rounder:
             dtype=self._dtype,
             largest=largest,
             each=self._workers.map,
+        )
+
+    def errors(
+        self, weight: Floats, candidates: Sequence[Floats], format: WeightFormat, moments: Moments
+    ) -> NDArray[np.float64]:
+        """AWQ's output error of a matrix whose columns are scaled by each of the candidates."""
+        assert moments.gram is not None
+        largest = moments.largest if self._config.act_bits == 8 else None
+        gram, each = moments.gram.numpy(), self._workers.map
+        return np.array(
+            awq.errors_of(weight, gram, candidates, format, dtype=self._dtype, largest=largest, each=each), np.float64
         )
 
     def _shared(self, channels: Floats, shares: int, how: Callable[..., Floats]) -> Floats:

@@ -46,6 +46,13 @@ class Moments:
     mean: Floats
     largest: Floats
 
+    def scale_down(self, scales: Floats) -> None:
+        """Makes them those of inputs that are divided by `scales` [K]."""
+        self.mean /= scales
+        self.largest /= scales
+        if self.gram is not None:
+            self.gram.numpy()[...] /= np.outer(scales, scales)
+
 
 @dataclass
 class Routed:
@@ -72,7 +79,7 @@ def _is_plain(config: ModelConfig) -> bool:
         and config.norm == "rms"
         and config.gated
         and config.activation == "silu"
-        and config.qk_norm in ("none", "head", "whole")
+        and config.qk_norm in ("none", "head", "whole", "unit")
         and not (config.learned_positions or config.embedding_norm or config.head_bias or config.logit_cap)
     )
 

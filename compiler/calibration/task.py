@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import asdict
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.registry import get_layout, layout_class
 from llmc.version import __version__
 
+_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 _MOST_MEASURED = 4096
 """Most tokens on which divergences are measured."""
 
@@ -58,7 +60,8 @@ class Task:
         if config.layout == Gguf.name:
             check_writable(self.model)
         self.layout = get_layout(config.layout, Wanted(format, config.act_bits, self.model.dtype))
-        self.plan: Plan = plan_of(config, self.model, check_checkpoint(self.model, checkpoint), self.layout)
+        weights, shapes = check_checkpoint(self.model, checkpoint), {n: checkpoint.shape(n) for n in checkpoint.names()}
+        self.plan: Plan = plan_of(config, self.model, weights, shapes, self.layout)
         if not self.plan.formats:
             raise CompileError(
                 f"--format {config.layout} holds none of this model's layers in groups of {format.group_size}, "
@@ -147,16 +150,39 @@ class Task:
             if linear.rows is not None:
                 matrix = matrix.taken(np.argsort(linear.rows))
             for prefix, rows in linear.parts:
-                found |= self.layout.tensors(prefix, matrix.rows(slice(first, first + rows)))
+                part = matrix.rows(slice(first, first + rows))
+                found |= self.layout.tensors(prefix, part, linear.matrices)
                 first += rows
         for name in sorted(layer.changed):
             first = 0
             for source in self.plan.sources[f"layers.{index}.{name}"]:
-                (rows,) = self.checkpoint.shape(source)
+                rows = self.checkpoint.shape(source)[0]
                 array, dtype = stored_scale(layer.values[name][first : first + rows], self.checkpoint.dtype(source))
                 found[source] = StoredTensor.of(array, dtype)
                 first += rows
         return found
+
+    def moved_tensors(self, plan: Plan) -> dict[str, StoredTensor]:
+        """What is not quantized of the experts that were one tensor; read when it is written."""
+        found: dict[str, StoredTensor] = {}
+        for name, target in plan.moved.items():
+            parameter, dtype, first = self.parameters[name], self.checkpoint.dtype(plan.sources[name][0]), 0
+            for source in target.sources:
+                if source.name.removesuffix(".weight") not in plan.formats:
+                    found[source.name] = _rows_of(parameter, first, source.shape, dtype)
+                first += source.shape[0]
+        return found
+
+
+def _rows_of(parameter: Parameter, first: int, shape: tuple[int, ...], dtype: str) -> StoredTensor:
+    """Rows of a parameter from `first` on, in the dtype that they were stored in."""
+
+    def load() -> NDArray[Any]:
+        values = np.empty(shape, np.float32)
+        parameter.read(first, values)
+        return stored_scale(values, dtype)[0]
+
+    return StoredTensor(_NAMES[dtype], shape, load)
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
-from llmc.models.families.mixtures import read_experts
+from llmc.models.families.mixtures import apart, read_experts
 from llmc.models.fields import Fields
 from llmc.models.known_keys import HARMLESS, NEUTRAL, nested
 from llmc.models.layout import Layout
@@ -82,6 +82,7 @@ DBRX = Family(
     "dbrx",
     read_config,
     _LAYOUT.weight_map,
+    other_maps=(apart(_LAYOUT, _EXPERTS, ("w1", "v1", "w2")).weight_map,),
     harmless=frozenset({"emb_pdrop", "num_key_value_heads"})
     | nested("attn_config", HARMLESS | {"model_type"})
     | nested("ffn_config", _OF_EXPERTS),

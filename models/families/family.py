@@ -63,13 +63,17 @@ class Family:
     generates: bool = True
     vectors: Vectors | None = None
 
+    def weight_maps(self, config: ModelConfig) -> list[WeightMap]:
+        """The maps of all ways to store the parameters; `weight_map` is the last."""
+        return [*(other(config) for other in self.other_maps), self.weight_map(config)]
+
     def weight_map_of(self, config: ModelConfig, shapes: Mapping[str, Shape]) -> WeightMap:
         """The weight map of a checkpoint with tensors of these shapes.
 
         Of the maps whose names the checkpoint has, it is the first with the same shapes, else the first. Without such
         maps it is `weight_map`.
         """
-        maps = [*(other(config) for other in self.other_maps), self.weight_map(config)]
+        maps = self.weight_maps(config)
         named = [found for found in maps if all(source.name in shapes for source in found.sources())]
         exact = (
             found for found in named if all(shapes[source.name] == source.stored_shape for source in found.sources())

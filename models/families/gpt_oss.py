@@ -1,6 +1,7 @@
 """GPT-OSS: experts with biases and a clamped gate, sinks, windows in every other layer.
 
-Published checkpoints store experts in MXFP4; float checkpoints store them [experts, columns, rows].
+Published checkpoints store experts in MXFP4; float checkpoints store them [experts, columns, rows]. In other formats,
+an expert has linear layers of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
-from llmc.models.families.mixtures import read_experts
+from llmc.models.families.mixtures import apart, read_experts
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.standard import layer_count, standard_config, windows_by_type
@@ -68,6 +69,6 @@ GPT_OSS = Family(
     "gpt_oss",
     read_config,
     _MXFP4.weight_map,
-    other_maps=(_FLOATS.weight_map,),
+    other_maps=(_FLOATS.weight_map, apart(_FLOATS).weight_map),
     harmless=frozenset({"experts_per_token", "initial_context_length"}),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmc.models.config import Experts, ModelConfig
 from llmc.models.families.family import Family
-from llmc.models.families.mixtures import read_experts, stacked
+from llmc.models.families.mixtures import apart, read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.standard import standard_config
@@ -14,7 +14,9 @@ _MIXTURE = Layout(
     expert_gate_up=("block_sparse_moe.input_linear.weight",),
     expert_down="block_sparse_moe.output_linear.weight",
 )
-_RENAMED = stacked(Layout(router="block_sparse_moe.router"), "block_sparse_moe.experts")
+_EXPERTS = "block_sparse_moe.experts"
+_RENAMED = stacked(Layout(router="block_sparse_moe.router"), _EXPERTS)
+_APART = tuple(apart(layout, _EXPERTS) for layout in (_MIXTURE, _RENAMED))
 
 
 def read_config(fields: Fields, generation: Fields, experts: Experts | None = None) -> ModelConfig:
@@ -41,4 +43,9 @@ def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 GRANITE = Family("granite", read_config)
-GRANITEMOE = Family("granitemoe", read_mixture, _MIXTURE.weight_map, other_maps=(_RENAMED.weight_map,))
+GRANITEMOE = Family(
+    "granitemoe",
+    read_mixture,
+    _MIXTURE.weight_map,
+    other_maps=tuple(layout.weight_map for layout in (_RENAMED, *_APART)),
+)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from llmc.models.config import ModelConfig, QueryGrowth
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
-from llmc.models.families.mixtures import read_experts
+from llmc.models.families.mixtures import apart, read_experts
 from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, behind
@@ -105,11 +105,20 @@ def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
 # Redundant with lists, or tool metadata.
 _HARMLESS = frozenset({"no_rope_layer_interval", "interleave_moe_layer_step", "for_llm_compressor"})
 _NEUTRAL = {"nope_layer_interval": 4}
-LLAMA4_TEXT = Family("llama4_text", read_config, _LAYOUT.weight_map, harmless=_HARMLESS, neutral=_NEUTRAL)
+_EXPERTS = f"{_BLOCK}.experts"
+LLAMA4_TEXT = Family(
+    "llama4_text",
+    read_config,
+    _LAYOUT.weight_map,
+    other_maps=(apart(_LAYOUT, _EXPERTS).weight_map,),
+    harmless=_HARMLESS,
+    neutral=_NEUTRAL,
+)
 LLAMA4 = Family(
     "llama4",
     read_config_with_images,
     _WITH_IMAGES.weight_map,
+    other_maps=(apart(_WITH_IMAGES, _EXPERTS).weight_map,),
     harmless=harmless_with_images(_HARMLESS),
     neutral=neutral_with_images(_NEUTRAL),
 )

@@ -20,6 +20,26 @@ def stacked(layout: Layout = LLAMA_LAYOUT, experts: str = "mlp.experts") -> Layo
     return replace(layout, expert_gate_up=(f"{experts}.gate_up_proj",), expert_down=f"{experts}.down_proj")
 
 
+def apart(
+    layout: Layout, experts: str = "mlp.experts", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> Layout:
+    """The layout of checkpoints with a linear layer per matrix and expert, as tools that quantize linear layers write
+    models whose experts are one tensor. names: of gate, up and down."""
+    gate, up, down = (f"{experts}.{{}}.{name}" for name in names)
+    biases = bool(layout.expert_down_bias)
+    return replace(
+        layout,
+        expert_gate_up=(f"{gate}.weight", f"{up}.weight"),
+        expert_down=f"{down}.weight",
+        expert_gate_up_bias=(f"{gate}.bias", f"{up}.bias") if biases else (),
+        expert_down_bias=f"{down}.bias" if biases else "",
+        experts_in_pairs=False,
+        experts_turned=False,
+        down_turned=False,
+        experts_joined=False,
+    )
+
+
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TOP_KS = ("num_experts_per_tok", "moe_k")
 

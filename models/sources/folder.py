@@ -102,11 +102,12 @@ class FolderSource(ModelSource):
     def _transformer(self) -> Checkpoint:
         if not self.is_quantized:
             return SafetensorsCheckpoint(self.path)
-        targets = get_family(self.config().model_type).weight_map(self.config()).targets
+        maps = get_family(self.config().model_type).weight_maps(self.config())
+        targets = [target for found in maps for target in found.targets]
         sources = {source.name for target in targets for source in target.sources}
         # Most tools leave routers unquantized, and some settings do not say so.
         matrices = (t for t in targets if t.dtype == "act" and t.name != _EMBEDDING and not t.precise)
-        linears = [source.name.removesuffix(".weight") for target in matrices for source in target.sources]
+        linears = dict.fromkeys(source.name.removesuffix(".weight") for t in matrices for source in t.sources)
         return open_quantized(self.path, self._values, self._quant_config, linears, sources)
 
     def model_files(self) -> ModelFiles:

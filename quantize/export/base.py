@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,13 @@ class Wanted:
 
 
 class Layout(ABC):
-    """A way to store a quantized model. Raises QuantizeError for a request that it cannot represent."""
+    """A way to store a quantized model. Raises QuantizeError for a request that it cannot represent.
+
+    stacks: end of the names of its tensors, if each holds a matrix of every expert; then other layers stay as they are.
+    """
 
     name: str
+    stacks: ClassVar[str] = ""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
@@ -63,8 +67,9 @@ class Layout(ABC):
         """The format to use for a matrix [n, k] that should have `format`; None to leave it unquantized."""
 
     @abstractmethod
-    def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
-        """The tensors of linear layer `prefix`, by their names in the checkpoint."""
+    def tensors(self, prefix: str, quantized: Quantized, matrices: int = 1) -> Tensors:
+        """The tensors of linear layer `prefix`, by their names in the checkpoint. matrices: equal blocks of rows of a
+        layout with `stacks`."""
 
     @abstractmethod
     def settings(self, formats: Mapping[str, WeightFormat], left: Collection[str]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class CompressedTensors(Layout):
             return format
         return replace(format, group_size=WHOLE_ROW) if isinstance(format, Integers) else None
 
-    def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
+    def tensors(self, prefix: str, quantized: Quantized, matrices: int = 1) -> Tensors:
         format = quantized.format
         if isinstance(format, Codes):
             found = {

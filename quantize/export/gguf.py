@@ -64,7 +64,7 @@ class Gguf(Layout):
     def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
         return format if has_whole_groups(k, format) else None
 
-    def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
+    def tensors(self, prefix: str, quantized: Quantized, matrices: int = 1) -> Tensors:
         rows = len(quantized.numbers)
         numbers = quantized.numbers.reshape(rows, -1, BLOCK)
         scale = quantized.planes[SCALE][..., None]

@@ -34,7 +34,7 @@ class Gptq(Layout):
     def format_of(self, n: int, k: int, format: WeightFormat) -> WeightFormat | None:
         return format if has_whole_groups(k, format) and k % _UNIT == 0 and n % _UNIT == 0 else None
 
-    def tensors(self, prefix: str, quantized: Quantized) -> Tensors:
+    def tensors(self, prefix: str, quantized: Quantized, matrices: int = 1) -> Tensors:
         format = quantized.format
         assert isinstance(format, Integers)
         k = quantized.numbers.shape[1]

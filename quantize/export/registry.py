@@ -7,9 +7,10 @@ from llmc.quantize.export.base import Layout, Wanted
 from llmc.quantize.export.compressed_tensors import CompressedTensors
 from llmc.quantize.export.gguf import Gguf
 from llmc.quantize.export.gptq import Gptq
+from llmc.quantize.export.mxfp4 import Mxfp4
 from llmc.quantize.formats.base import QuantizeError
 
-LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (CompressedTensors, Gptq, Awq, Gguf)}
+LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in (CompressedTensors, Gptq, Awq, Mxfp4, Gguf)}
 
 
 def layout_class(name: str) -> type[Layout]:

@@ -19,6 +19,7 @@ ALPHAS = tuple(step / 20 for step in range(20))
 _COARSE = (1.0, 0.92, 0.84)
 """Range factors tried during the search for scales."""
 _LEAST = np.float32(1e-4)
+Each = Callable[[Callable[[Floats], float], Sequence[Floats]], Iterable[float]]
 
 
 def channel_scales(magnitude: Floats, alpha: float) -> Floats:
@@ -26,6 +27,11 @@ def channel_scales(magnitude: Floats, alpha: float) -> Floats:
     scales = np.maximum(magnitude, np.float32(1e-8)) ** np.float32(alpha)
     scales /= np.sqrt(scales.max() * scales.min())
     return np.maximum(scales, _LEAST)
+
+
+def powers_of_two(scales: Floats) -> Floats:
+    """The nearest powers of two, by which floats are multiplied and divided exactly."""
+    return np.exp2(np.rint(np.log2(scales)))
 
 
 def search_scales(
@@ -37,19 +43,37 @@ def search_scales(
     dtype: str = "f32",
     alphas: Sequence[float] = ALPHAS,
     largest: Floats | None = None,
-    each: Callable[[Callable[[float], float], Sequence[float]], Iterable[float]] = map,
+    each: Each = map,
 ) -> Floats:
     """Finds the factors [K] for the columns of a weight [N, K]; inputs are divided by them.
 
+    magnitude: see `channel_scales`. A power of 0 is tried too, which scales nothing. Others: see `errors_of`.
+    """
+    candidates = [channel_scales(magnitude, alpha) for alpha in alphas]
+    return candidates[
+        int(np.argmin(errors_of(weight, gram, candidates, format, dtype=dtype, largest=largest, each=each)))
+    ]
+
+
+def errors_of(
+    weight: Floats,
+    gram: Floats,
+    candidates: Sequence[Floats],
+    format: WeightFormat,
+    *,
+    dtype: str = "f32",
+    largest: Floats | None = None,
+    each: Each = map,
+) -> list[float]:
+    """The output error of a weight [N, K] whose columns are scaled by each of the candidates [K].
+
     gram: [K, K], the sum of x xᵀ over inputs, or a multiple of it.
-    magnitude: see `channel_scales`. A power of 0 is tried too, which scales nothing.
     largest: [K], largest magnitudes of inputs that are rounded to int8; gram must then be a mean.
-    each: a `map`, which may try several powers in parallel.
+    each: a `map`, which may try several candidates in parallel.
     """
     groups = group_grams(gram, format)
 
-    def error(alpha: float) -> float:
-        scales = channel_scales(magnitude, alpha)
+    def error(scales: Floats) -> float:
         scaled = weight * scales
         of_groups = scales.reshape(len(groups), -1)
         blocks = groups / (of_groups[:, :, None] * of_groups[:, None, :])
@@ -60,8 +84,7 @@ def search_scales(
         moved = float(np.vdot(change @ gram, change))
         return moved if largest is None else moved + rounded_inputs_error(scaled, largest / scales)
 
-    errors = list(each(error, alphas))
-    return channel_scales(magnitude, alphas[int(np.argmin(errors))])
+    return list(each(error, candidates))
 
 
 def rounded_inputs_error(weight: Floats, largest: Floats) -> float:
