@@ -42,8 +42,8 @@ class Affine(WeightFormat):
 
     @property
     def middle(self) -> int:
-        """The middle subtracted from numbers; 0 for numbers of fewer than 8 bits with offsets."""
-        return 0 if self.offsets and self.bits < 8 else 1 << (self.bits - 1)
+        """The middle subtracted from numbers; 0 for numbers of fewer than 6 bits with offsets."""
+        return 0 if self.offsets and self.bits < 6 else 1 << (self.bits - 1)
 
     @property
     def stepped(self) -> bool:

@@ -100,6 +100,19 @@ def test_two_types_have_a_format_that_keeps_both(types: tuple[str, str]) -> None
         check_stored(stored, some, type)
 
 
+@pytest.mark.parametrize(
+    ("types", "bits"), [(("Q4_K", "Q6_K"), 6), (("Q5_K", "Q6_K"), 6), (("Q4_K", "Q5_K"), 5), (("Q4_K", "Q8_0"), 8)]
+)
+def test_signed_and_unsigned_numbers_take_a_bit_more(types: tuple[str, str], bits: int) -> None:
+    first, second = (tensor_of(half_random(type, 2), type).stored for type in types)
+    assert first is not None
+    assert second is not None
+    for one, other in ((first, second), (second, first)):
+        alike = one.alike([other])
+        assert alike is not None
+        assert {stored.format.bits for stored in alike} == {bits}
+
+
 def test_both_types_of_codes_go_together() -> None:
     data = half_random("IQ4_NL", 4), half_random("IQ4_XS", 4)
     nl, xs = (tensor_of(some, type).stored for some, type in zip(data, ("IQ4_NL", "IQ4_XS"), strict=True))

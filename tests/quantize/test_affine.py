@@ -9,10 +9,10 @@ from llmc.quantize.formats.affine import Affine
 from support.new_format import check_kernels, check_rounding
 
 Q5_K, IQ4_XS = Affine(5), Affine(4, 32, offsets=False, table="iq4_nl")
-KERNELS = (Affine(4, scale_kind="f16"), Q5_K, Affine(6, 16, offsets=False, scale_kind="f16"), IQ4_XS)
+Q6_K, Q4_AND_6 = (Affine(6, 16, offsets=offsets, scale_kind="f16") for offsets in (False, True))
+KERNELS = (Affine(4, scale_kind="f16"), Q5_K, Q6_K, Q4_AND_6, IQ4_XS)
 OTHERS = (
     Affine(8),
-    Affine(6),
     Affine(5, 32, 32, False),
     Affine(4, 16),
     Affine(4, 16, offsets=False),

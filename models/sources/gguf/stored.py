@@ -85,16 +85,22 @@ class StoredBlocks(Stored):
         """Holds matrices of several types in one layout: the smaller groups, offsets if any has them, the most bits of
         any.
 
-        Signed numbers, unsigned numbers and codes do not mix; they all take 8 bits.
+        Unsigned numbers beside signed ones are held as signed, which takes a bit more: all have 6 or 8 bits. Codes
+        beside integers become integers of 8 bits.
         """
         blocks = [other for other in others if isinstance(other, StoredBlocks)]
         if len(blocks) < len(others):
             return None
         layouts = [one.layout for one in (self, *blocks)]
         signs, tables = ({getattr(layout, name) for layout in layouts} for name in ("offsets", "table"))
-        together = len(signs) == len(tables) == 1
-        bits = max(layout.bits for layout in layouts) if together else 8
-        table = layouts[0].table if together else ""
+        table = layouts[0].table if len(tables) == len(signs) == 1 else ""
+        if len(tables) > 1:
+            bits = 8
+        elif len(signs) == 1:
+            bits = max(layout.bits for layout in layouts)
+        else:
+            signed = max(layout.bits + layout.offsets for layout in layouts)
+            bits = 6 if signed <= 6 else 8
         group, block = (min(getattr(layout, name) for layout in layouts) for name in ("group_size", "block"))
         # What groups of a block have is no half once it is multiplied by their steps.
         kind = FLOAT if group == block and any(layout.stepped for layout in layouts) else HALF

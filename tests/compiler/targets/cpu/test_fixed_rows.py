@@ -35,9 +35,12 @@ TARGET = TARGETS["x86-64-v3"]
 BF16 = ml_dtypes.bfloat16
 W8, W4, W4Z, W8Z = Integers(8), Integers(4, 64), Integers(4, 32, True), Integers(8, 64, True)
 Q4_K, Q6_K, MXFP4 = Affine(4), Affine(6, 16, 256, False), Codes("e2m1", 32, "e8m0")
+Q4_AND_6 = Affine(6, 16)
 Q5_1, NVFP4 = Affine(5, 32, 32, True), Codes("e2m1", 16)
 EVERY = pytest.mark.parametrize(
-    "format", [W8, W4, W4Z, W8Z, Q4_K, Q5_1, Q6_K, MXFP4, NVFP4], ids=lambda f: "-".join(map(str, f.record().values()))
+    "format",
+    [W8, W4, W4Z, W8Z, Q4_K, Q5_1, Q6_K, Q4_AND_6, MXFP4, NVFP4],
+    ids=lambda f: "-".join(map(str, f.record().values())),
 )
 N, K = 40, 204  # one K for all tests: a kernel takes longer to compile than to test
 

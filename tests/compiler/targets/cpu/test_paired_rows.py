@@ -33,6 +33,7 @@ TARGET = TARGETS["znver4"]
 BF16 = ml_dtypes.bfloat16
 W4, W4_ROWZ, NF4 = Integers(4, 64), Integers(4, -1, True), Codes("nf4", 64)
 Q4_K, Q5_1, Q6_K = Affine(4), Affine(8, 32, 32, True), Affine(6, 16, 256, False, scale_kind="f16")
+Q4_AND_6 = Affine(6, 16, scale_kind="f16")
 Q8_0 = Integers(8, 32, scale_kind="f16")
 MXFP4, IQ4_NL = Codes("e2m1", 32, "e8m0"), Affine(4, 32, 32, offsets=False, table="iq4_nl")
 N, K, ROWS = 50, 203, 44  # K ends within a word, ROWS are more row tiles than read packed numbers
@@ -52,7 +53,9 @@ def multiply(x: NDArray[Any], packed: dict[str, NDArray[Any]], format: WeightFor
 
 
 @here
-@pytest.mark.parametrize("format", [W4_ROWZ, Q4_K, Q5_1, Q6_K, Q8_0, MXFP4, IQ4_NL, Fp8()], ids=lambda f: f.describe())
+@pytest.mark.parametrize(
+    "format", [W4_ROWZ, Q4_K, Q5_1, Q6_K, Q4_AND_6, Q8_0, MXFP4, IQ4_NL, Fp8()], ids=lambda f: f.describe()
+)
 def test_products_are_those_of_bf16(format: WeightFormat) -> None:
     """Beside float64. Infinite rows do not reach others, and what zero points and offsets take off does not remain."""
     rng = np.random.default_rng(1)
