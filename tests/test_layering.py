@@ -204,6 +204,22 @@ def test_tests_mirror_the_source() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    ("folder", "source", "of_the_tree"), [("runtime", "runtime", ()), ("", "llmc", ("layering", "fuzz_files"))]
+)
+def test_tests_beside_folders_are_of_modules_beside_folders(
+    folder: str, source: str, of_the_tree: tuple[str, ...]
+) -> None:
+    """Such a test is named after its module. Those of llmc/ are at the top: a folder llmc would hide the package.
+
+    of_the_tree: what is tested of the whole tree.
+    """
+    modules = (*(path.stem for path in (ROOT / source).glob("*.py")), *of_the_tree)
+    tests = [path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")]
+    assert tests
+    assert [name for name in tests if not any(f"{name}_".startswith(f"{module}_") for module in modules)] == []
+
+
 def tracked_files() -> list[str]:
     """Paths that git tracks; without git, as in an unpacked archive, the test that asks is skipped."""
     try:
