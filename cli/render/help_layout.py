@@ -22,6 +22,7 @@ SUMMARIES: Mapping[str, str] = {
     "warmup": "Warm every graph up and measure what it costs.",
     "inspect": "Show buckets, kernels, memory and weights of an artifact.",
     "profile": "Time one bucket by kernel and command.",
+    "targets": "List what models can be compiled for, and what a target has.",
     "devices": "List the devices that run artifacts here.",
     "completion": "Print a script that completes words in a shell.",
     "doctor": "Show this machine's limits, and what would make it faster.",

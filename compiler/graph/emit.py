@@ -9,7 +9,7 @@ from itertools import accumulate
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.arena import ArenaPlan, plan_arena
 from llmc.compiler.graph.commands import Command, CommandList, Operand, Site, round_up
-from llmc.compiler.graph.ir_spec import verify_operand
+from llmc.compiler.graph.ir_spec import verify_calls, verify_operand
 from llmc.compiler.graph.line import SAMPLES, TOKENS, Line, Step
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.kernel_spec import KernelSpec
@@ -92,7 +92,10 @@ class _Emitter:
 
     def _kernels_of(self, kind: int) -> list[KernelCall]:
         site = self._sites[kind]
-        return get_op(site.op).kernels(site, self._graph)
+        op = get_op(site.op)
+        calls = op.kernels(site, self._graph)
+        verify_calls(op, {call.spec.op for call in calls})
+        return calls
 
     def _fused_of(self, name: str, program: str, layouts: tuple[str, ...]) -> KernelSpec:
         return fused_spec(name, program, layouts, self._graph)

@@ -6,7 +6,7 @@ tensor of an llmc op has the dtype of its graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import tvm
@@ -17,7 +17,7 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
 from llmc.compiler.graph.passes.fuse import PROGRAM
-from llmc.compiler.ops.definition import makes_int8
+from llmc.compiler.ops.definition import OpDef, makes_int8
 from llmc.compiler.ops.registry import get_op
 
 
@@ -45,6 +45,16 @@ def verify_operand(site: Site, name: str, dtype: str, act_dtype: str) -> None:
         raise CompileError(
             f"tensor {name} of llmc::{site.op} is {dtype} in a graph of {act_dtype} activations; "
             f"convert it with .to(torch.{wanted}) in the model"
+        )
+
+
+def verify_calls(op: OpDef, called: Collection[str]) -> None:
+    """Raises CompileError unless an op calls the kernels that its definition says every call needs."""
+    quantized = op.quantized_calls and {*op.quantized_calls} <= {*called}
+    if not quantized and not {*op.kernel_names} <= {*called}:
+        raise CompileError(
+            f"op {op.name} says that it calls {', '.join(op.kernel_names)} and calls {', '.join(sorted(called))}: mend "
+            "`calls` of its definition"
         )
 
 

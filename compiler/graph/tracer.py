@@ -9,6 +9,7 @@ from llmc.buckets import Bucket
 from llmc.compiler.adapters import adapter_linears
 from llmc.compiler.graph.commands import CommandList, GraphShape, Site
 from llmc.compiler.graph.plan import needed_graphs
+from llmc.compiler.ops.abilities import check_ops, check_schemes
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store.cache import GraphCache, key_of
@@ -34,11 +35,16 @@ class Tracer:
         """What was traced by this object."""
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
-        """Traces the model, or reads it from the cache, if the cache lacks a graph of `buckets`."""
+        """Traces the model, or reads it from the cache, if the cache lacks a graph of `buckets`.
+
+        Raises CompileError before a trace for a scheme that the target lacks, and behind it for an op.
+        """
         resolved = self._resolved
         needed = needed_graphs(buckets, resolved.graph_params(), resolved.graph_components())
         if self._fresh or not all(self._cache.has(key_of(components)) for _, components in needed.values()):
+            check_schemes(resolved.target, resolved.act_dtype, {*resolved.recipe.schemes.values()})
             self._lowered = self._adapted(self._lower())
+            check_ops(resolved.target, resolved.act_dtype, (site.op for site in self._lowered.sites))
 
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         from llmc.compiler.graph.emit import emit

@@ -39,6 +39,8 @@ ALL_REDUCE = OpDef(
     lambda call: (call.shapes["x"], F32[0]),
     _collective,
     traced=False,
+    calls=(),
+    runs_on=lambda target: target.runs_ranks,
 )
 ALL_GATHER = OpDef(
     "all_gather",
@@ -46,4 +48,6 @@ ALL_GATHER = OpDef(
     lambda call: ((call.shapes["x"][0], int(call.shapes["x"][1]) * int(call.values[RANKS])), F32[0]),
     _collective,
     traced=False,
+    calls=(),
+    runs_on=lambda target: target.runs_ranks,
 )

@@ -139,6 +139,8 @@ class OpDef:
     scratch_bytes: memory that the kernels of one site pass to each other. scratch_parts: sizes of several such places,
     by name.
     traced: whether models call it; otherwise passes insert it.
+    calls: names of the kernels that every call needs; None: one of the op's own name. quantized_calls: those of a call
+    with quantized weights; (): it has none. runs_on: whether devices of a target can run it at all.
 
     A single-file op brings two more things. eager: torch's implementation; None if `models/ops.py` has it. templates:
     of its kernels, which share the op's name, by kind of target; a template in a target's folder takes precedence.
@@ -155,6 +157,9 @@ class OpDef:
     scratch_bytes: Callable[[Site, GraphParams], int] = field(default=lambda site, graph: 0)
     scratch_parts: Callable[[Site, GraphParams], Mapping[str, int]] = field(default=lambda site, graph: {})
     traced: bool = True
+    calls: tuple[str, ...] | None = None
+    quantized_calls: tuple[str, ...] = ()
+    runs_on: Callable[[Target], bool] = field(default=lambda target: True)
     eager: Eager | None = None
     templates: Mapping[str, Template] = field(default_factory=dict)
 
@@ -165,6 +170,11 @@ class OpDef:
             places[BufferSource.of_scratch(name)] = total, nbytes
             total += round_up(nbytes, ALIGNMENT)
         return places, total
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """Names of the kernels that every call needs, with weights as floats if it has any."""
+        return (self.name,) if self.calls is None else self.calls
 
     @property
     def packed_arguments(self) -> tuple[str, ...]:

@@ -52,5 +52,6 @@ EMBEDDING = OpDef(
     lambda call: ((call.shapes["ids"][0], call.shapes["weight"][1]), F32[0]),
     _embedding,
     quantized="embedding_quant",
+    quantized_calls=("embedding_quant",),
 )
 EMBEDDING_QUANT = OpDef("embedding_quant", _ARGUMENTS, EMBEDDING.result, _embedding_quant, traced=False)

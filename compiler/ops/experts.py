@@ -177,4 +177,6 @@ EXPERTS = OpDef(
     _result,
     _kernels,
     scratch_parts=_scratch,
+    calls=("expert_order", "expert_gather", EXPERT_LINEAR, "expert_combine"),
+    quantized_calls=("expert_order", "expert_gather", EXPERT_LINEAR_QUANT, "expert_combine"),
 )

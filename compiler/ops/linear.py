@@ -118,6 +118,7 @@ LINEAR = OpDef(
     quantized="linear_quant",
     reads_int8=True,
     scratch_parts=adapter_scratch,
+    quantized_calls=("linear_quant",),
 )
 LINEAR_QUANT = OpDef(
     "linear_quant", LINEAR.arguments, LINEAR.result, _linear_quant, scratch_parts=adapter_scratch, traced=False
@@ -132,6 +133,8 @@ GATED_LINEAR = OpDef(
     reads_int8=True,
     writes_int8=True,
     scratch_bytes=_scratch_bytes,
+    calls=LINEAR.kernel_names,
+    quantized_calls=LINEAR.quantized_calls,
 )
 GATED_LINEAR_QUANT = OpDef(
     "gated_linear_quant",
@@ -141,5 +144,6 @@ GATED_LINEAR_QUANT = OpDef(
     packed_result=True,
     scratch_bytes=_scratch_bytes,
     traced=False,
+    calls=LINEAR_QUANT.kernel_names,
 )
 QUANTIZE_ROWS = OpDef("quantize_rows", {"x": _X}, lambda call: (call.shapes["x"], I32[0]), _quantize_rows, traced=False)

@@ -78,6 +78,8 @@ GATHER_ROWS_LEAVING = OpDef(
     {"x": Argument(2, F32), "index": Argument(1, I32), "states": Argument(2, F32)},
     lambda call: ((call.shapes["index"][0], call.shapes["x"][1]), F32[0]),
     _gather_rows_leaving,
+    calls=("gather_rows_leaving", "gather_rows"),
+    runs_on=lambda target: target.keeps_states,
     templates=_TEMPLATES,
 )
 BESIDE_STATES = OpDef(
@@ -85,5 +87,6 @@ BESIDE_STATES = OpDef(
     {"x": Argument(2, F32)},
     lambda call: ((call.shapes["x"][0], 2 * call.shapes["x"][1]), F32[0]),
     _beside_states,
+    runs_on=lambda target: target.keeps_states,
     templates=_TEMPLATES,
 )

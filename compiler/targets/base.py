@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from llmc.adapter_slot import AdapterSlot
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.models.loader import Parameter
+from llmc.quantize import Scheme, WeightFormat
 
 OnStep = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -39,6 +41,17 @@ class Compare(Protocol):
     """Measures variants of a kernel's code for a row count; returns the speed-up of each over the first."""
 
     def __call__(self, spec: KernelSpec, codes: Sequence[bytes], rows: int) -> list[float]: ...
+
+
+class OpKernels(Protocol):
+    """What `Target.has` reads of an op's definition (`ops.definition.OpDef`)."""
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]: ...
+    @property
+    def quantized_calls(self) -> tuple[str, ...]: ...
+    @property
+    def runs_on(self) -> Callable[[Target], bool]: ...
 
 
 class Target(ABC):
@@ -84,6 +97,31 @@ class Target(ABC):
     @abstractmethod
     def runs_here(self) -> bool:
         """Whether this machine runs its code."""
+
+    # What it has
+
+    def has(self, op: OpKernels, dtype: str, scheme: Scheme | None = None) -> bool:
+        """Whether it computes an op for activations of `dtype`, by weights of `scheme`; None: by floats of that dtype.
+
+        The answer is made from what it registers. Imports tvm if the op multiplies a weight.
+        """
+        names = op.quantized_calls if scheme is not None else op.kernel_names
+        if (scheme is not None and not names) or dtype not in FLOATS or not op.runs_on(self):
+            return False
+        if not all(map(self.has_kernel, names)):
+            return False
+        if scheme is not None:
+            return self.multiplies("i8" if scheme.act_bits == 8 else dtype, scheme.weight)
+        return not op.quantized_calls or self.multiplies(dtype, None)
+
+    @abstractmethod
+    def has_kernel(self, name: str) -> bool:
+        """Whether it has a template of kernels called `name` (`KernelSpec.op`): its own, or one that an op brings."""
+
+    @abstractmethod
+    def multiplies(self, act_dtype: str, format: WeightFormat | None) -> bool:
+        """Whether linear layers have a kernel for activations of `act_dtype`, or "i8", by weights in `format`; None: by
+        floats of that dtype. Imports tvm."""
 
     # Rows of activations, and the KV cache
 

@@ -48,6 +48,11 @@ def resolve_target(name: str) -> Target:
     raise TargetError(f"unknown target {name!r}; known targets: {NATIVE}, {', '.join(sorted(known))}")
 
 
+def all_targets() -> list[Target]:
+    """Every target that has a name of its own, kind by kind."""
+    return [_module(kind).named(name) for kind in KINDS for name in _module(kind).names()]
+
+
 def target_of(record: Mapping[str, Any]) -> Target:
     """The target recorded in a manifest. Raises TargetError."""
     kind = str(record.get("kind", DEFAULT_KIND))

@@ -15,23 +15,26 @@ from llmc.adapter_slot import ITEM_BYTES, AdapterSlot
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape
-from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
+from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep, TargetError
 from llmc.compiler.targets.cpu import layouts, target
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
-from llmc.compiler.targets.cpu.kernels.sources import source_digest
+from llmc.compiler.targets.cpu.kernels.sources import KIND, TEMPLATE_FILES, source_digest
 from llmc.compiler.targets.cpu.kernels.tasks import max_tasks, weight_parts
 from llmc.compiler.targets.elf.link import link_shared
 from llmc.compiler.targets.elf.symbols import defined_symbols
 from llmc.compiler.weight_request import WeightRequest, WeightTensor
 from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
+from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_sources
 from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
+_ANY_K = 256  # columns of a weight that is only asked about: whole groups of every format
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,22 @@ class CpuTarget(base.Target):
 
     def runs_here(self) -> bool:
         return target.runs_here(self.cpu)
+
+    def has_kernel(self, name: str) -> bool:
+        return name in TEMPLATE_FILES or brought_template(name, KIND) is not None
+
+    def multiplies(self, act_dtype: str, format: WeightFormat | None) -> bool:
+        import_tvm()
+        from llmc.compiler.targets.cpu.kernels.linear.plan import operands
+        from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, linear_spec, problem_of
+
+        size = self.cpu.row_tile, act_dtype
+        spec = linear_spec(1, _ANY_K, *size) if format is None else linear_quant_spec(1, _ANY_K, *size, format)
+        try:
+            operands(problem_of(spec, self.cpu))
+        except KernelSpecError:
+            return False
+        return True
 
     def graph_shape(
         self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int

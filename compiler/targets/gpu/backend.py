@@ -18,15 +18,20 @@ from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
 _STEPS = _HERE.parent / "tir_steps.py"
-_KINDS_OF_TEMPLATES = ("gpu", "reference")
-"""Template kinds that ops may bring, in order of preference: one for GPUs, else the reference one."""
 
 
 class GpuTarget(RowsTarget):
     """A GPU of some kind. Immutable; equal targets have equal records."""
 
+    template_kinds: ClassVar[tuple[str, ...]] = ("gpu", "reference")
     tensor_cores: ClassVar[bool] = False
     """Whether linear layers use tensor cores where they can."""
+
+    def has_kernel(self, name: str) -> bool:
+        import_tvm()
+        from llmc.compiler.targets.gpu.kernels.registry import KERNELS
+
+        return name in KERNELS or super().has_kernel(name)
 
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name}
@@ -38,7 +43,7 @@ class GpuTarget(RowsTarget):
         return [*super().graph_sources(), _HERE / "backend.py"]
 
     def template_digest(self, spec: KernelSpec) -> str:
-        brought = next((found for kind in _KINDS_OF_TEMPLATES if (found := brought_sources(spec.op, kind))), ())
+        brought = next((found for kind in self.template_kinds if (found := brought_sources(spec.op, kind))), ())
         own = (*_HERE.glob("*.py"), *sorted((_HERE / "kernels").glob("*.py")), _STEPS)
         return self.digest_of(own, brought, spec)
 

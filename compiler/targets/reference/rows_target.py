@@ -11,8 +11,10 @@ from typing import ClassVar
 from llmc.adapter_slot import ITEM_BYTES, AdapterSlot
 from llmc.compiler import kernel_spec
 from llmc.compiler.config import CompileError
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
+from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.targets import base
 from llmc.compiler.targets.base import Choice, Compare, OnStep
@@ -20,7 +22,9 @@ from llmc.compiler.targets.reference.kernels.padding import VALUES, number_bytes
 from llmc.compiler.weight_request import ROWS, WeightRequest, WeightTensor
 from llmc.kv_dtypes import kv_block_bytes
 from llmc.models.loader import Parameter
+from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_sources
+from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
 _KERNELS = _HERE / "kernels"
@@ -31,6 +35,22 @@ class RowsTarget(base.Target):
     """Shared by such targets: everything but their identity and code."""
 
     layout: ClassVar[str] = ROWS
+    template_kinds: ClassVar[tuple[str, ...]] = ("reference",)
+    """Kinds of templates that it takes from ops, in order of preference."""
+
+    def has_kernel(self, name: str) -> bool:
+        import_tvm()
+        from llmc.compiler.targets.reference.kernels.registry import KERNELS
+
+        return name in KERNELS or any(brought_template(name, kind) is not None for kind in self.template_kinds)
+
+    def multiplies(self, act_dtype: str, format: WeightFormat | None) -> bool:
+        if format is None:
+            return act_dtype in FLOATS
+        import_tvm()
+        from llmc.compiler.targets.reference.kernels.matrices import multiplies
+
+        return multiplies(act_dtype, format)
 
     def layout_key(self) -> str:
         return ROWS

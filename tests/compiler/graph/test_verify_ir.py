@@ -12,8 +12,9 @@ from tvm.script import relax as R
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Site
-from llmc.compiler.graph.ir_spec import verify_lowered, verify_operand, verify_site
+from llmc.compiler.graph.ir_spec import verify_calls, verify_lowered, verify_operand, verify_site
 from llmc.compiler.graph.lowered import SITE_PREFIX, Lowered
+from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.registry import OPS
 from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES
 
@@ -96,6 +97,13 @@ def calls(symbol: str) -> Any:
             out = builder.emit_output(relax.call_dps_packed(symbol, x, x.ty))
         builder.emit_func_output(out)
     return builder.get()
+
+
+def test_an_op_that_calls_other_kernels_than_it_says_is_named() -> None:
+    verify_calls(EXPERTS, {*EXPERTS.kernel_names, "expert_quantize"})
+    verify_calls(EXPERTS, EXPERTS.quantized_calls)
+    with pytest.raises(CompileError, match=r"op experts says that it calls .*expert_order.* and calls linear: mend"):
+        verify_calls(EXPERTS, ["linear"])
 
 
 def test_sites_of_the_model_pass() -> None:
