@@ -75,7 +75,7 @@ class Alibi(Closed):
 class QueryGrowth(Closed):
     every: Positive
     factor: Positive
-    kind: Literal["steps", "log"] = "steps"
+    kind: Literal["steps", "log", "laps"] = "steps"
 
 
 class Experts(Closed):

@@ -106,11 +106,12 @@ class QueryGrowth:
 
     "steps": in unrotated layers, by 1 + factor · ln(1 + ⌊(position + 1) / every⌋).
     "log": in all layers, by ln(position + 1) / ln(every), but at least 1.
+    "laps": in all layers, by 1 + factor · ln(1 + ⌊position / every⌋).
     """
 
     every: float
     factor: float
-    kind: Literal["steps", "log"] = "steps"
+    kind: Literal["steps", "log", "laps"] = "steps"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class Layout:
     down_turned: only expert_down's tensor is. experts_joined: the first two axes are merged.
     expert_gate_up_bias, expert_down_bias: full names. With {} there is one per expert; without it, one tensor [experts,
     rows].
-    choice_bias: full name; a one-row matrix if choice_bias_row. shared: the block of the shared expert.
+    choice_bias: full name; a one-row matrix if choice_bias_row. shared: the block of the shared expert; shared_gate_up,
+    shared_down: names in it.
     types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
     parted_latent: separate tensors make keys and values from latent vectors.
     unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
@@ -68,6 +69,8 @@ class Layout:
     down_turned: bool = False
     experts_joined: bool = False
     shared: str = "mlp.shared_expert"
+    shared_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    shared_down: str = "down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     norm: str = "model.norm"
     head: str = "lm_head"
@@ -351,10 +354,10 @@ def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterato
         biases = (f"{prefix}.{layout.expert_down_bias}",)
         yield _bias_of_experts(f"{name}.experts.down", biases, experts.count, hidden)
     if experts.shared_size:
-        gates = tuple(f"{prefix}.{layout.shared}.{part}" for part in ("gate_proj", "up_proj"))
+        gates = tuple(f"{prefix}.{layout.shared}.{part}" for part in layout.shared_gate_up)
         sizes, shared = (experts.shared_size, experts.shared_size), f"{name}.shared"
         yield from parts.linear(f"{shared}.gate_up", gates, sizes, hidden, False, makes=f"{shared}.down.weight")
-        source = (f"{prefix}.{layout.shared}.down_proj",)
+        source = (f"{prefix}.{layout.shared}.{layout.shared_down}",)
         yield from parts.linear(f"{shared}.down", source, (hidden,), experts.shared_size, False)
     if experts.shared_gate:
         gate = (f"{prefix}.{layout.shared_gate}",)

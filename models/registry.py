@@ -15,30 +15,33 @@ from llmc.models.families.chatglm import CHATGLM
 from llmc.models.families.cohere import COHERE, COHERE2
 from llmc.models.families.dbrx import DBRX
 from llmc.models.families.deepseek import DEEPSEEK
-from llmc.models.families.deepseek_latent import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
+from llmc.models.families.deepseek_latent import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2, YOUTU
 from llmc.models.families.eagle import EAGLE
 from llmc.models.families.ernie_moe import ERNIE4_5_MOE
 from llmc.models.families.exaone import EXAONE
 from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
-from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
+from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, VAULTGEMMA
 from llmc.models.families.gemma3n import GEMMA3N, GEMMA3N_TEXT
 from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
+from llmc.models.families.gpt_neo import GPT_NEO
 from llmc.models.families.gpt_neox import GPT_NEOX
 from llmc.models.families.gpt_oss import GPT_OSS
 from llmc.models.families.gptj import CODEGEN, GPTJ
-from llmc.models.families.granite import GRANITE, GRANITEMOE
-from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE
+from llmc.models.families.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, GRANITEMOESHARED, HYPERCLOVAX
+from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from llmc.models.families.internlm import INTERNLM, INTERNLM2, INTERNLM3
 from llmc.models.families.kimi_k25 import KIMI_K25
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from llmc.models.families.llama_relatives import (
     ARCEE,
+    CWM,
     ERNIE4_5,
     HELIUM,
+    JAIS2,
     MIMO,
     MINICPM,
     NEMOTRON,
@@ -48,12 +51,12 @@ from llmc.models.families.llama_relatives import (
 )
 from llmc.models.families.minicpm3 import MINICPM3
 from llmc.models.families.minimax_m2 import MINIMAX_M2
-from llmc.models.families.mistral import MISTRAL
+from llmc.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
 from llmc.models.families.modernbert import MODERNBERT
 from llmc.models.families.mpt import MPT
 from llmc.models.families.nomic_bert import NOMIC_BERT
-from llmc.models.families.olmo import OLMO, OLMO2
+from llmc.models.families.olmo import OLMO, OLMO2, OLMO3
 from llmc.models.families.olmoe import OLMOE
 from llmc.models.families.onnx import ONNX
 from llmc.models.families.opt import OPT
@@ -66,7 +69,7 @@ from llmc.models.families.qwen2_vl import QWEN2_5_VL, QWEN2_VL
 from llmc.models.families.qwen3 import QWEN3
 from llmc.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from llmc.models.families.sigmoid_mixtures import DOTS1, GLM4_MOE
+from llmc.models.families.sigmoid_mixtures import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
 from llmc.models.families.smollm3 import SMOLLM3
 from llmc.models.families.stablelm import STABLELM
 from llmc.models.families.starcoder2 import STARCODER2
@@ -93,6 +96,7 @@ FAMILIES: dict[str, Family] = {
         CODEGEN,
         COHERE,
         COHERE2,
+        CWM,
         DBRX,
         DEEPSEEK,
         DEEPSEEK_V2,
@@ -102,6 +106,7 @@ FAMILIES: dict[str, Family] = {
         ERNIE4_5_MOE,
         EXAONE,
         EXAONE4,
+        EXAONE_MOE,
         FALCON,
         GEMMA,
         GEMMA2,
@@ -112,24 +117,33 @@ FAMILIES: dict[str, Family] = {
         GLM,
         GLM4,
         GLM4_MOE,
+        GLM4_MOE_LITE,
         GPT2,
         GPTJ,
         GPT_BIGCODE,
+        GPT_NEO,
         GPT_NEOX,
         GPT_OSS,
         GRANITE,
         GRANITEMOE,
+        GRANITEMOEHYBRID,
+        GRANITEMOESHARED,
         HELIUM,
         HUNYUAN_V1_DENSE,
+        HUNYUAN_V1_MOE,
+        HYPERCLOVAX,
         INTERNLM,
         INTERNLM2,
         INTERNLM3,
+        JAIS2,
         LLAMA4,
         LLAMA4_TEXT,
         MIMO,
         MINICPM,
         MINICPM3,
         MINIMAX_M2,
+        MINISTRAL,
+        MINISTRAL3,
         KIMI_K2,
         KIMI_K25,
         MIXTRAL,
@@ -139,6 +153,7 @@ FAMILIES: dict[str, Family] = {
         NOMIC_BERT,
         OLMO,
         OLMO2,
+        OLMO3,
         OLMOE,
         OPT,
         ORION,
@@ -155,11 +170,14 @@ FAMILIES: dict[str, Family] = {
         ROBERTA,
         SEED_OSS,
         SMOLLM3,
+        SOLAR_OPEN,
         STABLELM,
         STARCODER2,
         TELECHAT,
+        VAULTGEMMA,
         XVERSE,
         XLM_ROBERTA,
+        YOUTU,
     )
 }
 

@@ -39,7 +39,8 @@ def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:
     """Factors of queries that grow with position, float32 [T, 1]."""
     if growth.kind == "log":
         return torch.clamp(torch.log(positions[:, None].float() + 1.0) / math.log(growth.every), min=1.0)
-    passed = torch.floor((positions[:, None].float() + 1.0) / growth.every)
+    first = 1.0 if growth.kind == "steps" else 0.0
+    passed = torch.floor((positions[:, None].float() + first) / growth.every)
     return 1.0 + growth.factor * torch.log(1.0 + passed)
 
 
@@ -74,7 +75,7 @@ class Attention(Block):
         rotates = layer not in config.unrotated_layers
         self.norm_rotated = rotates if config.qk_norm == "unit" else config.qk_norm_rotated
         growth = config.query_growth
-        self.growth = growth if growth is not None and (growth.kind == "log" or not rotates) else None
+        self.growth = growth if growth is not None and (growth.kind != "steps" or not rotates) else None
         self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
         size = config.qkv_size if self.makes_kv else config.num_heads * config.head_dim
         self.qkv = Linear(size, config.hidden_size, config.attention_bias, act_dtype)

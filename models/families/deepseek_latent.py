@@ -1,4 +1,5 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, and Kimi K2 (a V3 of other sizes): latent attention, mixtures of experts."""
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2 and GLM-4.7-Flash (V3s of other sizes): latent attention, mixtures of
+experts. Youtu-LLM has no experts."""
 
 from __future__ import annotations
 
@@ -65,7 +66,27 @@ def read_v3(fields: Fields, generation: Fields) -> ModelConfig:
     return read_latent_config(fields, generation, experts=replace(experts, layers=layers) if layers else None)
 
 
+def read_glm4_lite(fields: Fields, generation: Fields) -> ModelConfig:
+    """mlp_layer_types says which layers have experts: all but the first, if it is missing."""
+    experts, count = read_sigmoid_experts(fields), layer_count(fields)
+    if fields.has("mlp_layer_types"):
+        layers = tuple(i for i, kind in enumerate(fields.texts("mlp_layer_types", count)) if kind == "sparse")
+    else:
+        layers = tuple(range(fields.integer("first_k_dense_replace", 1, minimum=0), count))
+    return read_latent_config(fields, generation, experts=replace(experts, layers=layers) if layers else None)
+
+
+def read_youtu(fields: Fields, generation: Fields) -> ModelConfig:
+    return read_latent_config(
+        fields.with_values(tie_word_embeddings=fields.flag("tie_word_embeddings", True)), generation
+    )
+
+
 _STACKED = (stacked(LATENT_LAYOUT).weight_map,)
 DEEPSEEK_V2 = Family("deepseek_v2", read_v2, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
 DEEPSEEK_V3 = Family("deepseek_v3", read_v3, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
+GLM4_MOE_LITE = Family(
+    "glm4_moe_lite", read_glm4_lite, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS
+)
+YOUTU = Family("youtu", read_youtu, harmless=_HARMLESS | {"embedding_initializer_range"})
 KIMI_K2 = Family("kimi_k2", read_v3, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)

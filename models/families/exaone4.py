@@ -8,8 +8,8 @@ from llmc.models.fields import Fields
 from llmc.models.standard import layer_count, standard_config, windows_by_type
 
 
-def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """If no layer has a window, all are rotated."""
+def read_windows(fields: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(window per layer, layers without positions). If no layer has a window, all are rotated."""
     count = layer_count(fields)
     window = fields.integer("sliding_window", 4096) if fields.has("sliding_window") else 0
     if not window:
@@ -19,6 +19,11 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     else:
         period = fields.integer("sliding_window_pattern", 4)
         windows = tuple(window if (i + 1) % period else 0 for i in range(count))
+    return windows, tuple(i for i, own in enumerate(windows) if window and not own)
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    windows, unrotated = read_windows(fields)
     return standard_config(
         fields,
         generation,
@@ -27,7 +32,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         qk_norm="head",
         layer_windows=windows,
         residual="post",
-        unrotated_layers=tuple(i for i, own in enumerate(windows) if window and not own),
+        unrotated_layers=unrotated,
     )
 
 

@@ -1,13 +1,13 @@
 """Gemma: norm weights stored minus 1, scaled embedding, GELU. Gemma 2: norms before and after both blocks, windows,
-capped scores. Gemma 3: normed heads instead of caps, two rotary bases. Of the model with images (gemma3), llmc has the
-text decoder."""
+capped scores; VaultGemma has those before them only. Gemma 3: normed heads instead of caps, two rotary bases. Of the
+model with images (gemma3), llmc has the text decoder."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig, Residual, Rope
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
@@ -66,16 +66,24 @@ def _cap(fields: Fields, name: str, default: float | None) -> float | None:
     return fields.number(name) if fields.has(name) else default
 
 
-def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
+def _read_2(fields: Fields, generation: Fields, residual: Residual) -> ModelConfig:
     return _read(
         fields,
         generation,
         layer_windows=_windows(fields, _PERIOD_2),
-        residual="sandwich",
+        residual=residual,
         attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_cap=_cap(fields, "attn_logit_softcapping", 50.0),
         logit_cap=_cap(fields, "final_logit_softcapping", 30.0),
     )
+
+
+def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
+    return _read_2(fields, generation, "sandwich")
+
+
+def read_vault(fields: Fields, generation: Fields) -> ModelConfig:
+    return _read_2(fields, generation, "pre")
 
 
 def _ropes(fields: Fields) -> tuple[Rope, Rope]:
@@ -124,9 +132,9 @@ def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
 
 # hidden_act is read without hidden_activation, the pattern without layer types.
 GEMMA = Family("gemma", read_config, _LAYOUT.weight_map, harmless=frozenset({"hidden_act"}))
-GEMMA2 = Family(
-    "gemma2", read_config_2, _SANDWICH.weight_map, harmless=frozenset({"hidden_act", "sliding_window_size"})
-)
+_HARMLESS_2 = frozenset({"hidden_act", "sliding_window_size"})
+GEMMA2 = Family("gemma2", read_config_2, _SANDWICH.weight_map, harmless=_HARMLESS_2)
+VAULTGEMMA = Family("vaultgemma", read_vault, _SANDWICH.weight_map, harmless=_HARMLESS_2)
 _HARMLESS_3 = frozenset({"hidden_act", "sliding_window_pattern", "_sliding_window_pattern"})
 GEMMA3_TEXT = Family("gemma3_text", read_config_3, _SANDWICH.weight_map, harmless=_HARMLESS_3)
 GEMMA3 = Family(

@@ -1,25 +1,39 @@
-"""Granite: Llama with multipliers on embeddings, residuals, scores and logits; also with experts."""
+"""Granite: Llama with multipliers on embeddings, residuals, scores and logits; also with experts, some of which all
+tokens share. Granite 4 (granitemoehybrid) without state space layers. HyperCLOVA X has norms after the blocks, too."""
 
 from __future__ import annotations
 
-from llmc.models.config import Experts, ModelConfig
+from dataclasses import replace
+from typing import Any
+
+from llmc.models.brief import brief
+from llmc.models.config import NO_ROPE, Experts, ModelConfig
+from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import apart, read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import standard_config
+from llmc.models.standard import head_sizes, layer_count, standard_config
+from llmc.models.weight_map import WeightMap
 
 _MIXTURE = Layout(
     router="block_sparse_moe.router.layer",
     expert_gate_up=("block_sparse_moe.input_linear.weight",),
     expert_down="block_sparse_moe.output_linear.weight",
+    shared="shared_mlp",
+    shared_gate_up=("input_linear",),
+    shared_down="output_linear",
 )
 _EXPERTS = "block_sparse_moe.experts"
-_RENAMED = stacked(Layout(router="block_sparse_moe.router"), _EXPERTS)
+_RENAMED = stacked(replace(_MIXTURE, router="block_sparse_moe.router"), _EXPERTS)
 _APART = tuple(apart(layout, _EXPERTS) for layout in (_MIXTURE, _RENAMED))
+_OTHER_MAPS = tuple(layout.weight_map for layout in (_RENAMED, *_APART))
+# Without experts, every token takes the shared block.
+_PLAIN = Layout(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+_NORMED = Layout(post_attention_norm="post_norm1", post_mlp_norm="post_norm2")
 
 
-def read_config(fields: Fields, generation: Fields, experts: Experts | None = None) -> ModelConfig:
+def _read(fields: Fields, generation: Fields, **more: Any) -> ModelConfig:
     """logits_scaling is a divisor."""
     bias = fields.flag("attention_bias", False)
     return standard_config(
@@ -28,24 +42,90 @@ def read_config(fields: Fields, generation: Fields, experts: Experts | None = No
         attention_bias=bias,
         o_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
-        attention_scale=fields.number("attention_multiplier", 1.0),
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
-        logit_multiplier=1.0 / fields.number("logits_scaling", 1.0),
-        experts=experts,
+        **{
+            "attention_scale": fields.number("attention_multiplier", 1.0),
+            "logit_multiplier": 1.0 / fields.number("logits_scaling", 1.0),
+            **more,
+        },
+    )
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    return _read(fields, generation)
+
+
+def _experts(fields: Fields, shared_size: int = 0) -> Experts:
+    """A softmax over the chosen logits equals the normalised softmax over all."""
+    return read_experts(
+        fields, intermediate_size="intermediate_size", scores="softmax", normalised=True, shared_size=shared_size
     )
 
 
 def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
-    """A softmax over the chosen logits equals the normalised softmax over all."""
-    experts = read_experts(fields, intermediate_size="intermediate_size", scores="softmax", normalised=True)
-    return read_config(fields, generation, experts)
+    return _read(fields, generation, experts=_experts(fields))
+
+
+def _shared_size(fields: Fields, usual: int) -> int:
+    return fields.integer("shared_intermediate_size", usual, minimum=0)
+
+
+def read_shared(fields: Fields, generation: Fields) -> ModelConfig:
+    return _read(fields, generation, experts=_experts(fields, _shared_size(fields, 0)))
+
+
+def read_hybrid(fields: Fields, generation: Fields) -> ModelConfig:
+    """Without position_embedding_type, layers have no positions."""
+    count = layer_count(fields)
+    kinds = fields.texts("layer_types", count) if fields.has("layer_types") else ("mamba",)
+    if not set(kinds) <= {"attention", "full_attention"}:
+        raise ModelError(
+            f"{fields.origin}: a granitemoehybrid model with state space layers is not supported; only one whose "
+            "layer_types are all attention"
+        )
+    kind = fields.text("position_embedding_type", "nope")
+    if kind not in ("rope", "nope"):
+        raise ModelError(f"{fields.origin}: position_embedding_type {brief(kind)} is not one of rope, nope")
+    shared = _shared_size(fields, 1024)
+    if fields.integer("num_local_experts", 8, minimum=0):
+        config = _read(fields, generation, experts=_experts(fields, shared))
+    else:
+        config = _read(fields.with_values(intermediate_size=shared), generation)
+    return config if kind == "rope" else replace(config, rope=NO_ROPE)
+
+
+def read_hyperclovax(fields: Fields, generation: Fields) -> ModelConfig:
+    """logits_scaling is a factor."""
+    scale = fields.number("attention_multiplier", head_sizes(fields)[2] ** -0.5)
+    return _read(
+        fields,
+        generation,
+        attention_scale=scale,
+        logit_multiplier=fields.number("logits_scaling", 1.0),
+        residual="sandwich" if fields.flag("use_post_norm", True) else "pre",
+    )
+
+
+def hybrid_weight_map(config: ModelConfig) -> WeightMap:
+    return (_PLAIN if config.experts is None else _MIXTURE).weight_map(config)
 
 
 GRANITE = Family("granite", read_config)
-GRANITEMOE = Family(
-    "granitemoe",
-    read_mixture,
-    _MIXTURE.weight_map,
-    other_maps=tuple(layout.weight_map for layout in (_RENAMED, *_APART)),
+GRANITEMOE = Family("granitemoe", read_mixture, _MIXTURE.weight_map, other_maps=_OTHER_MAPS)
+GRANITEMOESHARED = Family("granitemoeshared", read_shared, _MIXTURE.weight_map, other_maps=_OTHER_MAPS)
+_OF_STATES = """
+    mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads
+    mamba_proj_bias time_step_floor time_step_limit time_step_max time_step_min
+    """
+# Read where there are experts.
+_OF_EXPERTS = frozenset({"intermediate_size", "num_experts_per_tok"})
+GRANITEMOEHYBRID = Family(
+    "granitemoehybrid",
+    read_hybrid,
+    hybrid_weight_map,
+    other_maps=(_RENAMED.weight_map,),
+    harmless=frozenset(_OF_STATES.split()) | _OF_EXPERTS | {"init_method"},
+    neutral={"normalization_function": "rmsnorm"},
 )
+HYPERCLOVAX = Family("hyperclovax", read_hyperclovax, _NORMED.weight_map)

@@ -7,7 +7,14 @@ from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope
-from llmc.models.standard import head_sizes, layer_count, read_activation, standard_config, windows_by_layer
+from llmc.models.standard import (
+    head_sizes,
+    layer_count,
+    read_activation,
+    standard_config,
+    windows_by_layer,
+    windows_by_type,
+)
 
 _INTERLEAVED = Layout(interleaved=True)
 
@@ -24,6 +31,16 @@ def read_arcee(fields: Fields, generation: Fields) -> ModelConfig:
         activation=read_activation(fields, default="relu2"),
         gated=False,
     )
+
+
+def read_cwm(fields: Fields, generation: Fields) -> ModelConfig:
+    """Windows."""
+    window = fields.integer("sliding_window", 8192)
+    if fields.has("layer_types"):
+        windows = windows_by_type(fields, window)
+    else:
+        windows = tuple(window if i % 4 else 0 for i in range(layer_count(fields)))
+    return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
 
 
 def read_ernie(fields: Fields, generation: Fields) -> ModelConfig:
@@ -43,6 +60,23 @@ def read_helium(fields: Fields, generation: Fields) -> ModelConfig:
         o_bias=False,
         mlp_bias=fields.flag("mlp_bias", False),
         head_dim=128,
+    )
+
+
+def read_jais_2(fields: Fields, generation: Fields) -> ModelConfig:
+    """Layer norms, biases, and a plain MLP with squared ReLU."""
+    bias = fields.flag("attention_bias", True)
+    return standard_config(
+        fields,
+        generation,
+        attention_bias=bias,
+        o_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", True),
+        eps="layer_norm_eps",
+        activation=read_activation(fields, default="relu2"),
+        norm="layer",
+        norm_bias=True,
+        gated=False,
     )
 
 
@@ -111,8 +145,10 @@ def read_xverse(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 ARCEE = Family("arcee", read_arcee)
+CWM = Family("cwm", read_cwm)
 ERNIE4_5 = Family("ernie4_5", read_ernie, _INTERLEAVED.weight_map)
 HELIUM = Family("helium", read_helium, _INTERLEAVED.weight_map)
+JAIS2 = Family("jais2", read_jais_2)
 MIMO = Family(
     "mimo",
     read_mimo,

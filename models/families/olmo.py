@@ -1,14 +1,20 @@
-"""OLMo: norms without weights, clipped q, k and v. OLMo 2: norms after blocks, q and k normed as a whole."""
+"""OLMo: norms without weights, clipped q, k and v. OLMo 2: norms after blocks, q and k normed as a whole. OLMo 3: the
+same with windows, in whose layers rotation is not scaled."""
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig
+from dataclasses import replace
+from typing import Any
+
+from llmc.models.config import ModelConfig, Rope
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import standard_config
+from llmc.models.rope_fields import read_rope, rope_of, rope_table
+from llmc.models.standard import head_sizes, layer_count, standard_config, windows_by_type
 
 _EPS = 1e-5  # not stated in config.json
+_PERIOD, _THETA = 4, 500000.0  # of OLMo 3; the last layer of a period has no window
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -26,12 +32,40 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
+def _read_2(fields: Fields, generation: Fields, **more: Any) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     return standard_config(
-        fields, generation, attention_bias=bias, o_bias=bias, qk_norm="whole", default_eps=_EPS, residual="post"
+        fields, generation, attention_bias=bias, o_bias=bias, qk_norm="whole", default_eps=_EPS, residual="post", **more
     )
+
+
+def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
+    return _read_2(fields, generation)
+
+
+def _ropes(fields: Fields) -> tuple[Rope, Rope]:
+    """(of layers without a window, of layers with one)."""
+    positions, head_dim, table = fields.integer("max_position_embeddings"), head_sizes(fields)[2], rope_table(fields)
+    whole, local = table.table("full_attention"), table.table("sliding_attention")
+    if whole is not None and local is not None:
+        return (
+            rope_of(fields, whole, positions, head_dim, theta=_THETA),
+            rope_of(fields, local, positions, head_dim, theta=_THETA),
+        )
+    rope = read_rope(fields, positions, head_dim, theta=_THETA)
+    return rope, replace(rope, scaling=None)
+
+
+def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
+    window = fields.integer("sliding_window", 4096)
+    if fields.has("layer_types"):
+        windows = windows_by_type(fields, window)
+    else:
+        windows = tuple(window if (i + 1) % _PERIOD else 0 for i in range(layer_count(fields)))
+    rope, local = _ropes(fields)
+    return _read_2(fields, generation, layer_windows=windows, rope=rope, local_rope=local)
 
 
 OLMO = Family("olmo", read_config)
 OLMO2 = Family("olmo2", read_config_2, Layout().weight_map)
+OLMO3 = Family("olmo3", read_config_3, Layout().weight_map)

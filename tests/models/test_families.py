@@ -142,6 +142,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "moe_normalize_expert_weights 2",
         "weights of experts normalized by squares",
     ),
+    "granite-states": (
+        "granitemoehybrid",
+        {"layer_types": ["mamba", "attention", "mamba"]},
+        "with state space layers",
+        "state space layers",
+    ),
+    "hunyuan-experts": (
+        "hunyuan_v1_moe",
+        {"moe_topk": [2, 2, 1]},
+        "moe_topk .* differs between layers",
+        "layers that differ in experts",
+    ),
     "internlm2-reward": ("internlm2", {"reward_token_id": 5}, "a reward model", "reward models"),
     "llama4-experts": ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok 2", "several experts per token"),
     "minimax-linear": ("minimax_m2", {"attn_type_list": [0, 1]}, "linear attention", "linear attention"),

@@ -24,8 +24,13 @@ from support.gguf_models import CASES as OLDER
 from support.tiny_encoders import make_encoder
 from support.tiny_models import make_tiny_model
 
-WITHOUT_FILES = {"codegen", "gptj", "helium", "internlm", "mimo", "opt", "telechat"}
+WITHOUT_FILES = {"codegen", "gpt_neo", "gptj", "helium", "internlm", "mimo", "opt", "telechat", "vaultgemma"}
 """Families that llama.cpp's converter makes no file of."""
+NOT_READ = {
+    "cwm", "exaone_moe", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hyperclovax",
+    "jais2", "ministral", "ministral3", "olmo3", "solar_open", "youtu",
+}  # fmt: skip
+"""Families whose files, if there are any, llmc does not read."""
 IN_OTHERS = {
     "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "internlm3": "llama",
     "kimi_k2": "deepseek2", "kimi_k25": "deepseek2", "llama4": "llama4", "mistral": "llama", "mixtral": "llama",
@@ -37,7 +42,7 @@ IN_OTHERS = {
 
 def test_every_family_has_an_architecture_or_none_is_there() -> None:
     read = {one.model_type for one in ARCHITECTURES.values()}
-    assert read | WITHOUT_FILES | IN_OTHERS.keys() == FAMILIES.keys()
+    assert read | WITHOUT_FILES | NOT_READ | IN_OTHERS.keys() == FAMILIES.keys()
     assert set(IN_OTHERS.values()) <= ARCHITECTURES.keys()
     tested = {CASES[case][0] for case in TOLD} | {family for family, _ in OLDER.values()} | ENCODERS.keys()
     assert read <= tested

@@ -46,7 +46,10 @@ _NOT_IN_LOGITS = """
     scale_attention_softmax_in_fp32 reorder_and_upcast_attn emb_pdrop input_jitter_noise
     attention_probs_dropout_prob chunk_size_feed_forward hidden_dropout_prob mlp_dropout initializer_cutoff_factor
     decoder_bias deterministic_flash_attn sparse_prediction sparse_pred_ignore_index altup_coef_clip audio_config
-    audio_soft_tokens_per_image audio_token_id vision_soft_tokens_per_image
+    audio_soft_tokens_per_image audio_token_id vision_soft_tokens_per_image embed_dropout resid_dropout
+    embedding_initializer_range
+    mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads
+    mamba_proj_bias time_step_limit
     """
 NOT_IN_LOGITS = OF_IMAGES | set(_NOT_IN_LOGITS.split())
 # Keys that a family reads unless another one decides.
@@ -56,12 +59,16 @@ READ_WHERE_THEY_DECIDE = {
     ("qwen3", "sliding_window"), ("smollm3", "sliding_window"), ("gemma2", "hidden_act"),
     ("qwen2_moe", "sliding_window"), ("qwen3_moe", "sliding_window"), ("qwen2_vl", "sliding_window"),
     ("qwen2_5_vl", "sliding_window"),
+    ("exaone_moe", "sliding_window_pattern"), ("gpt_neo", "attention_layers"),
+    ("granitemoehybrid", "intermediate_size"),
+    ("granitemoehybrid", "num_experts_per_tok"), ("vaultgemma", "hidden_act"),
     ("bloom", "pretraining_tp"), ("bloom", "slow_but_exact"), ("phimoe", "original_max_position_embeddings"),
     ("modernbert", "classifier_activation"), ("modernbert", "classifier_bias"), ("modernbert", "classifier_pooling"),
 }  # fmt: skip
 
 
-NO_DEFAULT = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128},
+NO_DEFAULT: dict[str, dict[str, Any]] = {"granitemoehybrid": {"layer_types": ["full_attention"] * 32},
+              "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128},
               "deepseek_v2": {"num_experts_per_tok": 6}}  # fmt: skip
 """What no model goes without, where transformers has no default of use."""
 

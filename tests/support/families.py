@@ -62,6 +62,20 @@ GEMMA3N = {
 }
 EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+GROWING = {**YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
+           "llama_4_scaling_beta": 0.3, "max_position_embeddings": 64}  # fmt: skip
+LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+NO_STATES = {"mamba_n_heads": 8, "mamba_d_head": 15, "mamba_d_state": 16}
+"""transformers checks sizes of layers that there are none of."""
+
 MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -89,6 +103,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {"sliding_window": 6, "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "cwm": ("cwm", {"sliding_window": 6, "num_hidden_layers": 5}),
     "dbrx": (
         "dbrx",
         {
@@ -190,6 +205,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": ("exaone", {}),
     "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "exaone4-windows": ("exaone4", EXAONE_WINDOWS),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "num_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
     "falcon": ("falcon", {"tie_word_embeddings": True}),
     "falcon-new": (
         "falcon",
@@ -253,11 +281,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         },
     ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **{name: value for name, value in LATENT.items() if name != "first_k_dense_replace"},
+            "q_lora_rank": 24,
+            "n_group": 2,
+            "topk_group": 1,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
     "gpt2": ("gpt2", {"tie_word_embeddings": True}),
     "gpt2-inner": ("gpt2", {"n_inner": 100, "scale_attn_weights": False}),
     "gptj": ("gptj", {"rotary_dim": 8, "n_inner": 100}),
     "gpt_bigcode": ("gpt_bigcode", {"tie_word_embeddings": True}),
     "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False, "n_inner": 100}),
+    "gpt_neo": (
+        "gpt_neo",
+        {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 6, "tie_word_embeddings": True},
+    ),
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5}),
     "gpt_neox-sequential": ("gpt_neox", {"rotary_pct": 0.1, "use_parallel_residual": False, "attention_bias": False}),
     "granite": (
@@ -298,6 +340,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.5,
         },
     ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 100,
+            "position_embedding_type": "rope",
+            "residual_multiplier": 0.6,
+            **NO_STATES,
+        },
+    ),
+    "granitemoehybrid-experts": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 5,
+            "shared_intermediate_size": 52,
+            "embedding_multiplier": 3.0,
+            **NO_STATES,
+        },
+    ),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {"num_local_experts": 5, "shared_intermediate_size": 52, "attention_multiplier": 0.3, "logits_scaling": 0.5},
+    ),
     "helium": ("helium", {}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
     "hunyuan_v1_dense-alpha": (
@@ -308,11 +375,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
         },
     ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"num_experts": 6, "moe_topk": 2}),
+    "hyperclovax": (
+        "hyperclovax",
+        {"residual_multiplier": 0.6, "embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.3},
+    ),
+    "hyperclovax-plain": ("hyperclovax", {"use_post_norm": False}),
     "internlm": ("internlm", {}),
     "internlm-dynamic": ("internlm", {"rotary": {"base": 10000, "type": "dynamic"}}),
     "internlm2": ("internlm2", {}),
     "internlm2-biases": ("internlm2", {"num_attention_heads": 6, "num_key_value_heads": 2, "bias": True}),
     "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
+    "jais2": ("jais2", {}),
     "kimi_k2": (
         "kimi_k2",
         {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
@@ -402,6 +476,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "ministral": (
+        "ministral",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "ministral3": ("ministral3", {"rope_parameters": GROWING}),
     "mistral": ("mistral", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "mixtral-windows": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7}),
@@ -420,6 +499,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("olmo", {}),
     "olmo-clipped": ("olmo", {"clip_qkv": 0.7, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 6,
+            "num_hidden_layers": 5,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
+        },
+    ),
     "olmoe": ("olmoe", {"num_experts": 7, "num_experts_per_tok": 3}),
     "olmoe-normalised": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True}),
     "opt": ("opt", {"ffn_dim": 100, "word_embed_proj_dim": 60, "tie_word_embeddings": True}),
@@ -495,6 +582,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0, 1], "mlp_bias": True},
     ),
+    "solar_open": (
+        "solar_open",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 1,
+            "attention_bias": True,
+        },
+    ),
     "stablelm": ("stablelm", {"partial_rotary_factor": 0.3}),
     "stablelm-parallel": (
         "stablelm",
@@ -510,5 +607,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "telechat": ("telechat", {}),
     "telechat-groups": ("telechat", {"n_head": 6, "num_key_value_heads": 2}),
     "telechat-long": ("telechat", {"base_seqlen": 32}),
+    "vaultgemma": (
+        "vaultgemma",
+        {"sliding_window": 6, "attn_logit_softcapping": 2.0, "tie_word_embeddings": True},
+    ),
     "xverse": ("xverse", {}),
+    "youtu": (
+        "youtu",
+        {
+            **{name: LATENT[name] for name in ("num_key_value_heads", *LATENT_SIZES)},
+            "q_lora_rank": 24,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,  # whose row transformers zeroes when it loads a model
+        },
+    ),
 }
