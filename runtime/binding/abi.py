@@ -423,6 +423,8 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_take_step_shapes": [c_void_p, POINTER(StepShape), c_uint64, U64P, U64P, _E],
     "llmc_engine_take_request_marks": [c_void_p, POINTER(RequestMark), c_uint64, U64P, POINTER(c_uint32), _E],
     "llmc_engine_get_evictions": [c_void_p, POINTER(EvictionCount), c_uint64, U64P, _E],
+    "llmc_engine_export_blocks": [c_void_p, I32P, c_uint64, c_uint64, c_void_p, c_uint64, U64P, U64P, _E],
+    "llmc_engine_import_blocks": [c_void_p, I32P, c_uint64, c_void_p, c_uint64, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
     "llmc_engine_create_simulated": [POINTER(SimModel), POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_simulate": [c_void_p, POINTER(SimTrace), U64P, U64P, _E],

@@ -127,6 +127,8 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   LLMC_RETURN_IF_ERROR(artifact->CheckAdapters());
   LLMC_RETURN_IF_ERROR(artifact->CheckRanks());
   LLMC_RETURN_IF_ERROR(artifact->CheckGraphs());
+  artifact->shape_.kv_dtype = artifact->model_.kv_dtype;
+  artifact->shape_.kv_identity = artifact->KvIdentity();
   artifact->weight_file_.Prefetch();
   *out = std::move(artifact);
   return Status::Ok();

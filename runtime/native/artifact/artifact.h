@@ -131,6 +131,10 @@ class Artifact {
   // Whether this artifact is `older` plus graphs and kernels appended: the same model, weights, numbers.
   Status CheckExtends(const Artifact& older) const;
 
+  // A number that artifacts share if the KV blocks of equal tokens have the same bits: model, weights, target and
+  // runtime are the same. Buckets may differ.
+  uint64_t KvIdentity() const;
+
   const ModelRecord& model() const { return model_; }
   const ModelShape& shape() const { return shape_; }
   const std::vector<KernelRecord>& kernels() const { return kernels_; }

@@ -35,6 +35,9 @@ struct ModelShape {
   int32_t states_width = 0;  // floats of the hidden state that graphs output per row; 0: none
   bool takes_states = false;  // graphs also take a hidden state per row
 
+  int32_t kv_dtype = 0;
+  uint64_t kv_identity = 0;  // equal where equal tokens have equal KV blocks, see Artifact::KvIdentity
+
   // Floats per row of a graph's output.
   uint32_t output_width() const { return static_cast<uint32_t>(vector_width > 0 ? vector_width : vocab_size); }
 };

@@ -124,6 +124,17 @@ class Device {
     return Status::Error(LLMC_ERR_INTERNAL, "This device has no swap space.");
   }
 
+  // Copy the KV of one block of every layer to host memory and back, behind all earlier work; done when they return.
+  // Layer after layer, K before V: kv_block_bytes of the model. Cached blocks go to other engines this way.
+  virtual Status ReadBlock(uint32_t block, unsigned char* out) {
+    static_cast<void>(block), static_cast<void>(out);
+    return Status::Invalid("This device hands over no KV blocks; let each engine compute its prompts.");
+  }
+  virtual Status WriteBlock(uint32_t block, const unsigned char* from) {
+    static_cast<void>(block), static_cast<void>(from);
+    return Status::Invalid("This device takes no KV blocks; let each engine compute its prompts.");
+  }
+
   // For the warm-up, while nothing runs. Allocates the memory that this step uses now; its contents stay.
   virtual void Reserve(const StepBatch& batch) { static_cast<void>(batch); }
   // Replays a graph with zero rows: fetches code and commands, computes nothing.

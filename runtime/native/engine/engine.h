@@ -72,6 +72,13 @@ class Engine {
                        const int32_t* guesses = nullptr, uint64_t num_guesses = 0);
   // Guesses after the text of a guided continuation: those that are worth masks, at most `capacity`.
   Status GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity, uint64_t* count) const;
+  // Cached blocks of a text from first_block on, as HandedBlocks, at most `capacity` bytes; capacity 0 only counts them.
+  Status ExportBlocks(const int32_t* tokens, uint64_t num_tokens, uint64_t first_block, unsigned char* out,
+                      uint64_t capacity, uint64_t* num_blocks, uint64_t* bytes);
+  // Enters blocks of another engine into the prefix cache, where a block is free. num_blocks: leading blocks of the text
+  // that are cached then.
+  Status ImportBlocks(const int32_t* tokens, uint64_t num_tokens, const void* data, uint64_t bytes,
+                      uint64_t* num_blocks);
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
   // One iteration: ends a step, and where steps overlap starts the next one. A failed request is an event. An error or
@@ -187,6 +194,9 @@ class Engine {
   Status TakeSlot(uint64_t* id, uint32_t* slot);
   Adapter* FindAdapter(uint64_t id);
   void ReleaseAdapter(const Request& request) noexcept;
+
+  // hand_over.cc
+  Status CheckHandOver() const;
 
   // warm_up.cc
   Status CheckGraph(uint32_t graph) const;

@@ -74,6 +74,8 @@ class CpuDevice final : public Device, public CommandRunner {
   Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) override;
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override;
   Status CopyBlock(uint32_t from, uint32_t to) override { return pool_.Copy(from, to); }
+  Status ReadBlock(uint32_t block, unsigned char* out) override { return pool_.Read(block, out); }
+  Status WriteBlock(uint32_t block, const unsigned char* from) override { return pool_.Write(block, from); }
 
   // Like Run, for a batch owned by the caller.
   Status Replay(const BatchView& batch, const float** logits);

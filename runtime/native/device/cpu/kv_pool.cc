@@ -46,4 +46,32 @@ Status KvPool::Copy(uint32_t from, uint32_t to) {
   return Status::Ok();
 }
 
+Status KvPool::CheckBlock(uint32_t block) const {
+  if (block < num_blocks_) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "KV block " + std::to_string(block) + " does not exist; the pool has " +
+                                                  std::to_string(num_blocks_) + " blocks");
+}
+
+Status KvPool::Read(uint32_t block, unsigned char* out) const {
+  LLMC_RETURN_IF_ERROR(CheckBlock(block));
+  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+    std::memcpy(out, keys(layer) + block * key_block_bytes_, key_block_bytes_);
+    out += key_block_bytes_;
+    std::memcpy(out, values(layer) + block * value_block_bytes_, value_block_bytes_);
+    out += value_block_bytes_;
+  }
+  return Status::Ok();
+}
+
+Status KvPool::Write(uint32_t block, const unsigned char* from) {
+  LLMC_RETURN_IF_ERROR(CheckBlock(block));
+  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+    std::memcpy(keys(layer) + block * key_block_bytes_, from, key_block_bytes_);
+    from += key_block_bytes_;
+    std::memcpy(values(layer) + block * value_block_bytes_, from, value_block_bytes_);
+    from += value_block_bytes_;
+  }
+  return Status::Ok();
+}
+
 }  // namespace llmc

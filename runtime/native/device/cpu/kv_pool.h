@@ -24,8 +24,13 @@ class KvPool {
   void Touch(uint64_t num_blocks);
   // Copies a block of every layer.
   Status Copy(uint32_t from, uint32_t to);
+  // Copy a block of every layer out and in: layer after layer, K before V.
+  Status Read(uint32_t block, unsigned char* out) const;
+  Status Write(uint32_t block, const unsigned char* from);
 
  private:
+  Status CheckBlock(uint32_t block) const;
+
   Pages pages_;
   uint32_t num_blocks_ = 0, num_layers_ = 0;
   uint64_t key_block_bytes_ = 0, value_block_bytes_ = 0;  // of one layer

@@ -161,6 +161,34 @@ Status CuMemory::CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) co
   return Status::Ok();
 }
 
+Status CuMemory::ReadBlock(CuStreamHandle stream, uint32_t block, unsigned char* out) const {
+  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
+  for (size_t layer = 0; layer < key_at_.size(); ++layer) {
+    for (const auto* pool : {&key_at_, &value_at_}) {
+      const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
+      if (bytes == 0) continue;
+      LLMC_RETURN_IF_ERROR(machine_->Check(
+          "Reading a KV block", (*machine_)->MemcpyToHost(out, (*pool)[layer] + block * bytes, bytes, stream)));
+      out += bytes;
+    }
+  }
+  return Status::Ok();
+}
+
+Status CuMemory::WriteBlock(CuStreamHandle stream, uint32_t block, const unsigned char* from) const {
+  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
+  for (size_t layer = 0; layer < key_at_.size(); ++layer) {
+    for (const auto* pool : {&key_at_, &value_at_}) {
+      const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
+      if (bytes == 0) continue;
+      LLMC_RETURN_IF_ERROR(machine_->Check(
+          "Writing a KV block", (*machine_)->MemcpyToDevice((*pool)[layer] + block * bytes, from, bytes, stream)));
+      from += bytes;
+    }
+  }
+  return Status::Ok();
+}
+
 Status CuMemory::OpenSwapSpace(uint32_t num_places) {
   return TakePinned(machine_, "swap space", uint64_t{num_places} * saved_bytes_, &swap_);
 }

@@ -39,6 +39,10 @@ class CuMemory {
   CuPointer PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const CuWork& work) const;
   // Copies a block of every layer, in the order of the stream.
   Status CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) const;
+  // Copy a block of every layer to the host's memory and back, in the order of the stream: layer after layer, K before
+  // V. The memory is in use until the stream's work has ended.
+  Status ReadBlock(CuStreamHandle stream, uint32_t block, unsigned char* out) const;
+  Status WriteBlock(CuStreamHandle stream, uint32_t block, const unsigned char* from) const;
   // Allocates pinned memory of the host for blocks of every layer.
   Status OpenSwapSpace(uint32_t num_places);
   // Copy a block to the swap space and back, in the order of the stream.

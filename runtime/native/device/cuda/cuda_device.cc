@@ -188,6 +188,22 @@ Status CudaDevice::CopyBlock(uint32_t from, uint32_t to) {
   return memory_->CopyBlock(stream_.get(), from, to);
 }
 
+Status CudaDevice::ReadBlock(uint32_t block, unsigned char* out) {
+  LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  LLMC_RETURN_IF_ERROR(memory_->ReadBlock(stream_.get(), block, out));
+  return Finish("Reading a KV block");
+}
+
+Status CudaDevice::WriteBlock(uint32_t block, const unsigned char* from) {
+  LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  LLMC_RETURN_IF_ERROR(memory_->WriteBlock(stream_.get(), block, from));
+  return Finish("Writing a KV block");
+}
+
 Status CudaDevice::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) {
   LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
   const CuScope scope(*machine_);

@@ -38,6 +38,8 @@ class CudaDevice final : public Device, public CommandRunner {
   Overlap overlap() const override { return options_.overlap ? Overlap::kPrepared : Overlap::kNone; }
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
+  Status ReadBlock(uint32_t block, unsigned char* out) override;
+  Status WriteBlock(uint32_t block, const unsigned char* from) override;
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
   Status SaveBlock(uint32_t block, uint32_t place) override;
   Status LoadBlock(uint32_t place, uint32_t block) override;

@@ -146,6 +146,36 @@ Status ClMemory::CopyBetween(cl_command_queue queue, const Pools& from, uint32_t
   return Status::Ok();
 }
 
+Status ClMemory::ReadBlock(cl_command_queue queue, uint32_t block, unsigned char* out) const {
+  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
+  for (size_t layer = 0; layer < keys_.size(); ++layer) {
+    for (const auto* pool : {&keys_, &values_}) {
+      const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
+      if (bytes == 0) continue;
+      LLMC_RETURN_IF_CL_ERROR("Reading a KV block of '" + machine_->name() + "'",
+                              (*machine_)->EnqueueReadBuffer(queue, (*pool)[layer].get(), kClTrue, block * bytes, bytes,
+                                                             out, 0, nullptr, nullptr));
+      out += bytes;
+    }
+  }
+  return Status::Ok();
+}
+
+Status ClMemory::WriteBlock(cl_command_queue queue, uint32_t block, const unsigned char* from) const {
+  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
+  for (size_t layer = 0; layer < keys_.size(); ++layer) {
+    for (const auto* pool : {&keys_, &values_}) {
+      const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
+      if (bytes == 0) continue;
+      LLMC_RETURN_IF_CL_ERROR("Writing a KV block of '" + machine_->name() + "'",
+                              (*machine_)->EnqueueWriteBuffer(queue, (*pool)[layer].get(), kClTrue, block * bytes,
+                                                              bytes, from, 0, nullptr, nullptr));
+      from += bytes;
+    }
+  }
+  return Status::Ok();
+}
+
 Status ClMemory::OpenSwapSpace(uint32_t num_places) {
   for (size_t layer = 0; layer < keys_.size(); ++layer) {
     for (auto* pool : {&saved_keys_, &saved_values_}) {

@@ -68,6 +68,10 @@ class ClMemory {
   ClPlace PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const ClWork& work) const;
   // Copies a block of every layer, in the order of the queue.
   Status CopyBlock(cl_command_queue queue, uint32_t from, uint32_t to) const;
+  // Copy a block of every layer to the host's memory and back, in the order of the queue, and wait for it: layer after
+  // layer, K before V.
+  Status ReadBlock(cl_command_queue queue, uint32_t block, unsigned char* out) const;
+  Status WriteBlock(cl_command_queue queue, uint32_t block, const unsigned char* from) const;
   // Allocates memory of the host that the driver keeps in place, for blocks of every layer.
   Status OpenSwapSpace(uint32_t num_places);
   uint32_t num_places() const { return num_places_; }

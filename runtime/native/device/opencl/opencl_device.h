@@ -61,6 +61,10 @@ class OpenClDevice final : public Device, public CommandRunner {
     return memory_->LoadAdapter(queue_.get(), slot, matrices);
   }
   Status CopyBlock(uint32_t from, uint32_t to) override { return memory_->CopyBlock(queue_.get(), from, to); }
+  Status ReadBlock(uint32_t block, unsigned char* out) override { return memory_->ReadBlock(queue_.get(), block, out); }
+  Status WriteBlock(uint32_t block, const unsigned char* from) override {
+    return memory_->WriteBlock(queue_.get(), block, from);
+  }
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
   Status SaveBlock(uint32_t block, uint32_t place) override;
   Status LoadBlock(uint32_t place, uint32_t block) override;

@@ -573,6 +573,31 @@ LLMC_API llmc_status llmc_engine_load_adapter(llmc_engine *engine, const llmc_ad
 /* Unloads an adapter: no new request may use it. Running requests finish with it; then its slot is free. Any thread
  * may call it; it returns at once. LLMC_ERR_NOT_FOUND: the adapter is not loaded. */
 LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id, llmc_error *error);
+/* Writes the cached KV blocks of a text to `out`, for llmc_engine_import_blocks of another engine: whole blocks of
+ * block_size tokens from block first_block on, as many as are cached and fit. *num_blocks is their number, and
+ * *num_bytes their size: 64 bytes, and 8 + 4 block_size + kv_block_bytes for each. With capacity 0, nothing is written,
+ * and both tell of all blocks from first_block on. The blocks count as used, so they are kept longest. Texts of adapters
+ * are not handed over. Any thread may call it; it waits for a step in flight, and steps wait for it, so copy long texts
+ * in parts. LLMC_ERR_OUT_OF_RANGE: capacity is not 0 and too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine
+ * has no prefix cache, or runs on several ranks. */
+LLMC_API llmc_status llmc_engine_export_blocks(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
+                                               uint64_t first_block, void *out, uint64_t capacity,
+                                               uint64_t *num_blocks, uint64_t *num_bytes, llmc_error *error);
+/* Enters KV blocks that llmc_engine_export_blocks wrote into the prefix cache. A request with this text then finds them
+ * there, and its results have the bits that they would have had without.
+ *
+ * - token_ids must be the text whose blocks they are, or begin with it.
+ * - *num_blocks is how many leading blocks of the text are cached afterwards. Fewer than given: no more are free, or an
+ *   earlier block is missing. Blocks that are cached already are left as they are.
+ * - LLMC_ERR_INVALID_ARGUMENT: the blocks are of another text or artifact, or the engine cannot take any.
+ *   LLMC_ERR_CORRUPT: a checksum or a size is wrong. LLMC_ERR_VERSION: the format is unknown. LLMC_ERR_OUT_OF_RANGE:
+ *   the blocks reach beyond the text. Nothing has changed then.
+ * - Checksums find damage, not intent: take blocks only from engines that you trust.
+ *
+ * Any thread may call it; it waits for a step in flight. */
+LLMC_API llmc_status llmc_engine_import_blocks(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
+                                               const void *data, uint64_t num_bytes, uint64_t *num_blocks,
+                                               llmc_error *error);
 /* Sets the tokens that continuation `output_index` of a guided request may take next. Bit t % 32 of words[t / 32]
  * allows token t; tokens beyond the last word are not allowed.
  *

@@ -120,6 +120,8 @@ class Suite {
     if (device_->samples()) Draws();
     Copies();
     CheckGuards("copies");
+    HandsOver();
+    CheckGuards("hand-overs");
     Mistakes();
     CheckGuards("mistakes");
     Counts();
@@ -444,6 +446,30 @@ class Suite {
     Free(table);
     Free(fresh);
     CHECK(!device_->CopyBlock(num_blocks_, 1).ok() && !device_->CopyBlock(1, num_blocks_).ok());
+  }
+
+  // A block that went through the host's memory is the same to the sequence that reads it. Not all devices can do it.
+  void HandsOver() {
+    std::vector<unsigned char> kv(model().kv_block_bytes + 1, 0xa5), again(kv);
+    if (device_->ReadBlock(1, kv.data()).code == LLMC_ERR_INVALID_ARGUMENT) return;
+    kv = again;
+    const uint32_t reach = Reach(model().graphs[fill_]);
+    const uint32_t tokens = std::min(reach - 1, block_size() + block_size() / 2);
+    std::vector<int32_t> table = TableOf(tokens + 1);
+    Fill(11, 0, tokens, table);
+    std::vector<int32_t> copy = table;
+    const std::vector<int32_t> fresh = TableOf(1);
+    copy.back() = fresh[0];
+    CHECK_OK(device_->ReadBlock(static_cast<uint32_t>(table.back()), kv.data()));
+    CHECK_EQ(kv.back(), 0xa5);
+    CHECK_OK(device_->WriteBlock(static_cast<uint32_t>(copy.back()), kv.data()));
+    CHECK_OK(device_->ReadBlock(static_cast<uint32_t>(copy.back()), again.data()));
+    CHECK(kv == again);
+    Fill(12, 0, std::min(reach, block_size()), {table.back()});
+    CheckRow(Fill(11, tokens, tokens + 1, copy), 11, tokens + 1, "on a block that was handed over");
+    Free(table);
+    Free(fresh);
+    CHECK(!device_->ReadBlock(num_blocks_, kv.data()).ok() && !device_->WriteBlock(num_blocks_, kv.data()).ok());
   }
 
   // What does not fit is an error, nothing runs, and the device goes on.

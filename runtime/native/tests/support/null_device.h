@@ -2,6 +2,7 @@
 // depends on, read through block tables. A wrong slot, block, position, copy or reuse changes every later logit.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
@@ -182,6 +183,14 @@ class NullDevice : public llmc::Device {
     });
   }
 
+  llmc::Status ReadBlock(uint32_t block, unsigned char* out) override {
+    return Whole(block, [this, out](uint64_t* of_block) { std::memcpy(out, of_block, BlockBytes()); });
+  }
+  llmc::Status WriteBlock(uint32_t block, const unsigned char* from) override {
+    return Whole(block, [this, from](uint64_t* of_block) { std::memcpy(of_block, from, BlockBytes()); });
+  }
+  size_t BlockBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
+
   int fail_after = 0;
   bool poison = false;
   uint32_t wrong = 0;  // per cent of rows that get another text's logits
@@ -190,6 +199,13 @@ class NullDevice : public llmc::Device {
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;
 
  private:
+  template <class Copy>
+  llmc::Status Whole(uint32_t block, Copy copy) {
+    if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
+    if (block == 0 || block >= num_blocks_ || shape_.kv_block_bytes != BlockBytes()) return Bad("block");
+    copy(pool_.data() + static_cast<size_t>(block) * shape_.block_size);
+    return llmc::Status::Ok();
+  }
   template <class Copy>
   llmc::Status Swap(uint32_t block, uint32_t place, Copy copy) {
     const size_t size = static_cast<size_t>(shape_.block_size);

@@ -1,0 +1,212 @@
+// Blocks that one engine computes and another one uses: same tokens, same bits; and bytes that are refused.
+#include <cstring>
+#include <random>
+
+#include "core/crc32.h"
+#include "engine/handed_blocks.h"
+#include "support/engine_harness.h"
+
+using namespace llmc_test;
+
+namespace {
+
+constexpr uint32_t kBlock = 4;
+
+ModelShape HandedShape() {
+  ModelShape shape = Usual();
+  shape.kv_block_bytes = kBlock * sizeof(uint64_t);
+  shape.kv_identity = 77;
+  return shape;
+}
+
+using Handed = std::vector<unsigned char>;
+
+// All blocks of a text from first_block on, as much as fits into `most` bytes.
+Handed Export(Engine* engine, const std::vector<int32_t>& text, uint64_t first_block = 0, uint64_t most = 1 << 20) {
+  Handed out(most);
+  uint64_t blocks = 0, bytes = 0;
+  CHECK_OK(engine->ExportBlocks(text.data(), text.size(), first_block, out.data(), out.size(), &blocks, &bytes));
+  CHECK(bytes <= most && (blocks == 0) == (bytes == 0));
+  out.resize(bytes);
+  return out;
+}
+
+Status Import(Engine* engine, const std::vector<int32_t>& text, const Handed& data, uint64_t* blocks) {
+  const Status status = engine->ImportBlocks(text.data(), text.size(), data.data(), data.size(), blocks);
+  CHECK_OK(engine->CheckIntegrity());
+  return status;
+}
+
+Output RunOne(Engine* engine, Job* job) {
+  Outputs outputs;
+  CHECK_OK(Submit(engine, job));
+  RunAll(engine, &outputs);
+  return outputs[{job->id, 0}];
+}
+
+// The second engine computes the rest of the last block only, and says what it would have said alone.
+void TestSameTokens() {
+  const ModelShape shape = HandedShape();
+  for (const bool late : {false, true}) {
+    NullDevice::late = late;
+    for (const uint32_t length : {5u, 8u, 9u, 31u, 40u}) {
+      NullDevice* device;
+      auto first = Make(shape, 40, {}, nullptr), second = Make(shape, 40, {}, &device);
+      Job prefill = Simple(length, 1), decode = Simple(length, 12);
+      RunOne(first.get(), &prefill);
+      const Handed data = Export(first.get(), prefill.prompt);
+      CHECK_EQ(data.size(), 64 + length / kBlock * HandedBlocks::RecordBytes(shape));
+      uint64_t blocks = 0;
+      CHECK_OK(Import(second.get(), decode.prompt, data, &blocks));
+      CHECK_EQ(blocks, length / kBlock);
+      // Once more: what is there already stays.
+      CHECK_OK(Import(second.get(), decode.prompt, data, &blocks));
+      CHECK_EQ(blocks, length / kBlock);
+      CHECK_EQ(device->runs, 0);
+      const Output found = RunOne(second.get(), &decode);
+      Compare(found, Reference(decode, 0, 64));
+      CHECK_EQ(found.num_cached, (length - 1) / kBlock * kBlock);
+      CHECK(Export(second.get(), prefill.prompt) == data);
+    }
+  }
+  NullDevice::late = false;
+}
+
+// In parts, as a server sends them; the other engine serves others meanwhile.
+void TestInParts() {
+  const ModelShape shape = HandedShape();
+  auto first = Make(shape, 40, {}, nullptr), second = Make(shape, 40, {}, nullptr);
+  Job prefill = Simple(38, 1), decode = Simple(38, 10), other = Simple(17, 20);
+  for (int32_t& token : other.prompt) token = (token + 1) % kVocab;
+  RunOne(first.get(), &prefill);
+  Outputs outputs;
+  CHECK_OK(Submit(second.get(), &other));
+  const uint64_t most = 64 + 2 * HandedBlocks::RecordBytes(shape) + 3;
+  for (uint64_t blocks = 0; blocks < 9;) {
+    bool more = false;
+    CHECK_OK(second->Step(&more));
+    const Handed data = Export(first.get(), prefill.prompt, blocks, most);
+    const uint64_t before = blocks;
+    CHECK_OK(Import(second.get(), decode.prompt, data, &blocks));
+    CHECK_EQ(blocks, std::min<uint64_t>(before + 2, 9));
+    if (blocks == before) return;
+  }
+  uint64_t count = 0, bytes = 0;
+  CHECK_OK(second->ExportBlocks(decode.prompt.data(), 38, 1, nullptr, 0, &count, &bytes));
+  CHECK(count == 8 && bytes == 64 + 8 * HandedBlocks::RecordBytes(shape));
+  CHECK_OK(second->ExportBlocks(decode.prompt.data(), 38, 9, nullptr, 0, &count, &bytes));
+  CHECK(count == 0 && bytes == 0);
+  CHECK_OK(Submit(second.get(), &decode));
+  RunAll(second.get(), &outputs);
+  Compare(outputs[{decode.id, 0}], Reference(decode, 0, 64));
+  Compare(outputs[{other.id, 0}], Reference(other, 0, 64));
+  CHECK_EQ((outputs[{decode.id, 0}].num_cached), 36u);
+}
+
+// A small pool takes the beginning. Blocks of running sequences are left alone, and the text's own are not evicted.
+void TestNoRoom() {
+  const ModelShape shape = HandedShape();
+  auto first = Make(shape, 40, {}, nullptr), second = Make(shape, 11, {}, nullptr);
+  Job prefill = Simple(36, 1), busy = Simple(14, 8);
+  for (int32_t& token : busy.prompt) token = (token + 5) % kVocab;
+  RunOne(first.get(), &prefill);
+  const Handed data = Export(first.get(), prefill.prompt);
+  CHECK_OK(Submit(second.get(), &busy));
+  bool more = false;
+  CHECK_OK(second->Step(&more));
+  uint64_t blocks = 0;
+  CHECK_OK(Import(second.get(), prefill.prompt, data, &blocks));
+  CHECK(blocks > 2 && blocks < 9);
+  Outputs outputs;
+  RunAll(second.get(), &outputs);
+  Compare(outputs[{busy.id, 0}], Reference(busy, 0, 40));
+  // Without its beginning, a block has no place.
+  auto empty = Make(shape, 40, {}, nullptr);
+  CHECK_OK(Import(empty.get(), prefill.prompt, Export(first.get(), prefill.prompt, 2), &blocks));
+  CHECK_EQ(blocks, 0);
+}
+
+void TestRefusals() {
+  const ModelShape shape = HandedShape();
+  auto first = Make(shape, 40, {}, nullptr);
+  Job prefill = Simple(21, 1);
+  RunOne(first.get(), &prefill);
+  const Handed data = Export(first.get(), prefill.prompt);
+  const auto refused = [&](const ModelShape& by, const std::vector<int32_t>& text, llmc_status code, const char* word) {
+    auto engine = Make(by, 40, {}, nullptr);
+    uint64_t blocks = 99;
+    const Status status = Import(engine.get(), text, data, &blocks);
+    CHECK_EQ(status.code, code);
+    CHECK(status.message.find(word) != std::string::npos);
+    CHECK_EQ(blocks, 99);
+  };
+  ModelShape other = shape;
+  other.kv_dtype = 3;
+  refused(other, prefill.prompt, LLMC_ERR_INVALID_ARGUMENT, "kv_dtype");
+  other = shape;
+  other.num_layers = 2;
+  refused(other, prefill.prompt, LLMC_ERR_INVALID_ARGUMENT, "num_layers");
+  other = shape;
+  other.kv_block_bytes *= 2;
+  refused(other, prefill.prompt, LLMC_ERR_INVALID_ARGUMENT, "block_bytes");
+  other = shape;
+  other.kv_identity = 78;
+  refused(other, prefill.prompt, LLMC_ERR_INVALID_ARGUMENT, "another artifact");
+  std::vector<int32_t> text = prefill.prompt;
+  text[9] ^= 1;
+  refused(shape, text, LLMC_ERR_INVALID_ARGUMENT, "another text");
+  text = prefill.prompt;
+  text.resize(19);
+  refused(shape, text, LLMC_ERR_OUT_OF_RANGE, "reach token 20");
+  EngineOptions options;
+  options.prefix_cache = false;
+  auto without = Make(shape, 40, options, nullptr);
+  uint64_t blocks = 0, bytes = 0;
+  CHECK_EQ(Import(without.get(), prefill.prompt, data, &blocks).code, LLMC_ERR_INVALID_ARGUMENT);
+  unsigned char small[70];
+  CHECK_EQ(first->ExportBlocks(text.data(), text.size(), 0, small, sizeof(small), &blocks, &bytes).code,
+           LLMC_ERR_OUT_OF_RANGE);
+}
+
+// Any byte that differs is noticed, any size that is wrong, and any header with a right checksum.
+void TestDamage() {
+  const ModelShape shape = HandedShape();
+  auto first = Make(shape, 40, {}, nullptr), second = Make(shape, 40, {}, nullptr);
+  Job prefill = Simple(17, 1);
+  RunOne(first.get(), &prefill);
+  const Handed data = Export(first.get(), prefill.prompt);
+  std::mt19937_64 random(5);
+  uint64_t blocks = 0;
+  for (size_t at = 0; at < data.size(); ++at) {
+    Handed bad = data;
+    bad[at] ^= static_cast<unsigned char>(1 + random() % 255);
+    const Status status = Import(second.get(), prefill.prompt, bad, &blocks);
+    CHECK(!status.ok() && status.message.size() > 20);
+  }
+  for (size_t size = 0; size < data.size(); ++size) {
+    CHECK(!Import(second.get(), prefill.prompt, {data.begin(), data.begin() + static_cast<long>(size)}, &blocks).ok());
+  }
+  for (int round = 0; round < 2000; ++round) {
+    Handed bad = data;
+    for (uint64_t changes = 1 + random() % 3; changes > 0; --changes)
+      bad[random() % 60] = static_cast<unsigned char>(random() % 3 ? random() : 255);
+    bad.resize(64 + random() % (data.size() - 63));
+    const uint32_t crc = llmc::Crc32(bad.data(), 60);
+    std::memcpy(bad.data() + 60, &crc, sizeof(crc));
+    static_cast<void>(Import(second.get(), prefill.prompt, bad, &blocks).ok());
+  }
+  // Nothing of this is believed.
+  Job decode = Simple(17, 6);
+  Compare(RunOne(second.get(), &decode), Reference(decode, 0, 64));
+}
+
+}  // namespace
+
+int main() {
+  TestSameTokens();
+  TestInParts();
+  TestNoRoom();
+  TestRefusals();
+  TestDamage();
+  return Finish("hand_over_test");
+}
