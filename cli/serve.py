@@ -188,6 +188,8 @@ def check_words(given: Mapping[str, Any]) -> None:
     level = given["uvicorn_log_level"]
     if level not in LOG_LEVELS:
         raise typer.BadParameter(f"--uvicorn-log-level {level!r} is unknown: use one of {', '.join(LOG_LEVELS)}")
+    if given["role"] != "both" and given["hand_over_key"] is None:
+        raise typer.BadParameter(f"--role {given['role']} needs --hand-over-key: give routers and servers the same one")
     check_parsers(given["tool_call_parser"], given["reasoning_parser"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
+from llmc.cli.options.hand_over import KEY_ENV, hand_over_key
 from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
@@ -17,6 +18,12 @@ def _allowed(word: str) -> bool:
     if word not in ("allow", "forbid"):
         raise typer.BadParameter(f"--guided-additional-properties {word!r} is unknown: use allow or forbid")
     return word == "allow"
+
+
+def _role(word: str) -> str:
+    if word not in ("both", "prefill", "decode"):
+        raise typer.BadParameter(f"--role {word!r} is unknown: use both, prefill or decode")
+    return word
 
 
 SERVING = ConfigFlags(
@@ -119,6 +126,27 @@ SERVING = ConfigFlags(
     allow_runtime_lora=Flag(
         "Let clients load adapters from directories of this machine, and unload them.", "--allow-runtime-lora"
     ),
+    role=Flag(
+        "Part of the work behind llmc route. prefill: compute long prompts for others; decode: take them from prefill "
+        "servers.",
+        given=str,
+        read=_role,
+        metavar="both|prefill|decode",
+    ),
+    hand_over_key=Flag(
+        "Key of routers and servers that hand over KV blocks, 16 characters or more; default: none are handed over.",
+        envvar=KEY_ENV,
+        read=hand_over_key,
+        metavar="KEY",
+    ),
+    hand_over_timeout_s=Flag(
+        "Seconds to wait for KV blocks; then the server computes the prompt.",
+        name="hand_over_timeout",
+        min=0.01,
+        metavar="S",
+        callback=finite,
+    ),
+    max_hand_overs=Flag("Hand-overs of KV blocks at a time, for each direction.", min=1, max=4096, metavar="N"),
     enable_metrics=Flag("Serve Prometheus metrics at /metrics.", name="metrics"),
     enable_page=Flag("Serve the live page at /.", name="page"),
     debug_endpoints=Flag(

@@ -230,6 +230,13 @@ class AsyncEngine:
         """As in EngineThread."""
         return self.thread.call_between_steps(work)
 
+    async def beside_steps(self, work: Callable[[], _Value]) -> _Value:
+        """Runs a call of the engine that is safe beside steps: between two of them, or at once while there are none.
+        Raises what it raises, and ServerStopping."""
+        if not self.num_active and self.failure is None and not self.thread.stopping.is_set():
+            return await asyncio.to_thread(work)  # the engine's thread may sleep
+        return await self.between_steps(work)
+
     def refuse_requests(self) -> None:
         """Makes `stream` raise ServerStopping from now on."""
         self._draining = True

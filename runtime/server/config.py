@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmc.runtime.misses.options import MissPolicy
 from llmc.runtime.replan.options import ReplanOptions
 from llmc.runtime.speculation import Speculation
+
+Role = Literal["both", "prefill", "decode"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class ServerConfig:
     record_trace: file for lengths and times of requests; at record_trace_max_bytes it is renamed to NAME.1.
     lora: name and directory of adapters to load at start. allow_runtime_lora: clients may load adapters from any
     directory, and unload them.
+    role: prefill servers give KV blocks, decode servers take them, others do both. hand_over_key: key of routers and
+    servers that hand over; None: nothing is handed over. hand_over_timeout_s: longest wait for blocks. max_hand_overs:
+    hand-overs at a time, for each direction.
     nice: added to the niceness of HTTP threads, so that the engine's threads take precedence.
     """
 
@@ -102,3 +107,7 @@ class ServerConfig:
     record_trace_max_bytes: int = 1 << 30
     lora: tuple[tuple[str, Path], ...] = ()
     allow_runtime_lora: bool = False
+    role: Role = "both"
+    hand_over_key: str | None = field(default=None, repr=False)
+    hand_over_timeout_s: float = 60.0
+    max_hand_overs: int = 16

@@ -22,6 +22,7 @@ from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError, draining
 from .exchanges import note_model
+from .hand_over import HandOver
 from .lanes import Lanes
 from .refusals import TASK
 from .request_memory import MemoryLimits, RequestMemory
@@ -77,6 +78,9 @@ class ServerContext:
         self._guide_compiler: GuideCompiler | None = None
         self.schema_defaults = SchemaDefaults(config.guided_additional_properties, config.guided_max_string)
         self.lanes = Lanes()
+        self.hand_over = HandOver(
+            engine, config.role, config.hand_over_key, config.hand_over_timeout_s, config.max_hand_overs
+        )
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None
         engine.on_failure.append(self._fail)
@@ -103,6 +107,7 @@ class ServerContext:
         await self.begin_drain()
         if self._warming is not None:
             await self._warming
+        self.hand_over.close()
         self.lanes.close()
         for callback in self.on_stop:
             await asyncio.to_thread(callback)

@@ -16,6 +16,7 @@ from llmc.version import __version__
 
 from .access_log import AccessLog
 from .exchanges import ExchangeMiddleware, Exchanges, current_exchange
+from .hand_over_metrics import HandOverCollector
 from .metrics import EngineProbe, ServerMetrics
 from .profiler import Profiler
 from .replan_metrics import ReplanCollector
@@ -68,6 +69,8 @@ class Observers:
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)
+            if server.hand_over.sends or server.hand_over.receives:
+                self.metrics.registry.register(HandOverCollector(server.hand_over.counts))
         if config.access_log:
             self.access_log = AccessLog(config.access_log_file)
             self._exchanges.on_done.append(self.access_log.write)

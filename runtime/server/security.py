@@ -19,12 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
 from .errors import ApiError
+from .hand_over import PATH as HAND_OVER_PATH
 from .hosts import AllowedHosts, hosts_of
 from .page_files import PAGE_PATHS
 from .request_memory import RequestMemory, RequestMemoryMiddleware
 
-# Probes and load balancers have no key, and the page asks its reader for one.
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version"}) | PAGE_PATHS
+# Probes and load balancers have no key, the page asks its reader for one, and hand-overs have a key of their own.
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version"}) | PAGE_PATHS | {HAND_OVER_PATH}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -32,6 +33,8 @@ def install(app: FastAPI, config: ServerConfig, memory: RequestMemory) -> None:
     """Adds the middlewares; the last one added sees a request first."""
     app.add_middleware(RequestMemoryMiddleware, memory=memory)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    if config.hand_over_key is not None:
+        app.add_middleware(HandOverKey, key=config.hand_over_key)
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
     if config.allowed_origins:
@@ -105,6 +108,23 @@ class ApiKeys:
         tokens = [token.strip(b" \t") for token in shown]
         known = [number for token in tokens for number, key in self._keys if hmac.compare_digest(token, key)]
         return known[0] if known else None
+
+
+class HandOverKey:
+    """Answers 401 on the path of hand-overs unless the caller sends their key, as `Authorization: Bearer KEY`."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._key = app, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == HAND_OVER_PATH:
+            scheme, _, shown = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(shown.strip(b" \t"), self._key):
+                message = "no valid hand-over key: start routers and servers with the same --hand-over-key"
+                error = ApiError(message, status=401, code="invalid_hand_over_key")
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def key_of(scope: Scope) -> int | None:

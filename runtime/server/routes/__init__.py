@@ -5,7 +5,20 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ..context import ServerContext
-from . import adapters, chat, completions, debug, embeddings, health, messages, models, responses, scores, tokenize
+from . import (
+    adapters,
+    blocks,
+    chat,
+    completions,
+    debug,
+    embeddings,
+    health,
+    messages,
+    models,
+    responses,
+    scores,
+    tokenize,
+)
 
 
 def add_routes(app: FastAPI, server: ServerContext) -> None:
@@ -14,5 +27,7 @@ def add_routes(app: FastAPI, server: ServerContext) -> None:
         app.include_router(family.router(server))
     if server.config.allow_runtime_lora:
         app.include_router(adapters.router(server))
+    if server.hand_over.sends:
+        app.include_router(blocks.router(server))
     if server.config.debug_endpoints:
         app.include_router(debug.router(server))

@@ -43,7 +43,8 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         check_bounds(server.engine, body)
         job = await _prepare(server, body, model, request)
-        streams = answers.submit(server, job.resumption.engine_requests([job.request]), streams=bool(body.stream))
+        wanted = await server.hand_over.prepare(request, job.resumption.engine_requests([job.request]))
+        streams = answers.submit(server, wanted, streams=bool(body.stream))
         if body.stream:
             return EventStream(job.events(streams), partial(answers.close_all, streams))
         (stream,) = streams

@@ -47,7 +47,8 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         check_bounds(server.engine, body)
         job = await _prepare(server, body, model, request)
-        streams = answers.submit(server, job.resumption.engine_requests(job.requests), streams=bool(body.stream))
+        wanted = await server.hand_over.prepare(request, job.resumption.engine_requests(job.requests))
+        streams = answers.submit(server, wanted, streams=bool(body.stream))
         close = lambda: answers.close_all(streams)  # noqa: E731
         if body.stream:
             return EventStream(job.events(streams), close)

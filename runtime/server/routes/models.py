@@ -12,9 +12,14 @@ from ..context import ServerContext
 def router(server: ServerContext) -> APIRouter:
     """The endpoints; every served name is listed as a model of its own, and so is every adapter, with its parent.
 
-    artifact: the same where the same request has the same bits, as long as the servers have the same flags.
+    artifact: the same where the same request has the same bits, as long as the servers have the same flags. role,
+    blocks: only where KV blocks are handed over; blocks is the same where those of equal tokens have the same bits.
     """
     routes = APIRouter(tags=["models"])
+
+    # What a router needs to join prefill and decode servers.
+    hand_over = server.hand_over
+    joins = {"role": hand_over.role, "blocks": hand_over.identity} if hand_over.sends or hand_over.receives else {}
 
     def model(name: str) -> dict[str, Any]:
         adapter = server.adapter(name)
@@ -28,6 +33,7 @@ def router(server: ServerContext) -> APIRouter:
             "max_model_len": server.engine.max_model_len,
             "vocab_size": server.engine.vocab_size,
             "artifact": server.artifact_id,
+            **joins,
         }
 
     @routes.get("/v1/models")

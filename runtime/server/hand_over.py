@@ -1,0 +1,209 @@
+"""Prefill and decode on different servers: KV blocks of a prompt come from a prefill server, instead of being computed.
+
+A router names the prefill server in headers of a request. The decode server asks it for the blocks of the prompt and
+enters them into its prefix cache; then the request runs as always. Whatever fails, the request computes what is
+missing, with the same bits. docs/replicas.md describes it for users.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import Request
+
+from llmc.manifest import read_manifest
+from llmc.runtime.binding import LlmcError
+from llmc.runtime.binding.engine import HANDED_HEADER_BYTES
+from llmc.runtime.loadgen.http import UrlError
+from llmc.runtime.router.upstream import ReplicaLost, Upstream
+
+from .async_engine import AsyncEngine
+from .block_frames import FrameError, FrameReader
+from .config import Role
+from .event_stream import until_gone
+from .hand_over_headers import KEY_HEADER, URL_HEADER
+from .requests import EngineRequest, ServerStopping
+
+log = logging.getLogger("llmc.server")
+PATH = "/v1/llmc/blocks"
+PIECE_BYTES = 4 << 20
+"""Size of a part of a text's blocks, if a single block is not larger. Steps wait while a part is copied."""
+_MOST_SERVERS = 64
+_SAID_EVERY_S = 10.0
+# What a manifest says that decides a token's KV, besides weights.
+_DECIDES = (
+    "fingerprint", "llmc_version", "target", "act_dtype", "kv_dtype", "kv_scales", "block_size", "tensor_parallel",
+    "expert_parallel", "weights_crc32", "tools",
+)  # fmt: skip
+
+
+def kv_identity(artifact: Path) -> str:
+    """Equal for artifacts whose KV blocks of equal tokens have equal bits, whatever their buckets: 64 hex digits.
+
+    Raises ManifestError.
+    """
+    manifest = read_manifest(artifact)
+    facts = {name: manifest.get(name) for name in _DECIDES}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass
+class HandOverCounts:
+    """Counters since the start. Seconds are those from asking to the last block. fallbacks: by reason."""
+
+    sent: int = 0
+    sent_blocks: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_blocks: int = 0
+    received_bytes: int = 0
+    received_s: float = 0.0
+    fallbacks: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+class _Fallback(Exception):
+    """The blocks did not come. reason: a label of the metric."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+class HandOver:
+    """Both sides of one server; lives on its event loop. key: None if it takes no part.
+
+    most_at_once: hand-overs at a time, per side; each holds one part of a text's blocks in memory. Others wait.
+    """
+
+    def __init__(self, engine: AsyncEngine, role: Role, key: str | None, timeout_s: float, most_at_once: int) -> None:
+        self.role, self.counts = role, HandOverCounts()
+        self._engine, self._timeout_s = engine, timeout_s
+        self._key = None if key is None else key.encode()
+        able = key is not None and engine.vector_task is None
+        self.sends, self.receives = able and role != "decode", able and role != "prefill"
+        self.identity = kv_identity(engine.path) if able else ""
+        self.piece_bytes = max(PIECE_BYTES, HANDED_HEADER_BYTES + engine.engine.handed_block_bytes)
+        self.sending, self._receiving = asyncio.Semaphore(most_at_once), asyncio.Semaphore(most_at_once)
+        self._upstreams: dict[str, Upstream] = {}
+        self._said_at = -_SAID_EVERY_S
+
+    def allows(self, shown: bytes) -> bool:
+        """Whether this is the key; compared in constant time."""
+        return self._key is not None and hmac.compare_digest(shown, self._key)
+
+    async def prepare(self, request: Request, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
+        """Fetches KV blocks for engine requests, if a router says where; returns them with the time that is left.
+
+        Raises ClientGone if the client leaves meanwhile, and nothing else.
+        """
+        url = request.headers.get(URL_HEADER)
+        if url is None or not requests:
+            return requests
+        began = time.monotonic()
+        limit_s = min([self._timeout_s, *(one.deadline_s for one in requests if one.deadline_s is not None)])
+        try:
+            prompt = self._prompt(request, requests)
+            async with asyncio.timeout(limit_s):
+                await until_gone(request, lambda: None, self._receive(url, prompt))
+        except _Fallback as fallback:
+            self._note(fallback.reason, f"{url}: {fallback}")
+        except TimeoutError:
+            self._note("timeout", f"{url}: no blocks within {limit_s:g} s")
+        took_s = time.monotonic() - began
+        return [
+            one if one.deadline_s is None else dataclasses.replace(one, deadline_s=max(1e-3, one.deadline_s - took_s))
+            for one in requests
+        ]
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for upstream in self._upstreams.values():
+            upstream.abort_all()
+        self._upstreams.clear()
+
+    def _prompt(self, request: Request, requests: Sequence[EngineRequest]) -> npt.NDArray[np.int32]:
+        """The text that all requests begin with. Raises _Fallback if blocks of it cannot be fetched."""
+        if not self.receives:
+            raise _Fallback(
+                "off", "this server takes no blocks: start it with --hand-over-key, as --role both or decode"
+            )
+        if not self.allows(request.headers.get(KEY_HEADER, "").encode("utf-8", "replace")):
+            raise _Fallback("key", "the router has another --hand-over-key")
+        first = requests[0]
+        if any(one.adapter for one in requests):
+            raise _Fallback("adapter", "blocks of adapters are not handed over")
+        if any(one.prompt_token_ids != first.prompt_token_ids for one in requests[1:]):
+            raise _Fallback("batch", "the request has several prompts")
+        same = first.given_token_ids if len(requests) == 1 else ()
+        return np.array((*first.prompt_token_ids, *same), np.int32)
+
+    async def _receive(self, url: str, prompt: npt.NDArray[np.int32]) -> None:
+        try:
+            async with self._receiving:
+                await self._fetch(url, prompt)
+        except (ReplicaLost, UrlError) as error:
+            raise _Fallback("lost", str(error)) from error
+        except (FrameError, LlmcError) as error:
+            raise _Fallback("damaged", str(error)) from error
+        except ServerStopping as error:
+            raise _Fallback("stopping", str(error)) from error
+
+    async def _fetch(self, url: str, prompt: npt.NDArray[np.int32]) -> None:
+        engine, native = self._engine, self._engine.engine
+        # The last token is always computed, and a block is handed over whole.
+        wanted = (len(prompt) - 1) // engine.block_size
+        text = prompt[: wanted * engine.block_size]
+        cached = await engine.beside_steps(lambda: native.num_cached_blocks(text))
+        if cached >= wanted:
+            return
+        began = time.monotonic()
+        body = {"identity": self.identity, "token_ids": text.tolist(), "first_block": cached}
+        assert self._key is not None
+        headers = [(b"authorization", b"Bearer " + self._key), (b"content-type", b"application/json")]
+        answer = await self._upstream(url).request("POST", PATH.encode(), headers, json.dumps(body).encode())
+        try:
+            if answer.status != 200:
+                said = (await answer.body())[:300].decode("utf-8", "replace")
+                raise _Fallback("refused", f"status {answer.status}: {said}")
+            reader, before = FrameReader(self.piece_bytes), cached
+            async for piece in answer.pieces():
+                for frame in reader.feed(piece):
+                    cached = await engine.beside_steps(partial(native.import_blocks, text, frame))
+                    self.counts.received_bytes += len(frame)
+            self.counts.received_blocks += max(0, cached - before)
+            if not reader.ended:
+                raise _Fallback("lost", "the body is cut short")
+            if cached < wanted:
+                raise _Fallback("partial", f"{cached} of {wanted} blocks came, or had room")
+        finally:
+            answer.close()
+        self.counts.received += 1
+        self.counts.received_s += time.monotonic() - began
+
+    def _upstream(self, url: str) -> Upstream:
+        """Connections to a server, kept for the next request. Raises UrlError."""
+        found = self._upstreams.pop(url, None) or Upstream(url)
+        self._upstreams[url] = found
+        while len(self._upstreams) > _MOST_SERVERS:
+            self._upstreams.pop(next(iter(self._upstreams))).abort_all()
+        return found
+
+    def _note(self, reason: str, why: str) -> None:
+        self.counts.fallbacks[reason] += 1
+        now = time.monotonic()
+        if now - self._said_at >= _SAID_EVERY_S:
+            self._said_at = now
+            log.warning("a prompt is computed here, since its blocks did not come from %s", why)

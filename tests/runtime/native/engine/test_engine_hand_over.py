@@ -1,0 +1,92 @@
+"""KV blocks that one engine computes and another one uses: the same bits, also from an artifact with other buckets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.runtime.server.hand_over import kv_identity
+
+from support.compiled import compile_tiny
+from support.engine_driver import bits, drive, greedy, random_ids
+
+PREFILL, DECODE = "prefill=[1]x[64],decode=[1]x[128]", "prefill=[1]x[16],decode=[1,4]x[128]"
+OPTIONS = {"dtype": "bf16", "block_size": 16, "max_num_seqs": 4, "max_model_len": 128}
+
+
+@pytest.fixture(scope="module")
+def artifacts(
+    llama: tuple[Path, Artifact], tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> tuple[Artifact, Artifact]:
+    """For prefill, and for decode."""
+    root = tmp_path_factory.mktemp("roles")
+    first, second = (
+        compile_tiny(llama[0], root / name, kernel_cache, buckets=buckets, **OPTIONS)
+        for name, buckets in (("prefill", PREFILL), ("decode", DECODE))
+    )
+    return first, second
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blocks_of_a_prefill_artifact_give_the_same_bits(artifacts: tuple[Artifact, Artifact], threads: int) -> None:
+    of_prefill, of_decode = artifacts
+    assert kv_identity(of_prefill.path) == kv_identity(of_decode.path)
+    prompt = random_ids(5, 90)
+    request = (prompt, greedy(12, num_logprobs=2))
+    with (
+        Engine(of_prefill, num_threads=1, num_blocks=32) as first,
+        Engine(of_decode, num_threads=threads, num_blocks=32) as second,
+        Engine(of_decode, num_threads=1, num_blocks=32, prefix_cache=0) as alone,
+    ):
+        drive(first, [(prompt[:80], greedy(1))])
+        assert first.num_cached_blocks(prompt) == 5
+        least = 64 + first.handed_block_bytes
+        parts = [first.export_blocks(prompt, block, max_bytes=2 * least) for block in (0, 2, 4)]
+        assert [part.num_blocks for part in parts] == [2, 2, 1]
+        assert [second.import_blocks(prompt, part.data) for part in parts] == [2, 4, 5]
+        assert second.import_blocks(prompt, parts[0].data) == 2
+        steps = second.stats.num_prefill_steps
+        (found,), (wanted,) = drive(second, [request]), drive(alone, [request])
+        assert found[0].num_cached == 80
+        assert second.stats.num_prefill_steps - steps == 1
+        assert [bits(one) for one in found] == [bits(one) for one in wanted]
+        assert first.export_blocks(prompt, 5).num_blocks == 0
+
+
+@pytest.mark.native
+def test_what_is_no_hand_over_changes_nothing(
+    artifacts: tuple[Artifact, Artifact], llama: tuple[Path, Artifact]
+) -> None:
+    of_prefill, of_decode = artifacts
+    prompt = random_ids(6, 40)
+    rng = np.random.default_rng(3)
+    with (
+        Engine(of_prefill, num_threads=1, num_blocks=16) as first,
+        Engine(of_decode, num_threads=1, num_blocks=16) as second,
+        Engine(llama[1], num_threads=1, num_blocks=16) as other,
+    ):
+        drive(first, [(prompt, greedy(1))])
+        data = first.export_blocks(prompt).data
+        for engine, text, given, word in (
+            (other, prompt, data, "artifact"),
+            (second, prompt[1:], data, "another text"),
+            (second, prompt[:20], data, "reach token"),
+            (second, prompt, data[:-1], "damaged"),
+            (second, prompt, b"", "damaged"),
+            (second, prompt, data.replace(b"LLMCKV01", b"LLMCKV02"), "version"),
+        ):
+            with pytest.raises(LlmcError, match=word):
+                engine.import_blocks(text, given)
+        for at in rng.integers(0, len(data), 50):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << int(rng.integers(8))
+            with pytest.raises(LlmcError):
+                second.import_blocks(prompt, bytes(damaged))
+        assert second.num_cached_blocks(prompt) == 0
+        second.check_integrity()
+        with pytest.raises(LlmcError, match="prefix cache"), Engine(of_decode, prefix_cache=0, num_blocks=16) as none:
+            none.num_cached_blocks(prompt)

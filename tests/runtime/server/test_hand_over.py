@@ -1,0 +1,209 @@
+"""A prefill and a decode server: the same answers as of one server, whatever becomes of the blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llmc.runtime.server.block_frames import END, FrameError, FrameReader, framed
+from llmc.runtime.server.hand_over import PATH
+from llmc.runtime.server.hand_over_headers import KEY_HEADER, URL_HEADER
+
+from support.server_harness import Running, error_of, running_server
+
+KEY = "a key of both servers"
+PROMPT = " ".join(f"It is a truth number {number}." for number in range(24))
+BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "seed": 3, "temperature": 1.1, "logprobs": 1}
+
+
+@pytest.fixture(scope="module")
+def prefill(english_artifact: Path) -> Iterator[Running]:
+    with running_server(english_artifact, role="prefill", hand_over_key=KEY) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def decode(english_artifact: Path) -> Iterator[Running]:
+    with running_server(english_artifact, role="decode", hand_over_key=KEY, hand_over_timeout_s=60.0) as server:
+        yield server
+
+
+def ask(
+    server: Running, url: str, body: dict[str, Any], key: str = KEY, path: str = "/v1/completions"
+) -> dict[str, Any]:
+    response = server.client.post(path, json=body, headers={URL_HEADER: url, KEY_HEADER: key})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def forget(server: Running, number: int) -> dict[str, Any]:
+    """A request whose prompt no cache knows."""
+    return {**BODY, "prompt": f"{number} {PROMPT}"}
+
+
+def test_a_decode_server_computes_the_rest_of_the_last_block(prefill: Running, decode: Running) -> None:
+    assert {**decode.client.get("/v1/models").json()["data"][0]}["role"] == "decode"
+    tokens = decode.complete(PROMPT, max_tokens=1)["usage"]["prompt_tokens"]
+    body = forget(decode, 1)
+    wanted = prefill.complete(**body)
+    found = ask(decode, prefill.url, body)
+    assert found["choices"] == wanted["choices"]
+    size = decode.engine.block_size
+    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == (found["usage"]["prompt_tokens"] - 1) // size * size > tokens // 2
+    chat = {"messages": [{"role": "user", "content": f"2 {PROMPT}"}], "max_tokens": 8, "temperature": 0}
+    found = ask(decode, prefill.url, chat, path="/v1/chat/completions")
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert found["choices"] == prefill.post("/v1/chat/completions", **chat).json()["choices"]
+    counts, sent = decode.server.hand_over.counts, prefill.server.hand_over.counts
+    assert counts.received == sent.sent == 2
+    assert counts.received_blocks == sent.sent_blocks
+    assert counts.received_bytes == sent.sent_bytes > 0
+    assert not counts.fallbacks
+    page = decode.client.get("/metrics").text
+    assert f'llmc_handover_blocks_total{{direction="received"}} {float(counts.received_blocks)}' in page
+
+
+Act = Callable[[http.server.BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def scripted(act: Act) -> Iterator[str]:
+    """A prefill server that does as it is told."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            act(self)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def gives(data: bytes, status: int = 200) -> Act:
+    def act(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("content-length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("reason", "act"),
+    [
+        ("refused", gives(b"{}", 503)),
+        ("refused", gives(b"", 404)),
+        ("damaged", gives(b"\xff" * 64)),
+        ("damaged", gives(framed(b"x" * 200) + END)),
+        ("damaged", gives(END + b"more")),
+        ("lost", gives(b"")),
+        ("lost", gives((500).to_bytes(4, "little") + b"cut")),
+        ("partial", gives(END)),
+    ],
+)
+def test_what_a_bad_prefill_server_gives_is_not_believed(reason: str, act: Act, decode: Running) -> None:
+    counts, before = decode.server.hand_over.counts, decode.server.hand_over.counts.fallbacks[reason]
+    body = forget(decode, random.randrange(1 << 30))
+    with scripted(act) as url:
+        found = ask(decode, url, body)
+    assert counts.fallbacks[reason] == before + 1
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert decode.complete(**body)["choices"] == found["choices"]
+
+
+def test_nothing_depends_on_the_prefill_server(prefill: Running, decode: Running) -> None:
+    """It is gone, it hangs, the key is another, the blocks are others'; a request with a time limit."""
+    fallbacks, hand_over = decode.server.hand_over.counts.fallbacks, decode.server.hand_over
+    with scripted(gives(b"")) as gone:
+        pass
+    wanted = decode.complete(**BODY)["choices"]
+
+    def falls_back(reason: str, url: str, key: str = KEY) -> None:
+        before = fallbacks[reason]
+        body = forget(decode, random.randrange(1 << 30))
+        assert ask(decode, url, body, key)["choices"] == decode.complete(**body)["choices"]
+        assert fallbacks[reason] == before + 1, reason
+
+    falls_back("lost", gone)
+    falls_back("lost", "no address")
+    falls_back("key", prefill.url, "another key, of nobody")
+    hang = threading.Event()
+    with scripted(lambda handler: (hang.wait(60), None)[1]) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hand_over, "_timeout_s", 0.2)
+        falls_back("timeout", url)
+        hang.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hand_over, "identity", "0" * 64)
+        falls_back("refused", prefill.url)
+    assert ask(decode, prefill.url, BODY)["choices"] == wanted
+    response = decode.client.post("/v1/completions", json=BODY, headers={"x-request-timeout": "30"})
+    assert response.json()["choices"] == wanted
+
+
+def test_the_endpoint_is_for_holders_of_the_key(prefill: Running, decode: Running) -> None:
+    keyed = {"authorization": f"Bearer {KEY}"}
+    identity = prefill.server.hand_over.identity
+    ids = list(range(3, 67))
+
+    def post(headers: dict[str, str], **body: Any) -> httpx.Response:
+        return prefill.client.post(PATH, json=body, headers=headers)
+
+    for headers in ({}, {"authorization": "Bearer no"}, {"authorization": KEY}, {"x-api-key": KEY}):
+        assert error_of(post(headers, identity=identity, token_ids=ids), 401)["code"] == "invalid_hand_over_key"
+    assert error_of(post(keyed, identity="0" * 64, token_ids=ids), 409)["code"] == "other_blocks"
+    error_of(post(keyed, identity="0", token_ids=ids), 400)
+    error_of(post(keyed, identity=identity, token_ids=[]), 400)
+    error_of(post(keyed, identity=identity, token_ids=[-1]), 400)
+    error_of(post(keyed, identity=identity, token_ids=[10**6] * 64), 400)
+    error_of(post(keyed, identity=identity, token_ids=ids * 100), 400)
+    error_of(post(keyed, identity=identity, token_ids=ids, first_block=-1), 400)
+    assert post(keyed, identity=identity, token_ids=ids, first_block=1000).content == END
+    assert post(keyed, identity=identity, token_ids=ids[:5]).content == END
+    assert decode.client.post(PATH, json={}, headers=keyed).status_code == 404
+    assert PATH not in prefill.client.get("/openapi.json").json()["paths"]
+
+
+def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        frames = [rng.randbytes(rng.randrange(1, 40)) for _ in range(rng.randrange(5))]
+        body = b"".join(map(framed, frames)) + END
+        reader, found, at = FrameReader(64), [], 0
+        while at < len(body):
+            step = rng.randrange(1, 30)
+            found += reader.feed(body[at : at + step])
+            at += step
+        assert found == frames
+        assert reader.ended
+        with pytest.raises(FrameError):
+            reader.feed(b"x")
+
+
+def test_no_bytes_make_a_reader_hold_more_than_a_frame() -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        reader = FrameReader(50)
+        with contextlib.suppress(FrameError):
+            for _ in range(20):
+                piece = bytes(rng.choice((0, 1, 7, 255, rng.randrange(256))) for _ in range(rng.randrange(12)))
+                reader.feed(piece)
+        assert len(reader._buffer) <= 50 + 4 + 12
