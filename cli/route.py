@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.hand_over import KEY_ENV, hand_over_key
 from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
@@ -26,6 +28,7 @@ replaces local replicas one by one by the artifacts that are then at their paths
 Examples:
   llmc route --replica http://10.0.0.1:8000 --replica http://10.0.0.2:8000
   llmc route --spawn 2 qwen.llmc
+  llmc route --spawn 2 --spawn-prefill 1 qwen.llmc
   llmc route --spawn 2 qwen.llmc --serve-flags "--kv-bytes 2GiB --threads 4"
 """
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
@@ -63,6 +66,13 @@ ROUTING = ConfigFlags(
     load_factor=Flag(
         "Load, relative to the mean, up to which a replica gets prompts by prefix.", min=1, metavar="X", callback=finite
     ),
+    hand_over_key=Flag(
+        "Key of servers with a role, as in llmc serve; default: one is made for --spawn-prefill.",
+        envvar=KEY_ENV,
+        read=hand_over_key,
+        metavar="KEY",
+    ),
+    hand_over_chars=Flag("Shortest prompt, in bytes, that a prefill replica computes.", min=1, metavar="N"),
     **HTTP_LIMITS,
 )
 
@@ -78,6 +88,9 @@ def route_command(
     artifacts: list[str] = typer.Argument(None, metavar="ARTIFACT", help="Artifacts for local replicas, with --spawn."),
     replica: list[str] = typer.Option([], metavar="URL", help="Address of a replica; repeatable."),
     spawn: int = typer.Option(0, min=0, max=256, metavar="N", help="Local replicas of each artifact."),
+    spawn_prefill: int = typer.Option(
+        0, min=0, max=256, metavar="N", help="Further local replicas of each artifact, which compute long prompts."
+    ),
     serve_flags: str = typer.Option("", metavar="FLAGS", help="Flags of llmc serve for local replicas, as one text."),
     given: Annotated[dict[str, Any], ROUTING],
     log_level: str = typer.Option("info", metavar="LEVEL", help=f"One of {', '.join(_LOG_LEVELS)}."),
@@ -97,6 +110,9 @@ def route_command(
         alone = "artifacts" if artifacts else "--spawn"
         other = "--spawn" if artifacts else "an artifact to serve"
         raise typer.BadParameter(f"{alone} without {other}: give both, or neither", param_hint="--spawn")
+    if spawn_prefill and not spawn:
+        raise typer.BadParameter("--spawn-prefill without --spawn: prompts are computed for replicas that decode",
+                                 param_hint="--spawn-prefill")  # fmt: skip
     if not artifacts and not replica:
         raise typer.BadParameter("no replica: give --replica URL, or --spawn N ARTIFACT", param_hint="--replica")
     try:
@@ -113,12 +129,20 @@ def route_command(
             raise typer.BadParameter(f"{artifact} does not exist: give an artifact", param_hint="ARTIFACT")
     if artifacts and "--threads" not in flags:
         # Replicas that each use all CPUs would slow each other down.
-        flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // (spawn * len(artifacts))))]
+        flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // ((spawn + spawn_prefill) * len(artifacts))))]
     serve = [*SERVE, "--port", "0", "--no-access-log", *flags]
     logging.basicConfig(level=log_level.upper(), format="llmc: %(message)s", stream=sys.stderr)
+    roles = {"decode": spawn, "prefill": spawn_prefill} if spawn_prefill else {"": spawn}
+    if spawn_prefill:
+        given["hand_over_key"] = given["hand_over_key"] or secrets.token_hex(32)
+        os.environ[KEY_ENV] = given["hand_over_key"]  # replicas read it there, where no list of processes shows it
     config = RouterConfig(
         replicas=tuple(replica),
-        spawn=tuple(SpawnPlan(artifact, spawn, tuple(serve)) for artifact in artifacts),
+        spawn=tuple(
+            SpawnPlan(artifact, count, (*serve, "--role", role) if role else tuple(serve))
+            for artifact in artifacts
+            for role, count in roles.items()
+        ),
         **given,
     )
 

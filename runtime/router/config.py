@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SpawnPlan:
-    """Local replicas of one artifact. command: serves an artifact on a free port; the path is appended.
+    """Local replicas of one artifact. command: serves an artifact on a free port; the path is appended. Replicas of
+    another role have a plan of their own.
 
     artifact: its path as given, resolved again at every start, so that a link may name another artifact at an update.
     """
@@ -29,6 +30,8 @@ class RouterConfig:
     health checks. health_timeout_s: time in which a healthy replica answers; after twice that its requests move
     elsewhere. block_chars: characters per block of a prompt; requests are routed by their leading blocks. load_factor:
     load, relative to the average, up to which a replica is preferred for a prefix it has seen.
+    hand_over_key: key that servers of a role ask for; None: prefill servers are not used. hand_over_chars: bytes of the
+    shortest prompt that a prefill server computes.
     """
 
     replicas: tuple[str, ...] = ()
@@ -46,6 +49,8 @@ class RouterConfig:
     health_timeout_s: float = 10.0
     block_chars: int = 256
     load_factor: float = 1.25
+    hand_over_key: str | None = field(default=None, repr=False)
+    hand_over_chars: int = 4096
     max_body_bytes: int = 4 << 20
     client_timeout_s: float | None = 60.0
     uvicorn_log_level: str = "warning"

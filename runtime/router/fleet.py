@@ -93,6 +93,28 @@ class Fleet:
                 raise ApiError(message, status=404, param="model", code="model_not_found")
             await self._wait(model, deadline, pinned=artifact is not None)
 
+    def prefill_for(self, replica: Replica, hashes: Sequence[bytes]) -> Replica | None:
+        """The prefill replica for a prompt that `replica` answers; None if there is none with the same KV blocks."""
+        able = {
+            one.name: one
+            for one in self.replicas.values()
+            if one.role == "prefill" and one is not replica and one.ready and not one.draining
+            and one.blocks and one.blocks == replica.blocks
+        }  # fmt: skip
+        if not able:
+            return None
+        most = math.ceil(self.config.load_factor * (sum(one.num_prefills for one in able.values()) + 1) / len(able))
+        for name in self._ring.order(hashes[0]) if hashes else ():
+            if name in able and able[name].num_prefills < most:
+                return able[name]
+        return min(able.values(), key=lambda one: one.num_prefills)
+
+    def takes_requests(self, replica: Replica) -> bool:
+        """Whether it answers requests. Prefill replicas do so only while no other replica is ready."""
+        return replica.role != "prefill" or not any(
+            one.ready and one.role != "prefill" for one in self.replicas.values()
+        )
+
     @contextlib.contextmanager
     def pin(self, artifact: str) -> Iterator[None]:
         """Keeps at least one replica of `artifact` while a stream of it runs."""
@@ -139,6 +161,7 @@ class Fleet:
             replica.name: replica
             for replica in self.replicas.values()
             if replica.ready
+            and self.takes_requests(replica)
             and (replica.name, replica.epoch) not in excluded
             and (model is None or model in replica.models)
             and (not replica.draining if artifact is None else replica.artifact == artifact)

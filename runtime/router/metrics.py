@@ -28,6 +28,7 @@ class RouterMetrics:
         self.failovers = Counter(
             "llmc_router_failovers", "Streams that went on at another replica after bytes were sent.", registry=new
         )
+        self.hand_overs = Counter("llmc_router_hand_overs", "Prompts given to a prefill replica first.", registry=new)
         self.broken = Counter("llmc_router_broken_streams", "Streams that no replica could end.", registry=new)
         self._waiting = Gauge("llmc_router_waiting_requests", "Requests that wait for a replica.", registry=new)
         labels = ["replica"]

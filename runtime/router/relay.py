@@ -18,6 +18,7 @@ from starlette.types import Send
 
 from llmc.runtime.server.bodies import check_size
 from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.hand_over_headers import KEY_HEADER, URL_HEADER
 
 from .config import RouterConfig
 from .fleet import Excluded, Fleet
@@ -36,6 +37,7 @@ _ROOM_S = 0.1
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
     | {b"host", b"content-length", b"expect", b"x-request-id", b"x-request-timeout"}
+    | {URL_HEADER.encode(), KEY_HEADER.encode()}
 )
 
 
@@ -71,6 +73,7 @@ class Relay:
         self._model = model if isinstance(model, str) and model else fleet.default_model()
         text = prompt_text(self._body) if self._body else b""
         self._hashes = block_hashes(text, self._config.block_chars) if text else []
+        self._is_long = len(text) >= self._config.hand_over_chars and not _several_prompts(self._body)
         self._failover: dict[str, Any] | None = None
         self._marks: StreamMarks | None = None
         self._started = False
@@ -113,10 +116,17 @@ class Relay:
     async def _once(self, replica: Replica, send: Send) -> tuple[int, Headers, bytes] | None:
         """One attempt. Returns the refusal of a replica that has no room, or None once the answer is sent."""
         assert replica.upstream is not None
-        inbound = self._inbound
-        answer = await replica.upstream.request(
-            inbound.method, inbound.target, self._headers(), self._body_for(replica)
-        )
+        inbound, headers = self._inbound, self._headers()
+        prefill = self._prefill_for(replica)
+        if prefill is not None and prefill.upstream is not None:
+            headers += [(URL_HEADER.encode(), prefill.upstream.url.encode())]
+            headers += [(KEY_HEADER.encode(), str(self._config.hand_over_key).encode())]
+            prefill.num_prefills += 1
+        try:
+            answer = await replica.upstream.request(inbound.method, inbound.target, headers, self._body_for(replica))
+        finally:
+            if prefill is not None:
+                prefill.num_prefills -= 1
         try:
             streams = answer.header(b"content-type").startswith(b"text/event-stream")
             if self._started or streams:
@@ -170,6 +180,15 @@ class Relay:
         if self._body.get("stream") is True:
             self._marks = StreamMarks(_num_choices(self._body))
 
+    def _prefill_for(self, replica: Replica) -> Replica | None:
+        """The replica that computes the prompt first, if it is long and another one answers."""
+        if self._config.hand_over_key is None or not self._is_long or self._failover is None:
+            return None
+        found = self._fleet.prefill_for(replica, self._hashes) if replica.role == "decode" else None
+        if found is not None:
+            self._metrics.hand_overs.inc()
+        return found
+
     def _body_for(self, replica: Replica) -> bytes:
         body = self._inbound.body
         if self._failover is None:
@@ -181,7 +200,7 @@ class Relay:
         # Parsed as an object; of two fields with the same name the last one counts.
         return b'%s,"%s":%s}' % (body.rstrip()[:-1], FIELD.encode(), added)
 
-    def _headers(self) -> Headers:
+    def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(name, value) for name, value in self._inbound.headers if name not in _HOP]
         headers.append((b"x-request-id", self._request_id))
         if timeout := self._inbound.header(b"x-request-timeout"):
@@ -220,7 +239,8 @@ class Relay:
 
     def _nobody_left(self, excluded: Excluded) -> bool:
         """Whether all healthy replicas have refused the request."""
-        well = [one for one in self._fleet.replicas.values() if one.ready and not one.draining]
+        replicas = self._fleet.replicas.values()
+        well = [one for one in replicas if one.ready and not one.draining and self._fleet.takes_requests(one)]
         able = [one for one in well if self._model in (None, *one.models)]
         return bool(able) and not self._started and all((one.name, one.epoch) in excluded for one in able)
 
@@ -274,6 +294,11 @@ def _parsed(inbound: Inbound) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def _several_prompts(body: Mapping[str, Any]) -> bool:
+    prompt = None if "messages" in body else body.get("prompt")
+    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
 def _num_choices(body: Mapping[str, Any]) -> int:

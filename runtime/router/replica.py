@@ -21,8 +21,8 @@ class Replica:
     """A server at an address, which may change when it is restarted.
 
     epoch counts its restarts; what was known of an earlier epoch no longer holds. draining: it gets no new requests and
-    finishes those it has. on_room: called when it has one request less. on_change: called when it may accept other
-    requests than before.
+    finishes those it has. role, blocks: as its /v1/models says. num_prefills: prompts that it computes for others.
+    on_room: called when it has one request less. on_change: called when it may accept other requests than before.
     """
 
     def __init__(
@@ -39,6 +39,8 @@ class Replica:
         self.models: tuple[str, ...] = ()
         self.listed: list[dict[str, Any]] = []
         self.artifact = ""
+        self.role, self.blocks = "both", ""
+        self.num_prefills = 0
         self.draining = False
         self.active = self.epoch = self.num_requests = self.num_lost = 0
         self.pid: int | None = None
@@ -109,6 +111,7 @@ class Replica:
             "state": "draining" if self.draining and self.ready else self.state,
             "models": list(self.models),
             "artifact": self.artifact,
+            "role": self.role,
             "active_requests": self.active,
             "requests": self.num_requests,
             "times_lost": self.num_lost,
@@ -149,7 +152,9 @@ class Replica:
         # At every check, because adapters come and go.
         self.listed = json.loads(body)["data"]
         self.models = tuple(str(model["id"]) for model in self.listed)
-        self.artifact = str(self.listed[0].get("artifact", "")) if self.listed else ""
+        first = self.listed[0] if self.listed else {}
+        self.artifact = str(first.get("artifact", ""))
+        self.role, self.blocks = str(first.get("role", "both")), str(first.get("blocks", ""))
 
     def _gone(self, why: str) -> None:
         if self.state == "ready":

@@ -97,7 +97,7 @@ class Spawner:
         old = [one for one in self._locals if model is None or model in one.replica.models]
         if not old:
             raise ApiError(f"no local replica serves the model {model!r}", status=404, param="model")
-        if artifact is not None and len({one.plan for one in old}) > 1:
+        if artifact is not None and len({one.plan.artifact for one in old}) > 1:
             raise ApiError("several artifacts are served: name the model to update", param="model")
         if artifact is not None and not Path(artifact).exists():
             raise ApiError(

@@ -1,0 +1,66 @@
+"""A prefill and a decode replica behind a router: the same answers as of one server, also when the first is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.live_router import Asked, LiveRouter, ask_all, routing
+from support.server_harness import running_server
+
+PROMPT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
+
+
+def requests(first: int) -> list[Asked]:
+    """Long prompts that differ from the first word on; every other one streams."""
+    return [
+        ("/v1/completions", {"prompt": f"{number}. {PROMPT * 3}", "max_tokens": 40, "ignore_eos": True, "seed": number,
+                             "temperature": 1.0, **({"stream": True} if number % 2 else {})})
+        for number in range(first, first + 8)
+    ]  # fmt: skip
+
+
+def alone(artifact: Path, asked: list[Asked]) -> list[dict[str, Any]]:
+    """What one server answers."""
+    with running_server(artifact) as server:
+        one = LiveRouter(None, url=server.url)  # type: ignore[arg-type]
+        return ask_all(one, asked)
+
+
+@pytest.mark.slow
+def test_a_prefill_replica_changes_no_answer_alive_or_killed(english_artifact: Path) -> None:
+    asked = requests(0) + requests(8)
+    wanted = alone(english_artifact, asked)
+    flags = ("--spawn", "1", "--spawn-prefill", "1", "--hand-over-chars", "100")
+    with routing(*flags, english_artifact) as router:
+        router.until_all_ready(2)
+        prefill = next(one for one in router.replicas().values() if one["role"] == "prefill")
+        assert ask_all(router, asked[:8]) == wanted[:8]
+        assert router.metric("llmc_router_hand_overs_total") == 8
+        assert received(router) == 8
+        answers: list[dict[str, Any]] = []
+        client = threading.Thread(target=lambda: answers.extend(ask_all(router, asked[8:])))
+        client.start()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(prefill["pid"], signal.SIGKILL)
+        client.join()
+        assert answers == wanted[8:]
+        assert router.metric("llmc_router_broken_streams_total") == 0
+        decode = next(one for one in router.replicas().values() if one["role"] == "decode")
+        assert decode["requests"] == 16
+
+
+def received(router: LiveRouter) -> float:
+    """Prompts whose blocks the decode replicas got."""
+    name = r'llmc_handovers_total\{replica="[^"]*",direction="received"\}'
+    import re
+    import urllib.request
+
+    with urllib.request.urlopen(router.url + "/metrics", timeout=60) as response:
+        return sum(map(float, re.findall(rf"^{name} (\S+)$", response.read().decode(), re.M)))
