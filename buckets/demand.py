@@ -29,7 +29,8 @@ Floats = npt.NDArray[np.float64]
 class ServerModel:
     """The simulated server. Lengths in tokens, times in seconds.
 
-    max_prefill_tokens: 0 means max_model_len. Raises BucketError for values that are not positive.
+    max_prefill_tokens: 0 means max_model_len. handed_block: prompts of handed_from tokens or more come from a prefill
+    server, in whole blocks of that many tokens; 0: none. Raises BucketError for values that are not positive.
     """
 
     max_model_len: int = 4096
@@ -39,6 +40,8 @@ class ServerModel:
     prefill_tokens_per_s: float = 20_000.0
     decode_step_s: float = 0.02
     prefix_cache: bool = False
+    handed_block: int = 0
+    handed_from: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_batch", "prefill_tokens_per_s", "decode_step_s"):
@@ -107,6 +110,9 @@ def clip(trace: Trace, server: ServerModel) -> tuple[Ints, Ints, Ints]:
     prompt = context
     if server.prefix_cache:
         prompt = np.maximum(context - np.minimum(trace.cached_tokens(), context - 1), 1)
+    if server.handed_block:
+        rest = (context - 1) % server.handed_block + 1
+        prompt = np.where(context >= server.handed_from, np.minimum(prompt, rest), prompt)
     return prompt, context, decodes
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.buckets import BucketError
 from llmc.buckets.contexts import Contexts
+from llmc.buckets.roles import Role, decode_server, prefill_ladder, prefill_trace
 from llmc.buckets.verify_buckets import DEFAULT_ODDS
 from llmc.cli.options.acceptance import acceptance_odds
 from llmc.cli.options.numbers import finite
@@ -37,6 +39,7 @@ Examples:
   llmc buckets plan --trace trace.csv --model models/llama --max-graphs 32 --max-memory 500M -o buckets.json
   llmc buckets plan --trace trace.jsonl --cost-table llama.llmc --speculate 7 -o buckets.toml
   llmc buckets plan --trace trace.jsonl --model models/llama --contexts auto -o buckets.toml
+  llmc buckets plan --trace trace.jsonl --role decode -o decode.toml
   llmc compile models/llama -o llama.llmc --buckets buckets.toml
 """
 
@@ -125,6 +128,12 @@ def plan_command(
         metavar="X|FILE",
         help="Probability that a guess is right if those before it are, or saved /metrics of a server that measured.",
     ),
+    role: Role = typer.Option(
+        Role.both, help="Role of the server behind llmc route; prefill and decode servers need fewer buckets."
+    ),
+    hand_over_tokens: int = typer.Option(
+        1024, min=1, metavar="N", help="Tokens of the shortest prompt that a prefill server computes, for --role."
+    ),
     prefix_cache: bool = typer.Option(
         False, "--prefix-cache", help="Leave out prompt tokens that a prefix cache would hold."
     ),
@@ -132,6 +141,7 @@ def plan_command(
 ) -> None:
     from llmc.buckets import planner
     from llmc.buckets.bucket import REQUIRED_PHASES
+    from llmc.buckets.cost import TokensCost
     from llmc.buckets.demand import ServerModel
     from llmc.buckets.files import write_file
     from llmc.buckets.scenarios import scenarios as scenarios_of
@@ -155,21 +165,34 @@ def plan_command(
     costs, by_tokens, resources = _cost_model(cost, cost_table, model, gflops, bandwidth, overhead_us, server)
     requests = read_trace(trace, prefixes=prefix_cache)
     phases = REQUIRED_PHASES if phase is Phase.both else (phase.value,)
-    simulated = plan_simulation.plan(
-        requests,
-        server,
-        limits,
-        costs,
-        by_tokens=by_tokens,
-        block_size=block_size,
-        phases=phases,
-        resources=resources,
-        scenarios=scenarios_of(
-            pinned=scenarios is Scenarios.own,
-            guessed_prefill=prefill_rate is None and cost_table is None and model is None,
-        ),
-        contexts=contexts,
-    )
+    if role is not Role.both and (phase is not Phase.both or contexts is not Contexts.longest):
+        raise BucketError(f"--role {role.value} decides what is planned: leave out --phase and --contexts")
+    if role is Role.prefill:
+        phases, requests = ("prefill",), prefill_trace(requests, block_size, hand_over_tokens)
+    if role is Role.decode:
+        server = decode_server(server, block_size, hand_over_tokens)
+        cost_of_plan = TokensCost() if by_tokens else costs
+        fixed = planner.plan(requests, server, limits, cost_of_plan, block_size=block_size, resources=resources)
+        simulated = plan_simulation.SimulatedPlan(fixed, (), 0)
+    else:
+        simulated = plan_simulation.plan(
+            requests,
+            server,
+            limits,
+            costs,
+            by_tokens=by_tokens,
+            block_size=block_size,
+            phases=phases,
+            resources=resources,
+            scenarios=scenarios_of(
+                pinned=scenarios is Scenarios.own,
+                guessed_prefill=prefill_rate is None and cost_table is None and model is None,
+            ),
+            contexts=contexts,
+        )
+    if role is Role.prefill:
+        only = replace(simulated.plan, ladder=prefill_ladder(simulated.plan.ladder, server))
+        simulated = replace(simulated, plan=only)
     verify, odds = None, 0.0
     if speculate:
         odds = acceptance_odds(acceptance)
