@@ -104,6 +104,10 @@ class HandOver:
         """Whether this is the key; compared in constant time."""
         return self._key is not None and hmac.compare_digest(shown, self._key)
 
+    def facts(self) -> dict[str, str]:
+        """What a router needs to join servers, for /v1/models; nothing if this one takes no part."""
+        return {"role": self.role, "blocks": self.identity} if self.sends or self.receives else {}
+
     async def prepare(self, request: Request, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
         """Fetches KV blocks for engine requests, if a router says where; returns them with the time that is left.
 

@@ -27,7 +27,7 @@ def add_routes(app: FastAPI, server: ServerContext) -> None:
         app.include_router(family.router(server))
     if server.config.allow_runtime_lora:
         app.include_router(adapters.router(server))
-    if server.hand_over.sends:
+    if server.config.hand_over_key is not None and server.hand_over.sends:
         app.include_router(blocks.router(server))
     if server.config.debug_endpoints:
         app.include_router(debug.router(server))

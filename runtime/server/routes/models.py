@@ -17,10 +17,6 @@ def router(server: ServerContext) -> APIRouter:
     """
     routes = APIRouter(tags=["models"])
 
-    # What a router needs to join prefill and decode servers.
-    hand_over = server.hand_over
-    joins = {"role": hand_over.role, "blocks": hand_over.identity} if hand_over.sends or hand_over.receives else {}
-
     def model(name: str) -> dict[str, Any]:
         adapter = server.adapter(name)
         return {
@@ -33,7 +29,7 @@ def router(server: ServerContext) -> APIRouter:
             "max_model_len": server.engine.max_model_len,
             "vocab_size": server.engine.vocab_size,
             "artifact": server.artifact_id,
-            **joins,
+            **server.hand_over.facts(),
         }
 
     @routes.get("/v1/models")

@@ -573,13 +573,16 @@ LLMC_API llmc_status llmc_engine_load_adapter(llmc_engine *engine, const llmc_ad
 /* Unloads an adapter: no new request may use it. Running requests finish with it; then its slot is free. Any thread
  * may call it; it returns at once. LLMC_ERR_NOT_FOUND: the adapter is not loaded. */
 LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id, llmc_error *error);
-/* Writes the cached KV blocks of a text to `out`, for llmc_engine_import_blocks of another engine: whole blocks of
- * block_size tokens from block first_block on, as many as are cached and fit. *num_blocks is their number, and
- * *num_bytes their size: 64 bytes, and 8 + 4 block_size + kv_block_bytes for each. With capacity 0, nothing is written,
- * and both tell of all blocks from first_block on. The blocks count as used, so they are kept longest. Texts of adapters
- * are not handed over. Any thread may call it; it waits for a step in flight, and steps wait for it, so copy long texts
- * in parts. LLMC_ERR_OUT_OF_RANGE: capacity is not 0 and too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine
- * has no prefix cache, or runs on several ranks. */
+/* Writes the cached KV blocks of a text to `out`, for llmc_engine_import_blocks of another engine.
+ *
+ * - These are whole blocks of block_size tokens, from block first_block on. As many are written as are cached and fit.
+ * - *num_blocks is their number, and *num_bytes their size. That is 64 bytes, and for each block kv_block_bytes, 4 for
+ *   each token, and 8.
+ * - With capacity 0, nothing is written, and both tell of all blocks from first_block on.
+ * - Written blocks count as used, so they are kept longest. Texts of adapters are not handed over.
+ * - Any thread may call it. It waits for a step in flight, and steps wait for it: copy long texts in parts.
+ * - LLMC_ERR_OUT_OF_RANGE: capacity is not 0 and too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine has no
+ *   prefix cache, or runs on several ranks. */
 LLMC_API llmc_status llmc_engine_export_blocks(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
                                                uint64_t first_block, void *out, uint64_t capacity,
                                                uint64_t *num_blocks, uint64_t *num_bytes, llmc_error *error);
