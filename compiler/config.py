@@ -55,7 +55,8 @@ class CompileConfig:
     lora_slots: most adapters loaded at once at run time; None for no adapters. lora_rank: the largest of any.
     speculate: draft tokens per sequence that a decode step can verify with all sequences running; 0 for what the ladder
     has room for.
-    tensor_parallel: number of ranks that share each step; 1 for none.
+    tensor_parallel: number of ranks that share each layer; 1 for none.
+    pipeline_parallel: number of stages among which the layers are divided, each of tensor_parallel ranks; 1 for none.
     expert_parallel: each rank holds whole experts instead of a part of each.
     quant: quantization of linear weights; None for none.
     buckets: a spec, environment variables, or None for the default ladder.
@@ -89,6 +90,7 @@ class CompileConfig:
     lora_rank: int = DEFAULT_LORA_RANK
     speculate: int = 0
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     expert_parallel: bool = False
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -135,6 +137,8 @@ class CompileConfig:
             raise CompileError("--expert-parallel divides experts among ranks: add --tensor-parallel N")
         if self.tensor_parallel < 1:
             raise CompileError(f"tensor-parallel {self.tensor_parallel} must be at least 1 rank")
+        if self.pipeline_parallel < 1:
+            raise CompileError(f"pipeline-parallel {self.pipeline_parallel} must be at least 1 stage")
         if self.jobs < 0:
             raise CompileError(f"jobs {self.jobs} must be 0 (one a CPU) or more")
 

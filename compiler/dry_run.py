@@ -16,8 +16,8 @@ from llmc.buckets.planner import Resources
 from llmc.cache_root import cache_root
 from llmc.compiler.compile_times import learned
 from llmc.compiler.config import CompileConfig, Progress, no_progress
-from llmc.compiler.graph.commands import Site
-from llmc.compiler.graph.demands import kernels_of, weight_requests
+from llmc.compiler.graph.commands import CommandList, Site
+from llmc.compiler.graph.demands import kernels_of, of_stages, weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.ops.attention import PAGED_ATTENTION
@@ -47,8 +47,9 @@ class DryRun:
 
     flops_per_token: of the matrices, for a token whose logits are computed.
     attention_flops_per_token: of scores and values, after max_model_len tokens.
-    weight_bytes: size of weights.safetensors; each of `ranks` ranks reads rank_weight_bytes of it.
-    FLOPs and kv_bytes_per_token are per rank.
+    weight_bytes: size of weights.safetensors; each of `ranks` ranks reads rank_weight_bytes of it, or less.
+    stage_layers, stage_weight_bytes: number of layers of each stage, and what its ranks read; empty for a single one.
+    FLOPs are per rank of a stage, over all stages; kv_bytes_per_token is of one rank.
     commands, kernels: of the smallest decode bucket.
     compile_s: estimated, from an empty cache.
     notes: sentences.
@@ -60,6 +61,8 @@ class DryRun:
     attention_flops_per_token: int
     weight_bytes: int
     ranks: int
+    stage_layers: tuple[int, ...]
+    stage_weight_bytes: tuple[int, ...]
     rank_weight_bytes: int
     kv_bytes_per_token: int
     act_dtype: str
@@ -116,15 +119,19 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     (_, commands), *_ = graphs.values()
     requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
     model, record, sites = resolved.model, resolved.model_record(), tracer.sites()
+    stage_bytes = tuple(_weight_bytes(resolved, part) for part in of_stages(commands))
+    kv_layers = max((stage.num_layers for stage in resolved.stage_records()), default=record.num_layers)
     return DryRun(
         model_type=model.model_type,
         parameters=_parameters(model),
         flops_per_token=_matrix_flops(sites),
         attention_flops_per_token=_attention_flops(sites, resolved.max_model_len),
         weight_bytes=plan_weights(resolved.requests(requests), resolved.target).total_bytes,
-        ranks=resolved.ranks,
-        rank_weight_bytes=plan_weights(requests, resolved.target).total_bytes,
-        kv_bytes_per_token=record.kv_block_bytes // resolved.block_size,
+        ranks=resolved.num_ranks,
+        stage_layers=resolved.stage_layers,
+        rank_weight_bytes=max(stage_bytes),
+        stage_weight_bytes=stage_bytes if resolved.stage_layers else (),
+        kv_bytes_per_token=record.kv_block_bytes // record.num_layers * kv_layers // resolved.block_size,
         act_dtype=resolved.act_dtype,
         kv_dtype=resolved.kv_dtype,
         target=resolved.target.name,
@@ -136,6 +143,12 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         compile_s=learned(Resources()).compile_s(len(tuple(resolved.ladder))),
         notes=(*resolved.warnings(), *_quantized_notes(quantized_by, resolved)),
     )
+
+
+def _weight_bytes(resolved: Resolved, commands: CommandList) -> int:
+    """Bytes of the weights that commands of one rank read."""
+    requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
+    return plan_weights(requests, resolved.target).total_bytes
 
 
 def _parameters(model: ModelConfig) -> int:

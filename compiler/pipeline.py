@@ -183,7 +183,8 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
     graphs = {bucket: state.graphs[bucket] for bucket in buckets}
     shared = 0 if resolved.ranks == 1 else shared_weights(weight.name for weight in layout.weights)
     model = replace(resolved.model_record(), num_shared_weights=shared)
-    return graphs_bin(model, specs, layout, state.crcs, graphs, resolved.target, sums)
+    stages = resolved.stage_records()
+    return graphs_bin(model, specs, layout, state.crcs, graphs, resolved.target, sums, stages)
 
 
 def _pools(state: CompileState) -> dict[str, object]:

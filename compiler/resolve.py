@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -20,11 +21,12 @@ from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.partition import EMBEDDING, HEAD, Partition, check_divisible
+from llmc.compiler.stages import check_stages, divide_layers
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
 from llmc.compiler.weight_request import WeightRequest, kv_scales_name
-from llmc.graphs_records import ModelRecord
+from llmc.graphs_records import ModelRecord, StageRecord
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
@@ -51,7 +53,8 @@ class Resolved:
     adapters: None if none can be loaded.
     speculate: draft tokens per sequence for which the ladder has rows with all sequences running; 0 if it was not made
     for any.
-    ranks: number of ranks that run each step together.
+    ranks: number of ranks that share each layer.
+    stage_layers: number of layers of each stage; empty for a single one.
     """
 
     model: ModelConfig
@@ -72,6 +75,7 @@ class Resolved:
     speculate: int = 0
     ranks: int = 1
     by_expert: bool = False
+    stage_layers: tuple[int, ...] = ()
 
     @property
     def partition(self) -> Partition | None:
@@ -82,6 +86,24 @@ class Resolved:
     def rank_model(self) -> ModelConfig:
         """The model to trace: the whole one, or one rank's share."""
         return self.model if self.partition is None else self.partition.rank_model()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that run each step together, of all stages."""
+        return self.ranks * max(1, len(self.stage_layers))
+
+    @property
+    def first_layers(self) -> tuple[int, ...]:
+        """The first layer of each stage but the first."""
+        return tuple(accumulate(self.stage_layers[:-1]))
+
+    def stage_records(self) -> list[StageRecord]:
+        """The layers of the KV cache that each stage has; none for a single stage."""
+        found = []
+        for count, end in zip(self.stage_layers, accumulate(self.stage_layers), strict=True):
+            layers = {self.model.kv_layer(layer) for layer in range(end - count, end)}
+            found.append(StageRecord(min(layers), len(layers)))
+        return found
 
     @property
     def max_decode_rows(self) -> int:
@@ -133,7 +155,13 @@ class Resolved:
     def graph_components(self) -> dict[str, str]:
         """Cache key components shared by all graphs."""
         return keys.graph_components(
-            self.rank_model, self.max_model_len, self.graph_params(), self.recipe, self.adapters, self.ranks
+            self.rank_model,
+            self.max_model_len,
+            self.graph_params(),
+            self.recipe,
+            self.adapters,
+            self.ranks,
+            self.stage_layers,
         )
 
     def trace_components(self) -> dict[str, str]:
@@ -267,6 +295,14 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
             raise CompileError("--lora-slots and --tensor-parallel do not go together yet: merge one with --merge-lora")
         check_divisible(model, recipe, config.tensor_parallel, by_expert=config.expert_parallel)
         recipe = Partition(model, config.tensor_parallel).with_head(recipe)
+    layers_by_stage: tuple[int, ...] = ()
+    if config.pipeline_parallel != 1:
+        if adapters is not None:
+            raise CompileError(
+                "--lora-slots and --pipeline-parallel do not go together yet: merge one with --merge-lora"
+            )
+        check_stages(model, config.pipeline_parallel, config.tensor_parallel)
+        layers_by_stage = divide_layers(model, recipe, act_dtype, config.pipeline_parallel)
     if adapters is not None:
         # Adapters read and add in the model's own order.
         recipe = replace(recipe, rows_of={})
@@ -276,10 +312,10 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
             f"{target.name} is for devices of kind {target.device}, which keep no hidden states for an EAGLE head yet: "
             "leave out --eagle"
         )
-    if config.tensor_parallel != 1 and not target.runs_ranks:
+    if config.tensor_parallel * config.pipeline_parallel != 1 and not target.runs_ranks:
+        flag = "--tensor-parallel" if config.tensor_parallel != 1 else "--pipeline-parallel"
         raise CompileError(
-            f"{target.name} is for devices of kind {target.device}, as which ranks do not run yet: leave out "
-            "--tensor-parallel"
+            f"{target.name} is for devices of kind {target.device}, as which ranks do not run yet: leave out {flag}"
         )
     return Resolved(
         model=model,
@@ -300,6 +336,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         speculate=config.speculate,
         ranks=config.tensor_parallel,
         by_expert=config.expert_parallel,
+        stage_layers=layers_by_stage,
     )
 
 
@@ -309,6 +346,8 @@ def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
         raise CompileError("--eagle is for models that write text; leave it out")
     if config.tensor_parallel != 1:
         raise CompileError("--eagle and --tensor-parallel do not go together yet: leave out one of them")
+    if config.pipeline_parallel != 1:
+        raise CompileError("--eagle and --pipeline-parallel do not go together yet: leave out one of them")
     return model if config.head is not None else replace(model, states="left")
 
 

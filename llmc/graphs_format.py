@@ -7,14 +7,16 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION = 8
+VERSION = 9
+"""Version of an artifact with several stages."""
+VERSION_OF_TOTALS = 8
 """Version of an artifact with a graph for a total of contexts, or whose graphs output hidden states."""
 VERSION_OF_RANKS = 7
 """Version of an artifact for several ranks."""
 VERSION_OF_ADAPTERS = 6
 """Version of an artifact with pools of adapters."""
 VERSION_WITHOUT_ADAPTERS = 5
-VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION)
+VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION_OF_TOTALS, VERSION)
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_EOS = 8
@@ -45,23 +47,25 @@ RECORDS = {
     "code": "u32 name_offset, u32 name_length, u32 crc32, u32 reserved, u64 bytes",
     "adapter": "u32 weight, u32 columns, u32 tile_rows, u32 tile_columns, u32 num_parts, u32 rows[8], u32 reserved, "
     "u64 slot_bytes",
-    "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 reserved[4]",
+    "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 stage, u32 reserved[3]",
+    "stage": "u32 first_layer, u32 num_layers",
 }
 """The records of FORMAT.md, word for word."""
 
 SECTIONS = {
     "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
-    "adapter": 10, "collective": 11,
+    "adapter": 10, "collective": 11, "stage": 12,
 }  # fmt: skip
 """Kind of the section that contains each record."""
-FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION_OF_RANKS}
+FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION_OF_RANKS, "stage": VERSION}
 """First version with a section, if it is not the first version that is read."""
 
 PHASES = ("prefill", "decode", "mixed")
 FAMILIES = ("embedding", "norm", "linear", "rope", "attention", "activation", "gather", "other")
 DTYPES = ("f32", "bf16", "f16", "i8", "u8", "i32", "fp8_e4m3", "fp8_e5m2")
 DTYPE_BYTES = (4, 2, 2, 1, 1, 4, 1, 1)
-COLLECTIVES = ("all_reduce", "all_gather")
+COLLECTIVES = ("all_reduce", "all_gather", "pass_on")
+PASS_ON = COLLECTIVES.index("pass_on")
 COLLECTIVE_ROWS = ("tokens", "samples")
 RANK_0 = "rank0."
 """Prefix of the names of rank 0's weights, if there are several ranks."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llmc.adapter_slot import AdapterSlot
-from llmc.graphs_format import COLLECTIVE, COLLECTIVES, GRAPH_INPUTS, PHASES, input_shape
+from llmc.graphs_format import COLLECTIVE, COLLECTIVES, GRAPH_INPUTS, OPERAND_KINDS, PASS_ON, PHASES, input_shape
 from llmc.kv_dtypes import BY_CODE, KvDtype
+
+_WEIGHT = OPERAND_KINDS.index("weight")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ModelRecord:
 
     key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of a text's vector in place
     of logits; 0: logits. whole_prompts 1: a step must contain all tokens of a text. adapter_slots: LoRA adapters held
-    at once, 0: none possible. adapter_rank: the largest rank of an adapter. num_ranks: ranks that run a step together,
+    at once, 0: none possible. adapter_rank: the largest rank of an adapter. num_ranks: ranks that share each layer,
     each with num_kv_heads KV heads; 0: a single one. num_shared_weights: leading weights shared by all ranks; after
     them each rank has the same number of weights, rank by rank. states_width: floats of the hidden state that graphs
     output per row, 0: none. takes_states 1: graphs also take a hidden state per row.
@@ -131,18 +133,33 @@ class WeightRecord:
 class CollectiveRecord:
     """A collective operation on rows of float32. op, rows: indices into COLLECTIVES and COLLECTIVE_ROWS.
 
-    width: floats in a row of the result. adds: bits ADDS_BIAS and ADDS_RESIDUAL; added to a sum over ranks.
+    width: floats in a row of the result. adds: bits ADDS_BIAS and ADDS_RESIDUAL; added to a sum over ranks. stage: the
+    one that passes its results on to the next.
     """
 
     op: int
     rows: int
     width: int
     adds: int = 0
+    stage: int = 0
 
     @property
     def num_operands(self) -> int:
-        """Number of operands: input, added operands, result."""
-        return 2 + self.adds.bit_count()
+        """Number of operands: input, added operands, result; or what is passed on."""
+        return 1 if self.passes_on else 2 + self.adds.bit_count()
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether it hands results of one stage to the next."""
+        return self.op == PASS_ON
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """Layers of the KV cache that a stage has; one stage after the other."""
+
+    first_layer: int
+    num_layers: int
 
 
 @dataclass(frozen=True)
@@ -238,6 +255,7 @@ class Tables:
     operands: tuple[OperandRecord, ...]
     adapters: tuple[AdapterRecord, ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
+    stages: tuple[StageRecord, ...] = ()
 
     @property
     def num_rank_weights(self) -> int:
@@ -245,10 +263,48 @@ class Tables:
         return (len(self.weights) - self.model.num_shared_weights) // max(1, self.model.num_ranks)
 
     def weights_of(self, rank: int) -> tuple[WeightRecord, ...]:
-        """Weights that a rank's operands refer to, by index."""
+        """Weights that operands name on the r-th rank of a stage, by index."""
         shared, own = self.model.num_shared_weights, self.num_rank_weights
         first = shared + rank * own
         return self.weights[:shared] + self.weights[first : first + own]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages among which the layers are divided."""
+        return max(1, len(self.stages))
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that run each step together, of all stages."""
+        return max(1, self.model.num_ranks) * self.num_stages
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of a KV block on one rank: keys and values of all layers, or of the largest stage's."""
+        whole, layers = self.model.kv_block_bytes, self.model.num_layers
+        return max((whole // layers * stage.num_layers for stage in self.stages), default=whole)
+
+    def stages_of(self, graph: Graph) -> tuple[tuple[int, ...], ...]:
+        """Stages that run each command of `graph`: one, or two for what one passes on to the other."""
+        at = 0
+        found: list[tuple[int, ...]] = []
+        for command in self.commands_of(graph):
+            record = None if command.collective is None else self.collectives[command.collective]
+            if record is None or not record.passes_on:
+                found.append((at,))
+                continue
+            at = (record.stage + 1) % self.num_stages
+            found.append((record.stage, at))
+        return tuple(found)
+
+    def weights_read(self, stage: int) -> tuple[int, ...]:
+        """Indices into `weights_of` of the weights that commands of a stage read, ascending."""
+        read: set[int] = set()
+        for graph in self.graphs:
+            for command, stages in zip(self.commands_of(graph), self.stages_of(graph), strict=True):
+                if stage in stages:
+                    read |= {o.index for o in self.operands_of(command) if o.kind == _WEIGHT}
+        return tuple(sorted(read))
 
     def name_of(self, command: Command) -> str:
         """Symbol of the kernel. For a collective: its operation, `_` and its index."""

@@ -325,6 +325,7 @@ class Manifest(Open):
     max_num_seqs: Count | None = None
     speculate: Annotated[int, Field(ge=0, le=64)] | None = None
     tensor_parallel: Annotated[int, Field(ge=2, le=256)] | None = None
+    pipeline_parallel: Annotated[list[Count], Field(min_length=2, max_length=256)] | None = None
     expert_parallel: bool | None = None
     block_size: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None

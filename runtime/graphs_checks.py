@@ -23,7 +23,7 @@ from llmc.graphs_format import (
     MAX_RANKS,
     OPERAND_KINDS,
     PHASES,
-    VERSION,
+    VERSION_OF_TOTALS,
 )
 from llmc.graphs_records import CodeRecord, CollectiveRecord, Command, Graph, ModelRecord, OperandRecord, Tables
 from llmc.kv_dtypes import BY_CODE as KV_BY_CODE
@@ -32,7 +32,7 @@ _MAX_BLOCK_BYTES = 1 << 51
 _MAX_ADAPTER_SLOTS, _MAX_ADAPTER_RANK = 256, 512
 _MAX_WIDTH = 1 << 28
 _MAX_STATES_WIDTH = 1 << 20
-_ALL_REDUCE, _ALL_GATHER = range(len(COLLECTIVES))
+_ALL_REDUCE, _ALL_GATHER, _ = range(len(COLLECTIVES))
 _ARENA, _WEIGHT, _INPUT, _K_POOL, _V_POOL, _OUTPUT, _ADAPTERS, _STATES = range(len(OPERAND_KINDS))
 _CODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A plain file name: an artifact must not refer outside itself."""
@@ -54,6 +54,7 @@ def check_tables(tables: Tables) -> None:
     _check_kernels(tables)
     _check_weights(tables)
     _check_adapters(tables)
+    _check_stages(tables)
     _check_ranks(tables)
     _check_operands(tables)
     _check_commands(tables)
@@ -126,11 +127,48 @@ def _check_adapters(tables: Tables) -> None:
         need(known, f"pool {i} of adapters is of weight {adapter.weight} of {len(tables.weights)}")
 
 
+def _check_stages(tables: Tables) -> None:
+    """Each stage has some of the KV cache's layers, one stage after the other."""
+    if not tables.stages:
+        return
+    most, ranks = MAX_RANKS, tables.num_ranks
+    sound = len(tables.stages) >= 2 and ranks <= most
+    need(sound, f"graphs.bin has {len(tables.stages)} stages of {ranks} ranks, which are 2 or more, of at most {most}")
+    end = 0
+    for i, stage in enumerate(tables.stages):
+        what = f"stage {i} has {stage.num_layers} layers from {stage.first_layer} on"
+        need(stage.first_layer == end and stage.num_layers >= 1, f"{what}, and the ones before end at {end}")
+        end += stage.num_layers
+    need(end == tables.model.num_layers, f"the stages have {end} layers of {tables.model.num_layers}")
+
+
+def _check_order_of_stages(tables: Tables, graph: Graph) -> None:
+    """A graph visits the stages in their order and hands its results to the first one."""
+    what, left, passing = f"graph {graph.name}", 0, False
+    for command, (at, *_) in zip(tables.commands_of(graph), tables.stages_of(graph), strict=True):
+        record = None if command.collective is None else tables.collectives[command.collective]
+        passes = record is not None and record.passes_on
+        if passes:
+            again = passing and at + 1 == left
+            need(again or at == left, f"{what} passes on results of stage {at} in stage {left}")
+            left = at + 1
+        else:
+            need(left < len(tables.stages), f"{what} goes on behind its last stage")
+            layers = range(tables.stages[at].first_layer, tables.stages[at].first_layer + tables.stages[at].num_layers)
+            for operand in tables.operands_of(command):
+                own = operand.kind not in (_K_POOL, _V_POOL) or operand.index in layers
+                need(own, f"{what} reads layer {operand.index} in stage {at}, which has others")
+        passing = passes
+    need(left == len(tables.stages), f"{what} ends in stage {left}")
+
+
 def _check_ranks(tables: Tables) -> None:
     model, count = tables.model, len(tables.weights)
     ranks, shared = model.num_ranks, model.num_shared_weights
     need(ranks == 0 or 2 <= ranks <= MAX_RANKS, f"the model record has {ranks} ranks, which are 2 to {MAX_RANKS}")
-    need((ranks == 0) <= (not tables.collectives and shared == 0), "graphs.bin has collectives of one rank")
+    alone = ranks == 0 and not tables.stages
+    need(not alone or not tables.collectives, "graphs.bin has collectives of one rank")
+    need(ranks > 0 or shared == 0, f"the model record has {shared} shared weights of one rank")
     need(0 <= shared <= count, f"the model record has {shared} shared weights of {count}")
     own = tables.num_rank_weights
     need(ranks == 0 or shared + own * ranks == count, f"{count - shared} weights are not as many for each of {ranks}")
@@ -141,10 +179,13 @@ def _check_ranks(tables: Tables) -> None:
             need(same, f"weight {other.name!r} of rank {rank} is not like {weight.name!r} of rank 0")
     for i, collective in enumerate(tables.collectives):
         what = f"collective {i}"
-        need(collective.op < len(COLLECTIVES), f"{what} has the unknown op {collective.op}")
+        known = collective.op < len(COLLECTIVES) and (tables.stages if collective.passes_on else ranks)
+        need(bool(known), f"{what} has the unknown op {collective.op}")
+        within = not collective.passes_on or collective.stage < len(tables.stages)
+        need(within, f"{what} is of stage {collective.stage} of {len(tables.stages)}")
         need(collective.rows < len(COLLECTIVE_ROWS), f"{what} has the unknown rows {collective.rows}")
         need(1 <= collective.width <= _MAX_WIDTH, f"{what} has rows of {collective.width}, outside 1 to {_MAX_WIDTH}")
-        whole = collective.op == _ALL_REDUCE or collective.width % ranks == 0
+        whole = collective.op != _ALL_GATHER or collective.width % ranks == 0
         need(whole, f"{what} gathers rows of {collective.width} from {ranks} ranks")
         most = ADDS_BIAS | ADDS_RESIDUAL if collective.op == _ALL_REDUCE else 0
         need(collective.adds & ~most == 0, f"{what} adds {collective.adds}, which {COLLECTIVES[collective.op]} cannot")
@@ -200,9 +241,8 @@ def _check_collective(tables: Tables, graph: Graph, command: Command, collective
     what = f"graph {graph.name} has an {COLLECTIVES[collective.op]} that"
     rows = (graph.max_tokens, graph.max_samples)[collective.rows]
     whole = rows * collective.width * 4
-    parts: list[tuple[int, tuple[int, ...]]] = [
-        (whole // tables.model.num_ranks if collective.op == _ALL_GATHER else whole, (_ARENA,))
-    ]
+    part = whole // tables.model.num_ranks if collective.op == _ALL_GATHER else whole
+    parts: list[tuple[int, tuple[int, ...]]] = [] if collective.passes_on else [(part, (_ARENA,))]
     if collective.adds & ADDS_BIAS:
         parts.append((collective.width * 4, (_WEIGHT,)))
     if collective.adds & ADDS_RESIDUAL:
@@ -225,6 +265,8 @@ def _check_graphs(tables: Tables) -> None:
         _check_total(tables.header.version, graph)
         first, last = graph.first_command, graph.first_command + graph.num_commands
         need(last <= len(reach), f"graph {graph.name} has commands {first} to {last} of {len(reach)}")
+        if tables.stages:
+            _check_order_of_stages(tables, graph)
         for command in tables.commands_of(graph):
             if command.collective is not None:
                 _check_collective(tables, graph, command, tables.collectives[command.collective])
@@ -240,7 +282,10 @@ def _check_graphs(tables: Tables) -> None:
 def _check_total(version: int, graph: Graph) -> None:
     """Checks a graph for a total of contexts; earlier versions have none."""
     blocks = graph.max_blocks
-    need(not blocks or version >= VERSION, f"graphs.bin of version {version} has no graph for a total, as {graph.name}")
+    need(
+        not blocks or version >= VERSION_OF_TOTALS,
+        f"graphs.bin of version {version} has no graph for a total, as {graph.name}",
+    )
     sound = PHASES[graph.phase] == "decode" and graph.max_seqs <= blocks and graph.max_blocks_per_seq <= blocks
     need(not blocks or (sound and blocks <= 0x7FFFFFFF), f"graph {graph.name} has a table of {blocks} blocks")
 

@@ -30,6 +30,7 @@ from llmc.graphs_records import (
     KernelRecord,
     ModelRecord,
     OperandRecord,
+    StageRecord,
     Tables,
     TargetRecord,
     WeightRecord,
@@ -116,6 +117,7 @@ class _Reader:
             operands=tuple(OperandRecord(*record) for record in self._records("operand")),
             adapters=tuple(self._adapter(i, model, record) for i, record in enumerate(self._records("adapter"))),
             collectives=tuple(CollectiveRecord(*record) for record in self._records("collective")),
+            stages=tuple(StageRecord(*record) for record in self._records("stage")),
         )
 
     def _records(self, name: str) -> Iterator[tuple[int, ...]]:

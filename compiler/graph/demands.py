@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from llmc.compiler.graph.commands import CommandList, GraphShape
+from llmc.compiler.graph.commands import Command, CommandList, GraphShape
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.collective import is_collective
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
 from llmc.compiler.ops.experts import EXPERT_LINEAR
 from llmc.compiler.ops.latent import HEAD_LINEAR_KERNELS
 from llmc.compiler.weight_request import WeightRequest
+from llmc.graphs_format import COLLECTIVES, PASS_ON
 from llmc.quantize import Recipe
 
 _PACKED = ("linear", EXPERT_LINEAR, *HEAD_LINEAR_KERNELS)
@@ -73,3 +75,14 @@ def most_rows(graphs: Iterable[tuple[GraphShape, CommandList]]) -> dict[KernelSp
             if rows is not None:
                 most[spec] = max(most.get(spec, 0), rows)
     return most
+
+
+def of_stages(commands: CommandList) -> list[CommandList]:
+    """The commands of each stage, without those that pass on its results."""
+    stages: list[list[Command]] = [[]]
+    for command in commands.commands:
+        if command.spec.op != COLLECTIVES[PASS_ON]:
+            stages[-1].append(command)
+        elif stages[-1]:
+            stages.append([])
+    return [replace(commands, commands=tuple(stage)) for stage in stages if stage]

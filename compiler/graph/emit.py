@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.arena import ArenaPlan, plan_arena
 from llmc.compiler.graph.commands import Command, CommandList, Operand, Site, round_up
+from llmc.compiler.graph.cuts import cuts_of, width_of
 from llmc.compiler.graph.ir_spec import verify_calls, verify_operand
 from llmc.compiler.graph.line import SAMPLES, TOKENS, Line, Step
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.adapters import slot_of
-from llmc.compiler.ops.definition import BufferSource, GraphParams, KernelCall
+from llmc.compiler.ops.collective import pass_on
+from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, BufferSource, GraphParams, KernelCall
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.weight_request import kv_scales_name
@@ -32,13 +34,23 @@ def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
     return plan_arena([(step.reads, step.out) for step in line.steps], line.uses, sizes)
 
 
-def emit(line: Line, lowered: Lowered, graph: GraphParams) -> CommandList:
-    """The commands of one bucket. Raises CompileError on a line that cannot become a command list."""
+def emit(line: Line, lowered: Lowered, graph: GraphParams, first_layers: Sequence[int] = ()) -> CommandList:
+    """The commands of one bucket. Raises CompileError on a line that cannot become a command list.
+
+    first_layers: of each stage but the first.
+    """
     plan = plan_line(line, graph)
     starts = list(accumulate((round_up(size, ALIGNMENT) for size in plan.sizes), initial=0))
     # Behind the planned values: scratch that the commands of one site pass on, shared by all sites.
     emitter = _Emitter(line, lowered, graph, {out: starts[place] for out, place in plan.places.items()}, starts[-1])
-    commands = [command for step in line.steps for command in emitter.commands(step)]
+    cuts = {cut.step: (stage, cut.passed) for stage, cut in enumerate(cuts_of(line, lowered.params, first_layers))}
+    commands: list[Command] = []
+    for index, step in enumerate(line.steps):
+        if index in cuts:
+            commands += emitter.passes(*cuts[index])
+        commands += emitter.commands(step)
+    if first_layers:
+        commands += emitter.passes(len(first_layers), [line.output])
     if not commands or commands[-1].operands[-1].kind != "output":
         raise CompileError("the graph's last command does not write its output")
     _check_weights(commands)
@@ -85,6 +97,15 @@ class _Emitter:
             Command(call.spec, tuple(self._operand(source, site, kind, tensors) for source in call.buffers), site.layer)
             for call in self._kernels(kind)
         ]
+
+    def passes(self, stage: int, numbers: Sequence[int]) -> list[Command]:
+        """Hands values of a stage to the next one, where they have the same place."""
+        scalars = {TOKENS: NUM_TOKENS, SAMPLES: NUM_SAMPLES}
+        made = []
+        for number in numbers:
+            rows = scalars[str(self._line.values[number].dims[0])]
+            made.append(Command(pass_on(stage, rows, width_of(self._line, number)), (self._values[number],), -1))
+        return made
 
     def _scratch_of(self, kind: int) -> tuple[dict[str, tuple[int, int]], int]:
         site = self._sites[kind]

@@ -52,7 +52,7 @@ class Tracer:
 
         if self._line is None:
             self._line = read_line(self.lowered)
-        return emit(self._line, self.lowered, params)
+        return emit(self._line, self.lowered, params, self._resolved.first_layers)
 
     def sites(self) -> list[Site]:
         """The ops of the graphs, one site per call."""

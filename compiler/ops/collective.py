@@ -1,12 +1,13 @@
-"""all_reduce and all_gather: combine the partial results of ranks. They have no kernel: the runtime executes them from
-the record of the collective (FORMAT.md)."""
+"""What ranks do together: all_reduce and all_gather combine the partial results of a stage's ranks, pass_on hands
+results to the next stage. They have no kernel: the runtime executes them from the record of the collective (FORMAT.md).
+"""
 
 from __future__ import annotations
 
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import F32, NUM_SAMPLES, Argument, GraphParams, KernelCall, OpDef
-from llmc.graphs_format import ADDS_BIAS, ADDS_RESIDUAL, COLLECTIVES
+from llmc.graphs_format import ADDS_BIAS, ADDS_RESIDUAL, COLLECTIVES, PASS_ON
 from llmc.graphs_records import CollectiveRecord
 
 RANKS, WIDTH = "ranks", "width"
@@ -23,7 +24,13 @@ def record_of(spec: KernelSpec) -> CollectiveRecord:
     """The record of the collective that `spec` stands for."""
     params = spec.as_dict()
     rows = int(params["rows"] == NUM_SAMPLES)
-    return CollectiveRecord(COLLECTIVES.index(spec.op), rows, int(params[WIDTH]), int(params["adds"]))
+    adds, stage = int(params.get("adds", 0)), int(params.get("stage", 0))
+    return CollectiveRecord(COLLECTIVES.index(spec.op), rows, int(params[WIDTH]), adds, stage)
+
+
+def pass_on(stage: int, rows: int, width: int) -> KernelSpec:
+    """Stands for handing rows of a stage to the next one. rows: NUM_TOKENS or NUM_SAMPLES."""
+    return KernelSpec.of("other", COLLECTIVES[PASS_ON], rows=rows, width=width, stage=stage)
 
 
 def _collective(site: Site, graph: GraphParams) -> list[KernelCall]:

@@ -23,7 +23,15 @@ from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
 from llmc.compiler.targets.base import Target
 from llmc.graphs_format import COLLECTIVE, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS, PHASES, RANK_0
-from llmc.graphs_records import AdapterRecord, KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
+from llmc.graphs_records import (
+    AdapterRecord,
+    KernelRecord,
+    ModelRecord,
+    OperandRecord,
+    StageRecord,
+    TargetRecord,
+    WeightRecord,
+)
 from llmc.models.sources.base import ModelFiles
 
 _TOKENIZER = "tokenizer.json"
@@ -113,6 +121,7 @@ def graphs_bin(
     graphs: Mapping[Bucket, tuple[GraphShape, CommandList]],
     target: Target,
     files: FileSums,
+    stages: Sequence[StageRecord] = (),
 ) -> bytes:
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight in `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
@@ -163,6 +172,7 @@ def graphs_bin(
         files,
         [AdapterRecord(weight_index[name], slot) for name, slot in slots.items()],
         [record_of(spec) for spec in collectives],
+        stages,
     )
 
 

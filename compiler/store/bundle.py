@@ -120,10 +120,10 @@ def create_bundle(artifacts: Sequence[Path], path: Path, cost_folder: Path | Non
     first, architecture = found[0][0], architecture_of(found[0][1].manifest["graph_components"])
     targets: dict[str, Path] = {}
     for artifact, one in found:
-        if one.resolved.ranks > 1:
+        if one.resolved.num_ranks > 1:
             raise BundleError(
-                f"{artifact} is for {one.resolved.ranks} ranks, which a bundle does not hold yet: give an artifact "
-                "that was compiled without --tensor-parallel"
+                f"{artifact} is for {one.resolved.num_ranks} ranks, which a bundle does not hold yet: give an artifact "
+                "that was compiled without --tensor-parallel and --pipeline-parallel"
             )
         _check_same(first, architecture, artifact, architecture_of(one.manifest["graph_components"]))
         other = targets.setdefault(one.resolved.target.name, artifact)

@@ -24,7 +24,14 @@ from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.registry import target_of
 from llmc.compiler.weight_request import WeightRequest
-from llmc.graphs_format import PHASES, VERSION, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION_WITHOUT_ADAPTERS
+from llmc.graphs_format import (
+    PHASES,
+    VERSION,
+    VERSION_OF_ADAPTERS,
+    VERSION_OF_RANKS,
+    VERSION_OF_TOTALS,
+    VERSION_WITHOUT_ADAPTERS,
+)
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
@@ -62,6 +69,7 @@ def settings(resolved: Resolved) -> dict[str, object]:
         **({"speculate": resolved.speculate} if resolved.speculate else {}),
         **({"tensor_parallel": resolved.ranks} if resolved.ranks > 1 else {}),
         **({"expert_parallel": True} if resolved.by_expert else {}),
+        **({"pipeline_parallel": list(resolved.stage_layers)} if resolved.stage_layers else {}),
         "block_size": resolved.block_size,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "buckets": [str(b) for b in resolved.ladder],
@@ -73,8 +81,10 @@ def settings(resolved: Resolved) -> dict[str, object]:
 
 def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
     """The lowest version of FORMAT.md that supports an artifact with these buckets."""
-    if resolved.model.states != "none" or any(bucket.total for bucket in buckets):
+    if resolved.stage_layers:
         return VERSION
+    if resolved.model.states != "none" or any(bucket.total for bucket in buckets):
+        return VERSION_OF_TOTALS
     if resolved.ranks > 1:
         return VERSION_OF_RANKS
     return VERSION_WITHOUT_ADAPTERS if resolved.adapters is None else VERSION_OF_ADAPTERS
@@ -181,6 +191,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         speculate=int(manifest.get("speculate") or 0),
         ranks=ranks,
         by_expert=bool(manifest.get("expert_parallel")),
+        stage_layers=tuple(manifest.get("pipeline_parallel") or ()),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

@@ -20,6 +20,7 @@ from llmc.graphs_format import (
     VERSION,
     VERSION_OF_ADAPTERS,
     VERSION_OF_RANKS,
+    VERSION_OF_TOTALS,
     VERSION_WITHOUT_ADAPTERS,
     layout,
     tables_crc32,
@@ -32,13 +33,14 @@ from llmc.graphs_records import (
     KernelRecord,
     ModelRecord,
     OperandRecord,
+    StageRecord,
     TargetRecord,
     WeightRecord,
 )
 
 _HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
 _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
-_ADAPTER, _COLLECTIVE = map(layout, ("adapter", "collective"))
+_ADAPTER, _COLLECTIVE, _STAGE = map(layout, ("adapter", "collective", "stage"))
 
 
 class GraphsWriteError(ValueError):
@@ -176,7 +178,7 @@ def _adapter(adapter: AdapterRecord) -> bytes:
 
 
 def _collective(record: CollectiveRecord) -> bytes:
-    return _pack(_COLLECTIVE, "a collective", record.op, record.rows, record.width, record.adds)
+    return _pack(_COLLECTIVE, "a collective", record.op, record.rows, record.width, record.adds, record.stage)
 
 
 def _command(command: CommandRecord, num_kernels: int, num_collectives: int, operands: _Runs) -> bytes:
@@ -204,6 +206,7 @@ def write_graphs(
     files: FileSums,
     adapters: Sequence[AdapterRecord] = (),
     collectives: Sequence[CollectiveRecord] = (),
+    stages: Sequence[StageRecord] = (),
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
@@ -240,11 +243,15 @@ def write_graphs(
     )
     version = VERSION_OF_ADAPTERS if adapters else VERSION_WITHOUT_ADAPTERS
     version = VERSION_OF_RANKS if model.num_ranks else version
-    version = VERSION if model.states_width or any(g.max_blocks for g in graphs) else version
+    version = VERSION_OF_TOTALS if model.states_width or any(g.max_blocks for g in graphs) else version
+    version = VERSION if stages else version
     if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
     if version >= VERSION_OF_RANKS:
         sections += (("collective", _COLLECTIVE.size, len(collectives), b"".join(map(_collective, collectives))),)
+    if version >= VERSION:
+        packed = [_pack(_STAGE, "a stage", stage.first_layer, stage.num_layers) for stage in stages]
+        sections += (("stage", _STAGE.size, len(stages), b"".join(packed)),)
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)
     for name, record_bytes, count, records in sections:

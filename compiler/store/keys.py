@@ -48,9 +48,11 @@ _GRAPH_SOURCES = (
     *_TRACE_SOURCES,
     "adapters.py",
     "partition.py",
+    "stages.py",
     "graph/line.py",
     "graph/arena.py",
     "graph/emit.py",
+    "graph/cuts.py",
     "graph/plan.py",
     "kernel_spec.py",
     "../quantize/formats/base.py",
@@ -126,13 +128,18 @@ def graph_components(
     recipe: Recipe = UNQUANTIZED,
     adapters: AdapterLimits | None = None,
     ranks: int = 1,
+    stage_layers: Sequence[int] = (),
 ) -> dict[str, str]:
-    """The components of all command lists of an artifact. model: as one rank has it."""
+    """The components of all command lists of an artifact.
+
+    model: as one rank has it. stage_layers: number of layers of each stage.
+    """
     quantization = {"quantization": recipe.describe()} if recipe.schemes else {}
     return {
         **quantization,
         **({} if adapters is None else {"adapters": adapters.describe()}),
         **({} if ranks == 1 else {"ranks": str(ranks)}),
+        **({"stages": " ".join(map(str, stage_layers))} if stage_layers else {}),
         "kind": "graph",
         **_model_components(model, max_model_len, params.act_dtype),
         "kv_dtype": params.kv_dtype,

@@ -29,10 +29,10 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 8;
+constexpr uint32_t kVersion = 9;
 constexpr uint32_t kFirstVersion = 5;
-constexpr uint32_t kNumKinds = 11;
-constexpr uint32_t kAdapterKind = 10, kCollectiveKind = 11;
+constexpr uint32_t kNumKinds = 12;
+constexpr uint32_t kAdapterKind = 10, kCollectiveKind = 11, kStageKind = 12;
 constexpr uint32_t kMaxSections = 1024;
 constexpr struct {
   const char* name;
@@ -51,6 +51,7 @@ constexpr struct {
     {"codes", sizeof(CodeRecord)},
     {"adapters", sizeof(AdapterRecord), 6},
     {"collectives", sizeof(CollectiveRecord), 7},
+    {"stages", sizeof(StageRecord), 9},
 };
 
 // CRC-32 of the whole file except the field itself.
@@ -120,6 +121,7 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   }
   LLMC_RETURN_IF_ERROR(artifact->CheckTarget());
   LLMC_RETURN_IF_ERROR(artifact->CheckModel());
+  LLMC_RETURN_IF_ERROR(artifact->CheckStages());
   LLMC_RETURN_IF_ERROR(artifact->CheckCode());
   LLMC_RETURN_IF_ERROR(artifact->CheckKernels());
   LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
@@ -129,7 +131,8 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   LLMC_RETURN_IF_ERROR(artifact->CheckGraphs());
   artifact->shape_.kv_dtype = artifact->model_.kv_dtype;
   artifact->shape_.kv_identity = artifact->KvIdentity();
-  artifact->weight_file_.Prefetch();
+  // A stage may be all that a host has memory for.
+  if (artifact->num_stages() == 1) artifact->weight_file_.Prefetch();
   *out = std::move(artifact);
   return Status::Ok();
 }
@@ -208,6 +211,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   code_ = ReadSection<CodeRecord>(data, known[9]);
   adapters_ = ReadSection<AdapterRecord>(data, known[kAdapterKind]);
   collectives_ = ReadSection<CollectiveRecord>(data, known[kCollectiveKind]);
+  stages_ = ReadSection<StageRecord>(data, known[kStageKind]);
   return Status::Ok();
 }
 

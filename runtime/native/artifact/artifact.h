@@ -32,7 +32,7 @@ enum class OperandKind : uint32_t {
   kAdapters = 6,
   kStates = 7
 };
-enum class CollectiveOp : uint32_t { kAllReduce = 0, kAllGather = 1 };
+enum class CollectiveOp : uint32_t { kAllReduce = 0, kAllGather = 1, kPassOn = 2 };
 enum class CollectiveRows : uint32_t { kTokens = 0, kSamples = 1 };
 constexpr uint32_t kAddsBias = 1, kAddsResidual = 2;  // bits of CollectiveRecord.adds
 enum Input : uint32_t {
@@ -91,12 +91,15 @@ struct AdapterRecord {
   uint64_t slot_bytes;
 };
 struct CollectiveRecord {
-  uint32_t op, rows, width, adds, reserved[4];
+  uint32_t op, rows, width, adds, stage, reserved[3];
+};
+struct StageRecord {
+  uint32_t first_layer, num_layers;  // of the KV cache
 };
 static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof(WeightRecord) == 80 &&
                   sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24 &&
                   sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24 && sizeof(AdapterRecord) == 64 &&
-                  sizeof(CollectiveRecord) == 32,
+                  sizeof(CollectiveRecord) == 32 && sizeof(StageRecord) == 8,
               "records have the sizes of FORMAT.md");
 
 // Record of a tile in input kAdapterTiles, after the number of tiles: the slot of its adapter, its number of rows, the
@@ -145,20 +148,32 @@ class Artifact {
   const std::vector<CodeRecord>& code() const { return code_; }
   const std::vector<AdapterRecord>& adapters() const { return adapters_; }
   const std::vector<CollectiveRecord>& collectives() const { return collectives_; }
-  // Ranks that run a step together.
-  uint32_t num_ranks() const { return model_.num_ranks == 0 ? 1 : static_cast<uint32_t>(model_.num_ranks); }
-  // Bytes of the file that one rank reads.
+  const std::vector<StageRecord>& stages() const { return stages_; }
+  // A stage has some of the layers. Its ranks share each of them, and hand their results to those of the next stage.
+  // Ranks are numbered stage by stage.
+  uint32_t num_stages() const { return stages_.empty() ? 1 : static_cast<uint32_t>(stages_.size()); }
+  uint32_t ranks_of_stage() const { return model_.num_ranks == 0 ? 1 : static_cast<uint32_t>(model_.num_ranks); }
+  uint32_t stage_of(uint32_t rank) const { return rank / ranks_of_stage(); }
+  // Layers of the KV cache whose pools a rank of the stage has.
+  StageRecord layers_of(uint32_t stage) const {
+    return stages_.empty() ? StageRecord{0, static_cast<uint32_t>(model_.num_layers)} : stages_[stage];
+  }
+  // Which named weights a stage's commands read.
+  std::vector<bool> WeightsOf(uint32_t stage) const;
+  // Ranks that run a step together, of all stages.
+  uint32_t num_ranks() const { return num_stages() * ranks_of_stage(); }
+  // Bytes of the file that one rank reads; the most of any.
   uint64_t rank_weight_bytes() const;
   uint32_t num_shared_weights() const { return static_cast<uint32_t>(model_.num_shared_weights); }
   // Weights that operands may name: the shared ones, then those of one rank.
   uint32_t num_named_weights() const {
     const uint32_t shared = num_shared_weights();
-    return shared + (static_cast<uint32_t>(weights_.size()) - shared) / num_ranks();
+    return shared + (static_cast<uint32_t>(weights_.size()) - shared) / ranks_of_stage();
   }
   // Index of the weight record that an operand of `rank` names.
   uint32_t weight_of(uint32_t named, uint32_t rank) const {
     const uint32_t shared = num_shared_weights();
-    return named < shared ? named : named + rank * (num_named_weights() - shared);
+    return named < shared ? named : named + rank % ranks_of_stage() * (num_named_weights() - shared);
   }
   // The collective of a command; nullptr if the command calls a kernel.
   const CollectiveRecord* collective(const CommandRecord& command) const {
@@ -191,8 +206,10 @@ class Artifact {
   Status CheckKernels() const;
   Status CheckWeights();
   Status CheckAdapters();
+  Status CheckStages();
   Status CheckRanks() const;
   Status CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const;
+  Status CheckOrderOfStages(const GraphRecord& graph, const std::string& name) const;
   Status CheckGraphs();
   Status CheckCommand(const GraphRecord& graph, uint32_t index) const;
   Status CheckOperand(const GraphRecord& graph, uint64_t index) const;
@@ -215,12 +232,32 @@ class Artifact {
   std::vector<CodeRecord> code_;
   std::vector<AdapterRecord> adapters_;
   std::vector<CollectiveRecord> collectives_;
+  std::vector<StageRecord> stages_;
   ModelShape shape_{};
   // Kept open: devices load the very files that were checked, even if the paths have been replaced since.
   std::vector<MappedFile> code_files_;
   MappedFile weight_file_;
   uint64_t weights_header_bytes_ = 0;  // including the length field before it
   uint64_t max_arena_bytes_ = 0;
+};
+
+// Follows the commands of a graph, in order, from stage to stage.
+class StageWalk {
+ public:
+  explicit StageWalk(const Artifact& artifact) : artifact_(artifact) {}
+  // The stage of the next command.
+  uint32_t at() const { return at_; }
+  // Whether a rank of `stage` runs the next command. The stages on both sides run what is passed on.
+  bool Runs(const CommandRecord& command, uint32_t stage) {
+    const CollectiveRecord* collective = artifact_.collective(command);
+    if (collective == nullptr || collective->op != static_cast<uint32_t>(CollectiveOp::kPassOn)) return stage == at_;
+    at_ = (collective->stage + 1) % artifact_.num_stages();
+    return stage == collective->stage || stage == at_;
+  }
+
+ private:
+  const Artifact& artifact_;
+  uint32_t at_ = 0;
 };
 
 }  // namespace llmc

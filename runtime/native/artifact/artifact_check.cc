@@ -48,8 +48,9 @@ bool IsFileName(const std::string& name) {
                      [&](unsigned char c) { return plain(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-// Number of operands of a collective: input, added ones and output.
+// Number of operands of a collective: input, added ones and output; or what is passed on.
 uint32_t OperandsOf(const CollectiveRecord& collective) {
+  if (collective.op == static_cast<uint32_t>(CollectiveOp::kPassOn)) return 1;
   return 2 + (collective.adds & kAddsBias ? 1 : 0) + (collective.adds & kAddsResidual ? 1 : 0);
 }
 
@@ -475,6 +476,7 @@ Status Artifact::CheckGraphs() {
     for (uint32_t c = graph.first_command; c < graph.first_command + graph.num_commands; ++c) {
       LLMC_RETURN_IF_ERROR(CheckCommand(graph, c));
     }
+    if (!stages_.empty()) LLMC_RETURN_IF_ERROR(CheckOrderOfStages(graph, name));
     max_arena_bytes_ = std::max(max_arena_bytes_, graph.arena_bytes);
     shape_.graphs.push_back({static_cast<Phase>(graph.phase), graph.batch, graph.seq, graph.max_tokens, graph.max_seqs,
                              graph.max_samples, graph.max_blocks_per_seq, graph.max_blocks});

@@ -48,6 +48,7 @@ Status Artifact::CheckExtends(const Artifact& older) const {
   if (adapters_.size() != older.adapters_.size() || !BeginsWith(adapters_, older.adapters_)) {
     return differ("pools of adapters");
   }
+  if (stages_.size() != older.stages_.size() || !BeginsWith(stages_, older.stages_)) return differ("stages");
   if (collectives_.size() < older.collectives_.size() || !BeginsWith(collectives_, older.collectives_)) {
     return differ("collectives");
   }

@@ -21,16 +21,21 @@ class ClockedCollective final : public Collective {
 
   uint32_t rank() const override { return own_->rank(); }
   uint32_t num_ranks() const override { return own_->num_ranks(); }
+  uint32_t ranks_of_stage() const override { return own_->ranks_of_stage(); }
   void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) override {
     Timed(&reductions_, thread, [&] { own_->AllReduce(work, thread, num_threads); });
   }
   void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) override {
     Timed(&gatherings_, thread, [&] { own_->AllGather(work, thread, num_threads); });
   }
+  void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) override {
+    Timed(&passings_, thread, [&] { own_->PassOn(work, thread, num_threads); });
+  }
   Status status() const override { return own_->status(); }
 
   const CollectiveTime& reductions() const { return reductions_; }
   const CollectiveTime& gatherings() const { return gatherings_; }
+  const CollectiveTime& passings() const { return passings_; }
 
  private:
   template <typename Body>
@@ -43,7 +48,7 @@ class ClockedCollective final : public Collective {
   }
 
   std::shared_ptr<Collective> own_;
-  CollectiveTime reductions_, gatherings_;
+  CollectiveTime reductions_, gatherings_, passings_;
 };
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
-// Collective: operations that the ranks of an artifact compute together. Every rank calls the same operations in the
-// same order, each with all threads of its team. Teams may differ in size.
+// Collective: operations that the ranks of an artifact compute together. Ranks are numbered stage by stage: a stage is
+// `ranks_of_stage` ranks that share each of its layers. All ranks of a stage call the same operations in the same
+// order, each with all threads of its team. Teams may differ in size.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +8,8 @@
 
 namespace llmc {
 
-// A sum over ranks: out = ((rank 0 + rank 1 + …) + bias) + residual, float32, [rows, width]. The bits are the same on
-// every rank and do not depend on the number of rows or threads.
+// A sum over the ranks of a stage: out = ((first rank + second rank + …) + bias) + residual, float32, [rows, width].
+// The bits are the same on every rank and do not depend on the number of rows or threads.
 struct Reduction {
   const float* in;  // of this rank; may be out
   float* out;
@@ -17,24 +18,45 @@ struct Reduction {
   uint64_t rows, width;
 };
 
-// Concatenates the columns of all ranks: those of rank r begin at r · width / num_ranks.
+// Concatenates the columns of the ranks of a stage: those of its r-th rank begin at r · width / ranks_of_stage.
 struct Gathering {
-  const float* in;  // [rows, width / num_ranks]
+  const float* in;  // [rows, width / ranks_of_stage]
   float* out;  // [rows, width]
   uint64_t rows, width;
+};
+
+// What a stage hands to the next one, unchanged: its r-th rank gives, the r-th rank of the next stage takes. Behind the
+// last stage comes the first.
+struct Passing {
+  float* data;  // [count]; written by the rank that takes
+  uint64_t count;
+  uint32_t stage;  // which gives
 };
 
 class Collective {
  public:
   virtual ~Collective() = default;
   virtual uint32_t rank() const = 0;
-  virtual uint32_t num_ranks() const = 0;
+  virtual uint32_t num_ranks() const = 0;  // of all stages
+  virtual uint32_t ranks_of_stage() const = 0;
+  uint32_t stage() const { return rank() / ranks_of_stage(); }
+  uint32_t num_stages() const { return num_ranks() / ranks_of_stage(); }
   // Called by each of num_threads threads. They synchronize before the call, and again before the next call or before
   // reading `out`. Once a rank has failed they return at once, and `out` is undefined.
   virtual void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) = 0;
   virtual void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) = 0;
+  // Call on the ranks of both stages; on others it does nothing.
+  virtual void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) = 0;
   // An error once a rank has failed, which names the rank and the reason.
   virtual Status status() const = 0;
+
+ protected:
+  uint32_t first_of_stage() const { return stage() * ranks_of_stage(); }
+  bool gives(const Passing& work) const { return stage() == work.stage; }
+  bool takes(const Passing& work) const { return stage() == (work.stage + 1) % num_stages(); }
+  // The ranks to which this one gives, and from which it takes.
+  uint32_t taker() const { return (rank() + ranks_of_stage()) % num_ranks(); }
+  uint32_t giver() const { return (rank() + num_ranks() - ranks_of_stage()) % num_ranks(); }
 };
 
 }  // namespace llmc

@@ -39,8 +39,9 @@ class Group {
   // An error once a rank has failed, which names the rank and the reason.
   virtual Status status() const = 0;
 
-  // The collective for the commands of a device; only one is used at a time.
-  virtual std::shared_ptr<Collective> NewCollective() = 0;
+  // The collective for the commands of a device; only one is used at a time. ranks_of_stage divides num_ranks, and is the
+  // same on all ranks, which all call this. nullptr once a rank has failed.
+  virtual std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage) = 0;
 };
 
 }  // namespace llmc

@@ -21,7 +21,8 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kMagic = 0x31304d4f4f524c4c;  // "LLROOM01"
+constexpr uint64_t kMagic = 0x32304d4f4f524c4c;  // "LLROOM02"
+constexpr uint64_t kSlotsOfRank = 6;  // two each for parts, sums and what is passed on: only used ones take memory
 constexpr uint64_t kLookNs = 200'000'000;  // interval at which a sleeping rank checks that the others are alive
 constexpr uint64_t kReportNs = 300'000'000;  // time for the launcher of a rank to report why it ended
 constexpr uint64_t kYieldNs = 20'000;  // after spinning for so long, the CPU is yielded
@@ -53,7 +54,7 @@ struct Room::Mapping {
     if (data != nullptr) ::munmap(data, bytes);
   }
   static uint64_t BytesFor(uint64_t num_ranks) {
-    return sizeof(Header) + num_ranks * sizeof(RoomMember) + kChannelBytes + (2 * num_ranks + 2) * kSlotBytes;
+    return sizeof(Header) + num_ranks * sizeof(RoomMember) + kChannelBytes + num_ranks * kSlotsOfRank * kSlotBytes;
   }
   // bytes: 0 for the size of the file.
   static Status Map(const std::string& path, uint64_t bytes, std::shared_ptr<Mapping>* out) {
@@ -170,9 +171,10 @@ RoomMember& Room::member(uint32_t rank) const {
 }
 char* Room::channel() const { return mapping_->data + sizeof(Header) + num_ranks_ * sizeof(RoomMember); }
 char* Room::slot(uint32_t rank, uint32_t turn) const {
-  return channel() + kChannelBytes + (uint64_t{2} * rank + turn) * kSlotBytes;
+  return channel() + kChannelBytes + (kSlotsOfRank * rank + turn) * kSlotBytes;
 }
-char* Room::sums(uint32_t turn) const { return slot(num_ranks_, turn); }
+char* Room::sums(uint32_t rank, uint32_t turn) const { return slot(rank, 2 + turn); }
+char* Room::passed(uint32_t rank, uint32_t turn) const { return slot(rank, 4 + turn); }
 
 bool Room::Await(SharedFlag* flag, uint32_t target, uint64_t spin_ns) const {
   if (flag->Reached(target)) return true;

@@ -23,6 +23,8 @@ struct RoomMember {
   SharedFlag given;  // pieces it has written to its slots
   SharedFlag reduced;  // pieces whose part of the sum it has computed
   SharedFlag heard;  // lines of the channel it has read
+  SharedFlag passed;  // pieces it has written for the next stage
+  SharedFlag taken;  // pieces it has read of the stage before
   SharedFlag loaded;  // 1: its device is ready
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> entered, left;
@@ -48,7 +50,9 @@ class Room {
   RoomMember& own() const { return member(rank_); }
   SharedFlag& said() const;  // lines of the channel that rank 0 has written
   char* slot(uint32_t rank, uint32_t turn) const;
-  char* sums(uint32_t turn) const;
+  // Memory of sums of a stage, by its first rank, and of what a rank passes on.
+  char* sums(uint32_t rank, uint32_t turn) const;
+  char* passed(uint32_t rank, uint32_t turn) const;
   char* channel() const;
 
   // Waits for a flag, spinning for spin_ns before it sleeps. False once a rank has failed.

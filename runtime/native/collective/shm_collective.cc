@@ -40,7 +40,7 @@ void ShmCollective::Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uin
 }
 
 bool ShmCollective::AwaitAll(SharedFlag RoomMember::* flag, uint32_t value) const {
-  for (uint32_t r = 0; r < num_ranks(); ++r) {
+  for (uint32_t r = first_of_stage(), end = r + ranks_of_stage_; r < end; ++r) {
     if (!room_->Await(&(room_->member(r).*flag), value, kSpinNs)) return false;
   }
   return true;
@@ -58,6 +58,7 @@ void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t n
   constexpr uint64_t kBlock = 64 * kFloatsOfLine;
   alignas(kLineBytes) float block[kBlock];
   const uint64_t total = work.rows * work.width;
+  const uint32_t first_rank = first_of_stage(), end_rank = first_rank + ranks_of_stage_;
   uint32_t given = room_->own().given.value(), reduced = room_->own().reduced.value();
   if (room_->failed()) return;
   for (uint64_t first = 0; first < total; first += kPiece) {
@@ -68,8 +69,8 @@ void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t n
     const auto sum = [&](Part part, auto&& take) {
       for (uint64_t begin = part.begin; begin < part.end; begin += kBlock) {
         const uint64_t size = std::min(kBlock, part.end - begin);
-        std::memcpy(block, Given(0, turn, own) + begin, size * sizeof(float));
-        for (uint32_t r = 1; r < num_ranks(); ++r) AddTo(block, Given(r, turn, own) + begin, size);
+        std::memcpy(block, Given(first_rank, turn, own) + begin, size * sizeof(float));
+        for (uint32_t r = first_rank + 1; r < end_rank; ++r) AddTo(block, Given(r, turn, own) + begin, size);
         take(begin, size);
       }
     };
@@ -81,12 +82,12 @@ void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t n
       AddBehindSum(work, block, first + begin, first + begin + size);
       std::memcpy(work.out + first + begin, block, size * sizeof(float));
     };
-    if (num_ranks() <= kFewRanks || count < kSharedFloats) {
+    if (ranks_of_stage_ <= kFewRanks || count < kSharedFloats) {
       sum(mine, [&](uint64_t begin, uint64_t size) { finish(block, begin, size); });
       continue;
     }
-    float* sums = reinterpret_cast<float*>(room_->sums(turn));
-    const Part of_rank = ShareOf({0, count}, rank(), num_ranks());
+    float* sums = reinterpret_cast<float*>(room_->sums(first_rank, turn));
+    const Part of_rank = ShareOf({0, count}, rank() - first_rank, ranks_of_stage_);
     sum(ShareOf(of_rank, thread, num_threads),
         [&](uint64_t begin, uint64_t size) { std::memcpy(sums + begin, block, size * sizeof(float)); });
     Arrive(&room_->own().reduced, &reduced_, num_threads, ++reduced);
@@ -98,7 +99,7 @@ void ShmCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t n
 }
 
 void ShmCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) {
-  const uint64_t width = work.width / num_ranks(), total = work.rows * width;
+  const uint64_t width = work.width / ranks_of_stage_, total = work.rows * width;
   uint32_t given = room_->own().given.value();
   if (room_->failed()) return;
   for (uint64_t first = 0; first < total; first += kPiece) {
@@ -108,8 +109,8 @@ void ShmCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t n
     Copy(reinterpret_cast<float*>(room_->slot(rank(), turn)), work.in + first, mine);
     Arrive(&room_->own().given, &given_, num_threads, given);
     if (!AwaitAll(&RoomMember::given, given)) return;
-    for (uint32_t r = 0; r < num_ranks(); ++r) {
-      const float* from = Given(r, turn, work.in + first);
+    for (uint32_t r = 0; r < ranks_of_stage_; ++r) {
+      const float* from = Given(first_of_stage() + r, turn, work.in + first);
       for (uint64_t i = mine.begin; i < mine.end;) {
         const uint64_t row = (first + i) / width, column = (first + i) % width;
         const uint64_t size = std::min(width - column, mine.end - i);
@@ -117,6 +118,27 @@ void ShmCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t n
         i += size;
       }
     }
+  }
+}
+
+// A rank gives to one other rank and takes from one, which may be the same. A slot is written again once the other rank
+// has read it. Threads wait for their own rank's flag, too: it speaks for all of them, and so no thread runs ahead.
+void ShmCollective::PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) {
+  const bool gives = this->gives(work);
+  if (room_->failed() || (!gives && !takes(work))) return;
+  const uint32_t from = gives ? rank() : giver(), to = gives ? taker() : rank();
+  SharedFlag *passed = &room_->member(from).passed, *taken = &room_->member(to).taken;
+  SharedFlag* own = gives ? passed : taken;
+  uint32_t number = own->value();
+  for (uint64_t first = 0; first < work.count; first += kPiece) {
+    const uint64_t count = std::min(kPiece, work.count - first);
+    const Part mine = ShareOf({0, count}, thread, num_threads);
+    const uint32_t turn = ++number & 1;
+    auto* slot = reinterpret_cast<float*>(room_->passed(from, turn));
+    if (!room_->Await(gives ? taken : passed, gives ? number - 2 : number, kSpinNs)) return;
+    gives ? Copy(slot, work.data + first, mine) : Copy(work.data + first, slot, mine);
+    Arrive(own, &passed_, num_threads, number);
+    if (!room_->Await(own, number, kSpinNs)) return;
   }
 }
 

@@ -1,5 +1,6 @@
 // ShmCollective: ranks of one host that add up in the memory of a room. A message is sent in pieces. A small piece is
-// summed completely by every rank. A large one is divided: each rank sums a part, and all read the sums.
+// summed completely by every rank. A large one is divided: each rank sums a part, and all read the sums. What a stage
+// passes on is copied to the memory of the rank that gives, from which the other one copies it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,23 +13,30 @@ namespace llmc {
 
 class ShmCollective final : public Collective {
  public:
-  explicit ShmCollective(std::shared_ptr<Room> room) : room_(std::move(room)) {}
+  // ranks_of_stage: divides the ranks of the room; 0: all are one stage.
+  explicit ShmCollective(std::shared_ptr<Room> room, uint32_t ranks_of_stage = 0)
+      : room_(std::move(room)), ranks_of_stage_(ranks_of_stage != 0 ? ranks_of_stage : room_->num_ranks()) {}
 
   uint32_t rank() const override { return room_->rank(); }
   uint32_t num_ranks() const override { return room_->num_ranks(); }
+  uint32_t ranks_of_stage() const override { return ranks_of_stage_; }
   void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) override;
   void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) override;
+  void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) override;
   Status status() const override { return room_->status(); }
 
  private:
   // The last arriving thread of the rank sets its flag.
   void Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uint32_t num_threads, uint32_t value);
+  // Of the stage.
   bool AwaitAll(SharedFlag RoomMember::* flag, uint32_t value) const;
   const float* Given(uint32_t rank, uint32_t turn, const float* own) const;
 
   std::shared_ptr<Room> room_;
+  uint32_t ranks_of_stage_;
   alignas(128) std::atomic<uint32_t> given_{0};
   alignas(128) std::atomic<uint32_t> reduced_{0};
+  alignas(128) std::atomic<uint32_t> passed_{0};
 };
 
 }  // namespace llmc

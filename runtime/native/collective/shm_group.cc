@@ -33,6 +33,8 @@ void ShmGroup::AwaitLeft() {
   }
 }
 
-std::shared_ptr<Collective> ShmGroup::NewCollective() { return std::make_shared<ShmCollective>(room_); }
+std::shared_ptr<Collective> ShmGroup::NewCollective(uint32_t ranks_of_stage) {
+  return std::make_shared<ShmCollective>(room_, ranks_of_stage);
+}
 
 }  // namespace llmc

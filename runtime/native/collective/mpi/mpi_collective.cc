@@ -18,19 +18,20 @@ int MpiBytes(uint64_t floats) { return static_cast<int>(floats * sizeof(float));
 
 }  // namespace
 
-// Gathers the floats of all ranks into given_.
+// Gathers the floats of all ranks of the stage into given_.
 bool MpiCollective::GatherAll(const float* from, uint64_t count) {
-  given_.resize(count * num_ranks());
+  given_.resize(count * ranks_of_stage_);
   MpiRequest request;
   const Status begun = group_->mpi().AllGather(MpiChannel::kSums, from, MpiBytes(count), given_.data(), &request);
   return group_->Await(begun, &request, kMpiSpinNs).ok();
 }
 
-// Adds up the floats of all ranks into sums_; each rank adds up one part.
+// Adds up the floats of all ranks of the stage into sums_; each rank adds up one part.
 bool MpiCollective::SumByParts(const float* from, uint64_t count) {
-  const uint32_t ranks = num_ranks();
+  const uint32_t ranks = ranks_of_stage_;
   const auto begin = [&](uint32_t r) { return count * r / ranks; };
-  const uint64_t own = begin(rank() + 1) - begin(rank());
+  const uint32_t place = rank() - first_of_stage();
+  const uint64_t own = begin(place + 1) - begin(place);
   bytes_.resize(ranks), offsets_.resize(ranks), own_bytes_.resize(ranks), own_offsets_.resize(ranks);
   for (uint32_t r = 0; r < ranks; ++r) {
     offsets_[r] = MpiBytes(begin(r));
@@ -57,9 +58,9 @@ void MpiCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t /
     const uint64_t count = std::min(kMpiPiece, total - first);
     float* sum = nullptr;
     float* out = work.out + first;
-    if (num_ranks() <= kMpiFewRanks || count < kMpiSharedFloats) {
+    if (ranks_of_stage_ <= kMpiFewRanks || count < kMpiSharedFloats) {
       if (!GatherAll(work.in + first, count)) return;
-      for (uint32_t r = 1; r < num_ranks(); ++r) AddTo(given_.data(), given_.data() + count * r, count);
+      for (uint32_t r = 1; r < ranks_of_stage_; ++r) AddTo(given_.data(), given_.data() + count * r, count);
       sum = given_.data();
     } else {
       if (!SumByParts(work.in + first, count)) return;
@@ -72,11 +73,11 @@ void MpiCollective::AllReduce(const Reduction& work, uint32_t thread, uint32_t /
 
 void MpiCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t /*num_threads*/) {
   if (thread != 0 || group_->failed()) return;
-  const uint64_t width = work.width / num_ranks(), total = work.rows * width;
+  const uint64_t width = work.width / ranks_of_stage_, total = work.rows * width;
   for (uint64_t first = 0; first < total; first += kMpiPiece) {
     const uint64_t count = std::min(kMpiPiece, total - first);
     if (!GatherAll(work.in + first, count)) return;
-    for (uint32_t r = 0; r < num_ranks(); ++r) {
+    for (uint32_t r = 0; r < ranks_of_stage_; ++r) {
       const float* from = given_.data() + count * r;
       for (uint64_t i = 0; i < count;) {
         const uint64_t row = (first + i) / width, column = (first + i) % width;
@@ -85,6 +86,17 @@ void MpiCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t /
         i += size;
       }
     }
+  }
+}
+
+void MpiCollective::PassOn(const Passing& work, uint32_t thread, uint32_t /*num_threads*/) {
+  if (thread != 0 || group_->failed() || (!gives(work) && !takes(work))) return;
+  for (uint64_t first = 0; first < work.count; first += kMpiPiece) {
+    const int bytes = MpiBytes(std::min(kMpiPiece, work.count - first));
+    MpiRequest request;
+    const Status begun = gives(work) ? group_->mpi().Send(work.data + first, bytes, taker(), &request)
+                                     : group_->mpi().Receive(work.data + first, bytes, giver(), &request);
+    if (!group_->Await(begun, &request, kMpiSpinNs).ok()) return;
   }
 }
 

@@ -130,6 +130,14 @@ void MpiGroup::Leave() {
   mpi_->Finish();
 }
 
-std::shared_ptr<Collective> MpiGroup::NewCollective() { return std::make_shared<MpiCollective>(shared_from_this()); }
+std::shared_ptr<Collective> MpiGroup::NewCollective(uint32_t ranks_of_stage) {
+  if (ranks_of_stage != num_ranks()) {
+    if (const Status divided = mpi_->Divide(ranks_of_stage); !divided.ok()) {
+      Fail(rank(), divided.message);
+      return nullptr;
+    }
+  }
+  return std::make_shared<MpiCollective>(shared_from_this(), ranks_of_stage);
+}
 
 }  // namespace llmc

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kSuccess = 0, kThreadsTakeTurns = 2;  // MPI_SUCCESS, MPI_THREAD_SERIALIZED: the same in both interfaces
 constexpr int kMostErrorText = 1024, kMostVersionText = 8192;
+constexpr int kTag = 1;  // of all messages between two ranks
 
 Status Unusable(const std::string& what) { return Status::Error(LLMC_ERR_NOT_FOUND, what); }
 
@@ -29,6 +30,7 @@ struct MpiFunctions {
   int (*rank)(Handle, int*);
   int (*size)(Handle, int*);
   int (*dup)(Handle, Handle*);
+  int (*split)(Handle, int, int, Handle*);
   int (*set_errhandler)(Handle, Handle);
   int (*error_string)(int, char*, int*);
   int (*ibcast)(void*, int, Handle, int, Handle, Handle*);
@@ -37,6 +39,8 @@ struct MpiFunctions {
   int (*ialltoallv)(const void*, const int*, const int*, Handle, void*, const int*, const int*, Handle, Handle,
                     Handle*);
   int (*ibarrier)(Handle, Handle*);
+  int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
+  int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
   int (*test)(Handle*, int*, void*);
 };
 
@@ -54,6 +58,7 @@ const char* FindMpi(void* library, MpiFunctions<Handle>* out) {
   find(&out->ibcast, "MPI_Ibcast"), find(&out->iallgather, "MPI_Iallgather");
   find(&out->iallgatherv, "MPI_Iallgatherv"), find(&out->ialltoallv, "MPI_Ialltoallv");
   find(&out->ibarrier, "MPI_Ibarrier"), find(&out->test, "MPI_Test");
+  find(&out->split, "MPI_Comm_split"), find(&out->isend, "MPI_Isend"), find(&out->irecv, "MPI_Irecv");
   return missing;
 }
 
@@ -81,6 +86,7 @@ class MpiOf final : public MpiLibrary {
     }
     rank_ = static_cast<uint32_t>(rank);
     num_ranks_ = static_cast<uint32_t>(size);
+    divided_ = num_ranks_;
     return Status::Ok();
   }
 
@@ -99,8 +105,8 @@ class MpiOf final : public MpiLibrary {
   Status AllGatherParts(MpiChannel channel, const void* from, void* to, const int* bytes, const int* offsets,
                         MpiRequest* out) override {
     return Start(out, [&](Handle* request) {
-      return call_.iallgatherv(from, bytes[rank_], constant_.byte, to, bytes, offsets, constant_.byte, Of(channel),
-                               request);
+      return call_.iallgatherv(from, bytes[rank_ % divided_], constant_.byte, to, bytes, offsets, constant_.byte,
+                               Of(channel), request);
     });
   }
   Status AllToAll(MpiChannel channel, const void* from, const int* bytes, const int* offsets, void* to,
@@ -112,6 +118,24 @@ class MpiOf final : public MpiLibrary {
   }
   Status Barrier(MpiChannel channel, MpiRequest* out) override {
     return Start(out, [&](Handle* request) { return call_.ibarrier(Of(channel), request); });
+  }
+  Status Divide(uint32_t size) override {
+    Handle sums;
+    LLMC_RETURN_IF_ERROR(Locked(
+        [&] { return call_.split(constant_.world, static_cast<int>(rank_ / size), static_cast<int>(rank_), &sums); }));
+    channels_[static_cast<uint32_t>(MpiChannel::kSums)] = sums;
+    divided_ = size;
+    return Locked([&] { return call_.set_errhandler(sums, constant_.errors_return); });
+  }
+  Status Send(const void* data, int bytes, uint32_t to, MpiRequest* out) override {
+    return Start(out, [&](Handle* request) {
+      return call_.isend(data, bytes, constant_.byte, static_cast<int>(to), kTag, Of(MpiChannel::kSteps), request);
+    });
+  }
+  Status Receive(void* data, int bytes, uint32_t from, MpiRequest* out) override {
+    return Start(out, [&](Handle* request) {
+      return call_.irecv(data, bytes, constant_.byte, static_cast<int>(from), kTag, Of(MpiChannel::kSteps), request);
+    });
   }
   Status Test(MpiRequest* request, bool* done) override {
     Handle handle;
@@ -153,6 +177,7 @@ class MpiOf final : public MpiLibrary {
   MpiConstants<Handle> constant_;
   std::array<Handle, kNumMpiChannels> channels_{};
   uint32_t rank_ = 0, num_ranks_ = 0;
+  uint32_t divided_ = 1;  // ranks of a channel kSums
   std::mutex mutex_;
 };
 

@@ -13,12 +13,12 @@ struct MpiRequest {
   uint64_t handle = 0;
 };
 
-// Two channels with independent operations: messages of rank 0, and what all compute together.
+// Two channels with independent operations: messages of rank 0, and what the ranks of a stage compute together.
 enum class MpiChannel : uint32_t { kSteps, kSums };
 constexpr uint32_t kNumMpiChannels = 2;
 
-// Any thread; calls are serialized, and none waits for another rank. Every rank starts the same operations of a channel
-// in the same order. Sizes are in bytes.
+// Any thread; calls are serialized, and none but Divide waits for another rank. Every rank of a channel starts the same
+// operations in the same order; Send and Receive are of two ranks. Sizes are in bytes.
 class MpiLibrary {
  public:
   // path: for dlopen. Loads and starts MPI, once per process; mpirun must have started the process.
@@ -31,6 +31,12 @@ class MpiLibrary {
   virtual Status Broadcast(MpiChannel channel, void* data, int bytes, MpiRequest* out) = 0;
   // to: the data of every rank, in rank order.
   virtual Status AllGather(MpiChannel channel, const void* from, int bytes, void* to, MpiRequest* out) = 0;
+  // Makes a channel of its own, kSums, for each `size` ranks; before, all are in it. Call once at most. In that channel
+  // rank r is the r-th of these. All ranks must call it.
+  virtual Status Divide(uint32_t size) = 0;
+  // To and from one other rank, in order. Ranks are those of all.
+  virtual Status Send(const void* data, int bytes, uint32_t to, MpiRequest* out) = 0;
+  virtual Status Receive(void* data, int bytes, uint32_t from, MpiRequest* out) = 0;
   // As AllGather with different sizes: rank r contributes bytes[r], stored at to + offsets[r].
   virtual Status AllGatherParts(MpiChannel channel, const void* from, void* to, const int* bytes, const int* offsets,
                                 MpiRequest* out) = 0;

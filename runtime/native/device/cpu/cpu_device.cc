@@ -81,6 +81,7 @@ CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::
       pool_(std::move(pool)),
       adapters_(std::move(adapters)),
       team_(std::move(team)),
+      stage_(collective == nullptr ? 0 : collective->stage()),
       replay_(team_.get(), pool_.num_blocks(), std::move(collective)) {}
 
 Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
@@ -98,7 +99,8 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
   std::shared_ptr<const CpuCode> code;
   LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
   KvPool pool;
-  LLMC_RETURN_IF_ERROR(KvPool::Allocate(*artifact, num_blocks, &pool));
+  const uint32_t stage = options.collective == nullptr ? 0 : options.collective->stage();
+  LLMC_RETURN_IF_ERROR(KvPool::Allocate(*artifact, stage, num_blocks, &pool));
   AdapterPools adapters;
   LLMC_RETURN_IF_ERROR(AdapterPools::Allocate(*artifact, &adapters));
   TeamOptions team_options;

@@ -90,7 +90,7 @@ class CpuDevice final : public Device, public CommandRunner {
             std::shared_ptr<Collective> collective);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
-  CpuProgram::Memory memory() const { return {&weights_, pool_, adapters_}; }
+  CpuProgram::Memory memory() const { return {&weights_, pool_, adapters_, stage_}; }
 
   ModelShape shape_;
   KvPool pool_;
@@ -99,6 +99,7 @@ class CpuDevice final : public Device, public CommandRunner {
   NodeSpread spread_;
   uint64_t spread_pool_bytes_ = 0;
   WeightMemory weights_;  // of the first artifact, for the device's lifetime
+  uint32_t stage_;  // of this rank
   CpuReplay replay_;
   uint32_t begun_ = 0;  // graph of the step that runs command by command
 };

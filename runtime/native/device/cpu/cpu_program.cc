@@ -53,6 +53,7 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   out->weights_ = memory.weights;
   out->pool_ = &memory.pool;
   out->adapters_ = &memory.adapters;
+  out->stage_ = memory.stage;
   out->steps_.resize(artifact.graphs().size());
   out->graphs_.resize(artifact.graphs().size());
   for (uint32_t g = 0; g < artifact.graphs().size(); ++g) {
@@ -81,9 +82,12 @@ void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
   const GraphRecord& record = artifact.graphs()[graph];
   std::vector<Step> steps;
   steps.reserve(record.num_commands);
+  StageWalk walk(artifact);
   for (uint32_t c = 0; c < record.num_commands; ++c) {
     const CommandRecord& command = artifact.commands()[record.first_command + c];
+    if (!walk.Runs(command, stage_)) continue;
     Step step{};
+    step.command = c;
     step.collective = artifact.collective(command);
     step.function = step.collective != nullptr ? nullptr : code_->function(command.kernel);
     step.num_buffers = command.num_operands;
@@ -114,13 +118,13 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
     // Equal numbers for all threads: they share memory bandwidth evenly.
     step.tasks_each = 1;
     if (num_threads > 1 && step.collective == nullptr) {
-      const uint32_t most = LaunchOf(artifact.kernels()[commands[c].kernel]).max_tasks / num_threads;
+      const uint32_t most = LaunchOf(artifact.kernels()[commands[step.command].kernel]).max_tasks / num_threads;
       step.tasks_each = std::clamp(most, 1u, kTasksOfThread);
     }
     step.num_tasks = step.tasks_each * num_threads;
     step.looks_ahead = c == 0 || step.streams;
     step.next = next;
-    if (step.streams) next = Streamed(commands[c], step);
+    if (step.streams) next = Streamed(commands[step.command], step);
   }
 }
 
@@ -146,9 +150,9 @@ void CpuProgram::ResolveWeights(const WeightMemory& weights) {
   for (uint32_t g = 0; g < graphs_.size(); ++g) {
     if (graphs_[g].begin == nullptr) continue;
     const GraphRecord& graph = artifact.graphs()[g];
-    Step* step = graphs_[g].begin;
-    for (uint32_t c = 0; c < graph.num_commands; ++c, ++step) {
-      const OperandRecord* operands = &artifact.operands()[artifact.commands()[graph.first_command + c].first_operand];
+    for (Step* step = graphs_[g].begin; step != graphs_[g].end; ++step) {
+      const OperandRecord* operands =
+          &artifact.operands()[artifact.commands()[graph.first_command + step->command].first_operand];
       for (uint32_t o = 0; o < step->num_buffers; ++o) {
         if (static_cast<OperandKind>(operands[o].kind) == OperandKind::kWeight) {
           step->buffers[o] = weights.address(operands[o].index) + operands[o].offset;

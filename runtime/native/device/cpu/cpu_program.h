@@ -1,5 +1,5 @@
-// CpuProgram: the graphs of an artifact, with every command resolved to a function and its buffers, and their working
-// memory.
+// CpuProgram: the graphs of an artifact, with every command of a stage resolved to a function and its buffers, and their
+// working memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +34,7 @@ class CpuProgram {
  public:
   // A command with all pointers resolved.
   struct Step {
+    uint32_t command;  // its index in the graph
     void* function;
     const CollectiveRecord* collective;  // set instead of a function
     void* buffers[kMaxBuffers];
@@ -56,6 +57,7 @@ class CpuProgram {
     const WeightMemory* weights;
     const KvPool& pool;
     const AdapterPools& adapters;
+    uint32_t stage = 0;  // whose commands run
   };
   // arena: that of the program being replaced, shared if large enough; nullptr: make a new one.
   static Status Make(std::shared_ptr<const Artifact> of, std::shared_ptr<const CpuCode> code, const Memory& memory,
@@ -114,6 +116,7 @@ class CpuProgram {
   const WeightMemory* weights_ = nullptr;
   const KvPool* pool_ = nullptr;
   const AdapterPools* adapters_ = nullptr;
+  uint32_t stage_ = 0;
   std::vector<std::vector<Step>> steps_;  // [graph]
   std::vector<StepRange> graphs_;
   std::size_t longest_ = 0;

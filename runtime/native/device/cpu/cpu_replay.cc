@@ -80,6 +80,10 @@ void CpuReplay::RunCollective(const Step& step, uint32_t thread, uint32_t num_th
   const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
   const auto rows = static_cast<uint64_t>(tokens ? scalars_[0] : scalars_[2]);
   void* const* operand = step.buffers;
+  if (record.op == static_cast<uint32_t>(CollectiveOp::kPassOn)) {
+    collective_->PassOn({static_cast<float*>(*operand), rows * record.width, record.stage}, thread, num_threads);
+    return;
+  }
   const auto next = [&operand] { return static_cast<const float*>(*operand++); };
   const float* in = next();
   if (record.op == static_cast<uint32_t>(CollectiveOp::kAllGather)) {
@@ -145,7 +149,7 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
     spent.family[step.family] += end - start;
     spent.barrier += leave - end;
     spent.done = leave;
-    if (times) *times++ = {start, end, leave};
+    if (times) times[step.command] = {start, end, leave};
   }
   if (thread == 0) spent_ = spent;
 }
@@ -156,7 +160,7 @@ Status CpuReplay::Run(const ModelShape& model, const BatchView& batch) {
   CopyInputs(batch);
   RunTeam(batch.graph);
   const uint64_t end = Ticks();
-  const uint32_t num_commands = static_cast<uint32_t>(current_.end - current_.begin);
+  const uint32_t num_commands = program_.artifact().graphs()[batch.graph].num_commands;
   times_.Account(spent_, num_commands, start, end, MonotonicNs() - start_ns);
   return collective_ != nullptr ? collective_->status() : Status::Ok();
 }

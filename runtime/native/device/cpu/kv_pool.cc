@@ -6,7 +6,7 @@
 
 namespace llmc {
 
-Status KvPool::Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* out) {
+Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_blocks, KvPool* out) {
   uint64_t key_bytes = 0, value_bytes = 0, bytes = 0;
   if (__builtin_mul_overflow(artifact.key_block_bytes(), uint64_t{num_blocks}, &key_bytes) ||
       __builtin_mul_overflow(artifact.value_block_bytes(), uint64_t{num_blocks}, &value_bytes) ||
@@ -15,7 +15,8 @@ Status KvPool::Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* o
                                                      " blocks overflows 64 bits; ask for fewer blocks");
   }
   out->num_blocks_ = num_blocks;
-  out->num_layers_ = static_cast<uint32_t>(artifact.model().num_layers);
+  out->first_layer_ = artifact.layers_of(stage).first_layer;
+  out->num_layers_ = artifact.layers_of(stage).num_layers;
   out->key_block_bytes_ = artifact.key_block_bytes();
   out->value_block_bytes_ = artifact.value_block_bytes();
   out->key_bytes_ = RoundUp(key_bytes, kAlignment);
@@ -25,7 +26,7 @@ Status KvPool::Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* o
 }
 
 void KvPool::Touch(uint64_t num_blocks) {
-  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
     TouchPages(keys(layer) + touched_blocks_ * key_block_bytes_, keys(layer) + num_blocks * key_block_bytes_);
     TouchPages(values(layer) + touched_blocks_ * value_block_bytes_, values(layer) + num_blocks * value_block_bytes_);
   }
@@ -39,7 +40,7 @@ Status KvPool::Copy(uint32_t from, uint32_t to) {
                                                     std::to_string(num_blocks_) + " blocks");
   }
   if (from == to) return Status::Ok();
-  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
     std::memcpy(keys(layer) + to * key_block_bytes_, keys(layer) + from * key_block_bytes_, key_block_bytes_);
     std::memcpy(values(layer) + to * value_block_bytes_, values(layer) + from * value_block_bytes_, value_block_bytes_);
   }

@@ -1,4 +1,4 @@
-// KvPool: keys and values of all layers; each layer's keys precede its values, block by block.
+// KvPool: keys and values of all layers of a stage; each layer's keys precede its values, block by block.
 #pragma once
 #include <cstdint>
 
@@ -11,13 +11,13 @@ namespace llmc {
 class KvPool {
  public:
   KvPool() = default;
-  // num_blocks: including the dummy block.
-  static Status Allocate(const Artifact& artifact, uint32_t num_blocks, KvPool* out);
+  // num_blocks: including the dummy block. stage: whose layers the pool is for.
+  static Status Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_blocks, KvPool* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
   const Pages& pages() const { return pages_; }
-  // Block 0 of a layer.
-  char* keys(uint32_t layer) const { return pages_.data() + layer * layer_bytes_; }
+  // Block 0 of a layer of the stage.
+  char* keys(uint32_t layer) const { return pages_.data() + (layer - first_layer_) * layer_bytes_; }
   char* values(uint32_t layer) const { return keys(layer) + key_bytes_; }
 
   // Allocates the pages of the first num_blocks blocks of every layer; their contents stay.
@@ -32,7 +32,7 @@ class KvPool {
   Status CheckBlock(uint32_t block) const;
 
   Pages pages_;
-  uint32_t num_blocks_ = 0, num_layers_ = 0;
+  uint32_t num_blocks_ = 0, first_layer_ = 0, num_layers_ = 0;
   uint64_t key_block_bytes_ = 0, value_block_bytes_ = 0;  // of one layer
   uint64_t key_bytes_ = 0, layer_bytes_ = 0;              // K of one layer; K and V of one layer
   uint64_t touched_blocks_ = 0;

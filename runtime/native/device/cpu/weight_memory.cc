@@ -53,18 +53,26 @@ void ReadPieces(void* context, uint32_t, uint32_t) {
 WeightMemory::WeightMemory(std::shared_ptr<const Artifact> artifact, const WeightOptions& options, uint64_t reserve,
                            uint32_t rank)
     : artifact_(std::move(artifact)), rank_(rank), reserve_(reserve), part_bytes_(options.part_bytes) {
-  end_ = artifact_->weight_file().size();
-  const uint32_t shared = artifact_->num_shared_weights(), own = artifact_->num_named_weights() - shared;
-  const auto begin_of = [&](uint32_t of_rank) { return artifact_->weights()[shared + of_rank * own].file_offset; };
-  if (artifact_->num_ranks() > 1 && own > 0) {
-    gap_ = begin_of(0);
-    gap_end_ = begin_of(rank);
-    if (rank + 1 < artifact_->num_ranks()) end_ = begin_of(rank + 1);
+  const std::vector<bool> read = artifact_->WeightsOf(artifact_->stage_of(rank));
+  if (artifact_->num_ranks() == 1) ranges_ = {{0, artifact_->weight_file().size()}};
+  // Records are in the order of the file.
+  for (uint32_t i = 0; i < read.size() && artifact_->num_ranks() > 1; ++i) {
+    if (!read[i]) continue;
+    const WeightRecord& weight = artifact_->weights()[artifact_->weight_of(i, rank)];
+    const Range range = {weight.file_offset, weight.file_offset + weight.bytes};
+    const bool joins = !ranges_.empty() && range.begin < ranges_.back().end + kAlignment;
+    joins ? static_cast<void>(ranges_.back().end = range.end) : ranges_.push_back(range);
   }
   const uint64_t bytes = this->bytes();
   if (part_bytes_ == 0) part_bytes_ = RoundUp(bytes / kNumParts + 1, kHugePage);
-  settled_ = options.mode == WeightMode::kMapped ||
+  settled_ = ranges_.empty() || options.mode == WeightMode::kMapped ||
              (options.mode == WeightMode::kAuto && (bytes < options.min_bytes || !HasHugePages()));
+}
+
+uint64_t WeightMemory::BytesBelow(uint64_t end) const {
+  uint64_t bytes = 0;
+  for (const Range& range : ranges_) bytes += std::clamp(end, range.begin, range.end) - range.begin;
+  return bytes;
 }
 
 char* WeightMemory::address(uint32_t index) const {
@@ -85,14 +93,16 @@ Status WeightMemory::Move(Team* team, NodeSpread* spread) {
     return Status::Ok();
   }
   if (first) spread_ = spread->Place(pages_);
-  if (moved_ == gap_) moved_ = gap_end_;
-  const uint64_t end = moved_ < gap_ ? gap_ : end_;
+  const auto range =
+      std::find_if(ranges_.begin(), ranges_.end(), [this](const Range& one) { return moved_ < one.end; });
+  moved_ = std::max(moved_, range->begin);
+  const uint64_t end = range->end;
   Slice slice{&file, pages_.data(), moved_ + std::min(end - moved_, part_bytes_), {moved_}};
   team->Run(ReadPieces, &slice);
   // Read again for the error message.
   if (slice.failed.load(std::memory_order_relaxed)) LLMC_RETURN_IF_ERROR(slice.Read(moved_, slice.end - moved_));
   moved_ = slice.end;
-  settled_ = moved_ == end_;
+  settled_ = moved_ == ranges_.back().end;
   // A weight that is copied in part is still read from the mapping.
   uint64_t unread = moved_;
   for (uint32_t i = 0; i < artifact_->num_named_weights(); ++i) {

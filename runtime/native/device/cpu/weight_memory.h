@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "artifact/artifact.h"
 #include "core/mapped_file.h"
@@ -37,7 +38,7 @@ class WeightMemory {
   // Whether nothing is left to move, or moving has been given up.
   bool settled() const { return settled_; }
   // Bytes of the rank's weights.
-  uint64_t bytes() const { return BytesBelow(end_); }
+  uint64_t bytes() const { return BytesBelow(UINT64_MAX); }
   uint64_t moved_bytes() const { return BytesBelow(moved_); }
   // Spread bytes of the copy, see NodeSpread::Place.
   uint64_t spread_bytes() const { return spread_; }
@@ -47,16 +48,19 @@ class WeightMemory {
   Status Move(Team* team, NodeSpread* spread);
 
  private:
+  // Bytes of the file that this rank reads, from begin to end.
+  struct Range {
+    uint64_t begin, end;
+  };
   // Bytes of the file below `end` that this rank reads.
-  uint64_t BytesBelow(uint64_t end) const { return end - (std::clamp(end, gap_, gap_end_) - gap_); }
+  uint64_t BytesBelow(uint64_t end) const;
 
   std::shared_ptr<const Artifact> artifact_;
   uint32_t rank_ = 0;
-  uint64_t gap_ = 0, gap_end_ = 0;  // file range with the weights of earlier ranks
-  uint64_t end_ = 0;  // end of this rank's weights; later ranks follow
+  std::vector<Range> ranges_;  // ascending, none empty
   Pages pages_;
   uint64_t reserve_ = 0, part_bytes_ = 0;
-  uint64_t moved_ = 0;  // file offset up to which weights are in pages_, except the gap
+  uint64_t moved_ = 0;  // file offset up to which the ranges are in pages_
   uint64_t spread_ = 0;
   uint64_t dropped_ = 0;  // bytes of the mapping that are no longer read
   bool settled_ = true;

@@ -71,11 +71,14 @@ void LeaderDevice::GetStats(std::vector<DeviceStat>* out) const {
   const uint64_t alive = group_->failed() ? 0 : group_->num_ranks();
   out->push_back({"ranks", group_->num_ranks()});
   out->push_back({"working_ranks", alive});
-  const CollectiveTime &sums = clocked_->reductions(), &gathered = clocked_->gatherings();
+  const CollectiveTime &sums = clocked_->reductions(), &gathered = clocked_->gatherings(),
+                       &passed = clocked_->passings();
   out->push_back({"all_reduces", sums.count.load(std::memory_order_relaxed)});
   out->push_back({"all_reduce_ns", sums.ns.load(std::memory_order_relaxed)});
   out->push_back({"all_gathers", gathered.count.load(std::memory_order_relaxed)});
   out->push_back({"all_gather_ns", gathered.ns.load(std::memory_order_relaxed)});
+  out->push_back({"pass_ons", passed.count.load(std::memory_order_relaxed)});
+  out->push_back({"pass_on_ns", passed.ns.load(std::memory_order_relaxed)});
 }
 
 }  // namespace llmc

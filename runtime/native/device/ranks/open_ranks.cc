@@ -113,7 +113,9 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   auto speaker = std::make_unique<RankSpeaker>(group_);
   LLMC_RETURN_IF_ERROR(speaker->Say(RankOp::kLoad, options.num_blocks, options.timed ? 1 : 0));
   LoadOptions own = options;
-  const auto clocked = std::make_shared<ClockedCollective>(group_->NewCollective());
+  std::shared_ptr<Collective> collective = group_->NewCollective(artifact->ranks_of_stage());
+  if (collective == nullptr) return group_->status();
+  const auto clocked = std::make_shared<ClockedCollective>(std::move(collective));
   own.collective = clocked;
   std::unique_ptr<Device> device;
   if (const Status loaded = own_->Load(std::move(artifact), own, &device); !loaded.ok()) {
@@ -140,7 +142,8 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   LoadOptions options;
   options.num_blocks = said.values[0];
   options.timed = said.values[1] != 0;
-  options.collective = group_->NewCollective();
+  options.collective = group_->NewCollective(artifact->ranks_of_stage());
+  if (options.collective == nullptr) return group_->status();
   std::unique_ptr<Device> device;
   LLMC_RETURN_IF_ERROR(own_->Load(artifact, options, &device));
   LLMC_RETURN_IF_ERROR(group_->TellLoaded());

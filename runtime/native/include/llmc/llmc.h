@@ -90,7 +90,7 @@ typedef struct llmc_artifact_info {
   uint64_t weight_bytes;        /* bytes of weights.safetensors */
   uint64_t code_bytes;          /* bytes of its code files */
   uint64_t max_arena_bytes;     /* largest arena over all graphs */
-  uint64_t kv_block_bytes;      /* K and V of one block over all layers */
+  uint64_t kv_block_bytes;      /* K and V of one block over all layers of a process, the most of any */
   char target_kind[256];        /* kind of the device that loads its code; NUL-terminated, like the next */
   char target_name[256];        /* machine that it was compiled for */
   int32_t vector_width;         /* floats per prompt of a model that returns vectors; 0: the model generates text */
@@ -98,9 +98,9 @@ typedef struct llmc_artifact_info {
   uint32_t num_adapter_linears; /* linear layers that take adapters */
   uint32_t adapter_slots;       /* adapters that can be loaded at once; 0: none */
   uint32_t adapter_rank;        /* largest rank of an adapter */
-  uint32_t num_ranks;           /* processes that run it together; kv_block_bytes is per process */
+  uint32_t num_ranks;           /* processes that run it together */
   uint64_t adapter_bytes;       /* of one adapter over all layers, at the largest rank */
-  uint64_t rank_weight_bytes;   /* bytes of weights.safetensors that one rank reads */
+  uint64_t rank_weight_bytes;   /* bytes of weights.safetensors that one rank reads, the most of any */
 } llmc_artifact_info;
 
 #define LLMC_MAX_ADAPTER_PARTS 8

@@ -228,7 +228,7 @@ void TestDamage(const Tables& good) {
   corrupt(0, 'X');
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{9}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{10}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
   corrupt(8, uint32_t{7});
   corrupt(8, uint32_t{8});

@@ -52,7 +52,7 @@ std::vector<float> Summed(Collective* collective, const Shape& shape, bool in_pl
 
 std::vector<float> Gathered(Collective* collective, const Shape& shape) {
   const uint64_t count = shape.rows * shape.width;
-  const std::vector<float> in = Values(collective->rank(), count / collective->num_ranks());
+  const std::vector<float> in = Values(collective->rank(), count / collective->ranks_of_stage());
   std::vector<float> out(count);
   collective->AllGather({in.data(), out.data(), shape.rows, shape.width}, 0, 1);
   return out;
@@ -60,12 +60,30 @@ std::vector<float> Gathered(Collective* collective, const Shape& shape) {
 
 void TestBits(Group* group, const std::shared_ptr<llmc::Room>& room) {
   llmc::ShmCollective shm(room);
-  const std::shared_ptr<Collective> mpi = group->NewCollective();
+  const std::shared_ptr<Collective> mpi = group->NewCollective(group->num_ranks());
   for (const Shape& shape : kShapes) {
     for (const bool in_place : {false, true}) {
       CHECK(SameBits(Summed(mpi.get(), shape, in_place), Summed(&shm, shape, in_place)));
     }
     CHECK(SameBits(Gathered(mpi.get(), shape), Gathered(&shm, shape)));
+  }
+  CHECK_OK(mpi->status());
+}
+
+// Two stages of two ranks, of which the second hands back what the first has made.
+void TestStages(Group* group, const std::shared_ptr<llmc::Room>& room) {
+  llmc::ShmCollective shm(room, 2);
+  const std::shared_ptr<Collective> mpi = group->NewCollective(2);
+  for (const Shape& shape : kShapes) {
+    for (const bool in_place : {false, true}) {
+      CHECK(SameBits(Summed(mpi.get(), shape, in_place), Summed(&shm, shape, in_place)));
+    }
+    CHECK(SameBits(Gathered(mpi.get(), shape), Gathered(&shm, shape)));
+    const uint64_t count = shape.rows * shape.width;
+    std::vector<float> data(count);
+    if (mpi->stage() == 0) data = Values(mpi->rank(), count);
+    for (const uint32_t stage : {0u, 1u}) mpi->PassOn({data.data(), count, stage}, 0, 1);
+    CHECK(SameBits(data, Values(mpi->rank() % 2, count)));
   }
   CHECK_OK(mpi->status());
 }
@@ -93,6 +111,7 @@ int RunRank(const char* library, const char* room_path) {
   CHECK_OK(group->rank() == 0 ? group->AwaitLoaded() : group->TellLoaded());
   if (group->rank() != 0) CHECK_OK(llmc::Room::Open(room_path, group->rank(), 4, &room));
   TestBits(group.get(), room);
+  TestStages(group.get(), room);
   TestSaying(group.get());
   CHECK_OK(group->status());
   group->Leave();

@@ -1,4 +1,4 @@
-// Ranks that add up and gather in shared memory: the same bits for any number of rows and threads, and no hang when one
+// Ranks that add up, gather and pass on in shared memory: the same bits for any number of rows and threads, and no hang when one
 // of them ends.
 #include "collective/shm_collective.h"
 
@@ -57,12 +57,15 @@ struct Ranks {
   std::vector<std::shared_ptr<Room>> rooms;
   std::vector<std::unique_ptr<llmc::ShmCollective>> collectives;
 
-  explicit Ranks(uint32_t count) {
+  // ranks_of_stage: 0 for all.
+  explicit Ranks(uint32_t count, uint32_t ranks_of_stage = 0) {
     rooms.resize(count);
     CHECK_OK(Room::Open(memory.path(), 0, count, &rooms[0]));
     // Of one mapping, so that a sanitizer sees who touches the same bytes.
     for (uint32_t r = 1; r < count; ++r) CHECK_OK(Room::Join(rooms[0], r, &rooms[r]));
-    for (const auto& room : rooms) collectives.push_back(std::make_unique<llmc::ShmCollective>(room));
+    for (const auto& room : rooms) {
+      collectives.push_back(std::make_unique<llmc::ShmCollective>(room, ranks_of_stage));
+    }
   }
   template <typename Body>
   void Run(const Body& body) {
@@ -160,6 +163,42 @@ void TestGathers(uint32_t num_ranks) {
   for (uint32_t r = 0; r < num_ranks; ++r) CHECK(SameBits(out[r], want));
 }
 
+// Stages of two ranks sum and gather among themselves, and hand on what they have, back to the first stage.
+void TestStages(uint32_t num_stages) {
+  constexpr uint32_t kEach = 2;
+  Ranks ranks(num_stages * kEach, kEach);
+  constexpr uint64_t kMost = 150000;  // in three pieces
+  for (const uint64_t count : {uint64_t{5}, uint64_t{0}, kMost}) {
+    std::vector<std::vector<float>> data(ranks.rooms.size()), sums, gathered;
+    for (uint32_t r = 0; r < data.size(); ++r) {
+      data[r] = r < kEach ? Values(r, count) : std::vector<float>(count);
+      sums.emplace_back(count), gathered.emplace_back(2 * count);
+    }
+    ranks.Run([&](uint32_t r, uint32_t t, uint32_t team, llmc::ShmCollective* collective, Meeting* meeting) {
+      CHECK(collective->stage() == r / kEach && collective->num_stages() == num_stages);
+      for (uint32_t stage = 0; stage < num_stages; ++stage) {
+        if (stage == collective->stage()) {
+          collective->AllReduce({data[r].data(), sums[r].data(), nullptr, nullptr, 1, count}, t, team);
+          meeting->Wait();
+          collective->AllGather({data[r].data(), gathered[r].data(), 1, 2 * count}, t, team);
+          meeting->Wait();
+        }
+        collective->PassOn({data[r].data(), count, stage}, t, team);
+        meeting->Wait();
+      }
+    });
+    for (uint32_t r = 0; r < data.size(); ++r) {
+      CHECK(SameBits(data[r], Values(r % kEach, count)));
+      for (uint64_t i = 0; i < count; ++i) {
+        if (sums[r][i] != Value(0, i) + Value(1, i) || gathered[r][count + i] != Value(1, i)) {
+          CHECK(false);
+          break;
+        }
+      }
+    }
+  }
+}
+
 // Messages of all lengths, some longer than the channel, arrive as they were said.
 void TestChannel() {
   Ranks ranks(3);
@@ -235,6 +274,7 @@ int main() {
     TestSums(num_ranks);
     TestGathers(num_ranks);
   }
+  for (const uint32_t num_stages : {2u, 3u}) TestStages(num_stages);
   TestChannel();
   TestWhatARoomRefuses();
   return llmc_test::Finish("shm_collective_test");

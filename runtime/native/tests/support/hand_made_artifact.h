@@ -85,7 +85,7 @@ inline Tables MakeTables(int ranks = 0) {
       return llmc::WeightRecord{18, 4, 0, 1, at, kVocab * 4, {kVocab, 0, 0, 0}, crc, 39, 4, 0};
     };
     weights = {weights[0], piece(128), piece(192)};
-    collectives = {{0, 0, 1, 0, {}}, {1, 1, 2 * kVocab, 0, {}}};
+    collectives = {{0, 0, 1, 0, 0, {}}, {1, 1, 2 * kVocab, 0, 0, {}}};
     graphs[0].num_commands = 4, graphs[0].arena_bytes = 192;
     commands = {{0, 0, 2, 1, -1, 0},
                 {llmc::kCollective, 10, 2, 1, -1, 7},
