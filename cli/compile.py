@@ -51,6 +51,7 @@ Examples:
   llmc compile models/llama -o llama-medical.llmc --merge-lora adapters/medical
   llmc compile models/llama -o llama-loras.llmc --lora-slots 8 --lora-rank 64
   llmc compile models/llama -o llama-2.llmc --tensor-parallel 2
+  llmc compile models/llama -o llama-2.llmc --pipeline-parallel 2
   llmc compile models/llama -o llama.llmc --eagle models/llama-eagle
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json

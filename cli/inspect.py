@@ -88,6 +88,9 @@ def inspect(
     tensor_parallel: Annotated[
         int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: number of ranks, as in llmc compile.")
     ] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option(min=1, max=256, metavar="M", help="With --dry-run: number of stages, as in llmc compile.")
+    ] = 1,
     expert_parallel: Annotated[
         bool, typer.Option("--expert-parallel", help="With --dry-run: ranks hold whole experts, as of llmc compile.")
     ] = False,
@@ -109,6 +112,7 @@ def inspect(
       llmc inspect qwen.llmc --waste metrics.txt
       llmc inspect --dry-run config.json
       llmc inspect --dry-run config.json --tensor-parallel 2
+      llmc inspect --dry-run config.json --pipeline-parallel 2
     """
     if as_json:
         if output_format not in (Format.text, Format.json):
@@ -125,10 +129,12 @@ def inspect(
             as_json=output_format is Format.json,
             allow_unknown_config=allow_unknown_config,
             tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
         )
-    if tensor_parallel != 1 or expert_parallel:
-        flag = "--tensor-parallel" if tensor_parallel != 1 else "--expert-parallel"
+    if tensor_parallel * pipeline_parallel != 1 or expert_parallel:
+        asked = {"--tensor-parallel": tensor_parallel != 1, "--pipeline-parallel": pipeline_parallel != 1}
+        flag = next((flag for flag, there in asked.items() if there), "--expert-parallel")
         raise typer.BadParameter(f"{flag} goes with --dry-run: an artifact has the ranks that it has")
     tables = read_graphs(artifact)
     if verify:

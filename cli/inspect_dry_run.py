@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def dry_run_command(
-    model: Path, *, as_json: bool, allow_unknown_config: bool, tensor_parallel: int, expert_parallel: bool
+    model: Path,
+    *,
+    as_json: bool,
+    allow_unknown_config: bool,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    expert_parallel: bool,
 ) -> None:
     """Prints the architecture of `model`. Raises the errors that a compilation raises before it compiles kernels."""
     from llmc.model_artifact import require_compiler
@@ -29,6 +35,7 @@ def dry_run_command(
         output=model,
         allow_unknown_config=allow_unknown_config,
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         expert_parallel=expert_parallel,
     )
     with progress_bar() as progress:
@@ -39,6 +46,15 @@ def dry_run_command(
     for note in found.notes:
         print(f"llmc: note: {note}", file=sys.stderr)
     _print_table(model, found)
+
+
+def _stages(found: DryRun) -> dict[str, str]:
+    """Rows on layers and weights of each stage."""
+    stages = zip(found.stage_layers, found.stage_weight_bytes, strict=True)
+    return {
+        f"weights, each rank of stage {number}": f"{layers} layers, {format_bytes(nbytes)}"
+        for number, (layers, nbytes) in enumerate(stages)
+    }
 
 
 def _print_table(model: Path, found: DryRun) -> None:
@@ -57,7 +73,8 @@ def _print_table(model: Path, found: DryRun) -> None:
         f"FLOPs a token{each}": f"{found.flops_per_token:,}",
         f"attention FLOPs a token, after {found.max_model_len:,}{each}": f"{found.attention_flops_per_token:,}",
         f"weights ({found.act_dtype})": format_bytes(found.weight_bytes),
-        **({"weights, each rank": format_bytes(found.rank_weight_bytes)} if each else {}),
+        **({"weights, each rank": format_bytes(found.rank_weight_bytes)} if each and not found.stage_layers else {}),
+        **_stages(found),
         f"KV cache a token ({found.kv_dtype}){each}": format_bytes(found.kv_bytes_per_token),
         "context": f"{found.max_model_len:,} tokens{of_model}",
         "target": found.target,

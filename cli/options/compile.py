@@ -109,7 +109,11 @@ class CompileOptions:
     ] = 0
     tensor_parallel: Annotated[
         int,
-        typer.Option(min=1, max=256, metavar="N", help="Ranks that share the model and run each step together."),
+        typer.Option(min=1, max=256, metavar="N", help="Ranks that share each layer and run each step together."),
+    ] = 1
+    pipeline_parallel: Annotated[
+        int,
+        typer.Option(min=1, max=256, metavar="M", help="Stages of such ranks; each stage has some of the layers."),
     ] = 1
     expert_parallel: Annotated[
         bool,
@@ -192,6 +196,7 @@ class CompileOptions:
             lora_rank=self.lora_rank or DEFAULT_LORA_RANK,
             speculate=self.speculate,
             tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
             expert_parallel=self.expert_parallel,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

@@ -14,7 +14,7 @@ from llmc.cli.render.stored_weights import (
     weights_by_scheme,
 )
 from llmc.graphs_format import DTYPES, FAMILIES
-from llmc.graphs_records import ModelRecord, Tables
+from llmc.graphs_records import Tables
 from llmc.runtime.context_limit import DEFAULT_KV_BYTES
 from llmc.runtime.graph_view import op_of
 
@@ -35,10 +35,10 @@ def _kernels(tables: Tables) -> list[dict[str, Any]]:
     ]
 
 
-def _kv_pool(model: ModelRecord) -> dict[str, int]:
+def _kv_pool(tables: Tables) -> dict[str, int]:
     """Bytes of a KV block and of a pool for one sequence of the longest length; longest sequence in the engine's
     default pool."""
-    block_bytes = model.kv_block_bytes
+    model, block_bytes = tables.model, tables.kv_block_bytes
     blocks = -(-model.max_model_len // model.block_size)
     default_blocks = max(1, min(model.max_num_seqs * blocks, DEFAULT_KV_BYTES // block_bytes))
     return {
@@ -81,7 +81,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
             "act_dtype": DTYPES[tables.model.act_dtype],
         },
         "context": manifest.get("context"),
-        "kv_pool": _kv_pool(tables.model),
+        "kv_pool": _kv_pool(tables),
         "buckets": [
             {
                 "bucket": g.name,

@@ -84,14 +84,14 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
         "Speculation": ("eagle",),
-        "Target": ("target", "tensor_parallel", "expert_parallel", "tune"),
+        "Target": ("target", "tensor_parallel", "pipeline_parallel", "expert_parallel", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),
     },
     "cache why": {
         "Buckets and limits": (
             "buckets", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate",
-            "tensor_parallel", "expert_parallel", "block_size"
+            "tensor_parallel", "pipeline_parallel", "expert_parallel", "block_size"
         ),
         "Model": ("task", "pooling", "allow_unknown_config"),
         "Precision": (

@@ -182,8 +182,10 @@ def _commands(
     tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step, replay: Replay, limits: dict[str, float | None]
 ) -> tuple[CommandProfile, ...]:
     params, found = kernel_params(manifest), []
-    views = commands_of(tables, graph)
+    views, stages = commands_of(tables, graph), tables.stages_of(graph)
     for index, command in enumerate(tables.commands_of(graph)):
+        if 0 not in stages[index]:
+            continue  # other ranks run it
         symbol, family = tables.name_of(command), FAMILIES[command.family]
         mine = params.get(symbol, {})
         cost = command_cost(tables, graph, command, mine, step)

@@ -19,6 +19,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from llmc.graphs_format import COLLECTIVES
+
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
     from llmc.runtime.binding.statistics import BucketMiss, EngineStats, GraphStats
@@ -378,11 +380,11 @@ class _EngineCollector(Collector):
 
 def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
     """Collective operations of the ranks, by operation."""
-    count = CounterMetricFamily("llmc_collectives", "Results that ranks have joined", labels=("op",))
+    count = CounterMetricFamily("llmc_collectives", "Results that ranks have joined or passed on", labels=("op",))
     seconds = CounterMetricFamily(
         "llmc_collective_seconds", "Time of rank 0 in collectives, with its wait for the others", labels=("op",)
     )
-    for op in ("all_reduce", "all_gather"):
+    for op in COLLECTIVES:
         count.add_metric((op,), device.get(f"{op}s", 0))
         seconds.add_metric((op,), device.get(f"{op}_ns", 0) / 1e9)
     yield from (count, seconds)

@@ -1,4 +1,4 @@
-"""One model, compiled for several numbers of ranks."""
+"""Models, compiled for several numbers of ranks and of stages."""
 
 from __future__ import annotations
 
@@ -44,3 +44,33 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> d
 
     folder = made_once(tmp_path_factory, "ranks", make)
     return {ranks: folder / str(ranks) for ranks in RANKS}
+
+
+STAGED_SIZES: dict[str, Any] = {**SIZES, "num_hidden_layers": 4, "tie_word_embeddings": True}
+STAGED = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))
+
+
+@pytest.fixture(scope="session")
+def staged(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> dict[tuple[int, int], Path]:
+    """By number of ranks of a stage, and of stages. Copy before changing."""
+
+    def make(folder: Path) -> None:
+        make_tiny_model(folder / "model", "qwen3", **STAGED_SIZES)
+        save_words(folder / "model", SIZES["vocab_size"])
+        for ranks, stages in STAGED:
+            compile_model(
+                CompileConfig(
+                    model=folder / "model",
+                    output=folder / f"{ranks}-{stages}",
+                    cache_dir=kernel_cache,
+                    dtype="f32",
+                    block_size=16,
+                    buckets="prefill=[1,2]x[16,32],decode=[1,4]x64,mixed=4x32",
+                    jobs=1,
+                    tensor_parallel=ranks,
+                    pipeline_parallel=stages,
+                )
+            )
+
+    folder = made_once(tmp_path_factory, "stages", make)
+    return {(ranks, stages): folder / f"{ranks}-{stages}" for ranks, stages in STAGED}

@@ -37,6 +37,11 @@ def test_mpi_gives_the_bits_of_shared_memory(artifacts: dict[int, Path]) -> None
 
 
 @needs_mpi
+def test_stages_have_the_same_bits_over_mpi(staged: dict[tuple[int, int], Path]) -> None:
+    assert run_llmc(staged[2, 2], str(MPIRUN), "-n", "4") == run_llmc(staged[2, 1])
+
+
+@needs_mpi
 def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[int, Path]) -> None:
     command = [str(MPIRUN), "-n", "3", *LLMC, "run", str(artifacts[2]), "--prompt", PROMPT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
