@@ -17,6 +17,7 @@ from llmc.compiler.pipeline import compile_model
 from llmc.graphs_format import SECTIONS, layout, tables_crc32
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
+from llmc.runtime.binding.ranks import LocalRanks
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.graphs_checks import FormatError
 from llmc.runtime.graphs_file import parse_graphs, read_graphs
@@ -116,6 +117,7 @@ def test_a_killed_stage_is_named(staged: Artifacts) -> None:
     with Artifact(staged[2, 2]) as artifact, Engine(artifact, num_threads=1) as engine:
         engine.submit(PROMPTS[0], EngineParams(max_tokens=40))
         engine.step()
+        assert isinstance(engine.ranks, LocalRanks)
         pids = engine.ranks.pids
         os.kill(pids[-1], signal.SIGKILL)
         with pytest.raises(LlmcError, match=rf"Rank 3 of 4 has failed: its process {pids[-1]} .*SIGKILL"):
