@@ -8,6 +8,7 @@ from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.apertus import APERTUS
+from llmc.models.families.around_text import AROUND_TEXT
 from llmc.models.families.baichuan import BAICHUAN
 from llmc.models.families.bert import BERT, ROBERTA, XLM_ROBERTA
 from llmc.models.families.bloom import BLOOM
@@ -89,6 +90,7 @@ FAMILIES: dict[str, Family] = {
         QWEN3,
         APERTUS,
         ARCEE,
+        *AROUND_TEXT,
         BAICHUAN,
         BERT,
         BLOOM,

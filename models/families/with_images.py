@@ -25,12 +25,12 @@ OF_IMAGES = frozenset({
 """Harmless keys: positions of images in text, and the vision encoder."""
 
 
-def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None) -> Fields:
+def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None, table: str = _TEXT) -> Fields:
     """The decoder's fields in config.json. defaults: values omitted when usual. The outer table decides first whether
     the embedding is tied."""
-    text = fields.table(_TEXT)
+    text = fields.table(table)
     if text is None:
-        raise ModelError(f"{fields.origin} lacks the field {_TEXT!r}")
+        raise ModelError(f"{fields.origin} lacks the field {table!r}")
     dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
     found = {name: fields.raw(name) for name in _OF_THE_WHOLE if fields.has(name)}
     if not text.has("dtype") and not text.has("torch_dtype"):
@@ -53,18 +53,19 @@ def with_one_position(fields: Fields) -> Fields:
     return fields.with_values(**plain)
 
 
-def within(layout: Layout, *others: str) -> Layout:
-    """As newer versions of transformers call the parts of such a model. others: its modules that llmc does not use."""
-    found = behind(without(layout, "model."), "model.language_model.")
+def within(layout: Layout, *others: str, name: str = "language_model") -> Layout:
+    """As newer versions of transformers call the parts of such a model. others: its modules that llmc does not use.
+    name: of the decoder."""
+    found = behind(without(layout, "model."), f"model.{name}.")
     modules = (*found.other_modules, *(f"model.{name}" for name in others))
     return replace(found, head=layout.head, other_modules=modules)
 
 
-def harmless_with_images(names: frozenset[str]) -> frozenset[str]:
+def harmless_with_images(names: frozenset[str], table: str = _TEXT) -> frozenset[str]:
     """names: harmless keys of the decoder's table."""
-    return OF_IMAGES | nested(_TEXT, HARMLESS | names)
+    return OF_IMAGES | nested(table, HARMLESS | names)
 
 
-def neutral_with_images(values: Mapping[str, Any]) -> dict[str, Any]:
+def neutral_with_images(values: Mapping[str, Any], table: str = _TEXT) -> dict[str, Any]:
     """values: neutral keys and values of the decoder's table."""
-    return {f"{_TEXT}.{name}": value for name, value in {**NEUTRAL, **values}.items()}
+    return {f"{table}.{name}": value for name, value in {**NEUTRAL, **values}.items()}

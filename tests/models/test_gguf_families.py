@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 from llmc.models import ModelError, open_source
 from llmc.models.config import Task
+from llmc.models.families.around_text import AROUND_TEXT
 from llmc.models.loader import load_parameters
 from llmc.models.registry import FAMILIES
 from llmc.models.sources.gguf.architectures import ARCHITECTURES
@@ -28,9 +29,9 @@ WITHOUT_FILES = {"codegen", "gpt_neo", "gptj", "helium", "internlm", "mimo", "op
 """Families that llama.cpp's converter makes no file of."""
 NOT_READ = {
     "cwm", "exaone_moe", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hyperclovax",
-    "jais2", "ministral", "ministral3", "olmo3", "solar_open", "youtu",
+    "jais2", "ministral", "ministral3", "olmo3", "solar_open", "youtu", *(family.model_type for family in AROUND_TEXT),
 }  # fmt: skip
-"""Families whose files, if there are any, llmc does not read."""
+"""Families whose files, if there are any, llmc does not read; of those around a text model, it reads that one."""
 IN_OTHERS = {
     "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "internlm3": "llama",
     "kimi_k2": "deepseek2", "kimi_k25": "deepseek2", "llama4": "llama4", "mistral": "llama", "mixtral": "llama",

@@ -165,6 +165,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "deepseek_vl": ("deepseek_vl", {}),
     "dots1": (
         "dots1",
         {
@@ -381,12 +382,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"residual_multiplier": 0.6, "embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.3},
     ),
     "hyperclovax-plain": ("hyperclovax", {"use_post_norm": False}),
+    "idefics2": ("idefics2", {}),
+    "idefics3": ("idefics3", {}),
     "internlm": ("internlm", {}),
     "internlm-dynamic": ("internlm", {"rotary": {"base": 10000, "type": "dynamic"}}),
     "internlm2": ("internlm2", {}),
     "internlm2-biases": ("internlm2", {"num_attention_heads": 6, "num_key_value_heads": 2, "bias": True}),
     "internlm3": ("internlm3", {"attention_bias": True, "mlp_bias": True}),
+    "internvl": ("internvl", {}),
     "jais2": ("jais2", {}),
+    "janus": ("janus", {}),
     "kimi_k2": (
         "kimi_k2",
         {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
@@ -446,6 +451,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "llava": ("llava", {}),
+    "llava_next": ("llava_next", {}),
+    "llava_next_video": ("llava_next_video", {}),
+    "llava_onevision": ("llava_onevision", {"tie_word_embeddings": True}),
     "mimo": ("mimo", {}),
     "minicpm": ("minicpm", {}),
     "minicpm-tied": ("minicpm", {"tie_word_embeddings": True}),
@@ -482,6 +491,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ministral3": ("ministral3", {"rope_parameters": GROWING}),
     "mistral": ("mistral", {}),
+    "mistral3": ("mistral3", {"rope_parameters": GROWING}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "mixtral-windows": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7}),
     "mpt": ("mpt", {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 3, "max_seq_len": 128}),
@@ -495,6 +505,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.4},
         },
     ),
+    "multi_modality": ("multi_modality", {}),
     "nemotron": ("nemotron", {}),
     "olmo": ("olmo", {}),
     "olmo-clipped": ("olmo", {"clip_qkv": 0.7, "tie_word_embeddings": True}),
@@ -563,6 +574,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
     ),
     "qwen2_5_vl": ("qwen2_5_vl", {"rope_parameters": MROPE}),
+    "qwen2_audio": ("qwen2_audio", {}),
     "qwen2_vl": ("qwen2_vl", {"rope_parameters": MROPE, "tie_word_embeddings": True}),
     "qwen3_vl": ("qwen3_vl", {"rope_parameters": MROPE}),
     "qwen3_vl_moe": (
@@ -582,6 +594,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0, 1], "mlp_bias": True},
     ),
+    "smolvlm": ("smolvlm", {}),
     "solar_open": (
         "solar_open",
         {
@@ -611,6 +624,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "vaultgemma",
         {"sliding_window": 6, "attn_logit_softcapping": 2.0, "tie_word_embeddings": True},
     ),
+    "voxtral": ("voxtral", {}),
     "xverse": ("xverse", {}),
     "youtu": (
         "youtu",

@@ -13,12 +13,25 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    DeepseekVLForConditionalGeneration,
     Gemma3ForConditionalGeneration,
+    Idefics2ForConditionalGeneration,
+    Idefics3ForConditionalGeneration,
+    InternVLForConditionalGeneration,
+    JanusForConditionalGeneration,
     Llama4ForConditionalGeneration,
+    LlavaForConditionalGeneration,
+    LlavaNextForConditionalGeneration,
+    LlavaNextVideoForConditionalGeneration,
+    LlavaOnevisionForConditionalGeneration,
+    Mistral3ForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2AudioForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
+    VoxtralForConditionalGeneration,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
@@ -67,22 +80,49 @@ class ModelFields(TypedDict, total=False):
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Models that read images, whose decoder is a table in their config; and what is theirs alone there.
 _WITH_EYES = {
+    "deepseek_vl": DeepseekVLForConditionalGeneration,
     "gemma3": Gemma3ForConditionalGeneration,
+    "idefics2": Idefics2ForConditionalGeneration,
+    "idefics3": Idefics3ForConditionalGeneration,
+    "internvl": InternVLForConditionalGeneration,
+    "janus": JanusForConditionalGeneration,
     "kimi_k25": Kimi_K25ForConditionalGeneration,
     "llama4": Llama4ForConditionalGeneration,
+    "llava": LlavaForConditionalGeneration,
+    "llava_next": LlavaNextForConditionalGeneration,
+    "llava_next_video": LlavaNextVideoForConditionalGeneration,
+    "llava_onevision": LlavaOnevisionForConditionalGeneration,
+    "mistral3": Mistral3ForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "qwen2_audio": Qwen2AudioForConditionalGeneration,
     "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
     "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
+    "smolvlm": SmolVLMForConditionalGeneration,
+    "voxtral": VoxtralForConditionalGeneration,
 }
-_OF_TEXT = {"kimi_k25": "deepseek_v3"}
+_OF_TEXT = {
+    **dict.fromkeys(("idefics2", "llava_next"), "mistral"),
+    **dict.fromkeys(("llava_onevision", "qwen2_audio"), "qwen2"),
+    **dict.fromkeys(
+        ("deepseek_vl", "idefics3", "janus", "llava", "llava_next_video", "multi_modality", "smolvlm", "voxtral"),
+        "llama",
+    ),
+    "internvl": "qwen3",
+    "kimi_k25": "deepseek_v3",
+    "mistral3": "ministral3",
+}
 """Their decoder's config, where it is not called as the whole is."""
 WITHIN = "gemma3n"
-"""As those, but the tiny one has the decoder alone."""
+BEHIND = "multi_modality"
+"""As those, but the tiny ones have the decoder alone."""
 _EYES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
 }  # fmt: skip
+_OWN_EYES = {"vision_config": _EYES}
+_CLIP = {"vision_config": {"model_type": "clip_vision_model", **_EYES}}
+_SIGLIP = {"vision_config": {"model_type": "siglip_vision_model", **_EYES}}
 _QWEN3_EYES: dict[str, Any] = {
     "vision_config": {
         "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 60,
@@ -90,6 +130,36 @@ _QWEN3_EYES: dict[str, Any] = {
     },
 }  # fmt: skip
 _OF_EYES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llava", "llava_next", "llava_next_video"), _CLIP),
+    **dict.fromkeys(("deepseek_vl", "llava_onevision"), _SIGLIP),
+    **dict.fromkeys(("idefics3", "internvl", "smolvlm"), _OWN_EYES),
+    "idefics2": {
+        "vision_config": _EYES,
+        "perceiver_config": {
+            "hidden_size": 60, "resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2,
+            "resampler_head_dim": 8, "num_key_value_heads": 1,
+        },
+    },
+    "janus": {
+        "vision_config": {**_EYES, "projection_dim": 60},
+        "vq_config": {
+            "num_embeddings": 8, "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1,
+            "latent_channels": 32, "projection_dim": 60, "image_token_embed_dim": 60,
+        },
+    },
+    "mistral3": {"vision_config": {"model_type": "pixtral", **_EYES}},
+    "qwen2_audio": {
+        "audio_config": {
+            "model_type": "qwen2_audio_encoder", "encoder_layers": 1, "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 32, "d_model": 16, "num_mel_bins": 8,
+        },
+    },
+    "voxtral": {
+        "audio_config": {
+            "model_type": "voxtral_encoder", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_mel_bins": 8,
+        },
+    },
     "gemma3": {"vision_config": {"model_type": "siglip_vision_model", **_EYES}, "mm_tokens_per_image": 4},
     "llama4": {
         "vision_config": {**_EYES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
@@ -157,6 +227,8 @@ def make_tiny_model(
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     if family == WITHIN:
         _put_within(Path(path))
+    if family == BEHIND:
+        _put_behind(Path(path))
     if family == "kimi_k25":
         _with_layers(Path(path))
     return Path(path)
@@ -181,6 +253,24 @@ def _put_within(path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     within = {name.replace("model.", "model.language_model."): tensor for name, tensor in tensors.items()}
     save_file(within, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def _put_behind(path: Path) -> None:
+    """Makes of a decoder's checkpoint one of Janus as its authors publish it, whose code transformers lacks."""
+    text = json.loads((path / "config.json").read_text())
+    whole = {"model_type": BEHIND, "language_config": text, "aligner_config": {"cls": "MlpProjector"}}
+    (path / "config.json").write_text(json.dumps(whole))
+    behind = {f"language_model.{name}": one for name, one in load_file(path / "model.safetensors").items()}
+    behind["aligner.layers.0.weight"] = torch.ones(4, 4)
+    save_file(behind, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def _from_behind(path: Path, dtype: torch.dtype) -> Any:
+    config = CONFIG_MAPPING["llama"](**json.loads((path / "config.json").read_text())["language_config"])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
+    name, tensors = "language_model.", load_file(path / "model.safetensors")
+    model.load_state_dict({at.removeprefix(name): one for at, one in tensors.items() if at.startswith(name)})
+    return model.eval()
 
 
 def _from_within(path: Path, dtype: torch.dtype) -> Any:
@@ -239,6 +329,8 @@ def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
         return run_remote(path, dtype)
     if config["model_type"] == WITHIN:
         return _from_within(path, dtype)
+    if config["model_type"] == BEHIND:
+        return _from_behind(path, dtype)
     if config["model_type"] in _WITH_EYES:
         kind = _WITH_EYES[config["model_type"]]
         whole = kind.from_pretrained(path, attn_implementation="eager", dtype=dtype).eval()
