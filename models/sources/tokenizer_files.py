@@ -1,4 +1,4 @@
-"""Makes tokenizer.json for a directory without one, from the tokenizer files that it has."""
+"""Makes tokenizer.json for a directory without one, from the tokenizer files that it has; and chat_template.jinja."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from llmc.models.tokenizers.tiktoken_file import (
 )
 from llmc.models.tokenizers.vocabulary import CONTROL, UNUSED, USER_DEFINED, Vocabulary
 
-_MADE = "tokenizer.json"
+_MADE, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_OF_PROCESSORS = "chat_template.json"
+"""Where processors of images and sounds had their template before it had a file of its own."""
 _ADDED = "added_tokens.json"
 _NAMES = ("tokenizer.model", "qwen.tiktoken", "tiktoken.model")
-TOKENIZER_SOURCES = (*_NAMES, _ADDED)
-"""Files from which tokenizer.json may be made."""
+TOKENIZER_SOURCES = (*_NAMES, _ADDED, _OF_PROCESSORS)
+"""Files from which tokenizer.json and chat_template.jinja may be made."""
 _MAX_BYTES = 64 << 20
 
 
@@ -69,24 +71,35 @@ _INSTEAD = (
 
 
 class TokenizerFolderFiles(FolderFiles):
-    """Files of a directory; without a tokenizer.json, one is made from SentencePiece's or tiktoken's file."""
+    """Files of a directory; without a tokenizer.json, one is made from SentencePiece's or tiktoken's file. Without a
+    chat_template.jinja, it is the template in chat_template.json."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._of = folder
 
     def has(self, name: str) -> bool:
-        return super().has(name) or (name == _MADE and self._source is not None)
+        return super().has(name) or self._source_of(name) is not None
 
     def open(self, name: str) -> BinaryIO:
-        if name != _MADE or super().has(name) or self._source is None:
+        if super().has(name) or self._source_of(name) is None:
             return super().open(name)
-        return io.BytesIO(self._made.encode())
+        return io.BytesIO((self._made if name == _MADE else self._template).encode())
 
     def place(self, name: str) -> str:
-        if name != _MADE or super().has(name) or self._source is None:
-            return super().place(name)
-        return str(self._source)
+        source = None if super().has(name) else self._source_of(name)
+        return super().place(name) if source is None else str(source)
+
+    def _source_of(self, name: str) -> Path | None:
+        """The file from which one that is missing is made, or None."""
+        if name == _MADE:
+            return self._source
+        template = self._of / _OF_PROCESSORS
+        return template if name == _TEMPLATE and has_file(template) else None
+
+    @cached_property
+    def _template(self) -> str:
+        return self._json(_OF_PROCESSORS).text("chat_template")
 
     @cached_property
     def _source(self) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ MAX_CPU_S = 5.0
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Keys of a message's reasoning, by age: templates read the first, some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# A template that reads contents as lists of parts looks at their types.
+_LOOKS_AT_TYPES = re.compile(r"""\.type\b|['"]type['"]""")
+_PROBE = "llmc-probe"
 
 
 class ChatTemplateError(RuntimeError):
@@ -35,6 +39,7 @@ class ChatTemplates:
     def __init__(self, path: Path, config: Mapping[str, Any], source: str | None = None) -> None:
         self._sources = _read_templates(path, config) if source is None else {"default": source}
         self._compiled: dict[str, Template] = {}
+        self._takes_parts: dict[tuple[str, str, bool], bool] = {}
         self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
 
     def __bool__(self) -> bool:
@@ -52,14 +57,21 @@ class ChatTemplates:
     ) -> str:
         """The prompt of a conversation. `tools` are JSON schemas, `variables` any further variables of the template.
 
-        With tools, the template named tool_use is preferred to the default one. Raises RequestError for messages that
-        are malformed or that the template refuses, and its subclass OutOfTime when rendering takes more than MAX_CPU_S.
+        With tools, the template named tool_use is preferred to the default one. A text becomes a list of one part for a
+        template that would leave it out otherwise, as those of models with images may. Raises RequestError for messages
+        that are malformed or that the template refuses, and its subclass OutOfTime when rendering takes more than
+        MAX_CPU_S.
         Raises ChatTemplateError when there is no valid template.
         """
         from llmc.runtime.text.template_sandbox import OutOfTime, limited
 
-        template = self._template(tools is not None)
+        name = self._name(tools is not None)
+        template = self._template(name)
         conversation = _check_messages(messages)
+        begun = conversation[0]["role"] == "system"
+        for message in conversation:
+            if isinstance(message.get("content"), str) and self._reads_parts_only(name, message["role"], begun):
+                message["content"] = _as_parts(message["content"])
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
         # Passed in one dictionary, because a variable may have the name of an argument of the library's function.
@@ -79,15 +91,18 @@ class ChatTemplates:
         except Exception as error:  # any exception that the template's code raises
             raise RequestError(f"the chat template refuses these messages: {_one_line(error)}") from error
 
-    def _template(self, with_tools: bool) -> Template:
-        from jinja2 import TemplateError
-
-        from llmc.runtime.text.template_sandbox import environment
-
+    def _name(self, with_tools: bool) -> str:
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             named = f", only {', '.join(sorted(self._sources))}" if self._sources else ""
             raise ChatTemplateError(f"this model has no default chat template{named}: use plain prompts, without chat")
+        return name
+
+    def _template(self, name: str) -> Template:
+        from jinja2 import TemplateError
+
+        from llmc.runtime.text.template_sandbox import environment
+
         if name not in self._compiled:
             try:
                 self._compiled[name] = environment().from_string(self._sources[name])
@@ -95,6 +110,37 @@ class ChatTemplates:
                 # Python's own parser has limits, too, and deep nesting in a template may reach them.
                 raise ChatTemplateError(f"the chat template {name} is not valid: {_one_line(error)}") from error
         return self._compiled[name]
+
+    def _reads_parts_only(self, name: str, role: str, begun: bool) -> bool:
+        """Whether a message of that role shows its text only if its content is a list of parts. begun: a system message
+        begins the conversation."""
+        if not _LOOKS_AT_TYPES.search(self._sources[name]):
+            return False
+        key = (name, role, begun)
+        if key not in self._takes_parts:
+            self._takes_parts[key] = not self._shows(*key, _PROBE) and self._shows(*key, _as_parts(_PROBE))
+        return self._takes_parts[key]
+
+    def _shows(self, name: str, role: str, begun: bool, content: Any) -> bool:
+        """Whether a prompt has the text of a message with that content. Raises OutOfTime."""
+        from llmc.runtime.text.template_sandbox import OutOfTime, limited
+
+        message, user = {"role": role, "content": content}, {"role": "user", "content": _as_parts("-")}
+        conversation = {"system": [message, user], "assistant": [user, message]}.get(role, [message])
+        if begun and role != "system":
+            conversation = [{"role": "system", "content": "-"}, *conversation]
+        given = {**self._special, "messages": conversation, "tools": None, "documents": None}
+        try:
+            with limited(MAX_CPU_S):
+                return _PROBE in self._template(name).render({**given, "add_generation_prompt": False})
+        except OutOfTime:
+            raise
+        except Exception:  # any exception that the template's code raises
+            return False
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def token_text(value: Any) -> str | None:

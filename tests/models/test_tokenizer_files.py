@@ -285,3 +285,19 @@ def test_files_that_are_not_converted_are_named(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"tokenizer.json is missing, and llmc makes none of vocab.json.*--no-tok"):
         copied_files(files, "auto")
     assert copied_files(files, "none") == []
+
+
+def test_the_template_of_a_processor_becomes_the_template_file(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", "chat_template.json", json.dumps({"chat_template": "{{ messages }}"}).encode())
+    files = TokenizerFolderFiles(folder)
+    out = tmp_path / "out"
+    out.mkdir()
+    names = [name for name in copied_files(files, "auto") if name == "chat_template.jinja"]
+    copy_files(files, out, names)
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    (folder / "chat_template.jinja").write_text("newer")
+    assert files.open("chat_template.jinja").read() == b"newer"
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"chat_template.json lacks the field 'chat_template'"):
+        TokenizerFolderFiles(folder).open("chat_template.jinja")

@@ -238,6 +238,36 @@ def test_named_templates_are_chosen_by_tools(tmp_path: Path) -> None:
         only.apply_chat_template([USER])
 
 
+# As of models that read images: contents are parts, or texts or parts, or parts behind a first message that is a text.
+PARTS = """{% for message in messages %}{{ message.role | upper }}: {% for part in message['content'] |
+selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}{% endfor %}{{ 'A:' if add_generation_prompt }}"""
+EITHER = """{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{{ part.text if part.type == 'text' }}{% endfor %}{% endif %}{% endfor %}"""
+SYSTEM_AS_TEXT = "{{ messages[0]['content'] }}|{% set messages = messages[1:] %}" + PARTS
+SYSTEM = {"role": "system", "content": "Be short."}
+
+
+@pytest.mark.parametrize(
+    ("template", "of_parts"), [(PARTS, (0, 1)), (EITHER, ()), (SYSTEM_AS_TEXT, (1,)), ("{{ messages[0].content }}", ())]
+)
+def test_texts_become_parts_where_a_template_reads_nothing_else(template: str, of_parts: tuple[int, ...]) -> None:
+    """As transformers renders lists of parts."""
+    conversation = [SYSTEM, USER]
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=Backend(WordLevel({"<unk>": 0}, unk_token="<unk>")), chat_template=template
+    )
+    given: list[Any] = [
+        {**message, "content": [{"type": "text", "text": message["content"]}]} if i in of_parts else message
+        for i, message in enumerate(conversation)
+    ]
+    ours = ChatTemplates(Path(), {"chat_template": template})
+    for add in (True, False):
+        text = ours.render(conversation, add_generation_prompt=add)
+        assert text == reference.apply_chat_template(given, tokenize=False, add_generation_prompt=add)
+        assert SYSTEM["content"] in text
+    assert ours.render(given) == ours.render(conversation)
+
+
 def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
     tokenizer = Tokenizer(folder(tmp_path, {"chat_template": "config"}, "{{ bos_token }}file {{ messages | length }}"))
     assert tokenizer.apply_chat_template([USER]) == "file 1"
