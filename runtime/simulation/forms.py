@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from llmc.buckets.bucket import Bucket, BucketLadder, area, whole_blocks
 from llmc.buckets.contexts import Contexts
@@ -13,6 +14,8 @@ from llmc.runtime.simulation.what_if import asked_tokens
 
 # A smaller difference is noise: the next trace differs by more.
 _CLEARLY = 0.01
+# Borders between both forms that are tried, of each kind: a trial takes a part of a second.
+_BORDERS = 6
 
 
 @dataclass(frozen=True)
@@ -127,17 +130,19 @@ def in_totals(ladder: BucketLadder, block_size: int) -> BucketLadder:
 
 
 def mixtures(longest: BucketLadder, total: BucketLadder) -> list[BucketLadder]:
-    """Ladders of both forms with no more buckets than the larger of the two: of small batches one form, of large ones
-    the other. The largest bucket of each holds all steps, so that these hold all, too."""
+    """Ladders of both forms with no more buckets than the larger of the two: one form for small batches and the other
+    for large ones, or one for short contexts and the other for long ones. The largest bucket of each form holds all
+    steps, so each of these ladders does."""
     most = max(len(longest.decode), len(total.decode))
-    batches = sorted({bucket.batch for bucket in (*longest.decode, *total.decode)})
     found: dict[tuple[Bucket, ...], BucketLadder] = {}
-    for border in batches[:-1]:
-        for small, large in ((longest, total), (total, longest)):
-            low = [bucket for bucket in small.decode if bucket.batch <= border]
-            high = [bucket for bucket in large.decode if bucket.batch > border]
-            decode = tuple(sorted((*low, *high)))
-            # Of a single sequence, both forms are the same.
-            if low and high and len(decode) <= most and max(bucket.batch for bucket in low) > 1:
-                found[decode] = replace(longest, decode=decode)
+    for size in (attrgetter("batch"), attrgetter("each")):
+        sizes = sorted({size(bucket) for bucket in (*longest.decode, *total.decode)})[:-1]
+        for border in sizes[:: max(1, -(-len(sizes) // _BORDERS))]:
+            for small, large in ((longest, total), (total, longest)):
+                low = [bucket for bucket in small.decode if size(bucket) <= border]
+                high = [bucket for bucket in large.decode if size(bucket) > border]
+                decode = tuple(sorted((*low, *high)))
+                # Of a single sequence, both forms are the same.
+                if low and high and len(decode) <= most and max(bucket.batch for bucket in low) > 1:
+                    found[decode] = replace(longest, decode=decode)
     return list(found.values())

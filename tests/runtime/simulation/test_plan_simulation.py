@@ -23,6 +23,7 @@ from llmc.buckets.step_cost import StepCosts, num_pairs
 from llmc.buckets.trace import Trace, collect
 from llmc.buckets.trace_lines import Request
 from llmc.runtime.simulation import plan as plan_simulation
+from llmc.runtime.simulation.forms import FormChoice, FormUse
 from llmc.runtime.simulation.plan import SimulatedPlan
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
@@ -183,3 +184,29 @@ def test_the_form_of_decode_buckets_that_suits_a_trace() -> None:
     assert found.forms.total.contexts == pytest.approx(found.forms.longest.contexts)
     assert all(bucket.total for one in found.tried for bucket in one.ladder.decode)
     assert not any(bucket.total for bucket in made(uneven, Contexts.longest).plan.ladder.decode)
+    # Why, with figures; and a ladder of both forms for who wants one, though it is no cheaper here.
+    assert found.forms.uneven > 0.5
+    assert f"{found.forms.uneven:.1%} of sequences × longest context belongs to no sequence" in found.forms.why(
+        "tokens"
+    )
+    assert found.forms.both is not None
+    mixed = made(uneven, Contexts.both)
+    assert {bucket.total for bucket in mixed.plan.ladder.decode} == {False, True}
+    assert mixed.tried[0].cost == pytest.approx(found.forms.both.cost, rel=0.05)
+    alike = made(np.full(60, 30), Contexts.auto).forms
+    assert alike is not None
+    assert alike.uneven < 0.5
+
+
+def test_what_suits_is_told_with_figures() -> None:
+    def use(cost: float, *, total: bool = False) -> FormUse:
+        return FormUse(total, 4, 100, 1000.0, 300.0, 0.0 if total else 600.0, cost)
+
+    longest, total = use(10.0), use(8.0, total=True)
+    assert FormChoice(longest, total).suits is Contexts.total
+    assert "it saves 20.0% of the cost of decode steps, in s; 50.0% of seq" in FormChoice(longest, total).why("s")
+    assert FormChoice(longest, use(12.0, total=True)).suits is Contexts.longest
+    assert FormChoice(longest, total, use(7.0)).suits is Contexts.both
+    assert "both forms together suit this trace: they save 12.5%" in FormChoice(longest, total, use(7.0)).why("s")
+    assert FormChoice(longest, use(9.95, total=True)).suits is None
+    assert "less than 1 %" in FormChoice(longest, use(9.95, total=True)).why("s")
