@@ -69,7 +69,8 @@ class Demand:
     """Steps of one phase, by shape: `weight` steps of `batch` sequences, the longest of `seq` tokens, columns of [P].
 
     asked [P]: Σ batch × true longest length over those steps, if seq is rounded up; None if seq is exact. total: for
-    decode, seq (and asked, unrounded) is the sum of all contexts, each in whole KV blocks.
+    decode, seq (and asked, unrounded) is the sum of all contexts, each in whole KV blocks. contexts [P]: that sum,
+    unrounded, for decode by the longest context; None if unknown.
     """
 
     phase: str
@@ -78,6 +79,7 @@ class Demand:
     weight: Floats
     asked: Floats | None = None
     total: bool = False
+    contexts: Ints | None = None
 
     @property
     def tokens(self) -> float:
@@ -93,11 +95,11 @@ class Demand:
 
 @dataclass(slots=True)
 class Replay:
-    """The result of a replay: prefill steps [batch, longest], and runs of decode steps [batch, first longest,
-    steps]."""
+    """The result of a replay: prefill steps [batch, longest], and runs of decode steps [batch, first longest, steps,
+    first total of contexts]."""
 
     prefill: list[tuple[int, int]] = field(default_factory=list)
-    decode: list[tuple[int, int, int]] = field(default_factory=list)
+    decode: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 def clip(trace: Trace, server: ServerModel) -> tuple[Ints, Ints, Ints]:
@@ -116,11 +118,12 @@ def clip(trace: Trace, server: ServerModel) -> tuple[Ints, Ints, Ints]:
     return prompt, context, decodes
 
 
-def demands(trace: Trace, server: ServerModel, phases: tuple[str, ...]) -> dict[str, Demand]:
+def demands(trace: Trace, server: ServerModel, phases: tuple[str, ...], *, contexts: bool = False) -> dict[str, Demand]:
     """The demand of each phase.
 
     A trace of more than MAX_REPLAYED requests is replayed in ten stretches spread over it, and scaled up; prefill of
-    one sequence per step counts every request. Raises BucketError if a phase has no steps.
+    one sequence per step counts every request. contexts: give each decode step its total of contexts, which takes a row
+    for every step. Raises BucketError if a phase has no steps.
     """
     prompt, context, decodes = clip(trace, server)
     result = {}
@@ -134,7 +137,7 @@ def demands(trace: Trace, server: ServerModel, phases: tuple[str, ...]) -> dict[
         if "decode" in phases:
             if not run.decode:
                 raise BucketError(f"trace {trace.name} has no request that decodes: plan only prefill")
-            result["decode"] = _decode_demand(run, scale)
+            result["decode"] = _decode_steps(run, scale) if contexts else _decode_demand(run, scale)
     return result
 
 
@@ -148,13 +151,13 @@ def replay(arrival_s: Floats, prompt: Ints, context: Ints, decodes: Ints, server
     arrivals, prompts = arrival_s.tolist(), prompt.tolist()
     contexts, remaining = context.tolist(), decodes.tolist()
     waiting: deque[int] = deque()
-    finishing: list[int] = []  # heap of the decode steps after which running sequences finish
+    finishing: list[tuple[int, int]] = []  # heap of (decode step after which a sequence finishes, its context then)
     longest: list[tuple[int, int]] = []  # (-(context - first step), finish): context at step d is -key + d + 1
-    now, step, next_arrival, total = 0.0, 0, 0, len(arrivals)
-    while next_arrival < total or waiting or finishing:
+    now, step, next_arrival, total = 0.0, 0, 0, 0
+    while next_arrival < len(arrivals) or waiting or finishing:
         if not waiting and not finishing:
             now = max(now, arrivals[next_arrival])
-        while next_arrival < total and arrivals[next_arrival] <= now:
+        while next_arrival < len(arrivals) and arrivals[next_arrival] <= now:
             waiting.append(next_arrival)
             next_arrival += 1
         slots = server.max_num_seqs - len(finishing)
@@ -166,26 +169,24 @@ def replay(arrival_s: Floats, prompt: Ints, context: Ints, decodes: Ints, server
             steps = 1
             for request in taken:
                 if remaining[request] > 0:
-                    heapq.heappush(finishing, step + remaining[request])
+                    heapq.heappush(finishing, (step + remaining[request], contexts[request] + remaining[request]))
+                    total += contexts[request]
                     heapq.heappush(longest, (step - contexts[request], step + remaining[request]))
         if finishing:
             if steps == 0:
-                steps = finishing[0] - step
-                if next_arrival < total and slots > 0:
+                steps = finishing[0][0] - step
+                if next_arrival < len(arrivals) and slots > 0:
                     until = (arrivals[next_arrival] - now) / server.decode_step_s
                     steps = max(1, min(steps, int(until) + 1 if until < steps else steps))
             while longest[0][1] <= step:
                 heapq.heappop(longest)
-            _record(run, len(finishing), step, steps, longest)
-            step += steps
+            batch = len(finishing)
+            run.decode.append((batch, step - longest[0][0] + 1, steps, total + batch))
+            step, total = step + steps, total + batch * steps
             now += steps * server.decode_step_s
-            while finishing and finishing[0] <= step:
-                heapq.heappop(finishing)
+            while finishing and finishing[0][0] <= step:
+                total -= heapq.heappop(finishing)[1]
     return run
-
-
-def _record(run: Replay, batch: int, step: int, steps: int, longest: list[tuple[int, int]]) -> None:
-    run.decode.append((batch, step - longest[0][0] + 1, steps))
 
 
 def _admit(
@@ -263,3 +264,13 @@ def _decode_demand(run: Replay, scale: float) -> Demand:
         seqs.append(lengths)
         weights.append(np.repeat(counts, sizes).astype(np.float64) * scale)
     return Demand("decode", np.concatenate(batches), np.concatenate(seqs), np.concatenate(weights))
+
+
+def _decode_steps(run: Replay, scale: float) -> Demand:
+    """Every decode step by itself, with its total of contexts: each of them grows by one a step."""
+    batch, first, steps, total = np.array(run.decode, np.int64).T
+    since = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
+    each = np.repeat(batch, steps)
+    contexts = np.repeat(total, steps) + each * since
+    weight = np.full(len(since), scale)
+    return Demand("decode", each, np.repeat(first, steps) + since, weight, contexts=contexts)

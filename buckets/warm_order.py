@@ -25,12 +25,13 @@ def ladder_usage(trace: Trace, buckets: Iterable[Bucket]) -> dict[str, Usage]:
     if not prefill or not decode:
         raise BucketError("use by a trace needs prefill and decode buckets: leave the trace out")
     server = ServerModel(
-        max_model_len=max(b.seq for b in decode),
+        # A total is for all sequences together.
+        max_model_len=max(b.seq // b.batch if b.total else b.seq for b in decode),
         max_num_seqs=max(b.batch for b in decode),
         max_prefill_batch=max(b.batch for b in prefill),
         max_prefill_tokens=max(b.max_tokens for b in prefill),
     )
-    asked = demands(trace, server, REQUIRED_PHASES)
+    asked = demands(trace, server, REQUIRED_PHASES, contexts=any(b.total for b in decode))
     return {phase: usage(demand, phases[phase]) for phase, demand in asked.items()}
 
 
@@ -97,12 +98,12 @@ def warm_order(
     return tuple(sorted(order, key=lambda i: i not in hot)), len(hot)
 
 
-def _rank(bucket: Bucket, strategy: str) -> tuple[int, int, int, int]:
+def _rank(bucket: Bucket, strategy: str) -> tuple[bool, float, float, int]:
     """Sort key within a strategy: prompts before decode."""
     decode = bucket.phase == "decode"
     if strategy == "max_bs" or (strategy != "min_tokens" and decode):
-        return decode, -bucket.batch, bucket.seq, 0
-    return decode, bucket.batch * bucket.seq, bucket.seq, bucket.batch
+        return decode, -bucket.batch, bucket.each, 0
+    return decode, bucket.batch * bucket.each, bucket.each, bucket.batch
 
 
 def _shares(buckets: Sequence[Bucket], used: Mapping[str, Usage]) -> list[float]:

@@ -331,9 +331,14 @@ def test_replay_serves_every_token_once(
     trace = trace_of(given_rows)
     prompt, context, decodes = clip(trace, server)
     run = replay(trace.arrival_s, prompt, context, decodes, server)
-    assert sum(batch * steps for batch, _, steps in run.decode) == decodes.sum()
-    assert all(1 <= batch <= max_num_seqs for batch, _, _ in run.decode)
-    assert all(first + steps - 1 <= 256 for _, first, steps in run.decode)
+    assert sum(batch * steps for batch, _, steps, _ in run.decode) == decodes.sum()
+    assert all(1 <= batch <= max_num_seqs for batch, *_ in run.decode)
+    assert all(first + steps - 1 <= 256 for _, first, steps, _ in run.decode)
+    # Each decode step of a request reads a token more.
+    read = sum(int(c) * int(n) + int(n) * (int(n) + 1) // 2 for c, n in zip(context, decodes, strict=True))
+    found = sum(total * steps + batch * steps * (steps - 1) // 2 for batch, _, steps, total in run.decode)
+    assert found == read
+    assert all(first <= total <= batch * first for batch, first, _, total in run.decode)
     assert all(batch <= min(max_prefill_batch, max_num_seqs) for batch, _ in run.prefill)
     assert all(length <= server.max_chunk for _, length in run.prefill)
     assert sum(batch * length for batch, length in run.prefill) >= prompt.sum()

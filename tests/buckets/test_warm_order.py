@@ -74,6 +74,19 @@ def test_usage_comes_from_a_trace() -> None:
         ladder_usage(trace, PREFILL)
 
 
+def test_usage_of_totals_counts_contexts_as_they_are() -> None:
+    """Contexts of 1,000, 20 and 20 tokens: about 1,040 together, and 3,000 as a rectangle. The first prompt decodes
+    while the others wait."""
+    trace = Trace("t", np.zeros(3), np.array([1000, 20, 20]), np.array([5, 5, 5]))
+    totals = [Bucket("decode", 4, 1100, total=True), Bucket("decode", 4, 4096, total=True)]
+    found = ladder_usage(trace, [Bucket("prefill", 1, 1024), *totals])["decode"]
+    assert [(use.steps, found.missed) for use in found.uses] == [(6, 0), (0, 0)]
+    read = 1001 + (1002 + 21) + (1003 + 22 + 21) + (1004 + 23 + 22) + (24 + 23) + 24
+    assert found.uses[0].padding == pytest.approx(1 - read / (6 * 1100))
+    alike = usage(Demand("decode", np.array([3]), np.array([1000]), np.ones(1)), totals)
+    assert [use.steps for use in alike.uses] == [0, 1]
+
+
 def test_bad_strategies() -> None:
     with pytest.raises(BucketError, match="order 'best' is unknown"):
         warm_order(ALL, BASE, "best")
