@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from llmc.buckets.replanning.evenness import Evenness
+from llmc.buckets.replanning.shapes import ShapeUse, StepShape
 from llmc.runtime.server.async_engine import AsyncEngine
 
 from support import pages
@@ -419,6 +421,20 @@ def test_guesses_where_there_are_any(page: Page, running: Running) -> None:
     assert page.locator("#guesses-gain").text_content() == "+3.50"
     summary = page.locator("#speculation-summary").text_content() or ""
     assert re.fullmatch(r"ngram:4, \d+ of \d+ guesses right in \d+ steps", summary), summary
+    assert axe_violations(page) == []
+
+
+def test_which_form_of_buckets_suits_the_steps(page: Page, running: Running) -> None:
+    state = running.client.get("/v1/llmc/state").json()
+    shape = StepShape("decode", 4, 4, 4, 512, 800)
+    contexts = Evenness.of([ShapeUse(shape, None, 100.0)]).as_dict("computed")
+    replan = {"mode": "suggest", "line": None, "changes": [], "trial": None, "decisions": [], "contexts": contexts}
+    page.route("**/v1/llmc/state", lambda route: route.fulfill(json={**state, "replan": replan}))
+    show(page, running)
+    page.wait_for_selector("#replan:visible")
+    said = page.locator("#replan-contexts").text_content() or ""
+    assert "61% of sequences × longest context belongs to no sequence, which costs time" in said
+    assert said.endswith("buckets for a total suit them")
     assert axe_violations(page) == []
 
 
