@@ -27,7 +27,7 @@ from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.registry import resolve_target
 from llmc.compiler.weight_request import WeightRequest, kv_scales_name
 from llmc.graphs_records import ModelRecord, StageRecord
-from llmc.kv_dtypes import KV_DTYPES
+from llmc.kv_dtypes import KV_DTYPES, LATENT_SCALES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import Array
@@ -217,8 +217,9 @@ class Resolved:
     def model_record(self) -> ModelRecord:
         """The model record of graphs.bin, without the number of weights shared by ranks."""
         model, of_rank = self.model, self.rank_model
+        key_scales = 1 if model.latent is None else LATENT_SCALES
         keys_bytes, values_bytes = self.target.kv_block_bytes(
-            of_rank.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype
+            of_rank.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype, key_scales
         )
         if model.latent is not None:
             values_bytes = 0  # values are part of the keys

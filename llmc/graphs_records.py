@@ -97,10 +97,11 @@ class ModelRecord:
 
     def kv_widths(self) -> tuple[int, int]:
         """Stored elements per token of a head's keys and of its values; includes padding, excludes scales."""
+        if not self.value_block_bytes:
+            return self.head_dim, 0  # latent attention
         rows, kv = self.num_kv_heads * self.block_size, self.kv
         keys, values = self.key_block_bytes // rows, self.value_block_bytes // rows
-        # Latent attention stores no values, and so no scales of them.
-        return (keys - kv.scale_bytes) // kv.item_bytes, max(values - kv.scale_bytes, 0) // kv.item_bytes
+        return (keys - kv.scale_bytes) // kv.item_bytes, (values - kv.scale_bytes) // kv.item_bytes
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from llmc.graphs_format import DTYPE_BYTES, DTYPES
 
 SCALE_BYTES = 4
 """Bytes of the float32 scale per token and KV head, one for keys and one for values."""
+LATENT_SCALES = 2
+"""Scales of a latent key: of the latent vector, then of the rotated part, whose range is another."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,11 @@ KV_DTYPES = {
 BY_CODE = {dtype.code: dtype for dtype in KV_DTYPES.values()}
 
 
-def kv_block_bytes(dtype: str, num_kv_heads: int, block_size: int, key_width: int, value_width: int) -> tuple[int, int]:
-    """(bytes of the keys, bytes of the values) in one KV block of one layer. Widths: elements of a key and of a
-    value."""
+def kv_block_bytes(
+    dtype: str, num_kv_heads: int, block_size: int, key_width: int, value_width: int, key_scales: int = 1
+) -> tuple[int, int]:
+    """(bytes of the keys, bytes of the values) in one KV block of one layer. Widths: elements of a key and of a value.
+    key_scales: per token and head, in a format with scales."""
     kv, rows = KV_DTYPES[dtype], num_kv_heads * block_size
-    return rows * (key_width * kv.item_bytes + kv.scale_bytes), rows * (value_width * kv.item_bytes + kv.scale_bytes)
+    keys = key_width * kv.item_bytes + key_scales * kv.scale_bytes
+    return rows * keys, rows * (value_width * kv.item_bytes + kv.scale_bytes)

@@ -20,6 +20,7 @@ from llmc.compiler.ops.definition import (
     KernelCall,
     OpDef,
 )
+from llmc.kv_dtypes import LATENT_SCALES
 
 HEAD_LINEAR_KERNELS = ("head_linear", "packed_head_linear")
 
@@ -61,7 +62,13 @@ def _latent_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 def _of_cache(key_dim: int, graph: GraphParams) -> dict[str, Param]:
     """Parameters of the cache's layout."""
-    return {"num_kv_heads": 1, "head_dim": key_dim, "kv_dtype": graph.kv_dtype, "block_size": graph.block_size}
+    return {
+        "num_kv_heads": 1,
+        "head_dim": key_dim,
+        "key_scales": LATENT_SCALES,
+        "kv_dtype": graph.kv_dtype,
+        "block_size": graph.block_size,
+    }
 
 
 def _latent_attention(site: Site, graph: GraphParams) -> list[KernelCall]:

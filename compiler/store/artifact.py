@@ -44,7 +44,11 @@ def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
     """Bytes of one block of one layer's pool, as the kernel `spec` addresses it. pool: "k_pool" or "v_pool"."""
     params = spec.as_dict()
     keys, values = target.kv_block_bytes(
-        int(params["num_kv_heads"]), int(params["head_dim"]), int(params["block_size"]), str(params["kv_dtype"])
+        int(params["num_kv_heads"]),
+        int(params["head_dim"]),
+        int(params["block_size"]),
+        str(params["kv_dtype"]),
+        int(params.get("key_scales", 1)),
     )
     return keys if pool == "k_pool" else values
 

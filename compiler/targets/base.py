@@ -151,8 +151,11 @@ class Target(ABC):
         """Rows in `layout` are allocated and computed in multiples of this."""
 
     @abstractmethod
-    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
-        """Bytes of (keys, values) of one KV block of one layer."""
+    def kv_block_bytes(
+        self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str, key_scales: int = 1
+    ) -> tuple[int, int]:
+        """Bytes of (keys, values) of one KV block of one layer. key_scales: per token and head, if the dtype has
+        scales."""
 
     @abstractmethod
     def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:

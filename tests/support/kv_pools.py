@@ -63,8 +63,8 @@ def stands_for(x: Array, kv: str) -> Array:
 def _with_scales(numbers: Array, scales: Array) -> Array:
     """One head's part of a block: numbers, then the scale of each token."""
     blocks, heads = numbers.shape[:2]
-    parts = numbers.reshape(blocks, heads, -1), np.ascontiguousarray(scales).view(np.uint8)
-    return np.concatenate(parts, axis=2)
+    parts = (part.reshape(blocks, heads, -1) for part in (numbers, np.ascontiguousarray(scales).view(np.uint8)))
+    return np.concatenate(list(parts), axis=2)
 
 
 def key_pool(keys: Array, kv: str) -> Array:
@@ -72,6 +72,17 @@ def key_pool(keys: Array, kv: str) -> Array:
     if kv not in SCALED:
         return pair_rows(keys)
     numbers, scales = numbers_of(keys.swapaxes(-1, -2), kv)
+    return _with_scales(pair_rows(np.ascontiguousarray(numbers.swapaxes(-1, -2))), scales)
+
+
+def latent_pool(keys: Array, rank: int, kv: str) -> Array:
+    """keys: [blocks, 1, dim, block]; of each, the first `rank` elements share a scale, and the others another one."""
+    if kv not in SCALED:
+        return pair_rows(keys)
+    wide = keys.swapaxes(-1, -2)
+    parts = [numbers_of(part, kv) for part in (wide[..., :rank], wide[..., rank:])]
+    numbers = np.concatenate([part for part, _ in parts], -1)
+    scales = np.stack([scale for _, scale in parts], 2)
     return _with_scales(pair_rows(np.ascontiguousarray(numbers.swapaxes(-1, -2))), scales)
 
 

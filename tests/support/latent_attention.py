@@ -12,7 +12,7 @@ from llmc.compiler.targets.cpu.kernels.attention_split import partial_floats
 from llmc.compiler.targets.cpu.target import Target
 
 from support.kernel_harness import run
-from support.kv_pools import key_pool, stands_for
+from support.kv_pools import latent_pool, stands_for
 from support.paged_attention import NUMPY, random
 
 Array = NDArray[Any]
@@ -34,10 +34,12 @@ class LatentCache:
         for s, n in enumerate(lengths):
             self.tables[s, : needed[s]] = order[used : used + needed[s]]
             used += needed[s]
-            key = random(n, rank + rotated, seed=10 + s).astype(stored)
+            key = random(n, rank + rotated, seed=10 + s)
+            key[:, rank:] *= 3  # the parts of a key have ranges of their own
+            key = key.astype(stored)
             for t in range(n):
                 self.pool[self.tables[s, t // block], 0, :, t % block] = key[t]
-            self.keys.append(stands_for(key, kv))
+            self.keys.append(np.concatenate([stands_for(part, kv) for part in np.split(key, [rank], 1)], 1))
             self.queries.append(random(n, heads * rank, seed=30 + s))
             self.queries_rotated.append(random(n, heads * rotated, seed=40 + s))
 
@@ -48,6 +50,7 @@ class LatentCache:
             "num_kv_heads": 1,
             "head_dim": self.rank + self.rotated,
             "rank": self.rank,
+            "key_scales": 2,
             "scale": 0.7 * (self.rank + self.rotated) ** -0.5,
             "kv_dtype": self.kv,
             "block_size": self.block,
@@ -73,7 +76,7 @@ class LatentCache:
         """Chunks are (sequence, first token, end) and make up one step. segments: of a graph that splits contexts."""
         rows = sum(end - start for _, start, end in chunks)
         scalars = {0: rows, 1: len(chunks), 3: self.stride, 5: max(1, tasks // 2)}
-        pool = self.pool if self.kv == "f32" else key_pool(self.pool, self.kv).view(np.int32)
+        pool = self.pool if self.kv == "f32" else latent_pool(self.pool, self.rank, self.kv).view(np.int32)
         arrays = {
             "q": np.concatenate([self.queries[s][a:e] for s, a, e in chunks]),
             "q_rotated": np.concatenate([self.queries_rotated[s][a:e] for s, a, e in chunks]),

@@ -104,8 +104,10 @@ class CpuTarget(base.Target):
     def row_unit(self, layout: int) -> int:
         return layout
 
-    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
-        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, layouts.value_width(head_dim))
+    def kv_block_bytes(
+        self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str, key_scales: int = 1
+    ) -> tuple[int, int]:
+        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, layouts.value_width(head_dim), key_scales)
 
     def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
         lanes = FLOATS[dtype].per_word

@@ -72,8 +72,10 @@ class RowsTarget(base.Target):
     def row_unit(self, layout: int) -> int:
         return 1
 
-    def kv_block_bytes(self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> tuple[int, int]:
-        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, round_up(head_dim, VALUES))
+    def kv_block_bytes(
+        self, num_kv_heads: int, head_dim: int, block_size: int, dtype: str, key_scales: int = 1
+    ) -> tuple[int, int]:
+        return kv_block_bytes(dtype, num_kv_heads, block_size, head_dim, round_up(head_dim, VALUES), key_scales)
 
     def adapter_slot(self, columns: int, rows: tuple[int, ...], rank: int, dtype: str) -> AdapterSlot:
         return AdapterSlot(columns, rows, rank, 1, 1, ITEM_BYTES[dtype])

@@ -63,17 +63,29 @@ class FloatAttention(Attention):
 
     def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
         """Scores of one step's keys, key0 + offset onwards."""
+        key = b.let(key0 + offset)
+        base, within = self.key_place(key)
+        place, query = base + within, b.let(row0 * self.query_words)
+        acc = self.products(place, query, 0, self.words, m, fetch=fetch)
+        if self.scaled:
+            scales = self.scales_of_keys(place, 0)
+            for i in range(m * self.key_vectors):
+                acc[i] = b.call("mul", acc[i], scales[i % self.key_vectors])
+        self.keep_scores(row0, key, offset, acc, top, m)
+
+    def products(self, place: b.Expr, query: b.Expr, first: int, last: int, m: int, *, fetch: bool) -> b.Vectors:
+        """Products of m rows with the words [first, last) of the keys at `place`, `key_vectors` vectors a row.
+
+        A product is one chain over the words' elements. query: place of the first row.
+        """
         n, k = self.key_vectors, self.k
         acc = b.Vectors(m * n)
         for i in range(m * n):
             acc[i] = b.splat(0.0)
-        key = b.let(key0 + offset)
-        base, within = self.key_place(key)
-        query = b.let(row0 * self.query_words)
-        with T.serial(self.words) as word:
+        with T.serial(first, last) as word:
             if fetch:
                 self.values.fetch(k["v_pool"], n)
-            at = [base + within + word * self.block + j * b.WIDTH for j in range(n)]
+            at = [place + word * self.block + j * b.WIDTH for j in range(n)]
             for half, keys in self.halves(k["k_pool"], at):
                 for i in range(m):
                     step = word if self.dot else word * self.lanes + half
@@ -82,14 +94,13 @@ class FloatAttention(Attention):
                         acc[i * n + j] = b.call(
                             "dot_bf16" if self.dot else "fma", *self.terms(acc[i * n + j], q, keys[j])
                         )
+        return acc
 
-        if self.scaled:
-            for j in range(n):
-                at_scale = base + within + (self.pools.key_scales + j * b.WIDTH)
-                scale = b.kept(b.call("load_f32", b.at(k["k_pool"], at_scale), b.WIDTH))
-                for i in range(m):
-                    acc[i * n + j] = b.call("mul", acc[i * n + j], scale)
-        self.keep_scores(row0, key, offset, acc, top, m)
+    def scales_of_keys(self, place: b.Expr, part: int) -> list[b.Expr]:
+        """The scales of part `part` of the keys at `place`."""
+        first = self.pools.key_scales + part * self.block
+        places = [place + (first + j * b.WIDTH) for j in range(self.key_vectors)]
+        return [b.kept(b.call("load_f32", b.at(self.k["k_pool"], at), b.WIDTH)) for at in places]
 
     def halves(self, pool: b.Expr, at: list[b.Expr]) -> list[tuple[int, list[b.Expr]]]:
         """The factors held by the words at `at`, in the order of the chain."""

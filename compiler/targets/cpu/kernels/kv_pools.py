@@ -18,10 +18,11 @@ class KvPools:
     """The blocks of both pools.
 
     lanes: elements per word.
-    key_words, value_words: size of one head's part of a block, with its scales, one per token, after the numbers.
+    key_words, value_words: size of one head's part of a block, with its scales after the numbers. A token has one for
+    its value, and `num_key_scales` for its key: first those of all tokens for the key's first part, then for the next.
     """
 
-    def __init__(self, dtype: str, kv_heads: int, head_dim: int, block: int) -> None:
+    def __init__(self, dtype: str, kv_heads: int, head_dim: int, block: int, num_key_scales: int = 1) -> None:
         if dtype not in KV_DTYPES:
             raise KernelSpecError(f"kv_dtype {dtype!r} is not one of {', '.join(KV_DTYPES)}")
         self.dtype, self.lanes, self.largest = dtype, KV_DTYPES[dtype].per_word, KV_DTYPES[dtype].largest
@@ -36,7 +37,8 @@ class KvPools:
         scales = 0 if self.largest is None else block
         self.key_scales, self.value_scales = head_dim // self.lanes * block, block // self.lanes * self.width
         """Where the scales begin in a head's part."""
-        self.key_words, self.value_words = self.key_scales + scales, self.value_scales + scales
+        self.key_words = self.key_scales + num_key_scales * scales
+        self.value_words = self.value_scales + scales
 
     @property
     def word_dtype(self) -> str:
@@ -111,15 +113,16 @@ class Writer:
         stores = kv_stores.stores(dtype, scatters, [count for _, count in self._values])
         return stores if pools.largest is None else kv_numbers.rounding(dtype) + stores
 
-    def key(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
-        """A writer for the key of `token` in the block; base: see `KvPools.keys`."""
+    def key(self, pool: b.Expr, base: b.Expr, token: b.Expr, part: int = 0) -> Head:
+        """A writer for the key of `token` in the block; base: see `KvPools.keys`. part: number of a part of the key
+        with its own scale."""
         pools = self._pools
 
         def store(value: b.Expr, start: int, count: int) -> None:
             at = base + start // pools.lanes * pools.block + token
             b.do(kv_stores.scatter_name(pools.dtype, pools.block, count, start % pools.lanes), value, b.at(pool, at))
 
-        return Head(pool, pools, store, base + pools.key_scales + token, len(self._keys))
+        return Head(pool, pools, store, base + (pools.key_scales + part * pools.block) + token, len(self._keys))
 
     def value(self, pool: b.Expr, base: b.Expr, token: b.Expr) -> Head:
         """A writer for the value of `token` in the block; base: see `KvPools.values`."""

@@ -64,7 +64,7 @@ class LatentAttention(FloatAttention):
         super().__init__(_walk_spec(spec, 8 if target.lanes == 16 else 6), target)
         self.key_dim = int(p["head_dim"])
         self.rotated = self.key_dim - self.dim
-        self.pools = KvPools(self.kv, 1, self.key_dim, self.block)
+        self.pools = KvPools(self.kv, 1, self.key_dim, self.block, int(p["key_scales"]))
         self.words = self.key_dim // self.lanes
         self.query_words = b.ceil_div(self.key_dim, b.WIDTH) * b.WIDTH // b.lanes_of(self.query)
         self.key_blocks = self.partition // b.WIDTH
@@ -100,6 +100,24 @@ class LatentAttention(FloatAttention):
             # The rotated part begins where the latent part ends, possibly within a vector.
             b.store_vector(self.queries, value, to, count, self.query)
 
+    def score(self, row0: b.Expr, key0: b.Expr, offset: b.Expr, top: b.Vectors, m: int, *, fetch: bool) -> None:
+        """With scales, each part of a key is one chain, and is multiplied by the scale of its own."""
+        if not self.scaled:
+            super().score(row0, key0, offset, top, m, fetch=fetch)
+            return
+        key = b.let(key0 + offset)
+        base, within = self.key_place(key)
+        place, query, latent = base + within, b.let(row0 * self.query_words), self.dim // self.lanes
+        total = self.products(place, query, 0, latent, m, fetch=False)
+        scales = self.scales_of_keys(place, 0)
+        for i in range(m * self.key_vectors):
+            total[i] = b.call("mul", total[i], scales[i % self.key_vectors])
+        rotated = self.products(place, query, latent, self.words, m, fetch=False)
+        scales = self.scales_of_keys(place, 1)
+        for i in range(m * self.key_vectors):
+            total[i] = b.call("fma", rotated[i], scales[i % self.key_vectors], total[i])
+        self.keep_scores(row0, key, offset, total, top, m)
+
     def weights_of(self, i: b.Expr, top: b.Expr, vector0: b.Expr, vector1: b.Expr) -> b.Expr:
         cells = b.Vectors(2)
         cells[0], cells[1] = top, b.splat(0.0)
@@ -114,7 +132,7 @@ class LatentAttention(FloatAttention):
         return cells[1]
 
     def read_value_scales(self, key0: b.Expr, vector0: b.Expr, vector1: b.Expr) -> None:
-        """Reads the scales of the keys, which are also those of the values."""
+        """Reads the scales of the latent vectors, which are the values."""
         with T.serial(vector0, vector1) as v:
             base, within = self.key_place(b.let(key0 + v * b.WIDTH))
             at = base + self.pools.key_scales + within

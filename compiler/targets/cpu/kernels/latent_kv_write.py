@@ -29,7 +29,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         str(p["kv_dtype"]),
         int(p["block_size"]),
     )
-    half, query_dim, pools = rotary // 2, int(p["query_dim"]), KvPools(kv, 1, rank + rotary, block)
+    half, query_dim = rotary // 2, int(p["query_dim"])
+    pools = KvPools(kv, 1, rank + rotary, block, int(p["key_scales"]))
     if rotary % 2 or rotary > query_dim:
         raise KernelSpecError(f"latent_kv_write: bad rotary_dim {rotary} or query_dim {query_dim}")
     latent, pairs = b.pieces(rank), b.pieces(half)
@@ -63,7 +64,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             with T.Else():
                 slot, source = b.let(k["slot_mapping"][token]), b.let(token * (rank + rotary))
                 base = b.let(pools.keys(T.truncdiv(slot, block), T.int32(0)))
-                key = writer.key(k["k_pool"], base, b.let(T.truncmod(slot, block)))
+                within = b.let(T.truncmod(slot, block))
+                key, rotated = (writer.key(k["k_pool"], base, within, part) for part in range(2))
                 scale = inverse_root(
                     [b.load_vector(k["kv"], source + start, count) for start, count in latent],
                     rank,
@@ -72,6 +74,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 for start, count in latent:
                     value = b.call("mul", b.load_vector(k["kv"], source + start, count), scale[0])
                     key.put(b.call("mul", value, b.load_vector(k["norm"], start, count)), start, count)
-                rotate("kv", b.let(source + rank), lambda v, start, count: key.put(v, rank + start, count))
                 key.finish(None)
+                rotate("kv", b.let(source + rank), lambda v, start, count: rotated.put(v, rank + start, count))
+                rotated.finish(None)
     return kernel.function()

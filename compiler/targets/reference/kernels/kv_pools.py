@@ -19,14 +19,16 @@ _FLOATS = {"fp8_e4m3": (3, 7), "fp8_e5m2": (2, 15)}
 
 
 class Pool:
-    """One of the two pools. width: elements per position, padding included."""
+    """One of the two pools. width: elements per position, padding included. scales: per position, for parts of it."""
 
-    def __init__(self, name: str, dtype: str, kv_heads: int, head_dim: int, block: int, width: int) -> None:
+    def __init__(
+        self, name: str, dtype: str, kv_heads: int, head_dim: int, block: int, width: int, scales: int = 1
+    ) -> None:
         if dtype not in KV_DTYPES:
             raise KernelSpecError(f"kv_dtype {dtype!r} is not one of {', '.join(KV_DTYPES)}")
         self.name, self.dtype, self.largest = name, dtype, KV_DTYPES[dtype].largest
         self._kv_heads, self._head_dim, self._block, self._width = kv_heads, head_dim, block, width
-        self._part = block * width + (0 if self.largest is None else block * SCALE_BYTES)
+        self._part = block * width + (0 if self.largest is None else scales * block * SCALE_BYTES)
 
     @property
     def buffer_dtype(self) -> str:
@@ -40,8 +42,9 @@ class Pool:
         """Index of the first element of a position."""
         return let(self._part_of(kv_block, head) + offset * self._width)
 
-    def _scale_at(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        return let(self._part_of(kv_block, head) + self._block * self._width + offset * SCALE_BYTES)
+    def _scale_at(self, kv_block: Expr, head: Expr, offset: Expr, part: int) -> Expr:
+        scales = self._part_of(kv_block, head) + self._block * (self._width + part * SCALE_BYTES)
+        return let(scales + offset * SCALE_BYTES)
 
     def number(self, k: Frame, index: Expr) -> Expr:
         """An element before scaling."""
@@ -56,34 +59,43 @@ class Pool:
         value = let(magnitude * T.float32(2.0**120), "float32")
         return T.Select(byte >= 128, -value, value)
 
-    def scale(self, k: Frame, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
-        """The scale of a position's numbers."""
+    def scale(self, k: Frame, kv_block: Expr, head: Expr, offset: Expr, part: int = 0) -> Expr:
+        """The scale of the numbers of a position's part."""
         if self.largest is None:
             return T.float32(1.0)
-        at, bits = self._scale_at(kv_block, head, offset), T.int32(0)
+        at, bits = self._scale_at(kv_block, head, offset, part), T.int32(0)
         for byte in range(SCALE_BYTES):
             bits = T.bitwise_or(bits, T.shift_left(T.Cast("int32", k.raw(self.name, at + byte)), T.int32(8 * byte)))
         return let(T.reinterpret("float32", let(bits)), "float32")
 
     def write(
-        self, k: Frame, kv_block: Expr, head: Expr, offset: Expr, value: Callable[[Expr], Expr], stated: Expr | None
+        self,
+        k: Frame,
+        kv_block: Expr,
+        head: Expr,
+        offset: Expr,
+        value: Callable[[Expr], Expr],
+        stated: Expr | None,
+        part: int = 0,
+        elements: tuple[int, int] | None = None,
     ) -> None:
-        """Writes the elements of a position. stated: its scale; None: largest magnitude divided by the largest
-        number."""
-        row = self.row(kv_block, head, offset)
+        """Writes the elements of a position's part. stated: its scale; None: largest magnitude divided by the largest
+        number. elements: (first, number) of the part; None: all."""
+        first, count = elements or (0, self._head_dim)
+        row = self.row(kv_block, head, offset) + first
         if self.largest is None:
-            with T.serial(self._head_dim) as i:
+            with T.serial(count) as i:
                 k.store(self.name, value(i), row + i)
             return
         largest, widest = T.float32(self.largest), Cell(T.float32(0.0))
-        values = Array(self._head_dim)
-        with T.serial(self._head_dim) as i:
+        values = Array(count)
+        with T.serial(count) as i:
             values[i] = value(i)
             magnitude = let(T.abs(values[i]), "float32")
             with when(T.Or(magnitude > widest.get(), is_nan(magnitude))):
                 widest.set(magnitude)
         inverse = let(largest / T.max(widest.get(), T.float32(_SMALLEST)), "float32")
-        with T.serial(self._head_dim) as i:
+        with T.serial(count) as i:
             number = let(values[i] * inverse if stated is None else values[i] / stated, "float32")
             k.put_raw(self.name, T.Cast("uint8", self._stored(number)), row + i)
         scale = widest.get() / largest
@@ -91,7 +103,7 @@ class Pool:
             # Infinity and NaN are conveyed by the scale alone.
             infinite = let(T.reinterpret("int32", widest.get())) >= T.int32(0x7F800000)
             scale = T.Select(infinite, widest.get() * T.float32(0.0), stated)
-        bits, at = let(T.reinterpret("int32", let(scale, "float32"))), self._scale_at(kv_block, head, offset)
+        bits, at = let(T.reinterpret("int32", let(scale, "float32"))), self._scale_at(kv_block, head, offset, part)
         for byte in range(SCALE_BYTES):
             taken = T.bitwise_and(T.shift_right(bits, T.int32(8 * byte)), T.int32(255))
             k.put_raw(self.name, T.Cast("uint8", taken), at + byte)
@@ -119,8 +131,8 @@ class Pool:
         return T.bitwise_or(let(T.Select(small, low, rounded)), sign)
 
 
-def key_pool(dtype: str, kv_heads: int, head_dim: int, block: int) -> Pool:
-    return Pool("k_pool", dtype, kv_heads, head_dim, block, head_dim)
+def key_pool(dtype: str, kv_heads: int, head_dim: int, block: int, scales: int = 1) -> Pool:
+    return Pool("k_pool", dtype, kv_heads, head_dim, block, head_dim, scales)
 
 
 def value_pool(dtype: str, kv_heads: int, head_dim: int, block: int) -> Pool:

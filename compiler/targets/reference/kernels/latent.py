@@ -47,7 +47,7 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, rank, rotary, block = int(p["num_heads"]), int(p["rank"]), int(p["rotary_dim"]), int(p["block_size"])
     half, query_dim, width = rotary // 2, int(p["query_dim"]), rank + rotary
-    keys = key_pool(str(p["kv_dtype"]), 1, width, block)
+    keys = key_pool(str(p["kv_dtype"]), 1, width, block, int(p["key_scales"]))
     inputs = {"q": "f32", "kv": "f32", "norm": "f32", "cos_sin": "f32", "positions": "i32", "slot_mapping": "i32"}
     with (
         Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "out": "f32"}) as k,
@@ -82,14 +82,15 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                     key[rank + i] = turned("kv", source + rank, i, second=False)
                     key[rank + half + i] = turned("kv", source + rank, i, second=True)
                 place = let(T.truncdiv(slot, block)), T.int32(0), let(T.truncmod(slot, block))
-                keys.write(k, *place, lambda i: key[i], None)
+                keys.write(k, *place, lambda i: key[i], None, 0, (0, rank))
+                keys.write(k, *place, lambda i: key[rank + i], None, 1, (rank, rotary))
     return k.function()
 
 
 def latent_attention(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, rank, width, block = int(p["num_heads"]), int(p["rank"]), int(p["head_dim"]), int(p["block_size"])
-    rotated, keys = width - rank, key_pool(str(p["kv_dtype"]), 1, width, block)
+    rotated, keys = width - rank, key_pool(str(p["kv_dtype"]), 1, width, block, int(p["key_scales"]))
     inputs = {"q": "f32", "q_rotated": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
     with Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "out": "f32"}) as k:
         stride = k.scalar(BLOCK_TABLE_STRIDE)
@@ -98,20 +99,20 @@ def latent_attention(spec: KernelSpec) -> tirx.PrimFunc:
             table, last = let(k.raw("token_seq", token) * stride), let(k.raw("positions", token))
             totals = Array(rank)
 
-            def key_at(position: Expr) -> tuple[Expr, Expr]:
-                """Where a key begins, and what its numbers are multiplied by."""
+            def place_of(position: Expr) -> tuple[Expr, Expr, Expr]:
                 kv_block = let(k.raw("block_tables", table + T.truncdiv(position, block)))
-                place = kv_block, T.int32(0), let(T.truncmod(position, block))
-                return keys.row(*place), keys.scale(k, *place)
+                return kv_block, T.int32(0), let(T.truncmod(position, block))
 
             def score(position: Expr) -> Expr:
-                (key, factor), total = key_at(position), Cell(T.float32(0.0))
+                place = place_of(position)
+                key, latent, turned = keys.row(*place), Cell(T.float32(0.0)), Cell(T.float32(0.0))
                 with T.serial(rank) as i:
-                    total.set(total.get() + k.raw("q", unit * rank + i) * keys.number(k, key + i))
+                    latent.set(latent.get() + k.raw("q", unit * rank + i) * keys.number(k, key + i))
                 with T.serial(rotated) as i:
                     product = k.raw("q_rotated", unit * rotated + i) * keys.number(k, key + rank + i)
-                    total.set(total.get() + product)
-                return let(total.get() * factor * T.float32(float(p["scale"])), "float32")
+                    turned.set(turned.get() + product)
+                total = latent.get() * keys.scale(k, *place) + turned.get() * keys.scale(k, *place, 1)
+                return let(total * T.float32(float(p["scale"])), "float32")
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(let(last + 1)) as position:
@@ -121,8 +122,8 @@ def latent_attention(spec: KernelSpec) -> tirx.PrimFunc:
             with T.serial(let(last + 1)) as position:
                 weight = let(exp(score(position) - most.get()), "float32")
                 weights.set(weights.get() + weight)
-                value, factor = key_at(position)
-                share = let(weight * factor, "float32")
+                place = place_of(position)
+                value, share = keys.row(*place), let(weight * keys.scale(k, *place), "float32")
                 with T.serial(rank) as i:
                     totals[i] = totals[i] + share * keys.number(k, value + i)
             with T.serial(rank) as i:

@@ -15,7 +15,7 @@ from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpa
 from llmc.compiler.targets.cpu.target import Target, native_target
 
 from support.kernel_harness import run, targets_here
-from support.kv_pools import pair_rows, unpair_rows
+from support.kv_pools import SCALED, latent_pool, unpair_rows
 from support.latent_attention import LatentCache
 from support.marks import rare
 from support.paged_attention import (
@@ -125,7 +125,8 @@ def test_head_linear(target: Target, dtype: str, heads: int, n: int, k: int, str
 
 @on_cpus
 @pytest.mark.parametrize(
-    ("heads", "rank", "rotary", "kv"), [(3, 34, 6, "f32"), (2, 32, 16, "bf16"), rare(3, 20, 8, "f16")]
+    ("heads", "rank", "rotary", "kv"),
+    [(3, 34, 6, "f32"), (2, 32, 16, "bf16"), (3, 36, 8, "int8"), rare(3, 20, 8, "f16"), rare(2, 32, 16, "fp8_e4m3")],
 )
 def test_latent_kv_write(target: Target, heads: int, rank: int, rotary: int, kv: str) -> None:
     rows, seen, block, blocks, longest, plain, eps = 9, 7, 16, 5, 40, 10, 1e-6
@@ -142,14 +143,16 @@ def test_latent_kv_write(target: Target, heads: int, rank: int, rotary: int, kv:
         num_kv_heads=1,
         head_dim=rank + rotary,
         rank=rank,
+        key_scales=2,
         rotary_dim=rotary,
         query_dim=plain + rotary,
         norm_eps=eps,
         kv_dtype=kv,
         block_size=block,
     )
-    before = random(blocks, 1, rank + rotary, block, seed=3).astype(NUMPY[kv])
-    pool = before if kv == "f32" else pair_rows(before).view(np.int32)
+    before = random(blocks, 1, rank + rotary, block, seed=3).astype(NUMPY.get(kv, np.dtype(np.float32)))
+    key[:, rank:] *= 40
+    pool = before if kv == "f32" else latent_pool(before, rank, kv).view(np.int32)
     arrays = {
         "q": q.reshape(rows, -1),
         "kv": key,
@@ -178,6 +181,15 @@ def test_latent_kv_write(target: Target, heads: int, rank: int, rotary: int, kv:
     wanted, kept = before.astype(np.float64), np.concatenate([latent, turned(key[:, rank:])], -1)
     for row in range(seen):
         wanted[slots[row] // block, 0, :, slots[row] % block] = kept[row]
+    if kv in SCALED:
+        # A number may round to its neighbour; scales differ in their last bits.
+        expected = latent_pool(wanted.astype(np.float32), rank, kv)
+        lying = found["k_pool"].view(np.uint8).reshape(expected.shape)
+        numbers = (rank + rotary) * block
+        assert np.abs(lying[..., :numbers].astype(int) - expected[..., :numbers]).max() <= 1
+        scales, wanted_scales = (x[..., numbers:].view(np.float32) for x in (lying, expected))
+        np.testing.assert_allclose(scales, wanted_scales, rtol=1e-5)
+        return
     lying = found["k_pool"].view(NUMPY[kv])
     after = lying if kv == "f32" else unpair_rows(lying.reshape(*before.shape[:2], (rank + rotary) // 2, block, 2))
     bound = {"f32": 1e-5, "bf16": 2.0**-8, "f16": 2.0**-10}[kv]
