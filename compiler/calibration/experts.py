@@ -1,7 +1,8 @@
 """Rounds a layer's experts one at a time, calibrated on the inputs of the tokens that chose each.
 
 Memory holds the second moments of one expert at a time. An expert that few tokens chose is also calibrated on other
-tokens, at a lower weight; its own inputs alone would not span their space.
+tokens, at a lower weight; its own inputs alone would not span their space. One that hardly any token chose is rounded
+to nearest: a method would fit it to the inputs of other experts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llmc.compiler.calibration.rounding import RoundedLayer, Rounder
 from llmc.compiler.calibration.running import Floats, LayerRunner, Moments, Routed, Values
 from llmc.models.config import Experts
 from llmc.models.expert_ops import expert_inner
-from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.methods.awq import ALPHAS, channel_scales, powers_of_two
 
 _NORM = "mlp_norm.weight"
@@ -28,35 +29,42 @@ _READERS = ("mlp.router", "mlp.shared_gate", _SHARED, GATE_UP)
 _ROWS = 4096
 _OF_OTHERS = np.float32(0.1)
 """Weight of a token that did not choose the expert; those that did average 1."""
+_LEAST_SHARE = 8
+"""An expert needs a token for every so many elements of its inputs."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of experts: rounded in all; chosen by fewer tokens than their inputs have elements; chosen by none."""
+    """Counts of experts: in all; calibrated on other tokens, too; rounded to nearest."""
 
     experts: int = 0
-    sparse: int = 0
-    unseen: int = 0
+    filled: int = 0
+    nearest: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(self.experts + other.experts, self.sparse + other.sparse, self.unseen + other.unseen)
+        return Tally(self.experts + other.experts, self.filled + other.filled, self.nearest + other.nearest)
 
     def record(self) -> list[int]:
         """The counts as a list; `of` reads it."""
-        return [self.experts, self.sparse, self.unseen]
+        return [self.experts, self.filled, self.nearest]
 
     @classmethod
     def of(cls, record: list[int]) -> Tally:
         return cls(*record)
 
     def notes(self) -> tuple[str, ...]:
-        if not self.sparse:
-            return ()
-        unseen = f", {self.unseen} of them no token" if self.unseen else ""
-        return (
-            f"{self.sparse} of {self.experts} experts saw fewer tokens than their inputs have elements{unseen}: other "
-            "tokens, which count less, filled them up; a longer text would tell more of them",
-        )
+        said = []
+        if self.filled:
+            said.append(
+                f"{self.filled} of {self.experts} experts saw fewer tokens than their inputs have elements: other "
+                "tokens, which count less, filled them up; a longer text would tell more of them"
+            )
+        if self.nearest:
+            said.append(
+                f"{self.nearest} of {self.experts} experts saw less than a token for {_LEAST_SHARE} elements of their "
+                "inputs: they are rounded to nearest; give a longer text to calibrate them"
+            )
+        return tuple(said)
 
 
 def round_experts(
@@ -72,7 +80,12 @@ def round_experts(
     tally, columns = Tally(), max(linears[GATE_UP].k, linears[DOWN].k)
     for expert in range(config.count):
         one = _Expert(expert, config, layer.values, routed, runner)
-        tally += Tally(1, int(one.seen < columns), int(one.seen == 0))
+        nearest = one.seen * _LEAST_SHARE < columns
+        tally += Tally(1, int(one.seen < columns and not nearest), int(nearest))
+        if nearest:
+            for kind, pieces in found.items():
+                pieces.append(rounder.nearest(one.weight(kind), _format(linears[kind])))
+            continue
         moments = {DOWN: one.of_down()} if DOWN in found else {}
         # Computed before gate and up are rounded, and before AWQ scales up.
         if GATE_UP in found:
@@ -80,12 +93,15 @@ def round_experts(
         if rounder.scales and len(found) == 2 and one.is_linear_in_up:
             one.scale(rounder, linears[DOWN], moments[DOWN])
         for kind, pieces in found.items():
-            format = linears[kind].format
-            assert format is not None
-            pieces.append(rounder.quantized(one.weight(kind), format, moments.pop(kind)))
+            pieces.append(rounder.quantized(one.weight(kind), _format(linears[kind]), moments.pop(kind)))
     for kind, pieces in found.items():
         layer.put(kind, pieces)
     return tally
+
+
+def _format(linear: Linear) -> WeightFormat:
+    assert linear.format is not None
+    return linear.format
 
 
 def scale_inputs(

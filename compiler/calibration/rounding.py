@@ -83,6 +83,10 @@ class Rounder:
             return self._rounded(weight, format, moments, None)
         return self._rounded(weight, format, None, self._factor(moments))
 
+    def nearest(self, weight: Floats, format: WeightFormat) -> Quantized:
+        """Rounds one matrix to nearest, whatever the method."""
+        return self._rounded(weight, format, None, None)
+
     def each(self, weight: Floats, formats: Sequence[WeightFormat], moments: Moments | None) -> Iterator[Quantized]:
         """Rounds the same matrix to several formats, analysing its inputs once."""
         factor = self._factor(moments) if self._config.method == "gptq" else None
@@ -103,8 +107,7 @@ class Rounder:
         work: Callable[[Floats], Quantized]
         if factor is not None:
             work = lambda rows: gptq.quantize_rows(rows, factor, format, dtype=dtype)  # noqa: E731
-        elif method == "awq":
-            assert moments is not None
+        elif method == "awq" and moments is not None:
             assert moments.gram is not None
             gram = moments.gram.numpy()
             work = lambda rows: awq.quantize_rows(rows, gram, format, dtype=dtype)  # noqa: E731

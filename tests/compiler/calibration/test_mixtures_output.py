@@ -233,7 +233,24 @@ def test_bytes_depend_neither_on_threads_nor_on_a_kill(
     assert again.resumed == 1
     assert_same_bytes(tmp_path / "one", tmp_path / "three")
     assert whole.notes == again.notes
-    assert "8 of 8 experts saw fewer tokens than their inputs have elements" in whole.notes[0]
+    assert "of 8 experts saw fewer tokens than their inputs have elements: other tokens" in whole.notes[0]
+
+
+@pytest.mark.parametrize("method", ["gptq", rare("awq")])
+def test_experts_that_saw_hardly_any_token_are_rounded_to_nearest(
+    method: str, calibrated: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = calibrated("qwen3_moe")
+    report = driver.quantize_checkpoint(request_of(model, tmp_path / "few", W4A16, method, samples=1, sample_tokens=4))
+    assert report.notes == (
+        "8 of 8 experts saw less than a token for 8 elements of their inputs: they are rounded to nearest; give a "
+        "longer text to calibrate them",
+    )
+    few, nearest = (load_file(path / "model.safetensors") for path in (report.output, quantized(
+        model, tmp_path / "rtn", W4A16, "rtn")))  # fmt: skip
+    downs = [name for name in few if "experts" in name and "down_proj" in name]
+    assert downs
+    assert all(torch.equal(few[name], nearest[name]) for name in downs)
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
