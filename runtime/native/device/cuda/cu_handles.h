@@ -2,38 +2,24 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <utility>
 
 #include "core/status.h"
 #include "device/cuda/cu_machine.h"
+#include "device/gpu/owned.h"
 
 namespace llmc {
 
-// Owns one handle. Free releases it in a scope of its machine.
-template <class Handle, class Free>
-class CuOwned {
- public:
-  CuOwned() = default;
-  CuOwned(std::shared_ptr<const CuMachine> machine, Handle handle) : machine_(std::move(machine)), handle_(handle) {}
-  CuOwned(CuOwned&& other) noexcept
-      : machine_(std::move(other.machine_)), handle_(std::exchange(other.handle_, Handle{})) {}
-  CuOwned& operator=(CuOwned&& other) noexcept {
-    std::swap(machine_, other.machine_);
-    std::swap(handle_, other.handle_);
-    return *this;
+// Releases a handle in a scope of its machine.
+template <class Free>
+struct CuInScope {
+  template <class Handle>
+  void operator()(const CuMachine& cuda, Handle handle) const {
+    const CuScope scope(cuda);
+    Free()(cuda, handle);
   }
-  ~CuOwned() {
-    if (handle_ == Handle{}) return;
-    const CuScope scope(*machine_);
-    Free()(*machine_, handle_);
-  }
-
-  Handle get() const { return handle_; }
-
- private:
-  std::shared_ptr<const CuMachine> machine_;
-  Handle handle_ = Handle{};
 };
+template <class Handle, class Free>
+using CuOwned = Owned<CuMachine, Handle, CuInScope<Free>>;
 
 struct CuFreeMemory {
   void operator()(const CuMachine& cuda, CuPointer memory) const { cuda->MemFree(memory); }

@@ -20,9 +20,9 @@ Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact,
     made->items_[stage] = programs->launch(kernels.of_stage[stage]).items;
   }
   const SampleSizes& sizes = made->sizes();
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine, "what is drawn", sizes.upload_bytes, &made->upload_));
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine, "drawing tokens", sizes.scratch_bytes, &made->scratch_));
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine, "drawn tokens", sizes.result_bytes, &made->result_));
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine, "what is drawn", sizes.upload_bytes, &made->memories_.upload));
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine, "drawing tokens", sizes.scratch_bytes, &made->memories_.scratch));
+  LLMC_RETURN_IF_ERROR(TakeMemory(machine, "drawn tokens", sizes.result_bytes, &made->memories_.result));
   LLMC_RETURN_IF_ERROR(TakePinned(machine, "what is drawn", sizes.upload_bytes, &made->written_));
   const uint64_t read = std::max(sizes.result_bytes, sizes.vocab * uint64_t{sizeof(float)});
   LLMC_RETURN_IF_ERROR(TakePinned(machine, "drawn tokens", read, &made->read_));
@@ -33,17 +33,14 @@ Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact,
 }
 
 CuPointer CuSampling::PlaceOf(SampleOperand operand) const {
-  if (operand == SampleOperand::kLogits) return logits_;
-  const CuBuffer& memory = operand < SampleOperand::kLogits    ? upload_
-                           : operand < SampleOperand::kResults ? scratch_
-                                                               : result_;
-  return memory.get() + sizes().offset(operand);
+  const CuBuffer* memory = memories_.Of(operand);
+  return memory == nullptr ? logits_ : memory->get() + sizes().offset(operand);
 }
 
 Status CuSampling::Launch(SampleStage stage, uint32_t groups) {
   std::vector<CuPointer> places;
   for (const SampleOperand operand : OperandsOf(stage)) places.push_back(PlaceOf(operand));
-  const CuPointer scalars = upload_.get();
+  const CuPointer scalars = memories_.upload.get();
   CuArguments arguments(places, scalars);
   const auto index = static_cast<uint32_t>(stage);
   return machine_->Check("Drawing tokens on the GPU",
@@ -54,14 +51,14 @@ Status CuSampling::Launch(SampleStage stage, uint32_t groups) {
 Status CuSampling::Write(const unsigned char* from, uint64_t bytes) {
   std::memcpy(written_.get(), from, bytes);
   return machine_->Check("Copying what is drawn to the GPU",
-                         (*machine_)->MemcpyToDevice(upload_.get(), written_.get(), bytes, stream_));
+                         (*machine_)->MemcpyToDevice(memories_.upload.get(), written_.get(), bytes, stream_));
 }
 
 Status CuSampling::Read(uint64_t begin, uint64_t bytes, unsigned char* to) {
   auto* pinned = static_cast<unsigned char*>(read_.get()) + begin;
   arriving_.push_back({pinned, to, bytes});
   return machine_->Check("Reading drawn tokens from the GPU",
-                         (*machine_)->MemcpyToHost(pinned, result_.get() + begin, bytes, stream_));
+                         (*machine_)->MemcpyToHost(pinned, memories_.result.get() + begin, bytes, stream_));
 }
 
 Status CuSampling::ReadRow(uint32_t row, float* to) {

@@ -38,7 +38,7 @@ class CuSampling final : public GpuSampling {
   std::shared_ptr<const CuPrograms> programs_;  // keep the kernels loaded
   CuFunction kernels_[kNumSampleStages] = {};
   uint32_t items_[kNumSampleStages] = {};
-  CuBuffer upload_, scratch_, result_;
+  SampleMemories<CuBuffer> memories_;
   // A result on its way through pinned memory: with other memory the driver would wait.
   struct Arriving {
     const unsigned char* pinned;

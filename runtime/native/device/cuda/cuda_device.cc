@@ -1,18 +1,13 @@
 #include "device/cuda/cuda_device.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 
-#include "core/clock.h"
+#include "device/gpu/joining_graphs.h"
+#include "device/gpu/swap_time.h"
 
 namespace llmc {
-namespace {
-
-constexpr uint64_t kInputWordBytes = sizeof(int32_t);  // bytes of a word of inputs
-
-}  // namespace
 
 Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
                           const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out) {
@@ -54,39 +49,19 @@ Status CudaDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner
   return Status::Ok();
 }
 
-// New memory, graphs and modules, made beside steps: nothing of a running step is touched.
-class CudaDevice::Joining final : public NewGraphs {
- public:
-  Joining(CudaDevice* device, std::shared_ptr<const Artifact> artifact)
-      : device_(device), artifact_(std::move(artifact)), shapes_(artifact_->shape().graphs) {}
-
-  Status Prepare() override {
-    LLMC_RETURN_IF_ERROR(device_->machine_->CheckAlive());
-    const CuScope scope(*device_->machine_);
-    LLMC_RETURN_IF_ERROR(scope.status());
-    LLMC_RETURN_IF_ERROR(CuPrograms::Load(device_->machine_, *artifact_, device_->run_.programs.get(), &run_.programs));
-    return device_->MakeRunner(*artifact_, device_->artifact_->graphs().size(), &run_);
-  }
-  void Adopt() noexcept {
-    std::swap(device_->run_, run_);
-    std::swap(device_->shape_.graphs, shapes_);
-    std::swap(device_->artifact_, artifact_);
-  }
-
- private:
-  CudaDevice* device_;
-  std::shared_ptr<const Artifact> artifact_;
-  std::vector<GraphShape> shapes_;
-  Runner run_;
-};
-
+// Makes new memory, graphs and modules.
 Status CudaDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
-  LLMC_RETURN_IF_ERROR(artifact->CheckExtends(*artifact_));
-  *out = std::make_unique<Joining>(this, artifact);
-  return Status::Ok();
+  const auto make = [this](const Artifact& extended, Runner* runner) {
+    LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+    const CuScope scope(*machine_);
+    LLMC_RETURN_IF_ERROR(scope.status());
+    LLMC_RETURN_IF_ERROR(CuPrograms::Load(machine_, extended, run_.programs.get(), &runner->programs));
+    return MakeRunner(extended, artifact_->graphs().size(), runner);
+  };
+  return JoiningGraphs<Runner>::Of({&artifact_, &shape_, &run_}, artifact, make, out);
 }
 
-void CudaDevice::Adopt(NewGraphs* graphs) { static_cast<Joining*>(graphs)->Adopt(); }
+void CudaDevice::Adopt(NewGraphs* graphs) { static_cast<JoiningGraphs<Runner>*>(graphs)->Adopt(); }
 
 Status CudaDevice::Finish(const char* doing) const {
   return machine_->Check(doing, (*machine_)->StreamSynchronize(stream_.get()));
@@ -115,20 +90,11 @@ void CudaDevice::Visit(uint32_t graph) {
   if (machine_->CheckAlive().ok() && scope.status().ok()) static_cast<void>(RunEmpty(run_, graph).ok());
 }
 
-// Copies inputs: of adapters only the tiles in use, and nothing without adapter pools.
 Status CudaDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  const StepLayout& layout = run_.graphs->inputs(batch.graph);
   auto* inputs = static_cast<int32_t*>(run_.inputs.get());
-  FillStep(model(), num_blocks(), batch, layout, inputs);
-  uint64_t bytes = layout.offsets[kAdapterTiles];
-  if (!artifact_->adapters().empty()) {
-    int32_t* tiles = inputs + bytes / kInputWordBytes;
-    tiler_.Write(ViewOf(batch), tiles);
-    bytes += (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kInputWordBytes;
-  }
-  return WriteInputs(run_, bytes);
+  return WriteInputs(run_, FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, inputs));
 }
 
 Status CudaDevice::Enqueue(const StepBatch& batch, Fence* fence) {
@@ -213,21 +179,14 @@ Status CudaDevice::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& 
 
 // Block 0 belongs to no sequence, so it is used for timing copies.
 Status CudaDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
-  constexpr uint32_t kTimes = 8;
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
   LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
-  // The first round may have to wake the GPU.
-  for (int round = 0; round < 2; ++round) {
-    const uint64_t begin = MonotonicNs();
-    for (uint32_t i = 0; i < kTimes; ++i) {
-      LLMC_RETURN_IF_ERROR(memory_->SaveBlock(stream_.get(), 0, 0));
-      LLMC_RETURN_IF_ERROR(memory_->LoadBlock(stream_.get(), 0, 0));
-    }
-    LLMC_RETURN_IF_ERROR(Finish("Copying KV blocks"));
-    *ns = std::max<uint64_t>((MonotonicNs() - begin) / kTimes, 1);
-  }
-  return Status::Ok();
+  const auto copy = [this] {
+    LLMC_RETURN_IF_ERROR(memory_->SaveBlock(stream_.get(), 0, 0));
+    return memory_->LoadBlock(stream_.get(), 0, 0);
+  };
+  return TimeSwap(copy, [this] { return Finish("Copying KV blocks"); }, ns);
 }
 
 Status CudaDevice::SaveBlock(uint32_t block, uint32_t place) {

@@ -62,7 +62,6 @@ class CudaDevice final : public Device, public CommandRunner {
     CuPinned inputs, logits;  // copies of a step's device buffers
     std::unique_ptr<CuGraphs> graphs;
   };
-  class Joining;
   // first_new: graphs before it have run already. Work that it enqueues has ended when it returns.
   Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out);
   Status WriteInputs(const Runner& runner, uint64_t bytes);

@@ -3,28 +3,12 @@
 #include <utility>
 
 #include "device/cuda/cuda_device.h"
+#include "device/gpu/open_gpu.h"
 
 namespace llmc {
 namespace {
 
-class OpenCuda final : public OpenDevice {
- public:
-  OpenCuda(CuMachinePtr machine, const CudaDeviceOptions& options) : machine_(std::move(machine)), options_(options) {}
-
-  Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
-              std::unique_ptr<Device>* out) const override {
-    std::unique_ptr<CudaDevice> device;
-    LLMC_RETURN_IF_ERROR(CudaDevice::Create(machine_, std::move(artifact), load.num_blocks, options_, &device));
-    *out = std::move(device);
-    return Status::Ok();
-  }
-
-  std::vector<std::pair<std::string, std::string>> Facts() const override { return machine_->Facts(); }
-
- private:
-  CuMachinePtr machine_;
-  CudaDeviceOptions options_;
-};
+using OpenCuda = OpenGpu<CuMachine, CudaDevice, CudaDeviceOptions>;
 
 Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   constexpr uint32_t kMostMib = 1 << 24;

@@ -22,6 +22,18 @@ struct SampleKernels {
   static Status Of(const Artifact& artifact, SampleKernels* out);
 };
 
+// The memories of SampleSizes, as a kind of device holds them.
+template <class Buffer>
+struct SampleMemories {
+  Buffer upload, scratch, result;
+
+  // The one that an operand is in; nullptr for logits, which the step has.
+  const Buffer* Of(SampleOperand operand) const {
+    if (operand == SampleOperand::kLogits) return nullptr;
+    return operand < SampleOperand::kLogits ? &upload : operand < SampleOperand::kResults ? &scratch : &result;
+  }
+};
+
 class GpuSampling {
  public:
   virtual ~GpuSampling() = default;

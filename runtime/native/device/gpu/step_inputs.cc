@@ -20,8 +20,8 @@ StepLayout StepLayout::Of(const GraphRecord& graph) {
   return layout;
 }
 
-void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& b, const StepLayout& layout,
-              int32_t* out) {
+uint64_t FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& b, const StepLayout& layout,
+                  AdapterTiler* tiler, int32_t* out) {
   const auto place = [&](Input input) { return out + layout.offsets[input] / kWordBytes; };
   const auto copy = [&](Input input, const std::vector<int32_t>& from, uint64_t count) {
     std::copy_n(from.data(), count, place(input));
@@ -37,6 +37,11 @@ void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& b, 
                               static_cast<int32_t>(b.num_samples), static_cast<int32_t>(stride),
                               static_cast<int32_t>(num_blocks),    0};
   std::copy_n(scalars, 8, out);
+  const uint64_t bytes = layout.offsets[kAdapterTiles];
+  if (model.adapters.empty()) return bytes;
+  int32_t* tiles = place(kAdapterTiles);
+  tiler->Write(ViewOf(b), tiles);
+  return bytes + (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kWordBytes;
 }
 
 }  // namespace llmc

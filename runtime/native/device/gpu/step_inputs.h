@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "artifact/artifact.h"
+#include "device/adapters.h"
 #include "device/batch.h"
 
 namespace llmc {
@@ -15,8 +16,9 @@ struct StepLayout {
   static StepLayout Of(const GraphRecord& graph);
 };
 
-// Writes a batch that fits its graph to `out`, which has room for layout.bytes. num_blocks: blocks of the pool.
-void FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& batch, const StepLayout& layout,
-              int32_t* out);
+// Writes a batch that fits its graph to `out`, which has room for layout.bytes, and returns the bytes that the device
+// needs of it: of adapters only the tiles in use, and nothing without adapter pools. num_blocks: blocks of the pool.
+uint64_t FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& batch, const StepLayout& layout,
+                  AdapterTiler* tiler, int32_t* out);
 
 }  // namespace llmc

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "device/opencl/cl_arguments.h"
+
 namespace llmc {
 
 ClGraphs::~ClGraphs() {
@@ -43,24 +45,8 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
   return Status::Ok();
 }
 
-// Sets a kernel's arguments: buffers, then offsets in these, then scalars.
-Status ClGraphs::SetArguments(const OneLaunch& launch) const {
-  const ClMachine& cl = *machine_;
-  cl_uint index = 0;
-  cl_int code = kClSuccess;
-  const auto set = [&](size_t bytes, const void* value) {
-    const cl_int set_code = cl->SetKernelArg(launch.kernel, index++, bytes, value);
-    if (code == kClSuccess) code = set_code;
-  };
-  for (const ClPlace& place : launch.places) set(sizeof(cl_mem), static_cast<const void*>(&place.memory));
-  for (const ClPlace& place : launch.places) set(sizeof(place.at), &place.at);
-  set(sizeof(cl_mem), static_cast<const void*>(&scalars_));
-  LLMC_RETURN_IF_CL_ERROR("Giving a kernel its arguments on '" + cl.name() + "'", code);
-  return Status::Ok();
-}
-
 Status ClGraphs::Launch(const OneLaunch& launch) const {
-  LLMC_RETURN_IF_ERROR(SetArguments(launch));
+  LLMC_RETURN_IF_ERROR(SetArguments(*machine_, launch.kernel, launch.places, scalars_));
   LLMC_RETURN_IF_CL_ERROR("Launching a kernel on '" + machine_->name() + "'",
                           (*machine_)->EnqueueNDRangeKernel(queue_, launch.kernel, 1, nullptr, &launch.all_items,
                                                             &launch.items, 0, nullptr, nullptr));
@@ -75,7 +61,7 @@ Status ClGraphs::Record(Graph* graph) const {
   LLMC_RETURN_IF_CL_ERROR(doing, code);
   cl_uint last = 0;
   for (const OneLaunch& launch : graph->launches) {
-    LLMC_RETURN_IF_ERROR(SetArguments(launch));
+    LLMC_RETURN_IF_ERROR(SetArguments(*machine_, launch.kernel, launch.places, scalars_));
     // Each command waits for the one before it: some drivers do not keep the order of a recording.
     const bool first = &launch == graph->launches.data();
     cl_uint done = 0;

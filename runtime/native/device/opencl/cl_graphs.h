@@ -47,7 +47,6 @@ class ClGraphs {
   };
   ClGraphs(std::shared_ptr<const ClMachine> machine, cl_mem scalars, cl_command_queue queue)
       : machine_(std::move(machine)), scalars_(scalars), queue_(queue) {}
-  Status SetArguments(const OneLaunch& launch) const;
   Status Launch(const OneLaunch& launch) const;
   Status Record(Graph* graph) const;
 

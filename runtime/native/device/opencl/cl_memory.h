@@ -11,33 +11,16 @@
 #include "core/status.h"
 #include "device/adapters.h"
 #include "device/gpu/device_memory.h"
+#include "device/gpu/owned.h"
 #include "device/gpu/step_inputs.h"
 #include "device/opencl/cl_machine.h"
 
 namespace llmc {
 
-// Owns a buffer.
-class ClBuffer {
- public:
-  ClBuffer() = default;
-  ClBuffer(std::shared_ptr<const ClMachine> machine, cl_mem memory) : machine_(std::move(machine)), memory_(memory) {}
-  ClBuffer(ClBuffer&& other) noexcept
-      : machine_(std::move(other.machine_)), memory_(std::exchange(other.memory_, nullptr)) {}
-  ClBuffer& operator=(ClBuffer&& other) noexcept {
-    std::swap(machine_, other.machine_);
-    std::swap(memory_, other.memory_);
-    return *this;
-  }
-  ~ClBuffer() {
-    if (memory_ != nullptr) (*machine_)->ReleaseMemObject(memory_);
-  }
-
-  cl_mem get() const { return memory_; }
-
- private:
-  std::shared_ptr<const ClMachine> machine_;
-  cl_mem memory_ = nullptr;
+struct ClFreeMemory {
+  void operator()(const ClMachine& cl, cl_mem memory) const { cl->ReleaseMemObject(memory); }
 };
+using ClBuffer = Owned<ClMachine, cl_mem, ClFreeMemory>;
 
 // An operand of a command: its buffer, and its offset there in units of kAlignment bytes (FORMAT.md).
 struct ClPlace {

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "device/opencl/cl_arguments.h"
+
 namespace llmc {
 
 ClSampling::~ClSampling() {
@@ -21,55 +23,43 @@ Status ClSampling::Make(std::shared_ptr<const ClMachine> machine, const Artifact
     made->items_[stage] = programs.launch(kernels.of_stage[stage]).items;
   }
   const SampleSizes& sizes = made->sizes();
-  LLMC_RETURN_IF_ERROR(memory.Allocate("what is drawn", sizes.upload_bytes, kClMemReadOnly, &made->upload_));
-  LLMC_RETURN_IF_ERROR(memory.Allocate("drawing tokens", sizes.scratch_bytes, kClMemReadWrite, &made->scratch_));
-  LLMC_RETURN_IF_ERROR(memory.Allocate("drawn tokens", sizes.result_bytes, kClMemReadWrite, &made->result_));
+  LLMC_RETURN_IF_ERROR(memory.Allocate("what is drawn", sizes.upload_bytes, kClMemReadOnly, &made->memories_.upload));
+  LLMC_RETURN_IF_ERROR(
+      memory.Allocate("drawing tokens", sizes.scratch_bytes, kClMemReadWrite, &made->memories_.scratch));
+  LLMC_RETURN_IF_ERROR(memory.Allocate("drawn tokens", sizes.result_bytes, kClMemReadWrite, &made->memories_.result));
   *out = std::move(made);
   return Status::Ok();
 }
 
-cl_mem ClSampling::MemoryOf(SampleOperand operand) const {
-  if (operand == SampleOperand::kLogits) return logits_;
-  return (operand < SampleOperand::kLogits ? upload_ : operand < SampleOperand::kResults ? scratch_ : result_).get();
+ClPlace ClSampling::PlaceOf(SampleOperand operand) const {
+  const ClBuffer* memory = memories_.Of(operand);
+  return {memory == nullptr ? logits_ : memory->get(), static_cast<cl_int>(sizes().offset(operand) / kAlignment)};
 }
 
 Status ClSampling::Launch(SampleStage stage, uint32_t groups) {
   const ClMachine& cl = *machine_;
-  cl_kernel kernel = kernels_[static_cast<uint32_t>(stage)];
-  cl_uint index = 0;
-  cl_int code = kClSuccess;
-  const auto set = [&](size_t bytes, const void* value) {
-    const cl_int set_code = cl->SetKernelArg(kernel, index++, bytes, value);
-    if (code == kClSuccess) code = set_code;
-  };
-  for (const SampleOperand operand : OperandsOf(stage)) {
-    cl_mem memory = MemoryOf(operand);
-    set(sizeof(cl_mem), static_cast<const void*>(&memory));
-  }
-  for (const SampleOperand operand : OperandsOf(stage)) {
-    const auto at = static_cast<cl_int>(sizes().offset(operand) / kAlignment);
-    set(sizeof(at), &at);
-  }
-  cl_mem scalars = upload_.get();
-  set(sizeof(cl_mem), static_cast<const void*>(&scalars));
-  LLMC_RETURN_IF_CL_ERROR("Giving a kernel its arguments on '" + cl.name() + "'", code);
-  const size_t items = items_[static_cast<uint32_t>(stage)], all = items * groups;
-  LLMC_RETURN_IF_CL_ERROR("Drawing tokens on '" + cl.name() + "'",
-                          cl->EnqueueNDRangeKernel(queue_, kernel, 1, nullptr, &all, &items, 0, nullptr, nullptr));
+  const auto index = static_cast<uint32_t>(stage);
+  std::vector<ClPlace> places;
+  for (const SampleOperand operand : OperandsOf(stage)) places.push_back(PlaceOf(operand));
+  LLMC_RETURN_IF_ERROR(SetArguments(cl, kernels_[index], places, memories_.upload.get()));
+  const size_t items = items_[index], all = items * groups;
+  LLMC_RETURN_IF_CL_ERROR(
+      "Drawing tokens on '" + cl.name() + "'",
+      cl->EnqueueNDRangeKernel(queue_, kernels_[index], 1, nullptr, &all, &items, 0, nullptr, nullptr));
   return Status::Ok();
 }
 
 Status ClSampling::Write(const unsigned char* from, uint64_t bytes) {
   LLMC_RETURN_IF_CL_ERROR(
       "Copying what is drawn to '" + machine_->name() + "'",
-      (*machine_)->EnqueueWriteBuffer(queue_, upload_.get(), kClFalse, 0, bytes, from, 0, nullptr, nullptr));
+      (*machine_)->EnqueueWriteBuffer(queue_, memories_.upload.get(), kClFalse, 0, bytes, from, 0, nullptr, nullptr));
   return Status::Ok();
 }
 
 Status ClSampling::Read(uint64_t begin, uint64_t bytes, unsigned char* to) {
   LLMC_RETURN_IF_CL_ERROR(
       "Reading drawn tokens from '" + machine_->name() + "'",
-      (*machine_)->EnqueueReadBuffer(queue_, result_.get(), kClFalse, begin, bytes, to, 0, nullptr, nullptr));
+      (*machine_)->EnqueueReadBuffer(queue_, memories_.result.get(), kClFalse, begin, bytes, to, 0, nullptr, nullptr));
   return Status::Ok();
 }
 

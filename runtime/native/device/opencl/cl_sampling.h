@@ -31,13 +31,13 @@ class ClSampling final : public GpuSampling {
   Status Read(uint64_t begin, uint64_t bytes, unsigned char* to) override;
   Status ReadRow(uint32_t row, float* to) override;
   Status Finish() override;
-  cl_mem MemoryOf(SampleOperand operand) const;
+  ClPlace PlaceOf(SampleOperand operand) const;
 
   std::shared_ptr<const ClMachine> machine_;
   cl_command_queue queue_;
   cl_kernel kernels_[kNumSampleStages] = {};
   size_t items_[kNumSampleStages] = {};
-  ClBuffer upload_, scratch_, result_;
+  SampleMemories<ClBuffer> memories_;
   cl_mem logits_ = nullptr;
 };
 

@@ -2,30 +2,13 @@
 
 #include <utility>
 
+#include "device/gpu/open_gpu.h"
 #include "device/opencl/opencl_device.h"
 
 namespace llmc {
 namespace {
 
-class OpenOpenCl final : public OpenDevice {
- public:
-  OpenOpenCl(std::shared_ptr<const ClMachine> machine, OpenClDeviceOptions options)
-      : machine_(std::move(machine)), options_(std::move(options)) {}
-
-  Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
-              std::unique_ptr<Device>* out) const override {
-    std::unique_ptr<OpenClDevice> device;
-    LLMC_RETURN_IF_ERROR(OpenClDevice::Create(machine_, std::move(artifact), load.num_blocks, options_, &device));
-    *out = std::move(device);
-    return Status::Ok();
-  }
-
-  std::vector<std::pair<std::string, std::string>> Facts() const override { return machine_->Facts(); }
-
- private:
-  std::shared_ptr<const ClMachine> machine_;
-  OpenClDeviceOptions options_;
-};
+using OpenOpenCl = OpenGpu<ClMachine, OpenClDevice, OpenClDeviceOptions>;
 
 Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   ClChoice choice;

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/clock.h"
+#include "device/gpu/joining_graphs.h"
+#include "device/gpu/swap_time.h"
 
 namespace llmc {
 namespace {
@@ -71,36 +72,16 @@ Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runn
 }
 
 // Kernels of new graphs have objects of their own, so that they may be built and run beside steps.
-class OpenClDevice::Joining final : public NewGraphs {
- public:
-  Joining(OpenClDevice* device, std::shared_ptr<const Artifact> artifact)
-      : device_(device), artifact_(std::move(artifact)), shapes_(artifact_->shape().graphs) {}
-
-  Status Prepare() override {
-    LLMC_RETURN_IF_ERROR(ClPrograms::Build(device_->machine_, *artifact_, device_->options_.cache_folder,
-                                           device_->run_.programs.get(), &run_.programs));
-    return device_->MakeRunner(*artifact_, device_->artifact_->graphs().size(), &run_);
-  }
-  void Adopt() noexcept {
-    std::swap(device_->run_, run_);
-    std::swap(device_->shape_.graphs, shapes_);
-    std::swap(device_->artifact_, artifact_);
-  }
-
- private:
-  OpenClDevice* device_;
-  std::shared_ptr<const Artifact> artifact_;
-  std::vector<GraphShape> shapes_;
-  Runner run_;
-};
-
 Status OpenClDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
-  LLMC_RETURN_IF_ERROR(artifact->CheckExtends(*artifact_));
-  *out = std::make_unique<Joining>(this, artifact);
-  return Status::Ok();
+  const auto make = [this](const Artifact& extended, Runner* runner) {
+    LLMC_RETURN_IF_ERROR(
+        ClPrograms::Build(machine_, extended, options_.cache_folder, run_.programs.get(), &runner->programs));
+    return MakeRunner(extended, artifact_->graphs().size(), runner);
+  };
+  return JoiningGraphs<Runner>::Of({&artifact_, &shape_, &run_}, artifact, make, out);
 }
 
-void OpenClDevice::Adopt(NewGraphs* graphs) { static_cast<Joining*>(graphs)->Adopt(); }
+void OpenClDevice::Adopt(NewGraphs* graphs) { static_cast<JoiningGraphs<Runner>*>(graphs)->Adopt(); }
 
 Status OpenClDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
   LLMC_RETURN_IF_CL_ERROR("Copying a step's inputs to '" + machine_->name() + "'",
@@ -120,19 +101,11 @@ Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
   return Status::Ok();
 }
 
-// Copies inputs: of adapters only the tiles in use, and nothing without adapter pools.
 Status OpenClDevice::TakeInputs(const StepBatch& batch) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  const StepLayout& inputs = run_.graphs->inputs(batch.graph);
-  FillStep(model(), num_blocks(), batch, inputs, run_.inputs.data());
-  uint64_t bytes = inputs.offsets[kAdapterTiles];
-  if (!artifact_->adapters().empty()) {
-    int32_t* tiles = run_.inputs.data() + bytes / kWordBytes;
-    tiler_.Write(ViewOf(batch), tiles);
-    bytes += (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kWordBytes;
-  }
-  return WriteInputs(run_, bytes);
+  int32_t* inputs = run_.inputs.data();
+  return WriteInputs(run_, FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, inputs));
 }
 
 Status OpenClDevice::Enqueue(const StepBatch& batch, Fence* fence) {
@@ -197,19 +170,16 @@ Status OpenClDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::ve
 
 // Block 0 belongs to no sequence, so it is used for timing copies.
 Status OpenClDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
-  constexpr uint32_t kTimes = 8;
   LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
-  // The first round allocates pages.
-  for (int round = 0; round < 2; ++round) {
-    const uint64_t begin = MonotonicNs();
-    for (uint32_t i = 0; i < kTimes; ++i) {
-      LLMC_RETURN_IF_ERROR(memory_->SaveBlock(queue_.get(), 0, 0));
-      LLMC_RETURN_IF_ERROR(memory_->LoadBlock(queue_.get(), 0, 0));
-    }
+  const auto copy = [this] {
+    LLMC_RETURN_IF_ERROR(memory_->SaveBlock(queue_.get(), 0, 0));
+    return memory_->LoadBlock(queue_.get(), 0, 0);
+  };
+  const auto finish = [this] {
     LLMC_RETURN_IF_CL_ERROR("Copying KV blocks on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
-    *ns = std::max<uint64_t>((MonotonicNs() - begin) / kTimes, 1);
-  }
-  return Status::Ok();
+    return Status::Ok();
+  };
+  return TimeSwap(copy, finish, ns);
 }
 
 Status OpenClDevice::SaveBlock(uint32_t block, uint32_t place) {

@@ -87,7 +87,6 @@ class OpenClDevice final : public Device, public CommandRunner {
     std::vector<int32_t> inputs;  // copy of a step's device buffer
     std::vector<float> logits;
   };
-  class Joining;
   // first_new: graphs before it have run already.
   Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out);
   Status WriteInputs(const Runner& runner, uint64_t bytes);
