@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops import linear as ops
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import B16X2, S16X2
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem, operand_names
 from llmc.compiler.targets.cpu.kernels.linear.readers import quantized_reader
@@ -11,63 +12,16 @@ from llmc.quantize import WeightFormat
 from llmc.quantize.formats.registry import format_of_kernel
 
 
-def linear_spec(
-    n: int,
-    k: int,
-    row_tile: int,
-    dtype: str,
-    *,
-    bias: bool = False,
-    residual: bool = False,
-    rows: int = 0,
-    gated: str = "",
-) -> KernelSpec:
-    """y [rows, n] = x [rows, k] times a weight [n, k] of the same dtype. rows: the scalar with the number of valid
-    rows.
-
-    gated: the weight contains gate's rows, then up's, and y [rows, n / 2] is silu(gate) · up (see `gate.GATED`).
-    """
-    return KernelSpec.of(
-        "linear",
-        "linear",
-        n=n,
-        k=k,
-        row_tile=row_tile,
-        act_dtype=dtype,
-        weight_dtype=dtype,
-        bias=bias,
-        residual=residual,
-        rows=rows,
-        gated=gated,
-    )
+def linear_spec(n: int, k: int, row_tile: int, dtype: str, **params: Param) -> KernelSpec:
+    """As `ops.linear.linear_spec`."""
+    return ops.linear_spec(dtype, n=n, k=k, row_tile=row_tile, **params)
 
 
 def linear_quant_spec(
-    n: int,
-    k: int,
-    row_tile: int,
-    act_dtype: str,
-    format: WeightFormat,
-    *,
-    bias: bool = False,
-    residual: bool = False,
-    rows: int = 0,
-    gated: str = "",
+    n: int, k: int, row_tile: int, act_dtype: str, format: WeightFormat, **params: Param
 ) -> KernelSpec:
-    """Like `linear_spec`, with a weight stored in `format`. act_dtype: f32, bf16, f16 or i8."""
-    return KernelSpec.of(
-        "linear",
-        "linear_quant",
-        n=n,
-        k=k,
-        row_tile=row_tile,
-        act_dtype=act_dtype,
-        **format.kernel_params(),
-        bias=bias,
-        residual=residual,
-        rows=rows,
-        gated=gated,
-    )
+    """As `ops.linear.linear_quant_spec`."""
+    return ops.linear_quant_spec(act_dtype, format, n=n, k=k, row_tile=row_tile, **params)
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
