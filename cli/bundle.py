@@ -155,10 +155,10 @@ def _show(bundle: Bundle, as_json: bool) -> None:
         soft_wrap=True,
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("target", "ISA level", "graphs", "kernels", "code"):
+    for name in ("target", "level", "graphs", "kernels", "code"):
         table.add_column(name, justify="left" if name == "target" else "right")
     for one in data["variants"]:
-        table.add_row(one["target"], str(one["isa_level"]), str(len(one["buckets"])), str(one["kernels"]),
+        table.add_row(one["target"], str(one["level"]), str(len(one["buckets"])), str(one["kernels"]),
                       format_bytes(one["code_bytes"]))  # fmt: skip
     print_table(table, console)
     for cost in data["costs"]:
@@ -179,7 +179,7 @@ def _data(bundle: Bundle) -> dict[str, Any]:
         "variants": [
             {
                 "target": v.resolved.target.name,
-                "isa_level": v.resolved.target.level,
+                "level": v.resolved.target.level,
                 "buckets": [str(bucket) for bucket in v.described.buckets],
                 "kernels": len(v.described.kernels),
                 "code_bytes": v.file_bytes["kernels.so"],

@@ -36,8 +36,8 @@ class CompileOptions:
     target: Annotated[
         str,
         typer.Option(
-            help="CPU to compile for: x86-64-v3, znver4, sapphirerapids, …; native: this machine's, or "
-            "LLMC_NATIVE_TARGET."
+            help="Target to compile for: x86-64-v3, znver4, reference, opencl, cuda:sm_90, … (llmc targets lists all); "
+            "native: this machine's CPU, or LLMC_NATIVE_TARGET."
         ),
     ] = "native"
     dtype: Annotated[str, typer.Option(help="Weights and activations: auto, f32, bf16 or f16.")] = "auto"
