@@ -114,10 +114,11 @@ class HandOver:
         Raises ClientGone if the client leaves meanwhile, and nothing else.
         """
         url = request.headers.get(URL_HEADER)
-        if url is None or not requests:
+        if url is None or not requests or self._key is None:
             return requests
         began = time.monotonic()
-        limit_s = min([self._timeout_s, *(one.deadline_s for one in requests if one.deadline_s is not None)])
+        # Half of a request's time is left to compute the prompt after all.
+        limit_s = min([self._timeout_s, *(one.deadline_s / 2 for one in requests if one.deadline_s is not None)])
         try:
             prompt = self._prompt(request, requests)
             async with asyncio.timeout(limit_s):
@@ -141,9 +142,7 @@ class HandOver:
     def _prompt(self, request: Request, requests: Sequence[EngineRequest]) -> npt.NDArray[np.int32]:
         """The text that all requests begin with. Raises _Fallback if blocks of it cannot be fetched."""
         if not self.receives:
-            raise _Fallback(
-                "off", "this server takes no blocks: start it with --hand-over-key, as --role both or decode"
-            )
+            raise _Fallback("role", "this server has --role prefill and takes no blocks")
         if not self.allows(request.headers.get(KEY_HEADER, "").encode("utf-8", "replace")):
             raise _Fallback("key", "the router has another --hand-over-key")
         first = requests[0]
@@ -158,7 +157,7 @@ class HandOver:
         try:
             async with self._receiving:
                 await self._fetch(url, prompt)
-        except (ReplicaLost, UrlError) as error:
+        except (ReplicaLost, UrlError, UnicodeError) as error:
             raise _Fallback("lost", str(error)) from error
         except (FrameError, LlmcError) as error:
             raise _Fallback("damaged", str(error)) from error
