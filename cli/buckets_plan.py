@@ -167,6 +167,8 @@ def plan_command(
     phases = REQUIRED_PHASES if phase is Phase.both else (phase.value,)
     if role is not Role.both and (phase is not Phase.both or contexts is not Contexts.longest):
         raise BucketError(f"--role {role.value} decides what is planned: leave out --phase and --contexts")
+    if role is Role.prefill and speculate:
+        raise BucketError("--role prefill decodes nothing: leave out --speculate")
     if role is Role.prefill:
         phases, requests = ("prefill",), prefill_trace(requests, block_size, hand_over_tokens)
     if role is Role.decode:
