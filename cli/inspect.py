@@ -89,7 +89,7 @@ def inspect(
         int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: number of ranks, as in llmc compile.")
     ] = 1,
     pipeline_parallel: Annotated[
-        int, typer.Option(min=1, max=256, metavar="M", help="With --dry-run: number of stages, as in llmc compile.")
+        int, typer.Option(min=1, max=256, metavar="N", help="With --dry-run: number of stages, as in llmc compile.")
     ] = 1,
     expert_parallel: Annotated[
         bool, typer.Option("--expert-parallel", help="With --dry-run: ranks hold whole experts, as of llmc compile.")

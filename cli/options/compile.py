@@ -113,7 +113,7 @@ class CompileOptions:
     ] = 1
     pipeline_parallel: Annotated[
         int,
-        typer.Option(min=1, max=256, metavar="M", help="Stages of such ranks; each stage has some of the layers."),
+        typer.Option(min=1, max=256, metavar="N", help="Stages of such ranks; each stage has some of the layers."),
     ] = 1
     expert_parallel: Annotated[
         bool,

@@ -55,7 +55,7 @@ Status KvPool::CheckBlock(uint32_t block) const {
 
 Status KvPool::Read(uint32_t block, unsigned char* out) const {
   LLMC_RETURN_IF_ERROR(CheckBlock(block));
-  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
     std::memcpy(out, keys(layer) + block * key_block_bytes_, key_block_bytes_);
     out += key_block_bytes_;
     std::memcpy(out, values(layer) + block * value_block_bytes_, value_block_bytes_);
@@ -66,7 +66,7 @@ Status KvPool::Read(uint32_t block, unsigned char* out) const {
 
 Status KvPool::Write(uint32_t block, const unsigned char* from) {
   LLMC_RETURN_IF_ERROR(CheckBlock(block));
-  for (uint32_t layer = 0; layer < num_layers_; ++layer) {
+  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
     std::memcpy(keys(layer) + block * key_block_bytes_, from, key_block_bytes_);
     from += key_block_bytes_;
     std::memcpy(values(layer) + block * value_block_bytes_, from, value_block_bytes_);
