@@ -67,6 +67,14 @@ def _with_scales(numbers: Array, scales: Array) -> Array:
     return np.concatenate(list(parts), axis=2)
 
 
+def row_pool(rows: Array, dim: int, kv: str) -> Array:
+    """A pool in layout `rows`. rows: [blocks, heads, block, padded dim]; padding of scaled numbers has zero bytes."""
+    if kv not in SCALED:
+        return np.ascontiguousarray(rows)
+    numbers, scales = numbers_of(rows[..., :dim], kv)
+    return _with_scales(np.pad(numbers, [(0, 0)] * 3 + [(0, rows.shape[-1] - dim)]), scales)
+
+
 def key_pool(keys: Array, kv: str) -> Array:
     """keys: [blocks, heads, dim, block]."""
     if kv not in SCALED:

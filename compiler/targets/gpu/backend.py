@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
+from llmc.compiler.targets.gpu.attention_split import partial_floats, segments_of
 from llmc.compiler.targets.gpu.sampling import sampling_specs
 from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
@@ -40,7 +42,15 @@ class GpuTarget(RowsTarget):
         return json.dumps(self.record(), sort_keys=True)
 
     def graph_sources(self) -> Sequence[Path]:
-        return [*super().graph_sources(), _HERE / "backend.py"]
+        return [*super().graph_sources(), _HERE / "backend.py", _HERE / "attention_split.py"]
+
+    def graph_shape(
+        self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
+    ) -> GraphShape:
+        return GraphShape(tokens, samples, 1, 1, segments_of(tokens, longest_context, max_context))
+
+    def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
+        return 4 * rows * num_heads * segments * partial_floats(head_dim)
 
     def template_digest(self, spec: KernelSpec) -> str:
         brought = next((found for kind in self.template_kinds if (found := brought_sources(spec.op, kind))), ())

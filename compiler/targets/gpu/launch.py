@@ -10,6 +10,7 @@ from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.gpu import tensor_cores as tensors
+from llmc.compiler.targets.gpu.attention_split import groups_of
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
@@ -58,11 +59,14 @@ def _fused_groups(p: Params) -> int:
     return -(-widest // ITEMS)
 
 
+def _attention_groups(p: Params, width: int) -> int:
+    return groups_of(int(p["num_heads"]), int(p["num_kv_heads"]), width, int(p["segments"]))
+
+
 # Units per row for single items, by op; 1 for all others.
 _UNITS: dict[str, Callable[[Params], int]] = {
     "rope_kv_write": lambda p: int(p["num_heads"]) + 2 * int(p["num_kv_heads"]),
     "latent_kv_write": lambda p: int(p["num_heads"]) + 1,
-    "latent_attention": lambda p: int(p["num_heads"]),
     "expert_order": lambda p: int(p["top_k"]),
     "expert_gather": lambda p: int(p["top_k"]),
     "silu_gate": lambda p: int(p["dim"]),
@@ -73,7 +77,9 @@ _GROUPS: dict[str, Callable[[Params], int]] = {
     "rms_norm": lambda p: 1,
     "quantize_rows": lambda p: 1,
     "expert_quantize": lambda p: int(p["top_k"]),
-    "paged_attention": lambda p: int(p["num_heads"]),
+    "paged_attention": lambda p: _attention_groups(p, int(p["head_dim"])),
+    "latent_attention": lambda p: _attention_groups(p, int(p["rank"])),
+    "merge_attention": lambda p: int(p["num_heads"]),
     "fused": _fused_groups,
     "adapter_shrink": lambda p: int(p["width"]),
     "expert_linear": lambda p: _tiles(p) * int(p["top_k"]),

@@ -10,8 +10,10 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_shrink, silu_gate
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
+from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
 from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
+from llmc.compiler.targets.gpu.kernels.latent_attention import latent_attention
 from llmc.compiler.targets.gpu.kernels.linear import expert_linear, linear
 from llmc.compiler.targets.gpu.kernels.rows import quantize_rows, rms_norm
 from llmc.compiler.targets.gpu.kernels.sampling import (
@@ -38,6 +40,8 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "quantize_rows": quantize_rows,
     "expert_quantize": quantize_rows,
     "paged_attention": paged_attention,
+    "latent_attention": latent_attention,
+    "merge_attention": merge_attention,
     "fused": fused,
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,

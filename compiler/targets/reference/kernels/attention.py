@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.targets.reference.kernels.frame import (
     BLOCK_TABLE_STRIDE,
     NUM_TOKENS,
@@ -101,25 +101,36 @@ def _in_bf16(value: Expr) -> Expr:
     return let(widened("bf16", let(rounded("bf16", let(value, "float32")), "uint16")), "float32")
 
 
-class Attention:
-    """The keys that one head of one token attends to, and their scores; shared by kernels with their own key order.
+def seen_keys(k: Frame, p: Mapping[str, Param], token: Expr) -> tuple[Expr, Expr]:
+    """The first and the last key that a token sees. p: the parameters of its op."""
+    window, chunk = int(p["window"]), int(p.get("chunk", 0))
+    last = let(k.raw("positions", token))
+    first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
+    if chunk:
+        first = let(T.max(T.truncdiv(last, chunk) * chunk, first))
+    if "both_ways" in p:
+        end = k.raw("context_lens", k.raw("token_seq", token))
+        last = let(T.min(end, last + window) - 1) if window else let(end - 1)
+    return first, last
 
-    `begin` comes first, with the unit: token · heads + head.
+
+class Attention:
+    """The keys that heads of one token attend to, and their scores; shared by kernels with their own key order.
+
+    `begin` comes first, with a token and the first of its heads, all of one KV head.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         p = self._p = spec.as_dict()
         self.heads, self.head_dim, self.act = int(p["num_heads"]), int(p["head_dim"]), str(p["act_dtype"])
-        self.sinks = "sinks" in p
-        kv, block, kv_heads = str(p["kv_dtype"]), int(p["block_size"]), int(p["num_kv_heads"])
-        if p["segments"]:
-            raise KernelSpecError("paged_attention of this target does not cut contexts")
+        self.sinks, self.segments = "sinks" in p, int(p["segments"])
+        kv, block, self.kv_heads = str(p["kv_dtype"]), int(p["block_size"]), int(p["num_kv_heads"])
         if "both_ways" in p and ("chunk" in p or "bias" in p):
             raise KernelSpecError(f"paged_attention: neither chunks nor a bias by distance work both ways: {p}")
-        self._block, self._group = block, self.heads // kv_heads
+        self._block, self._group = block, self.heads // self.kv_heads
         self.keys, self.values = (
-            key_pool(kv, kv_heads, self.head_dim, block),
-            value_pool(kv, kv_heads, self.head_dim, block),
+            key_pool(kv, self.kv_heads, self.head_dim, block),
+            value_pool(kv, self.kv_heads, self.head_dim, block),
         )
 
     def buffers(self) -> dict[str, str]:
@@ -128,68 +139,68 @@ class Attention:
         inputs = {"q": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32", **ends}
         pools = {"k_pool": self.keys.buffer_dtype, "v_pool": self.values.buffer_dtype}
         own = {**({"slopes": "f32"} if "bias" in p else {}), **({"sinks": "f32"} if self.sinks else {})}
-        return {**inputs, **pools, **own, "out": self.act}
+        partials = {"partials": "f32"} if self.segments else {}
+        return {**inputs, **pools, **own, **partials, "out": self.act}
 
-    def begin(self, k: Frame, unit: Expr, stride: Expr) -> None:
+    def begin(self, k: Frame, token: Expr, head: Expr, stride: Expr) -> None:
         """Starts a unit. stride: of the block tables. Afterwards keys `first` … `last` are those seen."""
-        p, window, chunk = self._p, int(self._p["window"]), int(self._p.get("chunk", 0))
-        self.k, self.unit = k, unit
-        self.token, self.head = let(T.truncdiv(unit, self.heads)), let(T.truncmod(unit, self.heads))
-        self._kv_head = let(T.truncdiv(self.head, self._group))
-        self._table = let(k.raw("token_seq", self.token) * stride)
-        last = let(k.raw("positions", self.token))
-        first = let(T.max(last - (window - 1), 0)) if window else T.int32(0)
-        if chunk:
-            first = let(T.max(T.truncdiv(last, chunk) * chunk, first))
-        if "both_ways" in p:
-            end = k.raw("context_lens", k.raw("token_seq", self.token))
-            last = let(T.min(end, last + window) - 1) if window else let(end - 1)
-        self.first, self.last = first, last
+        self.k, self.token, self.head = k, token, head
+        self._kv_head = let(T.truncdiv(head, self._group))
+        self._table = let(k.raw("token_seq", token) * stride)
+        self.first, self.last = seen_keys(k, self._p, token)
 
     def place_of(self, position: Expr) -> tuple[Expr, Expr, Expr]:
         """(block, head, position in the block) of a token position."""
         kv_block = let(self.k.raw("block_tables", self._table + T.truncdiv(position, self._block)))
         return kv_block, self._kv_head, let(T.truncmod(position, self._block))
 
-    def score(self, position: Expr, dot: Callable[[Expr], Expr]) -> Expr:
-        """The score of a key. dot: product of the query and the key's numbers, by the index of its first number."""
-        p, cap, place = self._p, float(self._p.get("score_cap", 0.0)), self.place_of(position)
-        factor = self.keys.scale(self.k, *place) * T.float32(float(p["scale"]))
-        value = let(dot(self.keys.row(*place)) * factor, "float32")
-        if cap:
-            value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
-        return let(value + self._bias(position), "float32") if "bias" in p else value
+    def scores(self, position: Expr, products: Callable[[Expr], Sequence[Expr]]) -> list[Expr]:
+        """The scores of a key for `head` and those behind it.
 
-    def _bias(self, position: Expr) -> Expr:
-        slope = self.k.raw("slopes", self.head)
+        products: of each head's query and the key's numbers, by the index of the first number.
+        """
+        p, cap, place = self._p, float(self._p.get("score_cap", 0.0)), self.place_of(position)
+        factor = let(self.keys.scale(self.k, *place) * T.float32(float(p["scale"])), "float32")
+        scores = []
+        for row, product in enumerate(products(self.keys.row(*place))):
+            value = let(product * factor, "float32")
+            if cap:
+                value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
+            scores.append(let(value + self._bias(self.head + row, position), "float32") if "bias" in p else value)
+        return scores
+
+    def _bias(self, head: Expr, position: Expr) -> Expr:
+        slope = self.k.raw("slopes", head)
         if self._p["bias"] == "distance":
             return slope * T.Cast("float32", position - self.last)
         product = _in_bf16(_in_bf16(slope) * _in_bf16(T.Cast("float32", position)))
         return product * T.float32(float(self._p["scale"]))
 
-    def write(self, element: Expr, value: Expr) -> None:
-        """Writes element `element` of the head."""
-        at = let(self.head * self.head_dim + element)
+    def write(self, row: int, element: Expr, value: Expr) -> None:
+        """Writes element `element` of the head `row` behind the first."""
+        at = let((self.head + row) * self.head_dim + element)
         write_activation(self.k, self.token, self.heads * self.head_dim, self.act, at, value)
 
 
 def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     a = Attention(spec)
+    if a.segments:
+        raise KernelSpecError("paged_attention of this target does not cut contexts")
     head_dim = a.head_dim
     with Frame(spec.symbol(), a.buffers()) as k:
         stride = k.scalar(BLOCK_TABLE_STRIDE)
         with k.share(k.scalar(NUM_TOKENS) * a.heads) as unit:
-            a.begin(k, unit, stride)
+            a.begin(k, let(T.truncdiv(unit, a.heads)), let(T.truncmod(unit, a.heads)), stride)
             totals = Array(head_dim)
 
             def score(position: Expr) -> Expr:
-                def dot(key: Expr) -> Expr:
+                def product(key: Expr) -> list[Expr]:
                     total = Cell(T.float32(0.0))
                     with T.serial(head_dim) as i:
                         total.set(total.get() + k.raw("q", unit * head_dim + i) * a.keys.number(k, key + i))
-                    return total.get()
+                    return [total.get()]
 
-                return a.score(position, dot)
+                return a.scores(position, product)[0]
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(a.first, let(a.last + 1)) as position:
@@ -207,5 +218,5 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
                 with T.serial(head_dim) as i:
                     totals[i] = totals[i] + factor * a.values.number(k, value + i)
             with T.serial(head_dim) as i:
-                a.write(i, totals[i] / weights.get())
+                a.write(0, i, totals[i] / weights.get())
     return k.function()

@@ -20,7 +20,7 @@ from support.opencl import needs_opencl
 from support.parity import FAMILIES, LADDER, check_bits, reference_logits
 from support.quantized_model import LADDER as QUANT_LADDER
 from support.quantized_model import REQUESTS, assert_company_changes_no_bit, logits_error, make_model
-from support.tiny_models import make_tiny_model
+from support.tiny_models import ModelFields, make_tiny_model
 
 _SMALL = "prefill=[1,2]x[32],decode=[1,3]x[64],mixed=[3]x[16]"
 
@@ -65,6 +65,42 @@ def test_graphs_and_launches_give_the_same_bits(tmp_path: Path, kernel_cache: Pa
                 [replay(device, 0, pages, [(0, tokens[:19], 0)]), replay(device, 1, pages, [(0, tokens[19:], 19)])]
             )
     assert np.array_equal(np.array(found[0]).view(np.int32), np.array(found[1]).view(np.int32))
+
+
+@needs_opencl
+def test_split_contexts_have_the_bits_of_whole_ones(tmp_path: Path, kernel_cache: Path) -> None:
+    """A prompt in one graph that does not split, against chunks and decode steps that do."""
+    shape: ModelFields = {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 512,
+    }
+    model = make_tiny_model(tmp_path / "model", "llama", **shape)
+    ladder = "prefill=[1]x[16,320],decode=[1,2]x[320],mixed=[2]x[24]"
+    options = {"buckets": ladder, "dtype": "bf16", "kv_dtype": "int8", "max_model_len": 320}
+    with compile_tiny(model, tmp_path / "out", kernel_cache, target="opencl", **options) as artifact:
+        names = [str(graph.bucket) for graph in artifact.graphs()]
+        tables = read_graphs(tmp_path / "out")
+        merge = next(i for i, kernel in enumerate(tables.kernels) if kernel.symbol.startswith("merge_attention"))
+        split = {g.name for g in tables.graphs if merge in [command.kernel for command in tables.commands_of(g)]}
+        tokens = random_tokens(artifact.info.vocab_size, 300)
+        device = Replayer(artifact, num_blocks=60)
+
+        def run(graph: str, begin: int, end: int) -> np.ndarray:
+            found: np.ndarray = replay(device, names.index(graph), pages, [(0, tokens[begin:end], begin)])[0]
+            return found
+
+        pages = Pages(60, artifact.info.block_size, seed=2)
+        whole = run("prefill:1x320", 0, 300)
+        run("prefill:1x320", 0, 280)
+        run("prefill:1x16", 280, 290)
+        run("mixed:2x24", 290, 299)
+        found = [run(graph, 299, 300) for graph in ("decode:1x320", "decode:2x320", "mixed:2x24", "prefill:1x16")]
+    assert split == set(names) - {"prefill:1x320"}
+    for one in found:
+        assert np.array_equal(one.view(np.int32), whole.view(np.int32))
 
 
 @pytest.mark.exhaustive
@@ -115,4 +151,4 @@ def test_an_artifact_is_text_that_says_what_it_is_for(tmp_path: Path, kernel_cac
 
 
 def test_no_kernel_computes_an_op_that_there_is_not() -> None:
-    assert KERNELS.keys() - set(STAGES) <= PLAIN.keys()
+    assert KERNELS.keys() - set(STAGES) - {"merge_attention"} <= PLAIN.keys()

@@ -1,0 +1,201 @@
+"""Attention by the kernels of GPUs, on the host: against numpy in float64, whole and split, in any company."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.cpu.target import Target
+from llmc.compiler.targets.gpu.attention_split import num_partitions, partial_floats, rows_together, segments_of
+from llmc.compiler.targets.gpu.cuda import cuda_text
+from llmc.compiler.targets.gpu.launch import ITEMS, launch_of
+
+from support.cuda import host_library
+from support.kernel_harness import Tolerance
+from support.kv_pools import row_pool
+from support.latent_attention import LatentCache
+from support.paged_attention import (
+    LENGTHS,
+    NUMPY,
+    Attends,
+    Cache,
+    attention_params,
+    check_companies,
+    merge_params,
+    same_bits,
+)
+
+Array = NDArray[Any]
+Chunks = list[tuple[int, int, int]]
+SEGMENTS = num_partitions(max(LENGTHS)) + 1  # of the last one nobody has keys
+_ALONE = cast(Target, type("Alone", (), {"row_tile": 1}))
+
+
+class _Kernels:
+    """The kernels of a case: of contexts that are whole, of split ones, and the merge."""
+
+    def __init__(self, op: str, params: dict[str, Any], merge: dict[str, Any]) -> None:
+        def spec(name: str, given: dict[str, Any], segments: int) -> KernelSpec:
+            return KernelSpec.of("attention", name, **given, segments=segments)
+
+        self.whole, self.split = spec(op, params, 0), spec(op, params, SEGMENTS)
+        self.merge = spec("merge_attention", merge, SEGMENTS)
+        self.library: ctypes.CDLL | None = None
+
+    def texts(self) -> list[str]:
+        return [cuda_text(spec) for spec in (self.whole, self.split, self.merge)]
+
+    def call(self, spec: KernelSpec, buffers: list[Array], rows: int, stride: int, groups: int) -> None:
+        scalars = np.array([rows, 1, rows, stride, 0, 0, 0, 0], np.int32)
+        arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
+        arguments += [ctypes.c_int32(0) for _ in buffers]
+        arguments.append(ctypes.c_void_p(scalars.ctypes.data))
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+        getattr(self.library, f"run_{spec.symbol()}")(pointers, groups, ITEMS)
+
+    def attend(self, inputs: list[Array], ends: list[Array], sinks: list[Array], out: Array, floats: int, stride: int,
+               groups: int, split: bool) -> Array:  # fmt: skip
+        """inputs: of the first kernel. ends: what the merge knows of contexts. floats: of the partial results."""
+        rows = len(out)
+        if not split:
+            self.call(self.whole, [*inputs, out], rows, stride, groups)
+            return out
+        partials = np.full(floats, np.nan, np.float32)
+        self.call(self.split, [*inputs, partials, out], rows, stride, groups)
+        self.call(self.merge, [*ends, partials, *sinks, out], rows, stride, groups)
+        return out
+
+
+class _Paged(Cache):
+    kernels: _Kernels
+
+    def attend(
+        self, target: Target, params: dict[str, Any], chunks: Chunks, tile: int, tasks: int, segments: int = 0
+    ) -> Array:
+        rows, width = sum(end - start for _, start, end in chunks), self.heads * self.dim
+        positions = np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks])
+        token_seq = np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)])
+        ends = [self.contexts(chunks)] if "both_ways" in params else []
+        keys = row_pool(self.k_pool.swapaxes(-1, -2), self.dim, self.kv)
+        inputs = [
+            np.concatenate([self.queries[s][a:e] for s, a, e in chunks]),
+            np.stack([self.tables[s] for s, _, _ in chunks]),
+            token_seq, positions, *ends, keys, row_pool(self.v_pool, self.dim, self.kv),
+            *([self.slopes] if "bias" in params else []), *([self.sinks] if "sinks" in params else []),
+        ]  # fmt: skip
+        out = np.full((rows, width), np.nan, NUMPY[params["act_dtype"]])
+        floats = rows * self.heads * SEGMENTS * partial_floats(self.dim)
+        of_merge = [positions, *([token_seq, *ends] if ends else [])]
+        sinks = [self.sinks] if "sinks" in params else []
+        return self.kernels.attend(inputs, of_merge, sinks, out, floats, self.stride, tasks, segments > 0)
+
+
+class _Latent(LatentCache):
+    kernels: _Kernels
+
+    def attend(
+        self, target: Target, params: dict[str, Any], chunks: Chunks, tile: int, tasks: int, segments: int = 0
+    ) -> Array:
+        rows = sum(end - start for _, start, end in chunks)
+        positions = np.concatenate([np.arange(a, e, dtype=np.int32) for _, a, e in chunks])
+        inputs = [
+            np.concatenate([self.queries[s][a:e] for s, a, e in chunks]),
+            np.concatenate([self.queries_rotated[s][a:e] for s, a, e in chunks]),
+            np.stack([self.tables[s] for s, _, _ in chunks]),
+            np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
+            positions,
+            row_pool(self.pool.swapaxes(-1, -2), self.pool.shape[2], self.kv),
+        ]
+        out = np.full((rows, self.heads * self.rank), np.nan, np.float32)
+        floats = rows * self.heads * SEGMENTS * partial_floats(self.rank)
+        return self.kernels.attend(inputs, [positions], [], out, floats, self.stride, tasks, segments > 0)
+
+
+_PAGED: dict[str, dict[str, Any]] = {
+    "f32": attention_params(6, 2, 24, "f32", "f32", 16, 0),
+    "bf16, a window, sinks": attention_params(8, 2, 80, "bf16", "bf16", 16, 150, sinks=True),
+    "int8, chunks, a cap, a bias": attention_params(
+        4, 4, 32, "f32", "int8", 48, 0, chunk=200, score_cap=20.0, bias="distance"
+    ),
+    "both ways": attention_params(5, 1, 16, "f16", "fp8_e4m3", 32, 40, both_ways=True),
+}
+_TOLERANCES: dict[str, Tolerance] = {
+    "f32": {"rtol": 2e-5, "atol": 3e-6},
+    "bf16": {"rtol": 2.0**-8, "atol": 1e-5},
+    "f16": {"rtol": 2.0**-10, "atol": 1e-5},
+}
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dict[str, Any]]]:
+    made: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for name, params in _PAGED.items():
+        sizes = (params[key] for key in ("num_heads", "num_kv_heads", "head_dim", "block_size", "kv_dtype"))
+        paged = _Paged(LENGTHS, *sizes)
+        paged.kernels = _Kernels("paged_attention", params, merge_params(params))
+        made[name] = paged, params
+    latent = _Latent(LENGTHS, 4, 72, 8, 16, "bf16")
+    of_merge = {"num_heads": 4, "head_dim": 72, "window": 0, "act_dtype": "f32", "block_size": 16}
+    latent.kernels = _Kernels("latent_attention", latent.params(), of_merge)
+    made["latent"] = latent, latent.params()
+    texts = [text for cache, _ in made.values() for text in cache.kernels.texts()]
+    library = ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("attention"))))
+    for cache, _ in made.values():
+        cache.kernels.library = library
+    return made
+
+
+@pytest.mark.parametrize("name", [*_PAGED, "latent"])
+def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    cache, params = caches[name]
+    if "both_ways" not in params:
+        check_companies(cast(Attends, cache), _ALONE, params, _TOLERANCES[params.get("act_dtype", "f32")])
+    # Tokens on both sides of the ends of partitions.
+    chunks = [(0, 126, 130), (1, 30, 33), (0, 382, 386), (2, 0, 1), (0, 528, 530)]
+    whole = cache.attend(_ALONE, params, chunks, 1, 3)
+    for groups in (1, 7, 400):
+        assert same_bits(cache.attend(_ALONE, params, chunks, 1, groups, SEGMENTS), whole)
+    tokens = [(s, t) for s, a, e in chunks for t in range(a, e)]
+    want = np.stack([cache.expected(s, t, params) for s, t in tokens])
+    np.testing.assert_allclose(
+        whole.astype(np.float64), want, **_TOLERANCES[params.get("act_dtype", "f32")], err_msg=name
+    )
+
+
+def test_a_key_that_is_no_number_spoils_those_that_see_it(caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    cache, params = caches["bf16, a window, sinks"]
+    chunks: Chunks = [(0, 300, 304), (1, 30, 33), (0, 460, 464)]
+    clean = cache.attend(_ALONE, params, chunks, 1, 2)
+    at, within = cache.tables[0, 302 // 16], 302 % 16
+    saved = cache.k_pool[at].copy()
+    cache.k_pool[at, :, :, within] = np.nan
+    for segments in (0, SEGMENTS):
+        got = cache.attend(_ALONE, params, chunks, 1, 5, segments)
+        sees = np.array([False] * 2 + [True] * 2 + [False] * 7)
+        assert same_bits(got[~sees], clean[~sees])
+        assert not np.isfinite(got[sees].astype(np.float32)).any()
+    cache.k_pool[at] = saved
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "most", "segments"),
+    [(1, 256, 4096, 0), (1, 257, 4096, 32), (64, 4096, 16384, 128), (64, 4096, 32768, 0), (65, 4096, 4096, 0)],
+)
+def test_which_graphs_split(tokens: int, longest: int, most: int, segments: int) -> None:
+    assert segments_of(tokens, longest, most) == segments
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "rows"),
+    [(32, 8, 128, 4), (64, 8, 128, 8), (6, 2, 64, 3), (71, 1, 64, 1), (28, 4, 128, 7), (16, 1, 512, 2), (8, 1, 256, 4)],
+)
+def test_heads_that_share_their_keys(heads: int, kv_heads: int, width: int, rows: int) -> None:
+    assert rows_together(heads, kv_heads, width) == rows
+    params = attention_params(heads, kv_heads, width, "f32", "f32", 16, 0)
+    spec = KernelSpec.of("attention", "paged_attention", **params, segments=16)
+    assert launch_of(spec).groups == heads // rows * 16
