@@ -87,11 +87,22 @@ def latent_pool(keys: Array, rank: int, kv: str) -> Array:
     """keys: [blocks, 1, dim, block]; of each, the first `rank` elements share a scale, and the others another one."""
     if kv not in SCALED:
         return pair_rows(keys)
+    numbers, scales = _of_parts(keys, rank, kv)
+    return _with_scales(pair_rows(np.ascontiguousarray(numbers.swapaxes(-1, -2))), scales)
+
+
+def latent_row_pool(keys: Array, rank: int, kv: str) -> Array:
+    """As `latent_pool`, in layout `rows`."""
+    if kv not in SCALED:
+        return np.ascontiguousarray(keys.swapaxes(-1, -2))
+    return _with_scales(*_of_parts(keys, rank, kv))
+
+
+def _of_parts(keys: Array, rank: int, kv: str) -> tuple[Array, Array]:
+    """(numbers [blocks, 1, block, dim], scales [blocks, 1, 2, block])."""
     wide = keys.swapaxes(-1, -2)
     parts = [numbers_of(part, kv) for part in (wide[..., :rank], wide[..., rank:])]
-    numbers = np.concatenate([part for part, _ in parts], -1)
-    scales = np.stack([scale for _, scale in parts], 2)
-    return _with_scales(pair_rows(np.ascontiguousarray(numbers.swapaxes(-1, -2))), scales)
+    return np.concatenate([part for part, _ in parts], -1), np.stack([scale for _, scale in parts], 2)
 
 
 def value_pool(values: Array, dim: int, kv: str) -> Array:

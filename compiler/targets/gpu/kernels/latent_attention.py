@@ -22,7 +22,7 @@ class _LatentKeys(Keys):
         self._k, self._rows, self._heads, self._rank = k, range(rows), int(p["num_heads"]), int(p["rank"])
         self._block, width = int(p["block_size"]), int(p["head_dim"])
         self._rotated, self._scale = width - self._rank, float(p["scale"])
-        self._keys = key_pool(str(p["kv_dtype"]), 1, width, self._block)
+        self._keys = key_pool(str(p["kv_dtype"]), 1, width, self._block, int(p["key_scales"]))
         self._stride = k.scalar(BLOCK_TABLE_STRIDE)
         self._query, self._turned = Shared(rows * self._rank), Shared(rows * self._rotated)
 
@@ -43,14 +43,19 @@ class _LatentKeys(Keys):
 
     def scores(self, position: Expr) -> Sequence[Expr]:
         place = self._place_of(position)
-        key, totals = self._keys.row(*place), [Cell(T.float32(0.0)) for _ in self._rows]
-        for of, begin, width in ((self._query, 0, self._rank), (self._turned, self._rank, self._rotated)):
+        key, scores = self._keys.row(*place), [T.float32(0.0) for _ in self._rows]
+        parts = (self._query, 0, self._rank), (self._turned, self._rank, self._rotated)
+        for part, (of, begin, width) in enumerate(parts):
+            totals = [Cell(T.float32(0.0)) for _ in self._rows]
             with T.serial(width) as i:
                 number = let(self._keys.number(self._k, key + (begin + i)), "float32")
                 for row, total in enumerate(totals):
                     total.set(fma(of[row * width + i], number, total.get()))
-        factor = let(self._keys.scale(self._k, *place), "float32")
-        return [let(total.get() * factor * T.float32(self._scale), "float32") for total in totals]
+            factor = let(self._keys.scale(self._k, *place, part), "float32")
+            scores = [
+                let(fma(total.get(), factor, score), "float32") for total, score in zip(totals, scores, strict=True)
+            ]
+        return [let(score * T.float32(self._scale), "float32") for score in scores]
 
     def scale(self, position: Expr) -> Expr:
         return self._keys.scale(self._k, *self._place_of(position))
@@ -66,7 +71,7 @@ class _LatentKeys(Keys):
 def latent_attention(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     heads, rank, segments = int(p["num_heads"]), int(p["rank"]), int(p["segments"])
-    keys = key_pool(str(p["kv_dtype"]), 1, int(p["head_dim"]), int(p["block_size"]))
+    keys = key_pool(str(p["kv_dtype"]), 1, int(p["head_dim"]), int(p["block_size"]), int(p["key_scales"]))
     inputs = {"q": "f32", "q_rotated": "f32", "block_tables": "i32", "token_seq": "i32", "positions": "i32"}
     partials = {"partials": "f32"} if segments else {}
     rows = rows_together(heads, 1, rank)

@@ -17,7 +17,7 @@ from llmc.compiler.targets.gpu.launch import ITEMS, launch_of
 
 from support.cuda import host_library
 from support.kernel_harness import Tolerance
-from support.kv_pools import row_pool
+from support.kv_pools import latent_row_pool, row_pool
 from support.latent_attention import LatentCache
 from support.paged_attention import (
     LENGTHS,
@@ -109,7 +109,7 @@ class _Latent(LatentCache):
             np.stack([self.tables[s] for s, _, _ in chunks]),
             np.concatenate([np.full(e - a, i, np.int32) for i, (_, a, e) in enumerate(chunks)]),
             positions,
-            row_pool(self.pool.swapaxes(-1, -2), self.pool.shape[2], self.kv),
+            latent_row_pool(self.pool, self.rank, self.kv),
         ]
         out = np.full((rows, self.heads * self.rank), np.nan, np.float32)
         floats = rows * self.heads * SEGMENTS * partial_floats(self.rank)
@@ -124,6 +124,7 @@ _PAGED: dict[str, dict[str, Any]] = {
     ),
     "both ways": attention_params(5, 1, 16, "f16", "fp8_e4m3", 32, 40, both_ways=True),
 }
+_LATENT = {"latent": "bf16", "latent, scales": "int8"}
 _TOLERANCES: dict[str, Tolerance] = {
     "f32": {"rtol": 2e-5, "atol": 3e-6},
     "bf16": {"rtol": 2.0**-8, "atol": 1e-5},
@@ -139,18 +140,19 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dic
         paged = _Paged(LENGTHS, *sizes)
         paged.kernels = _Kernels("paged_attention", params, merge_params(params))
         made[name] = paged, params
-    latent = _Latent(LENGTHS, 4, 72, 8, 16, "bf16")
     of_merge = {"num_heads": 4, "head_dim": 72, "window": 0, "act_dtype": "f32", "block_size": 16}
-    latent.kernels = _Kernels("latent_attention", latent.params(), of_merge)
-    made["latent"] = latent, latent.params()
-    texts = [text for cache, _ in made.values() for text in cache.kernels.texts()]
+    for name, kv in _LATENT.items():
+        latent = _Latent(LENGTHS, 4, 72, 8, 16, kv)
+        latent.kernels = _Kernels("latent_attention", latent.params(), of_merge)
+        made[name] = latent, latent.params()
+    texts = list(dict.fromkeys(text for cache, _ in made.values() for text in cache.kernels.texts()))
     library = ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("attention"))))
     for cache, _ in made.values():
         cache.kernels.library = library
     return made
 
 
-@pytest.mark.parametrize("name", [*_PAGED, "latent"])
+@pytest.mark.parametrize("name", [*_PAGED, *_LATENT])
 def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     cache, params = caches[name]
     if "both_ways" not in params:
