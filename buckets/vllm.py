@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from .bucket import MAX_DIM, Bucket, BucketError, BucketLadder
+from .bucket import MAX_DIM, Bucket, BucketError, BucketLadder, whole_blocks
 from .environment import nearest
 from .gaudi import parse_shapes
 from .vllm_shapes import STRATEGIES, PluginServer, PluginShapes, Shape, plugin_shapes
@@ -47,7 +47,7 @@ _MEANING = {
     "PROMPT_SEQ": "the older name of QUERY, new tokens of a prompt: length of prefill buckets",
     "PROMPT_CTX": "blocks of context of a prompt: no graph here, a prefill graph reads any context",
     "DECODE_BS": "sequences of a step: batch of decode buckets",
-    "DECODE_BLOCK": "blocks of the whole batch: divided by the batch, context of each sequence",
+    "DECODE_BLOCK": "blocks of the whole batch: the total of contexts, or divided by the batch",
 }
 _TRUE, _FALSE = ("true", "t", "1", "yes", "y", "on"), ("false", "f", "0", "no", "n", "off", "")
 _MOST_COMPARED = 100_000
@@ -57,13 +57,17 @@ ReadFile = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class VllmLimits:
-    """Flags of the server. Lengths in tokens. num_blocks: None for enough blocks for every sequence at full length."""
+    """Flags of the server. Lengths in tokens. num_blocks: None for enough blocks for every sequence at full length.
+
+    totals: decode buckets are for the total of contexts, as the plugin means them.
+    """
 
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int | None = None
+    totals: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"):
@@ -145,6 +149,7 @@ def plugin_server(given: Mapping[str, str], limits: VllmLimits, read_file: ReadF
         merged=_switch(given, "VLLM_MERGED_PREFILL", False),
         numbers=numbers,
         slices=slices,
+        totals=limits.totals,
     )
     name = given.get(_FILE)
     if not name:
@@ -178,22 +183,36 @@ def map_shapes(shapes: PluginShapes, server: PluginServer) -> tuple[BucketLadder
             f"prefill: {len(prompts)} shapes are {len(prefill)} buckets, for a context adds no graph: a prefill graph "
             "reads any through its block table"
         )
-    decode = {(batch, min(longest, max(1, -(-blocks // batch)) * block)) for batch, _, blocks in decodes}
+    decode, rule = _decode_buckets(decodes, server)
     if len(decode) < len(decodes):
+        changes.append(f"decode: {len(decodes)} shapes are {len(decode)} buckets: {rule}")
+    most = whole_blocks(longest, block) * seqs
+    largest = Bucket("decode", seqs, most, total=True) if server.totals else Bucket("decode", seqs, longest)
+    if largest not in decode:
+        decode.add(largest)
         changes.append(
-            f"decode: {len(decodes)} shapes are {len(decode)} buckets: blocks of the batch, divided by it and rounded "
-            f"up, are the context of each sequence, and none is longer than {longest} tokens"
-        )
-    if (seqs, longest) not in decode:
-        decode.add((seqs, longest))
-        changes.append(
-            f"decode: added {seqs}x{longest}, so that every step has a bucket: llmc compiles nothing while serving"
+            f"decode: added {largest.batch}x{largest.length}, so that every step has a bucket: llmc compiles nothing "
+            "while serving"
         )
     changes.append("mixed: none, for the plugin has no such steps; `llmc compile` adds one with --add")
-    ladder = BucketLadder(
-        tuple(Bucket("prefill", *pair) for pair in prefill), tuple(Bucket("decode", *pair) for pair in decode)
+    return BucketLadder(tuple(Bucket("prefill", *pair) for pair in prefill), tuple(decode)), tuple(changes)
+
+
+def _decode_buckets(shapes: list[Shape], server: PluginServer) -> tuple[set[Bucket], str]:
+    """(buckets of decode shapes, the rule as half a sentence)."""
+    longest, block = server.max_model_len, server.block_size
+    if server.totals:
+        # A graph has a block for each sequence, and no use for more than all sequences have at their longest.
+        found = {
+            Bucket("decode", batch, min(max(blocks, batch), batch * server.blocks_per_seq) * block, total=True)
+            for batch, _, blocks in shapes
+        }
+        return found, "blocks of the batch are the total of contexts, one a sequence at least"
+    pairs = {(batch, min(longest, max(1, -(-blocks // batch)) * block)) for batch, _, blocks in shapes}
+    return {Bucket("decode", *pair) for pair in pairs}, (
+        "blocks of the batch, divided by it and rounded up, are the context of each sequence, and none is longer than "
+        f"{longest} tokens"
     )
-    return ladder, tuple(changes)
 
 
 def parse_env_file(text: str, name: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ class PluginServer:
     """The inputs of the plugin's lists. Lengths in tokens. num_blocks: KV blocks of the device.
 
     numbers: set by variables, as {"PROMPT_QUERY_MIN": 128}. slices: (threshold, size) of sliced attention. shapes:
-    (prompt, decode) of a bucket file, instead of a strategy.
+    (prompt, decode) of a bucket file, instead of a strategy. totals: whether llmc counts contexts of a step together.
     """
 
     max_num_seqs: int
@@ -43,6 +43,7 @@ class PluginServer:
     numbers: Mapping[str, int]
     slices: tuple[int, int] | None = None
     shapes: tuple[list[Shape], list[Shape]] | None = None
+    totals: bool = False
 
     @property
     def prompt_seqs(self) -> int:

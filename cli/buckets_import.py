@@ -48,6 +48,9 @@ def import_command(
     output: Path | None = typer.Option(
         None, "-o", "--output", metavar="FILE", help="Bucket file to write, .toml or .json."
     ),
+    totals: bool = typer.Option(
+        False, "--totals", help="Decode buckets for the total of contexts, as the plugin's, instead of the longest."
+    ),
     explain: bool = typer.Option(False, "--explain", help="Explain each variable, and what was dropped and why."),
     as_json: bool = typer.Option(False, "--json", help="Print the ladder and the explanation as JSON on stdout."),
 ) -> None:
@@ -56,7 +59,7 @@ def import_command(
 
     if not from_vllm_env:
         raise typer.BadParameter("say what to import: --from-vllm-env reads the variables of vLLM's plugin for Gaudi")
-    limits = VllmLimits(max_num_seqs, max_model_len, max_num_batched_tokens, block_size, num_blocks)
+    limits = VllmLimits(max_num_seqs, max_model_len, max_num_batched_tokens, block_size, num_blocks, totals)
     environ = dict(os.environ)
     if env_file is not None:
         environ = parse_env_file(_read(env_file), str(env_file), environ)
@@ -77,6 +80,8 @@ def import_command(
 
 def import_data(found: Imported, limits: VllmLimits) -> dict[str, Any]:
     """All findings, for people and tools. The plugin's shapes are (batch, query, context blocks)."""
+    from llmc.buckets.files import entry
+
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_model_len": limits.max_model_len,
@@ -92,8 +97,8 @@ def import_data(found: Imported, limits: VllmLimits) -> dict[str, Any]:
         "axes": {name: {**dict(axis.numbers), "sizes": axis.sizes} for name, axis in found.shapes.axes.items()},
         "plugin": {"prompt": found.shapes.prompt, "decode": found.shapes.decode},
         "changes": found.changes,
-        "prefill": [[bucket.batch, bucket.seq] for bucket in found.ladder.prefill],
-        "decode": [[bucket.batch, bucket.seq] for bucket in found.ladder.decode],
+        "prefill": [entry(bucket) for bucket in found.ladder.prefill],
+        "decode": [entry(bucket) for bucket in found.ladder.decode],
         "spec": format_spec(found.ladder),
     }
 

@@ -208,7 +208,13 @@ HEADINGS: Mapping[str, Headings] = {
             "strict",
         ),
         "Costs": _PLAN_COSTS[1:],
+        "Guesses": ("speculate", "acceptance"),
         "Report": ("html", "png", "as_json"),
+    },
+    "buckets import": {
+        "Source": ("from_vllm_env", "env_file"),
+        "Server": ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"),
+        "Ladder": ("output", "totals"),
     },
     "buckets replan": {
         "Traffic": ("trace", "url", "api_key"),

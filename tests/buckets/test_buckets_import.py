@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,21 @@ def test_no_effect_is_said_of_what_changes_nothing_and_only_of_that(part: int) -
 def test_effects(environ: dict[str, str], variable: str, fragment: str) -> None:
     found = {one.variable: one.effect for one in import_vllm(environ, PLAIN, str).effects}
     assert fragment in found[variable]
+
+
+def test_decode_shapes_become_totals_of_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of the whole batch are what the plugin counts."""
+    found = import_vllm({}, replace(PLAIN, totals=True), str)
+    shapes = {(min(batch, 16), blocks) for batch, _, blocks in found.shapes.decode if batch}
+    expected = {f"decode:{b}x{min(max(blocks, b), 32 * b) * 128}total" for b, blocks in shapes} | {
+        "decode:16x65536total"
+    }
+    assert {str(bucket) for bucket in found.ladder.decode} == expected
+    assert found.ladder.prefill == import_vllm({}, PLAIN, str).ladder.prefill
+    without_environment(monkeypatch)
+    path = tmp_path / "buckets.toml"
+    assert main(["buckets", "import", "--from-vllm-env", *FLAGS, "--totals", "-o", str(path)]) == 0
+    assert parse_spec(str(path), Limits(16, 4096, 128)) == found.ladder
 
 
 def test_changes_are_counted_and_say_why() -> None:
