@@ -158,16 +158,26 @@ Status CudaDevice::ReadBlock(uint32_t block, unsigned char* out) {
   LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
-  LLMC_RETURN_IF_ERROR(memory_->ReadBlock(stream_.get(), block, out));
-  return Finish("Reading a KV block");
+  LLMC_RETURN_IF_ERROR(TakeBlock());
+  LLMC_RETURN_IF_ERROR(memory_->ReadBlock(stream_.get(), block, static_cast<unsigned char*>(block_.get())));
+  LLMC_RETURN_IF_ERROR(Finish("Reading a KV block"));
+  std::memcpy(out, block_.get(), shape_.kv_block_bytes);
+  return Status::Ok();
 }
 
 Status CudaDevice::WriteBlock(uint32_t block, const unsigned char* from) {
   LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
   const CuScope scope(*machine_);
   LLMC_RETURN_IF_ERROR(scope.status());
-  LLMC_RETURN_IF_ERROR(memory_->WriteBlock(stream_.get(), block, from));
+  LLMC_RETURN_IF_ERROR(TakeBlock());
+  std::memcpy(block_.get(), from, shape_.kv_block_bytes);
+  LLMC_RETURN_IF_ERROR(memory_->WriteBlock(stream_.get(), block, static_cast<const unsigned char*>(block_.get())));
   return Finish("Writing a KV block");
+}
+
+Status CudaDevice::TakeBlock() {
+  if (block_.get() != nullptr) return Status::Ok();
+  return TakePinned(machine_, "a KV block on its way", shape_.kv_block_bytes, &block_);
 }
 
 Status CudaDevice::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) {

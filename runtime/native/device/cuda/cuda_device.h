@@ -54,7 +54,10 @@ class CudaDevice final : public Device, public CommandRunner {
   CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact)
       : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()) {}
   // Call the functions below in a scope of the machine.
+  // Allocates block_ at the first call.
+  Status TakeBlock();
   Status Load(uint32_t num_blocks, const CudaDeviceOptions& options);
+  CuPinned block_;  // a KV block between host and GPU: copies from other memory of the host would wait
   // State that runs the graphs of an artifact. The other members stay when graphs are added.
   struct Runner {
     std::shared_ptr<const CuPrograms> programs;
