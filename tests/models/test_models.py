@@ -195,7 +195,7 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt_neo"}, r"'gpt_neo' is not supported; supported are llama, mistral, qwen2, qwen3"),
+        ({"model_type": "reformer"}, r"'reformer' is not supported; supported are llama, mistral, qwen2, qwen3"),
         (
             {"architectures": ["LlamaForCausalLMEagle3"]},
             r"LlamaForCausalLMEagle3 is a head .* compile that model",

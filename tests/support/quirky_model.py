@@ -115,6 +115,8 @@ def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     module = registry.build_model(config, act_dtype, 128)
     parameters = {p.name: as_tensor(p.value()) for p in load_parameters(config, source.checkpoint(), act_dtype)}
     made = {name: as_tensor(value) for name, value in tables(config, 128)}
+    if "lm_head.weight" in module.state_dict():  # also where it is the embedding
+        parameters.setdefault("lm_head.weight", parameters["embed.weight"])
     module.load_state_dict({**parameters, **made}, strict=True)
     cache = ReferenceCache(
         config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)
