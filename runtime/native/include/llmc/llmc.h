@@ -584,8 +584,8 @@ LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id
  * - LLMC_ERR_OUT_OF_RANGE: capacity is not 0 and too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine has no
  *   prefix cache, or runs on several ranks. */
 LLMC_API llmc_status llmc_engine_export_blocks(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
-                                               uint64_t first_block, void *out, uint64_t capacity,
-                                               uint64_t *num_blocks, uint64_t *num_bytes, llmc_error *error);
+                                               uint64_t first_block, void *out, uint64_t capacity, uint64_t *num_blocks,
+                                               uint64_t *num_bytes, llmc_error *error);
 /* Enters KV blocks that llmc_engine_export_blocks wrote into the prefix cache. A request with this text then finds them
  * there, and its results have the bits that they would have had without.
  *
