@@ -428,7 +428,8 @@ def test_which_form_of_buckets_suits_the_steps(page: Page, running: Running) -> 
     state = running.client.get("/v1/llmc/state").json()
     shape = StepShape("decode", 4, 4, 4, 512, 800)
     contexts = Evenness.of([ShapeUse(shape, None, 100.0)]).as_dict("computed")
-    replan = {"mode": "suggest", "line": None, "changes": [], "trial": None, "decisions": [], "contexts": contexts}
+    nothing: dict[str, Any] = {"line": None, "changes": [], "trial": None, "decisions": []}
+    replan = {"mode": "suggest", **nothing, "contexts": contexts}
     page.route("**/v1/llmc/state", lambda route: route.fulfill(json={**state, "replan": replan}))
     show(page, running)
     page.wait_for_selector("#replan:visible")
