@@ -114,9 +114,9 @@ def routing(*arguments: str | Path, serve_flags: str = SERVE_FLAGS) -> Iterator[
         reader.join(PATIENCE_S)
 
 
-def ask_all(router: LiveRouter, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+def ask_all(url: str, asked: Sequence[Asked]) -> list[dict[str, Any]]:
     """What the answers to requests that are sent together add up to, without what names them; each must be whole."""
-    return asyncio.run(_ask_all(router.url, asked))
+    return asyncio.run(_ask_all(url, asked))
 
 
 async def _ask_all(url: str, asked: Sequence[Asked]) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from llmc.compiler.ops.linear import LINEAR, linear_quant_spec, linear_spec
 from llmc.compiler.ops.registry import OPS
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.cpu.backend import CpuTarget
+from llmc.compiler.targets.gpu.backend import GpuTarget
+from llmc.compiler.targets.reference.backend import ReferenceTarget
 from llmc.compiler.targets.registry import resolve_target
 from llmc.quantize import SCHEMES, QuantConfig, Scheme
 from llmc.quantize.formats.integers import Integers
@@ -52,7 +54,8 @@ def built(target: Target, spec: KernelSpec) -> Any:
         from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 
         return build_kernel(spec, target.cpu)
-    return target.kernel(spec)  # type: ignore[attr-defined]
+    assert isinstance(target, ReferenceTarget | GpuTarget)
+    return target.kernel(spec)
 
 
 def builds_linear(target: Target, dtype: str, scheme: Scheme | None) -> bool:

@@ -29,8 +29,7 @@ def requests(first: int) -> list[Asked]:
 def alone(artifact: Path, asked: list[Asked]) -> list[dict[str, Any]]:
     """What one server answers."""
     with running_server(artifact) as server:
-        one = LiveRouter(None, url=server.url)  # type: ignore[arg-type]
-        return ask_all(one, asked)
+        return ask_all(server.url, asked)
 
 
 @pytest.mark.slow
@@ -41,11 +40,11 @@ def test_a_prefill_replica_changes_no_answer_alive_or_killed(english_artifact: P
     with routing(*flags, english_artifact) as router:
         router.until_all_ready(2)
         prefill = next(one for one in router.replicas().values() if one["role"] == "prefill")
-        assert ask_all(router, asked[:8]) == wanted[:8]
+        assert ask_all(router.url, asked[:8]) == wanted[:8]
         assert router.metric("llmc_router_hand_overs_total") == 8
         assert received(router) == 8
         answers: list[dict[str, Any]] = []
-        client = threading.Thread(target=lambda: answers.extend(ask_all(router, asked[8:])))
+        client = threading.Thread(target=lambda: answers.extend(ask_all(router.url, asked[8:])))
         client.start()
         with contextlib.suppress(ProcessLookupError):
             os.kill(prefill["pid"], signal.SIGKILL)

@@ -48,9 +48,9 @@ def requests(*, seed: int, num_tokens: int) -> list[Asked]:
 
 def test_replicas_are_killed_and_no_client_sees_it(router: LiveRouter) -> None:
     asked = requests(seed=100, num_tokens=150)
-    undisturbed = ask_all(router, asked)
+    undisturbed = ask_all(router.url, asked)
     answers: list[dict[str, Any]] = []
-    client = threading.Thread(target=lambda: answers.extend(ask_all(router, asked)))
+    client = threading.Thread(target=lambda: answers.extend(ask_all(router.url, asked)))
     client.start()
     killed: list[str] = []
     while client.is_alive() and len(killed) < 4:
@@ -78,7 +78,7 @@ def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> N
     with routing("--spawn", "2", link) as router:
         router.until_all_ready(2)
         asked = requests(seed=300, num_tokens=100)[:24]
-        undisturbed = ask_all(router, asked)
+        undisturbed = ask_all(router.url, asked)
         (old,) = {one["artifact"] for one in router.replicas().values()}
         link.unlink()
         link.symlink_to(new)
@@ -90,7 +90,7 @@ def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> N
 
         rounds = 0
         while not updated() or rounds == 0:
-            assert ask_all(router, asked) == undisturbed
+            assert ask_all(router.url, asked) == undisturbed
             rounds += 1
         assert set(router.replicas()) == {"r2", "r3"}
         assert router.metric("llmc_router_broken_streams_total") == 0
@@ -101,13 +101,13 @@ def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> N
 def test_a_replica_that_hangs_keeps_nobody(router: LiveRouter) -> None:
     """It is stopped, not dead: it answers no look in time, and what it had goes on elsewhere."""
     asked = requests(seed=500, num_tokens=150)[:16]
-    undisturbed = ask_all(router, asked)
+    undisturbed = ask_all(router.url, asked)
     answers: list[dict[str, Any]] = []
     with routing(
         *(word for one in router.replicas().values() for word in ("--replica", one["url"])), "--health-timeout", "1"
     ) as second:
         second.until_all_ready(2)
-        client = threading.Thread(target=lambda: answers.extend(ask_all(second, asked)))
+        client = threading.Thread(target=lambda: answers.extend(ask_all(second.url, asked)))
         pid = next(iter(router.replicas().values()))["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -22,7 +22,7 @@ from llmc.compiler.targets.reference.kernels.frame import BLOCK_TABLE_STRIDE, Ce
 class _PagedKeys(Keys):
     def __init__(self, k: Frame, a: Attention, rows: int) -> None:
         self._k, self._a, self._rows = k, a, range(rows)
-        self.sinks = a.sinks
+        self.sink = self._sink if a.sinks else None
         self._stride, self._query = k.scalar(BLOCK_TABLE_STRIDE), Shared(rows * a.head_dim)
 
     def begin(self, token: Expr, head: Expr) -> tuple[Expr, Expr]:
@@ -57,7 +57,7 @@ class _PagedKeys(Keys):
     def put(self, row: int, element: Expr, value: Expr) -> None:
         self._a.write(row, element, value)
 
-    def sink(self, row: Expr) -> Expr:
+    def _sink(self, row: Expr) -> Expr:
         return self._k.raw("sinks", self._a.head + row)
 
 

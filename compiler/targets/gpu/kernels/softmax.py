@@ -233,12 +233,8 @@ class Keys(ABC):
     def put(self, row: int, element: Expr, value: Expr) -> None:
         """Writes a result."""
 
-    sinks: bool = False
-    """Whether each row has a score without values."""
-
-    def sink(self, row: Expr) -> Expr:
-        """That score."""
-        raise NotImplementedError
+    sink: Callable[[Expr], Expr] | None = None
+    """Of a row, a score without values."""
 
 
 def attend(k: Frame, keys: Keys, heads: int, rows: int, width: int, segments: int) -> None:
@@ -272,4 +268,4 @@ def attend(k: Frame, keys: Keys, heads: int, rows: int, width: int, segments: in
             else:
                 partition.store(let((token * heads + head) * segments + number), segments, width)
         if result is not None:
-            result.finish(keys.put, keys.sink if keys.sinks else None)
+            result.finish(keys.put, keys.sink)
