@@ -20,6 +20,7 @@ log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 _IDLE_LOOK_S = 0.1
+_MOST_WORK_S = 0.002  # between two steps, for all of what waits but the last piece
 # After that many steps in a row without memory, the device will not get it back.
 _MOST_FAILED_STEPS = 3
 
@@ -113,12 +114,11 @@ class EngineThread:
         idle = True
         try:
             while not self.stopping.is_set():
-                while self._jobs:
-                    self._work(*self._jobs.popleft())
+                self._work_off()
                 if not self._caught_up.wait(_IDLE_LOOK_S):
                     continue
                 if idle:
-                    ready = self._engine.wait(_IDLE_LOOK_S)
+                    ready = self._engine.wait(0 if self._jobs else _IDLE_LOOK_S)
                     if ready.events and not ready.work:
                         self.notify()
                         # Requests that are ready stay ready until the loop takes the events, so let it.
@@ -139,6 +139,14 @@ class EngineThread:
         finally:
             self._ended = True
             self.call(self._abandon_jobs)
+
+    def _work_off(self) -> None:
+        """Runs what waits for a place between two steps. Work that keeps coming must not hold up the next step."""
+        until = time.monotonic() + _MOST_WORK_S
+        while self._jobs:
+            self._work(*self._jobs.popleft())
+            if time.monotonic() >= until:
+                return
 
     def _step(self) -> bool:
         """Whether a step did any work. A step that ran out of memory fails only its own requests. Raises LlmcError."""
