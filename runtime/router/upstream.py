@@ -16,6 +16,7 @@ from llmc.runtime.loadgen.http import Address
 Headers = Sequence[tuple[bytes, bytes]]
 _MOST_BUFFERED = 256 << 10
 _MOST_IDLE = 64
+_MOST_HEAD = 64 << 10
 
 
 class ReplicaLost(Exception):
@@ -37,7 +38,7 @@ class _Connection(asyncio.Protocol):
         self.complete = self.keeps_alive = False
         self.lost: str | None = None
         self.heard = False
-        self._num_buffered = 0
+        self._num_buffered = self._head_bytes = 0
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -45,7 +46,7 @@ class _Connection(asyncio.Protocol):
 
     def begin(self) -> None:
         """Prepares for the next exchange."""
-        self.status, self.headers, self._in_head = 0, [], True
+        self.status, self.headers, self._in_head, self._head_bytes = 0, [], True, 0
         self.complete = self.keeps_alive = self.heard = False
         self._parser = httptools.HttpResponseParser(self)
 
@@ -96,6 +97,10 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > _MOST_HEAD:
+            self.lost = f"its headers exceed {_MOST_HEAD} bytes"
+            self.abort()
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
