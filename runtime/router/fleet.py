@@ -100,6 +100,8 @@ class Fleet:
             for one in self.replicas.values()
             if one.role == "prefill" and one is not replica and one.ready and not one.draining
             and one.blocks and one.blocks == replica.blocks
+            # A local replica has an address for this machine alone.
+            and (one.pid is None or replica.pid is not None)
         }  # fmt: skip
         if not able:
             return None
@@ -110,9 +112,10 @@ class Fleet:
         return min(able.values(), key=lambda one: one.num_prefills)
 
     def takes_requests(self, replica: Replica) -> bool:
-        """Whether it answers requests. Prefill replicas do so only while no other replica is ready."""
+        """Whether it answers requests. Prefill replicas do so only while no other replica of their models is ready."""
         return replica.role != "prefill" or not any(
-            one.ready and one.role != "prefill" for one in self.replicas.values()
+            one.ready and not one.draining and one.role != "prefill" and not set(one.models).isdisjoint(replica.models)
+            for one in self.replicas.values()
         )
 
     @contextlib.contextmanager
