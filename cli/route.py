@@ -132,16 +132,16 @@ def route_command(
         flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // ((spawn + spawn_prefill) * len(artifacts))))]
     serve = [*SERVE, "--port", "0", "--no-access-log", *flags]
     logging.basicConfig(level=log_level.upper(), format="llmc: %(message)s", stream=sys.stderr)
-    roles = {"decode": spawn, "prefill": spawn_prefill} if spawn_prefill else {"": spawn}
     if spawn_prefill:
         given["hand_over_key"] = given["hand_over_key"] or secrets.token_hex(32)
+    if given["hand_over_key"]:
         os.environ[KEY_ENV] = given["hand_over_key"]  # replicas read it there, where no list of processes shows it
     config = RouterConfig(
         replicas=tuple(replica),
         spawn=tuple(
             SpawnPlan(artifact, count, (*serve, "--role", role) if role else tuple(serve))
             for artifact in artifacts
-            for role, count in roles.items()
+            for role, count in _roles(artifact, spawn, spawn_prefill).items()
         ),
         **given,
     )
@@ -151,3 +151,17 @@ def route_command(
             print(line, file=sys.stderr, flush=True)
 
     route(config, say=say, on_ready=lambda url: say(f"llmc: ready: {url}/v1"))
+
+
+def _roles(artifact: str, spawn: int, spawn_prefill: int) -> dict[str, int]:
+    """Replicas of an artifact by role. Blocks of models that give vectors, and of ranks, are not handed over."""
+    from llmc.manifest import ManifestError, read_manifest
+
+    if not spawn_prefill:
+        return {"": spawn}
+    try:
+        manifest = read_manifest(Path(artifact))
+    except ManifestError:
+        manifest = {}  # the replica says what is wrong, or compiles the model
+    obstacles = (manifest.get("model") or {}).get("task"), *map(manifest.get, ("tensor_parallel", "pipeline_parallel"))
+    return {"": spawn} if any(obstacles) else {"decode": spawn, "prefill": spawn_prefill}

@@ -3,6 +3,7 @@
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import typer
 
 from llmc.cli.options.device import DeviceFlags
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.hand_over import KEY_ENV
 from llmc.cli.options.lora import LORA_HELP, LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.replan import ReplanFlags
@@ -138,6 +140,7 @@ def serve_command(
         skip=skip_warmup,
         budget=budget,
     )
+    os.environ.pop(KEY_ENV, None)  # compilers and ranks do not need the key
     artifact = model if (model / "graphs.bin").is_file() else compile_aside(model)
 
     from llmc.runtime.server.config import ServerConfig

@@ -22,7 +22,7 @@ from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .errors import ApiError, draining
 from .exchanges import note_model
-from .hand_over import HandOver
+from .hand_over import HandOver, hand_over_key
 from .lanes import Lanes
 from .refusals import TASK
 from .request_memory import MemoryLimits, RequestMemory
@@ -79,7 +79,12 @@ class ServerContext:
         self.schema_defaults = SchemaDefaults(config.guided_additional_properties, config.guided_max_string)
         self.lanes = Lanes()
         self.hand_over = HandOver(
-            engine, config.role, config.hand_over_key, config.hand_over_timeout_s, config.max_hand_overs
+            engine,
+            self.lanes,
+            config.role,
+            hand_over_key(config, engine),
+            config.hand_over_timeout_s,
+            config.max_hand_overs,
         )
         self._warming: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[int] | None = None

@@ -28,13 +28,14 @@ from llmc.manifest import read_manifest
 from llmc.runtime.binding import LlmcError
 from llmc.runtime.binding.engine import HANDED_HEADER_BYTES
 from llmc.runtime.loadgen.http import UrlError
-from llmc.runtime.router.upstream import ReplicaLost, Upstream
+from llmc.runtime.router.upstream import Answer, ReplicaLost, Upstream
 
 from .async_engine import AsyncEngine
 from .block_frames import FrameError, FrameReader
-from .config import Role
+from .config import Role, ServerConfig
 from .event_stream import until_gone
 from .hand_over_headers import KEY_HEADER, URL_HEADER
+from .lanes import Lanes
 from .requests import EngineRequest, ServerStopping
 
 log = logging.getLogger("llmc.server")
@@ -43,6 +44,7 @@ PIECE_BYTES = 4 << 20
 """Size of a part of a text's blocks, if a single block is not larger. Steps wait while a part is copied."""
 _MOST_SERVERS = 64
 _SAID_EVERY_S = 10.0
+_MOST_SAID = 300  # bytes of an error that are read
 # What a manifest says that decides a token's KV, besides weights.
 _DECIDES = (
     "fingerprint", "llmc_version", "target", "act_dtype", "kv_dtype", "kv_scales", "block_size", "tensor_parallel",
@@ -58,6 +60,22 @@ def kv_identity(artifact: Path) -> str:
     manifest = read_manifest(artifact)
     facts = {name: manifest.get(name) for name in _DECIDES}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def no_hand_over(config: ServerConfig, engine: AsyncEngine) -> str | None:
+    """Why KV blocks cannot be handed over; None if they can."""
+    if not config.prefix_cache:
+        return "blocks go from one prefix cache to another: leave out --no-prefix-cache"
+    if engine.vector_task is not None:
+        return f"{config.artifact} gives vectors and decodes nothing"
+    if engine.artifact.info.num_ranks > 1:
+        return f"{config.artifact} runs on several ranks, whose blocks are not handed over"
+    return None
+
+
+def hand_over_key(config: ServerConfig, engine: AsyncEngine) -> str | None:
+    """The key that `HandOver` uses; None if it can take no part."""
+    return config.hand_over_key if no_hand_over(config, engine) is None else None
 
 
 @dataclass
@@ -88,11 +106,13 @@ class HandOver:
     most_at_once: hand-overs at a time, per side; each holds one part of a text's blocks in memory. Others wait.
     """
 
-    def __init__(self, engine: AsyncEngine, role: Role, key: str | None, timeout_s: float, most_at_once: int) -> None:
+    def __init__(
+        self, engine: AsyncEngine, lanes: Lanes, role: Role, key: str | None, timeout_s: float, most_at_once: int
+    ) -> None:
         self.role, self.counts = role, HandOverCounts()
-        self._engine, self._timeout_s = engine, timeout_s
+        self._engine, self._lanes, self._timeout_s = engine, lanes, timeout_s
         self._key = None if key is None else key.encode()
-        able = key is not None and engine.vector_task is None
+        able = key is not None
         self.sends, self.receives = able and role != "decode", able and role != "prefill"
         self.identity = kv_identity(engine.path) if able else ""
         self.piece_bytes = max(PIECE_BYTES, HANDED_HEADER_BYTES + engine.engine.handed_block_bytes)
@@ -155,8 +175,7 @@ class HandOver:
 
     async def _receive(self, url: str, prompt: npt.NDArray[np.int32]) -> None:
         try:
-            async with self._receiving:
-                await self._fetch(url, prompt)
+            await self._fetch(url, prompt)
         except (ReplicaLost, UrlError, UnicodeError) as error:
             raise _Fallback("lost", str(error)) from error
         except (FrameError, LlmcError) as error:
@@ -173,28 +192,48 @@ class HandOver:
         if cached >= wanted:
             return
         began = time.monotonic()
-        body = {"identity": self.identity, "token_ids": text.tolist(), "first_block": cached}
+        asked = await self._lanes.run(partial(self._asked, text, cached), len(text))
         assert self._key is not None
         headers = [(b"authorization", b"Bearer " + self._key), (b"content-type", b"application/json")]
-        answer = await self._upstream(url).request("POST", PATH.encode(), headers, json.dumps(body).encode())
+        answer = await self._upstream(url).request("POST", PATH.encode(), headers, asked)
         try:
             if answer.status != 200:
-                said = (await answer.body())[:300].decode("utf-8", "replace")
-                raise _Fallback("refused", f"status {answer.status}: {said}")
-            reader, before = FrameReader(self.piece_bytes), cached
-            async for piece in answer.pieces():
-                for frame in reader.feed(piece):
-                    cached = await engine.beside_steps(partial(native.import_blocks, text, frame))
-                    self.counts.received_bytes += len(frame)
-            self.counts.received_blocks += max(0, cached - before)
-            if not reader.ended:
-                raise _Fallback("lost", "the body is cut short")
-            if cached < wanted:
-                raise _Fallback("partial", f"{cached} of {wanted} blocks came, or had room")
+                raise _Fallback("refused", f"status {answer.status}: {await _beginning(answer)}")
+            async with self._receiving:
+                reached = await self._enter(answer, text, cached)
+            if reached < wanted:
+                raise _Fallback("partial", f"{reached} of {wanted} blocks came, or had room")
         finally:
             answer.close()
         self.counts.received += 1
         self.counts.received_s += time.monotonic() - began
+
+    def _asked(self, text: npt.NDArray[np.int32], first_block: int) -> bytes:
+        body = {"identity": self.identity, "token_ids": text.tolist(), "first_block": first_block}
+        return json.dumps(body).encode()
+
+    async def _enter(self, answer: Answer, text: npt.NDArray[np.int32], first_block: int) -> int:
+        """Enters the blocks of a body part by part; returns how many leading blocks of the text are cached then.
+
+        Raises _Fallback, FrameError, LlmcError and ReplicaLost. Each part must bring the text further, so that a peer
+        cannot keep the engine busy.
+        """
+        native, reader, end, reached = self._engine.engine, FrameReader(self.piece_bytes), first_block, first_block
+        async for piece in answer.pieces():
+            for frame in reader.feed(piece):
+                num_blocks = (len(frame) - HANDED_HEADER_BYTES) // native.handed_block_bytes
+                if num_blocks < 1:
+                    raise FrameError("a part has no blocks")
+                end += num_blocks
+                now = await self._engine.beside_steps(partial(native.import_blocks, text, frame))
+                self.counts.received_bytes += len(frame)
+                self.counts.received_blocks += max(0, now - reached)
+                reached = now
+                if reached < end:
+                    raise _Fallback("partial", f"block {reached} had no room, or blocks before it were dropped")
+        if not reader.ended:
+            raise _Fallback("lost", "the body is cut short")
+        return reached
 
     def _upstream(self, url: str) -> Upstream:
         """Connections to a server, kept for the next request. Raises UrlError."""
@@ -210,3 +249,13 @@ class HandOver:
         if now - self._said_at >= _SAID_EVERY_S:
             self._said_at = now
             log.warning("a prompt is computed here, since its blocks did not come from %s", why)
+
+
+async def _beginning(answer: Answer) -> str:
+    """The first characters of an error's body."""
+    said = b""
+    async for piece in answer.pieces():
+        said += piece[: _MOST_SAID - len(said)]
+        if len(said) == _MOST_SAID:
+            break
+    return said.decode("utf-8", "replace")

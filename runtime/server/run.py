@@ -23,6 +23,7 @@ from .app import create_app
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
+from .hand_over import no_hand_over
 from .process import BACKLOG, OnStopping, ServerProcess
 
 log = logging.getLogger("llmc.server")
@@ -76,9 +77,11 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         raise ServerError(
             f"{config.artifact} takes no adapters: compile it with --lora-slots, or leave out --allow-runtime-lora"
         )
-    if config.hand_over_key is not None and (obstacle := _no_hand_over(config, engine)) is not None:
-        engine.close()
-        raise ServerError(f"--hand-over-key: {obstacle}")
+    if config.hand_over_key is not None and (obstacle := no_hand_over(config, engine)) is not None:
+        if config.role != "both":
+            engine.close()
+            raise ServerError(f"--role {config.role}: {obstacle}")
+        log.warning("--hand-over-key is not used: %s", obstacle)
     if engine.limit.warning is not None:
         log.warning("%s", engine.limit.warning)
     device = engine.stats().device
@@ -106,17 +109,6 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             os.strerror(device["spread_errno"]),
         )
     return engine
-
-
-def _no_hand_over(config: ServerConfig, engine: AsyncEngine) -> str | None:
-    """Why KV blocks cannot be handed over; None if they can."""
-    if not config.prefix_cache:
-        return "blocks are handed over from one prefix cache to another: leave out --no-prefix-cache"
-    if engine.vector_task is not None:
-        return f"{config.artifact} gives vectors and decodes nothing: leave the key out"
-    if engine.artifact.info.num_ranks > 1:
-        return f"{config.artifact} runs on several ranks, whose blocks are not handed over: leave the key out"
-    return None
 
 
 def serve(

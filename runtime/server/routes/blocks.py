@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -23,7 +24,7 @@ from ..event_stream import until_gone
 from ..hand_over import PATH
 from ..prompts import check_prompt
 from ..protocol.blocks import BlocksRequest
-from ..requests import EngineRequest
+from ..requests import ClientGone, EngineRequest
 
 
 class _BlockBody(Response):
@@ -37,6 +38,10 @@ class _BlockBody(Response):
         self._frames, self._turn = frames, turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientGone):  # nobody reads an answer
+            await until_gone(Request(scope, receive), lambda: None, self._give(send))
+
+    async def _give(self, send: Send) -> None:
         async with self._turn:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for frame in self._frames:
@@ -57,21 +62,22 @@ def router(server: ServerContext) -> APIRouter:
             message = "the KV blocks differ: use the same weights, target, options and version of llmc on both servers"
             raise ApiError(message, status=409, code="other_blocks")
         check_prompt(server, body.token_ids)
-        text = np.array(body.token_ids, np.int32)
-        await _compute(server, request, text)
+        ids = tuple(body.token_ids)
+        text = await server.lanes.run(partial(np.array, ids, np.int32), len(ids))
+        await _compute(server, request, ids, text)
         return _BlockBody(_frames(server, text, body.first_block), hand_over.sending)
 
     return routes
 
 
-async def _compute(server: ServerContext, request: Request, text: npt.NDArray[np.int32]) -> None:
+async def _compute(server: ServerContext, request: Request, ids: tuple[int, ...], text: npt.NDArray[np.int32]) -> None:
     """Brings the blocks of a text into the prefix cache. Raises ClientGone, ApiError and what a submission raises."""
     engine = server.engine
     cached = await engine.beside_steps(partial(engine.engine.num_cached_blocks, text))
     if cached >= len(text) // engine.block_size:
         return
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    asked = EngineRequest(answers.new_id("blocks"), tuple(text.tolist()), params)
+    asked = EngineRequest(answers.new_id("blocks"), ids, params)
     (stream,) = answers.submit(server, [asked])
     await until_gone(request, stream.close, answers.gather(stream))
 

@@ -112,8 +112,10 @@ def gives(data: bytes, status: int = 200) -> Act:
     [
         ("refused", gives(b"{}", 503)),
         ("refused", gives(b"", 404)),
+        ("refused", gives(b"x" * (8 << 20), 500)),
         ("damaged", gives(b"\xff" * 64)),
-        ("damaged", gives(framed(b"x" * 200) + END)),
+        ("damaged", gives(framed(b"x" * (1 << 16)) + END)),
+        ("damaged", gives(framed(bytes(64)) * 1000)),
         ("damaged", gives(END + b"more")),
         ("lost", gives(b"")),
         ("lost", gives((500).to_bytes(4, "little") + b"cut")),
