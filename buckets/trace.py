@@ -69,6 +69,18 @@ class Trace:
             prefix_ids=self.prefix_ids[starts[0] : starts[-1]],
         )
 
+    def rows(self, indices: npt.NDArray[np.int64]) -> Trace:
+        """The requests at these indices, ascending; arrival times are kept."""
+        ids = [self.prefix_of(index) for index in indices.tolist()]
+        return replace(
+            self,
+            arrival_s=self.arrival_s[indices],
+            prompt_tokens=self.prompt_tokens[indices],
+            output_tokens=self.output_tokens[indices],
+            prefix_start=np.cumsum([0, *map(len, ids)], dtype=np.int64),
+            prefix_ids=np.concatenate([self.prefix_ids[:0], *ids]),
+        )
+
     def prefix_of(self, index: int) -> npt.NDArray[np.int64]:
         """Prefix ids of one request, int64 [n]."""
         if len(self.prefix_start) <= index + 1:

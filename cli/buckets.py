@@ -8,6 +8,7 @@ from llmc.cli.buckets_import import IMPORT_HELP, import_command
 from llmc.cli.buckets_misses import MISSES_HELP, misses_command
 from llmc.cli.buckets_plan import PLAN_HELP, plan_command
 from llmc.cli.buckets_replan import REPLAN_HELP, replan_command
+from llmc.cli.buckets_scale import SCALE_HELP, scale_command
 from llmc.cli.buckets_show import SHOW_HELP, show_command
 from llmc.cli.buckets_simulate import SIMULATE_HELP, simulate_command
 
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode=None)
     group.command("plan", help=PLAN_HELP)(plan_command)
     group.command("simulate", help=SIMULATE_HELP)(simulate_command)
+    group.command("scale", help=SCALE_HELP)(scale_command)
     group.command("show", help=SHOW_HELP)(show_command)
     group.command("replan", help=REPLAN_HELP)(replan_command)
     group.command("import", help=IMPORT_HELP)(import_command)

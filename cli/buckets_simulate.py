@@ -102,7 +102,7 @@ def simulate_command(
     requests = read_trace(trace)
     if limit:
         requests = requests.first(limit)
-    ladders, server = _ladders(buckets, max_num_seqs, max_model_len, block_size)
+    ladders, server = ladders_of(buckets, max_num_seqs, max_model_len, block_size)
     server = replace(
         server,
         num_blocks=num_blocks,
@@ -112,7 +112,9 @@ def simulate_command(
         guesses=speculate,
         odds=acceptance_odds(acceptance) if speculate else 0.0,
     )
-    costs, resources = _costs(ladders, cost_table, model, gflops, bandwidth, overhead_us, prefill_rate, decode_step_ms)
+    costs, resources = costs_of(
+        ladders, cost_table, model, gflops, bandwidth, overhead_us, prefill_rate, decode_step_ms
+    )
     what_if = WhatIf(requests, server, costs, resources, speed)
     for ladder in ladders:
         server.check(ladder)
@@ -132,7 +134,7 @@ def simulate_command(
             print(f"wrote {path}")
 
 
-def _ladders(
+def ladders_of(
     texts: list[str], max_num_seqs: int | None, max_model_len: int | None, block_size: int | None
 ) -> tuple[list[Ladder], Server]:
     """The ladders, under distinct names, and a server that fits all of them."""
@@ -184,7 +186,7 @@ def _ladders(
     return ladders, server
 
 
-def _costs(
+def costs_of(
     ladders: list[Ladder],
     table: Path | None,
     model: Path | None,

@@ -32,6 +32,7 @@ SUMMARIES: Mapping[str, str] = {
     "buckets": "Plan, try, show and import ladders of buckets.",
     "buckets plan": "Plan the ladder that serves a trace at the least cost.",
     "buckets simulate": "Try ladders on a trace before compiling any.",
+    "buckets scale": "Try a trace on ranks, stages and replicas.",
     "buckets show": "Show a ladder as a grid.",
     "buckets misses": "Show which steps missed their bucket.",
     "buckets replan": "Show which buckets to add and to retire.",
@@ -210,6 +211,13 @@ HEADINGS: Mapping[str, Headings] = {
         "Costs": _PLAN_COSTS[1:],
         "Guesses": ("speculate", "acceptance"),
         "Report": ("html", "png", "as_json"),
+    },
+    "buckets scale": {
+        "Arrangements and traffic": ("ranks", "trace", "speed", "limit"),
+        "Costs of one rank": ("model", "cost_table", "gflops", "bandwidth", "undivided_us"),
+        "Messages": ("latency_us", "message_us", "gbps"),
+        "Server": ("buckets", "max_model_len", "max_num_seqs", "block_size", "num_blocks"),
+        "Report": ("as_json",),
     },
     "buckets import": {
         "Source": ("from_vllm_env", "env_file"),

@@ -215,9 +215,17 @@ class WhatIf:
 
     def loads(self, ladder: Ladder, progress: OnProgress | None = None) -> tuple[SimulatedLoad, ...]:
         """Only the loads of the graphs. Raises as `run`."""
+        return self.times(ladder, progress)[0]
+
+    def times(
+        self, ladder: Ladder, progress: OnProgress | None = None
+    ) -> tuple[tuple[SimulatedLoad, ...], Floats, Floats]:
+        """The loads of the graphs, and seconds from each arrival to the first and to the last token [N]; NaN for a
+        request that was not served. Raises as `run`."""
         self.server.check(ladder)
-        with self._simulate(self._graphs(ladder), ladder.name, progress)[0] as engine:
-            return tuple(engine.loads())
+        engine, ttft, total = self._simulate(self._graphs(ladder), ladder.name, progress)
+        with engine:
+            return tuple(engine.loads()), ttft, total
 
     def run(self, ladder: Ladder, progress: OnProgress | None = None) -> Outcome:
         """Raises BucketError if the ladder does not fit the server, LlmcError if the engine refuses."""

@@ -1,4 +1,4 @@
-"""Options of `llmc buckets plan` and `simulate`: what they refuse, and what long models cost them."""
+"""Options of `llmc buckets plan`, `simulate` and `scale`: what they refuse, and what long models cost them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from llmc.buckets import fixed
 from llmc.buckets.trace import Trace, write_trace
 from llmc.cli.buckets_plan import plan_command
+from llmc.cli.buckets_scale import scale_command
 from llmc.cli.buckets_simulate import simulate_command
 from llmc.cli.main import main
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def float_options() -> list[tuple[str, str]]:
-    commands: dict[str, Callable[..., None]] = {"plan": plan_command, "simulate": simulate_command}
+    commands: dict[str, Callable[..., None]] = {
+        "plan": plan_command,
+        "simulate": simulate_command,
+        "scale": scale_command,
+    }
     return [
         (name, "--" + option.replace("_", "-"))
         for name, command in commands.items()
@@ -50,7 +55,8 @@ def test_there_are_float_options() -> None:
 def test_numbers_that_are_not_finite_are_refused(
     command: str, option: str, value: str, trace_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ladder = ["--buckets", "prefill=1x512,decode=[1,4]x512"] if command == "simulate" else []
+    ladder = ["--buckets", "prefill=1x512,decode=[1,4]x512"] if command != "plan" else []
+    ladder += ["--model", "llama", "--ranks", "2"] if command == "scale" else []
     assert main(["buckets", command, "--trace", str(trace_file), *ladder, f"{option}={value}"]) in (1, 2)
     error = capsys.readouterr().err
     assert error.count("\n") == 1
