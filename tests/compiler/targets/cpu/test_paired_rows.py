@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
+from llmc.compiler.targets.cpu.kernels.linear import plan as plans
 from llmc.compiler.targets.cpu.kernels.linear.kernel import default_schedule
 from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, problem_of
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
@@ -42,7 +43,7 @@ N, K, ROWS = 50, 203, 44  # K ends within a word, ROWS are more row tiles than r
 def multiply(x: NDArray[Any], packed: dict[str, NDArray[Any]], format: WeightFormat) -> NDArray[Any]:
     """x · wᵀ by a kernel; the same bits with one row a tile and with few rows."""
     found = []
-    for tile, rows in ((TARGET.row_tile, len(x)), (TARGET.row_tile, 19), (TARGET.row_tile, 3), (1, 3)):
+    for tile, rows in ((TARGET.row_tile, len(x)), (TARGET.row_tile, 13), (TARGET.row_tile, 3), (1, 3)):
         operands = {{"numbers": "w"}.get(name, name): array for name, array in packed.items()}
         arrays = {"x": pack_activation(x, tile), **operands, "y": np.full((len(x), N), np.nan, np.float32)}
         spec = linear_quant_spec(N, x.shape[1], tile, "bf16", format)
@@ -70,6 +71,18 @@ def test_products_are_those_of_bf16(format: WeightFormat) -> None:
     spoilt = multiply(x, packed, format)
     assert not np.isfinite(spoilt[0]).any()
     assert np.array_equal(spoilt[1:], y[1:])
+
+
+@here
+def test_few_row_tiles_walk_packed_blocks() -> None:
+    """Two row tiles read a panel of 8192 numbers in two blocks, while their own rows are whole on the stack."""
+    rng, k = np.random.default_rng(2), 8192
+    packed = pack_quantized(rng.standard_normal((N, k)).astype(np.float32), TARGET.panel_columns, W4)
+    plan = plans.plan(problem_of(linear_quant_spec(N, k, TARGET.row_tile, "bf16", W4), TARGET), None)
+    assert plan.few.count == plan.copied_tiles == 2
+    x = rng.standard_normal((ROWS, k)).astype(BF16)
+    expected = x.astype(np.float64) @ unpack_quantized(packed, N, k, W4).value().T
+    assert np.abs(multiply(x, packed, W4) - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
 def asm(name: str, format: WeightFormat, tile: int, k: int = 1024) -> str:

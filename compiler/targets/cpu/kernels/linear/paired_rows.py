@@ -42,9 +42,10 @@ class PairedRows:
         self._sums = T.alloc_buffer((tiles * self._groups * p.tile,), "float32", scope="local") if p.shifted else None
         self._end = RowEnd(p, x, _STEP_WORDS)
 
-    def line(self, x0: b.Expr, local: b.Expr) -> b.Expr:
-        """Start of a line of the row tile at x0."""
-        return b.let(x0 + local * (self._p.x_line * self._p.tile))
+    def line(self, x0: b.Expr, line: b.Expr, local: b.Expr) -> b.Expr:
+        """Start of a line of the row tile at x0. local: number of the line in the block that is read of the weight,
+        which may be shorter than whole rows."""
+        return b.let(x0 + (line if self._blocks == 1 else local) * (self._p.x_line * self._p.tile))
 
     def word(self, first: b.Expr, unit: b.Expr, r: b.Expr) -> b.Expr:
         """A word of row r in the line that starts at `first`."""

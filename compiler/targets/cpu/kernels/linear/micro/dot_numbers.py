@@ -57,7 +57,7 @@ class DotNumbers(BlockMicroKernel):
         return b.call("dot_bf16", acc, value, weight)
 
     def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
-        first = self.rows.line(tile.x0, local)
+        first = self.rows.line(tile.x0, line, local)
         return lambda r, unit: b.splat(self.rows.word(first, unit, r))
 
     def as_float(self, value: b.Expr, zero: b.Expr | None, x0: b.Expr, r: b.Expr, group: b.Expr) -> b.Expr:
