@@ -73,7 +73,7 @@ class Bench:
         self.replayer = Replayer(self.artifact, num_threads=threads, num_blocks=blocks, weight_memory="copied")
         # The layers over all tokens; the output projection may have another dtype.
         layers = [p for p in kernel_params(self.manifest).values() if "n" in p and p.get("rows") == 0]
-        limits = {arithmetic("linear", params, self.manifest) for params in layers}
+        limits = {arithmetic("linear", params, self.tables.target) for params in layers}
         self.products = next((limit for limit in ("int8", "bf16") if limit in limits), "f32")
 
     def graph(self, phase: str, step: Step) -> int | None:

@@ -25,7 +25,7 @@ A bundle contains machine code: use only bundles that you trust as much as a pro
 
 \b
 Examples:
-  llmc bundle create qwen.llmc qwen-avx2.llmc -o qwen.bundle
+  llmc bundle create qwen.llmc qwen-v3.llmc -o qwen.bundle
   llmc bundle inspect qwen.bundle
   llmc bundle apply qwen.bundle models/my-fine-tune -o mine.llmc
 """

@@ -54,7 +54,7 @@ Examples:
   llmc compile models/llama -o llama-2.llmc --pipeline-parallel 2
   llmc compile models/llama -o llama.llmc --eagle models/llama-eagle
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
-  llmc compile models/llama -o avx2.llmc --target x86-64-v3 --jobs 2 --json
+  llmc compile models/llama -o v3.llmc --target x86-64-v3 --jobs 2 --json
   llmc compile models/llama -o llama.llmc --tune
   llmc compile sentence-transformers/all-MiniLM-L6-v2 -o minilm.llmc
   llmc compile Qwen/Qwen3-Reranker-0.6B -o reranker.llmc --task rank

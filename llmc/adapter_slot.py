@@ -45,7 +45,7 @@ class AdapterSlot:
 
     @property
     def shrunk_width(self) -> int:
-        """Floats that A of one part computes per row, in whole panels."""
+        """Floats that A of one part computes per row, in whole tiles."""
         return _up(self.rank, self.tile_rows)
 
     @property

@@ -84,7 +84,7 @@ INPUTS = (
 )
 """Inputs of a traced model, int32, in index order."""
 ADAPTER_TILES = "adapter_tiles"
-"""Input that only commands of adapters read: the number of row tiles, then a record for each."""
+"""Input that only commands of adapters read: the number of tiles of rows, then a record for each."""
 GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES)
 """Inputs of a graph in index order."""
 TILE_ROWS = 8

@@ -213,22 +213,15 @@ class Model(Closed):
         return self
 
 
-class CpuTarget(Closed):
-    name: Text
-    mcpu: Text
-    instruction_sets: Annotated[list[Text], Field(min_length=1, max_length=256)]
-    lanes: Annotated[int, Field(ge=1, le=1024)]
-    row_tile: Annotated[int, Field(ge=1, le=1024)]
-    panel_columns: Annotated[int, Field(ge=1, le=4096)]
+class Target(BaseModel):
+    """A target, whose kind reads the remaining fields. Only a few types are allowed, so that none is oversized.
 
-
-class NamedTarget(BaseModel):
-    """A target of another kind, which reads the remaining fields itself. Only a few types are allowed, so that none is
-    oversized."""
+    kind: None for the default kind, whose records name none.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, Text | int | bool | Annotated[list[Text], Field(max_length=256)]]
-    kind: Text
+    kind: Text | None = None
     name: Text
 
 
@@ -317,7 +310,7 @@ class Manifest(Open):
     llmc_version: Text | None = None
     fingerprint: Text | None = None
     model: Model | None = None
-    target: CpuTarget | NamedTarget | None = None
+    target: Target | None = None
     act_dtype: Float | None = None
     kv_dtype: KvName | None = None
     kv_scales: Literal["checkpoint", "file"] | None = None

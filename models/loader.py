@@ -72,7 +72,7 @@ class Parameter:
 
     @cached_property
     def _first_rows(self) -> tuple[int, ...]:
-        # Experts have hundreds of parts, and rows are read a panel at a time.
+        # Experts have hundreds of parts, and rows are read a few at a time.
         return _starts(part.shape[0] for part in self.parts)
 
     @property

@@ -144,10 +144,10 @@ def _buffers(
             name, dtype = f"{tables.weights[tables.adapters[index].weight].name}.adapters", "u8"
             shape = (model.adapter_slots, size)
         else:
-            name, dtype, lanes = f"{kind}_{index}", model.kv.name, model.kv.per_word
+            name, dtype, per_word = f"{kind}_{index}", model.kv.name, model.kv.per_word
             keys, values = model.kv_widths()
             width = (keys, model.block_size) if kind == "k_pool" else (model.block_size, values)
-            shape = ("num_blocks", model.num_kv_heads, width[0] // lanes, width[1], lanes)
+            shape = ("num_blocks", model.num_kv_heads, width[0] // per_word, width[1], per_word)
         views.append(BufferView(kind, name, dtype, shape, operand.offset, size, written))
     # Reads first: a kernel may write in place.
     named = [

@@ -16,7 +16,6 @@ import pytest
 
 from llmc import manifest_schema as schema
 from llmc.cli.main import main
-from llmc.compiler.targets.cpu.target import Target
 from llmc.manifest import ManifestError, check_listed, read_listed, read_manifest
 from llmc.models.config import Experts, ModelConfig, Rope, RopeScaling
 from llmc.regular_file import JsonError, parse_json, read_regular, read_text
@@ -47,8 +46,7 @@ def flip(file: Path, at: int, bit: int = 1) -> None:
 
 
 @pytest.mark.parametrize("model", [(ModelConfig, schema.Model), (Rope, schema.Rope),
-                                   (RopeScaling, schema.RopeScaling), (Experts, schema.Experts),
-                                   (Target, schema.CpuTarget)])  # fmt: skip
+                                   (RopeScaling, schema.RopeScaling), (Experts, schema.Experts)])  # fmt: skip
 def test_the_schema_has_the_fields_that_are_written(model: tuple[Any, Any]) -> None:
     written, read = model
     assert {field.name for field in dataclasses.fields(written)} == set(read.model_fields)

@@ -26,7 +26,7 @@ def splits_columns(format: WeightFormat, columns: int) -> bool:
 
 
 class _Ranges:
-    """Concatenated ranges of rows. A mixture has hundreds, and rows are read a panel at a time."""
+    """Concatenated ranges of rows. A mixture has hundreds, and rows are read a few at a time."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._begins = [begin for begin, _ in ranges]

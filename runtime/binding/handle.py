@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from llmc.cpu_levels import level_limit
 from llmc.runtime.binding import abi
-from llmc.runtime.binding.isa import level_limit
 
 IntArray = npt.ArrayLike  # converted to a contiguous int32 array
 
@@ -52,7 +52,7 @@ class LlmcError(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native library, loaded on first use; limited to the ISA level of LLMC_NATIVE_TARGET, if set."""
+    """The native library, loaded on first use; limited to the CPU level of LLMC_NATIVE_TARGET, if set."""
     try:
         level = level_limit(os.environ)
     except ValueError as error:
@@ -63,8 +63,8 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def isa_level() -> int:
-    """The highest ISA level of FORMAT.md whose kernels this process can run; 0 if below the lowest."""
+def machine_level() -> int:
+    """The highest level of CPUs (FORMAT.md) whose kernels this process can run; 0 if below the lowest."""
     level: int = library().llmc_machine_get_isa_level()
     return level
 

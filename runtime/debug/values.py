@@ -1,7 +1,7 @@
 """A command's outputs as plain arrays, with tensor and layout derived from the kernel's parameters.
 
-A packed activation is [tiles][words][rows of a tile][elements of a word]. Without a `row_tile` parameter, the row tile
-is 1 and the tensor row-major. Rows of int8 are words of four numbers, then a scale, then sums (FORMAT.md).
+A packed activation is [units][words][rows of a unit][elements of a word]. A unit of one row is row-major. Rows of int8
+are words of four numbers, then a scale, then sums (FORMAT.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_SAMPLES = 2  # the kernel scalar
+_ROW_UNIT = "row_tile"  # the parameter of kernels whose target has units of several rows
 _LINE = 8  # numbers of an int8 row are padded to a multiple of this
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "bool": 1}
 
@@ -32,7 +33,7 @@ class ValueLayout:
     shape: tuple[int, ...]
     dtype: str
     packed: bool = False
-    row_tile: int = 1
+    row_unit: int = 1
     groups: int = 0
 
     @property
@@ -42,23 +43,23 @@ class ValueLayout:
     def read(self, data: NDArray[np.uint8], num_rows: int) -> Floats:
         """The first `num_rows` rows as float32, from the operand's bytes; int8 numbers are multiplied by their
         scale."""
-        tiles = -(-num_rows // self.row_tile)
+        units = -(-num_rows // self.row_unit)
         if self.dtype == "i8":
-            return self._int8(data, tiles)[:num_rows]
+            return self._int8(data, units)[:num_rows]
         per_word = 4 // _ITEM_BYTES[self.dtype] if self.packed else 1
         words = -(-self.width // per_word)
-        count = tiles * words * self.row_tile * per_word if self.packed else num_rows * self.width
+        count = units * words * self.row_unit * per_word if self.packed else num_rows * self.width
         flat = _floats(data[: count * _ITEM_BYTES[self.dtype]], self.dtype)
         if self.packed:
-            lying = flat.reshape(tiles, words, self.row_tile, per_word)
-            flat = lying.transpose(0, 2, 1, 3).reshape(tiles * self.row_tile, words * per_word)[:num_rows, : self.width]
+            lying = flat.reshape(units, words, self.row_unit, per_word)
+            flat = lying.transpose(0, 2, 1, 3).reshape(units * self.row_unit, words * per_word)[:num_rows, : self.width]
         return np.ascontiguousarray(flat).reshape(num_rows, *self.shape)
 
-    def _int8(self, data: NDArray[np.uint8], tiles: int) -> Floats:
+    def _int8(self, data: NDArray[np.uint8], units: int) -> Floats:
         number_words = -(-self.width // _LINE) * _LINE // 4
         words = number_words + 1 + self.groups
-        tile = data[: tiles * words * self.row_tile * 4].view(np.int32).reshape(tiles, words, self.row_tile)
-        lying = np.ascontiguousarray(tile.transpose(0, 2, 1)).reshape(tiles * self.row_tile, words)
+        words_of_unit = data[: units * words * self.row_unit * 4].view(np.int32).reshape(units, words, self.row_unit)
+        lying = np.ascontiguousarray(words_of_unit.transpose(0, 2, 1)).reshape(units * self.row_unit, words)
         numbers = np.ascontiguousarray(lying[:, :number_words]).view(np.int8)[:, : self.width]
         scale = np.ascontiguousarray(lying[:, number_words]).view(np.float32)
         return numbers.astype(np.float32) * scale[:, None]
@@ -81,11 +82,11 @@ def written_values(op: str, parameters: str) -> list[ValueLayout]:
     """The outputs of a kernel, given op and parameters in the manifest; empty if only kernels of the same op understand
     them."""
     p: dict[str, Any] = dict(json.loads(parameters))
-    on_samples, tile = p.get("rows", 0) == _NUM_SAMPLES, int(p.get("row_tile", 1))
+    on_samples, unit = p.get("rows", 0) == _NUM_SAMPLES, int(p.get(_ROW_UNIT, 1))
 
     def activation(width: int, dtype: str) -> list[ValueLayout]:
         """A row that linear layers read."""
-        return [ValueLayout(-1, on_samples, (width,), dtype, True, tile, _groups(p, width) if dtype == "i8" else 0)]
+        return [ValueLayout(-1, on_samples, (width,), dtype, True, unit, _groups(p, width) if dtype == "i8" else 0)]
 
     match op:
         case "embedding" | "embedding_quant":
@@ -119,7 +120,7 @@ def written_values(op: str, parameters: str) -> list[ValueLayout]:
         case "merge_attention":
             return activation(p["num_heads"] * p["head_dim"], p["act_dtype"])
         case "fused":
-            return _written_by_fused(json.loads(p["program"]), on_samples=on_samples, row_tile=tile)
+            return _written_by_fused(json.loads(p["program"]), on_samples=on_samples, row_unit=unit)
     return []
 
 
@@ -127,11 +128,11 @@ def _groups(p: Mapping[str, Any], width: int) -> int:
     return 1 if p["group_size"] < 0 else -(-width // int(p["group_size"]))
 
 
-def _written_by_fused(program: Mapping[str, Any], *, on_samples: bool, row_tile: int) -> list[ValueLayout]:
+def _written_by_fused(program: Mapping[str, Any], *, on_samples: bool, row_unit: int) -> list[ValueLayout]:
     """The outputs of a row program that have rows."""
     outputs, first = program["outputs"], len(program["inputs"])
     return [
-        ValueLayout(first + i, on_samples, tuple(out["shape"]), out["dtype"], out["packed"], row_tile)
+        ValueLayout(first + i, on_samples, tuple(out["shape"]), out["dtype"], out["packed"], row_unit)
         for i, out in enumerate(outputs)
         if out["row"]
     ]

@@ -1,4 +1,4 @@
-"""The CPU, and the instructions on it that llmc's kernels use."""
+"""The CPU, and the level of instructions on it that llmc's kernels use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from llmc.machine import machine_facts, num_cores
 from llmc.runtime.binding.devices import Device
-from llmc.runtime.binding.handle import isa_level
 from llmc.runtime.doctor.check import Check
 
 
@@ -15,8 +14,7 @@ def processor_checks() -> Iterator[Check]:
     facts = machine_facts(0)
     yield Check("processor", facts["processor"])
     yield Check("CPUs", f"{facts['cpus']}, on {num_cores()} cores")
-    if isa_level() == 0:
-        yield Check("instructions", "no AVX2", "no artifact runs here: llmc needs an x86-64 CPU with AVX2 and FMA")
-        return
     with Device("cpu") as device:
-        yield Check("instructions", device.facts["instructions"])
+        cpu = device.facts
+    advice = "no artifact for CPUs runs here: use a machine of that level or above" if cpu["level"] == "0" else None
+    yield Check("instructions", cpu["instructions"], advice)

@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from llmc.cpu_levels import PRODUCT_LEVELS
 from llmc.graphs_format import FAMILIES, OPERAND_KINDS
-from llmc.graphs_records import Command, Graph, Tables
+from llmc.graphs_records import Command, Graph, Tables, TargetRecord
 from llmc.runtime.graph_view import is_written
 from llmc.runtime.profile.steps import Step
 
@@ -117,15 +118,14 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     return Cost(weights + kv, weights + kv + activations, flops, written)
 
 
-def arithmetic(family: str, params: Params, manifest: dict[str, Any]) -> str:
+def arithmetic(family: str, params: Params, target: TargetRecord) -> str:
     """The limit on a kernel's products: f32, or that of the target's dot product for them."""
-    target = manifest.get("target")
-    sets = target.get("instruction_sets", ()) if isinstance(target, dict) else ()
+    level = target.level if target.kind == "cpu" else 0
     act = params.get("act_dtype") if family == "linear" else None
-    if act == "i8" and "avx512vnni" in sets:
+    if act == "i8" and level >= PRODUCT_LEVELS["int8"]:
         return "int8"
     # With float activations, 8- and 4-bit weights are converted to float32.
-    return "bf16" if act == "bf16" and "avx512bf16" in sets and "bits" not in params else "f32"
+    return "bf16" if act == "bf16" and level >= PRODUCT_LEVELS["bf16"] and "bits" not in params else "f32"
 
 
 def step_cost(tables: Tables, manifest: dict[str, Any], graph: Graph, step: Step) -> dict[str, Cost]:

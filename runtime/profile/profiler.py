@@ -190,7 +190,7 @@ def _commands(
         mine = params.get(symbol, {})
         cost = command_cost(tables, graph, command, mine, step)
         kernel = replay.kernel[:, index]
-        limit, least = bound(cost, arithmetic(family, mine, manifest), limits)
+        limit, least = bound(cost, arithmetic(family, mine, tables.target), limits)
         if family not in ("linear", "attention"):
             limit = None  # their few bytes are cached
         time = float(kernel.mean())

@@ -34,7 +34,7 @@ class Ladder:
     arena_bytes: int | None = None
 
     def tile(self, index: int) -> int:
-        """Row tile of a bucket's graph."""
+        """Row unit of a bucket's graph."""
         return self.row_units[index] if self.row_units else ROW_UNIT
 
 

@@ -18,8 +18,9 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels.codegen import compile_object
 from llmc.compiler.targets.cpu.kernels.linear.schedule import Schedule
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel, kernel_buffers
-from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, Target, enable, native_target, runs_here
+from llmc.compiler.targets.cpu.target import TARGETS, Target, enable, native_target, runs_here
 from llmc.compiler.targets.elf.link import link_shared
+from llmc.cpu_levels import NATIVE_TARGET
 
 _GUARD = 4096
 _PATTERN = 0xA5

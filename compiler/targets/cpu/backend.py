@@ -207,5 +207,10 @@ def native() -> CpuTarget:
 
 
 def from_record(record: Mapping[str, Any]) -> CpuTarget:
-    """The target with this `record`."""
+    """The target with this `record`. Raises TargetError."""
+    from llmc.compiler.targets.cpu.record import Record
+    from llmc.manifest_schema import complaint
+
+    if (why := complaint(Record, record)) is not None:
+        raise TargetError(f"a CPU target is not recorded so: {why}; compile the model again")
     return CpuTarget(target.Target(**{**record, "instruction_sets": tuple(record["instruction_sets"])}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.compiler.targets.base import TargetError
+from llmc.cpu_levels import NATIVE_TARGET, TARGET_LEVELS
 
 # The instruction sets that each ISA level of FORMAT.md adds to the level below, by LLVM's names.
 _LEVELS: tuple[tuple[str, ...], ...] = (
@@ -17,10 +19,6 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
     ("avx512bf16",),
     ("amx-tile", "amx-int8", "amx-bf16"),
 )
-_AVX2, _AVX512 = _LEVELS[0], _LEVELS[0] + _LEVELS[1]
-_AVX512_VNNI = _AVX512 + _LEVELS[2]
-_AVX512_BF16 = _AVX512_VNNI + _LEVELS[3]
-_AMX = _AVX512_BF16 + _LEVELS[4]
 
 # Instruction sets that LLVM would use by itself on some `mcpu`, and that no level promises.
 _UNPROMISED = (
@@ -97,28 +95,14 @@ class Target:
         return tile
 
 
-def _avx2(name: str) -> Target:
-    return Target(name, name, _AVX2, lanes=8, row_tile=4, panel_columns=16)
+def _of_level(name: str, level: int) -> Target:
+    sets = tuple(itertools.chain(*_LEVELS[:level]))
+    if level == 1:
+        return Target(name, name, sets, lanes=8, row_tile=4, panel_columns=16)
+    return Target(name, name, sets, lanes=16, row_tile=8, panel_columns=48)
 
 
-def _avx512(name: str, instruction_sets: tuple[str, ...]) -> Target:
-    return Target(name, name, instruction_sets, lanes=16, row_tile=8, panel_columns=48)
-
-
-TARGETS: dict[str, Target] = {
-    t.name: t
-    for t in (
-        _avx2("x86-64-v3"),
-        _avx2("haswell"),
-        _avx512("x86-64-v4", _AVX512),
-        _avx512("skylake-avx512", _AVX512),
-        _avx512("icelake-server", _AVX512_VNNI),
-        _avx512("cooperlake", _AVX512_BF16),
-        _avx512("znver4", _AVX512_BF16),
-        _avx512("znver5", _AVX512_BF16),
-        _avx512("sapphirerapids", _AMX),
-    )
-}
+TARGETS: dict[str, Target] = {name: _of_level(name, level) for name, level in TARGET_LEVELS.items()}
 
 # Linux names most instruction sets as LLVM does.
 _CPUINFO_FLAGS = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "bmi": "bmi1", "lzcnt": "abm"} | {
@@ -135,11 +119,6 @@ _NATIVE: tuple[tuple[str, str, str], ...] = (
     ("x86-64-v4", "", ""),
     ("x86-64-v3", "", ""),
 )
-
-
-NATIVE_TARGET = "LLMC_NATIVE_TARGET"
-"""Environment variable that names a target; this machine is then treated as having only that target's instruction
-sets."""
 
 
 def native_target(cpuinfo: str | None = None) -> Target:

@@ -9,7 +9,7 @@ import pytest
 
 from llmc.cli import main as cli
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, device_kinds
-from llmc.runtime.binding.handle import isa_level
+from llmc.runtime.binding.handle import machine_level
 
 from support.artifacts import TinyArtifact
 from support.paths import ROOT
@@ -19,7 +19,7 @@ def test_the_cpu_is_a_device() -> None:
     (cpu,) = [kind for kind in device_kinds() if kind.name == "cpu"]
     assert cpu.summary
     with Device("cpu", {"threads": 2, "pin": False}) as device:
-        assert (device.facts["threads"], device.facts["level"]) == ("2", str(isa_level()))
+        assert (device.facts["threads"], device.facts["level"]) == ("2", str(machine_level()))
     with pytest.raises(ValueError, match="closed"):
         device.facts  # noqa: B018
 
@@ -53,7 +53,7 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["devices", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     (cpu,) = [one for one in listed if one["kind"] == "cpu"]
-    assert cpu["facts"]["level"] == str(isa_level())
+    assert cpu["facts"]["level"] == str(machine_level())
     assert cpu["error"] is None
     assert cli.main(["devices"]) == 0
     text = capsys.readouterr().out

@@ -15,7 +15,7 @@ from llmc.cli import main as cli
 from llmc.graphs_format import FAMILIES
 from llmc.graphs_records import Tables
 from llmc.runtime.binding import Artifact, LlmcError, Replayer
-from llmc.runtime.binding.handle import isa_level
+from llmc.runtime.binding.handle import machine_level
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.profile.costs import Cost, visible_keys
@@ -212,8 +212,8 @@ def test_probe_measures_what_the_cpu_has() -> None:
         assert rates["read"] is not None
         assert rates["f32"] is not None
         assert all(rate is None or (rate > 0 and math.isfinite(rate)) for rate in rates.values())
-        assert (rates["int8"] is not None) == (isa_level() >= 3)
-        assert (rates["bf16"] is not None) == (isa_level() >= 4)
+        assert (rates["int8"] is not None) == (machine_level() >= 3)
+        assert (rates["bf16"] is not None) == (machine_level() >= 4)
         with pytest.raises(LlmcError, match="seconds is 0"):
             probe.measure("read", 0)
         with pytest.raises(ValueError, match="'disk'"):

@@ -22,10 +22,11 @@ from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.cpu import target as cpu
 from llmc.compiler.targets.cpu.kernels import builder
 from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
-from llmc.compiler.targets.cpu.target import NATIVE_TARGET, TARGETS, enable, native_target, runs_here
-from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, isa
+from llmc.compiler.targets.cpu.target import TARGETS, enable, native_target, runs_here
+from llmc.cpu_levels import NATIVE_TARGET, PRODUCT_LEVELS, TARGET_LEVELS
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.binding.abi import library_candidates
-from llmc.runtime.binding.handle import isa_level, library
+from llmc.runtime.binding.handle import library, machine_level
 from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import TinyArtifact
@@ -116,27 +117,16 @@ def test_an_artifact_demands_what_its_target_has(target: str, level: int, model:
     assert "\n" not in str(caught.value)
 
 
-LEVELS = {
-    "x86-64-v3": 1,
-    "haswell": 1,
-    "x86-64-v4": 2,
-    "skylake-avx512": 2,
-    "icelake-server": 3,
-    "cooperlake": 4,
-    "znver4": 4,
-    "znver5": 4,
-    "sapphirerapids": 5,
-}
-
-
 def test_levels_follow_from_the_instruction_sets() -> None:
-    assert {name: target.isa_level for name, target in TARGETS.items()} == LEVELS == isa.TARGET_LEVELS
+    assert {name: target.isa_level for name, target in TARGETS.items()} == TARGET_LEVELS
     for target in TARGETS.values():
         withheld = {name.removeprefix("-") for name in target.mattr}
         assert withheld.isdisjoint(target.instruction_sets)
         assert ("amx-tile" in withheld) == (target.isa_level < AMX_LEVEL)
         assert target.int8_tiles == target.bf16_tiles == (target.isa_level >= AMX_LEVEL)
         assert target.bf16_dot == (target.isa_level == AVX512_BF16_LEVEL)
+        assert (target.bf16_dot or target.bf16_tiles) == (target.isa_level >= PRODUCT_LEVELS["bf16"])
+        assert target.int8_dot == (target.isa_level >= PRODUCT_LEVELS["int8"])
 
 
 # (target, type, operation, the instruction that LLVM has for it on that CPU outside the target's instruction sets)
@@ -223,7 +213,7 @@ def test_every_lower_level_has_a_target() -> None:
 
 
 def test_compiler_and_runtime_see_the_same_machine() -> None:
-    assert max(target.isa_level for target in TARGETS.values() if runs_here(target)) == isa_level()
+    assert max(target.isa_level for target in TARGETS.values() if runs_here(target)) == machine_level()
     assert runs_here(native_target())
 
 
@@ -246,10 +236,10 @@ def test_the_machine_is_taken_for_a_lesser_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_runtime_keeps_to_the_level_too(tiny_artifact: TinyArtifact) -> None:
-    before = isa_level()
+    before = machine_level()
     try:
         library().llmc_machine_limit_isa_level(0)
-        assert isa_level() == 0
+        assert machine_level() == 0
         artifact = Artifact(tiny_artifact.artifact)
         with pytest.raises(LlmcError, match=r"this CPU has less than x86-64-v3 \(level 0\)") as caught:
             Replayer(artifact)
@@ -262,7 +252,10 @@ def test_the_runtime_keeps_to_the_level_too(tiny_artifact: TinyArtifact) -> None
 
 @pytest.mark.parametrize(("value", "expected"), [("haswell", "1"), ("z80", "LLMC_NATIVE_TARGET is 'z80'; unset it")])
 def test_the_environment_is_the_default_of_the_level(value: str, expected: str) -> None:
-    code = "from llmc.runtime.binding.handle import isa_level\ntry: print(isa_level())\nexcept Exception as e: print(e)"
+    code = (
+        "from llmc.runtime.binding.handle import machine_level\n"
+        "try: print(machine_level())\nexcept Exception as e: print(e)"
+    )
     environment = {**os.environ, NATIVE_TARGET: value}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.startswith(expected), done.stderr

@@ -1,4 +1,5 @@
-"""ISA levels of FORMAT.md: the level that each target requires, and the limit set for this machine."""
+"""Levels of CPUs (FORMAT.md): the level that each target requires, and what a level can do. For compiler and
+runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ TARGET_LEVELS = {
     "znver5": 4,
     "sapphirerapids": 5,
 }
-"""Levels of the compiler's targets (compiler/targets/cpu/target.py)."""
+"""Every target for CPUs, by name."""
+
+PRODUCT_LEVELS = {"int8": 3, "bf16": 4}
+"""The lowest level with an instruction that adds up several products of such numbers."""
 
 
 def level_limit(environment: Mapping[str, str]) -> int | None:
