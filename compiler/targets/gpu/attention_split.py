@@ -12,7 +12,7 @@ STATE = 2
 _ITEMS = 64  # of a group, as in launch.py
 _MOST_ROWS = 8
 _MOST_SUMS = 16  # per work item, so that they stay in registers
-_LEAST_PARTITIONS = 3  # of the longest context; for fewer, merging costs more than it gains
+_LEAST_PARTITIONS = 3  # of a graph's longest context; for fewer, merging costs more than it gains
 _SPLIT_TOKENS = 64
 _MOST_PARTIALS = 8192  # per query head: 130 MiB for 32 heads of 128
 _MOST_GROUPS = 128  # for the partitions of one token and its heads; groups take turns beyond it
@@ -26,11 +26,14 @@ def num_partitions(context: int) -> int:
 def segments_of(tokens: int, longest_context: int, max_context: int) -> int:
     """Partitions whose results a graph keeps side by side, 0 where one group walks the whole context.
 
-    A graph of many tokens occupies the device without a split, and its partial results would take much memory.
+    longest_context: in this graph, max_context: in any graph of the model, in tokens. A graph of many tokens occupies
+    the device without a split, and its partial results would take much memory.
     """
-    segments = num_partitions(max_context)
+    needed = num_partitions(longest_context)
+    # A power of two, so that graphs of similar contexts share their kernels.
+    segments = min(1 << (needed - 1).bit_length(), num_partitions(max_context))
     few = tokens <= _SPLIT_TOKENS and tokens * segments <= _MOST_PARTIALS
-    return segments if few and num_partitions(longest_context) >= _LEAST_PARTITIONS else 0
+    return segments if few and needed >= _LEAST_PARTITIONS else 0
 
 
 def partial_floats(width: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llmc.compiler.graph.commands import GraphShape
+from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.gpu.attention_split import partial_floats, segments_of
@@ -47,7 +47,8 @@ class GpuTarget(RowsTarget):
     def graph_shape(
         self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
     ) -> GraphShape:
-        return GraphShape(tokens, samples, 1, 1, segments_of(tokens, longest_context, max_context))
+        reach = min(round_up(longest_context, block_size), max_context)  # a sequence may fill its last block
+        return GraphShape(tokens, samples, 1, 1, segments_of(tokens, reach, max_context))
 
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 4 * rows * num_heads * segments * partial_floats(head_dim)

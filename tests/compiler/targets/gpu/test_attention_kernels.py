@@ -186,7 +186,16 @@ def test_a_key_that_is_no_number_spoils_those_that_see_it(caches: dict[str, tupl
 
 @pytest.mark.parametrize(
     ("tokens", "longest", "most", "segments"),
-    [(1, 256, 4096, 0), (1, 257, 4096, 32), (64, 4096, 16384, 128), (64, 4096, 32768, 0), (65, 4096, 4096, 0)],
+    [
+        (1, 256, 4096, 0),
+        (1, 257, 4096, 4),
+        (1, 513, 4096, 8),
+        (1, 640, 700, 6),  # never more than the model's longest context has
+        (64, 16384, 16384, 128),
+        (64, 4096, 32768, 32),
+        (64, 16385, 32768, 0),
+        (65, 4096, 4096, 0),
+    ],
 )
 def test_which_graphs_split(tokens: int, longest: int, most: int, segments: int) -> None:
     assert segments_of(tokens, longest, most) == segments

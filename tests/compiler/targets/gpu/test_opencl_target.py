@@ -75,16 +75,16 @@ def test_split_contexts_have_the_bits_of_whole_ones(tmp_path: Path, kernel_cache
         "num_key_value_heads": 2,
         "head_dim": 16,
         "num_hidden_layers": 1,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 640,
     }
     model = make_tiny_model(tmp_path / "model", "llama", **shape)
-    ladder = "prefill=[1]x[16,320],decode=[1,2]x[320],mixed=[2]x[24]"
-    options = {"buckets": ladder, "dtype": "bf16", "kv_dtype": "int8", "max_model_len": 320}
+    ladder = "prefill=[1]x[16,320],decode=[1,2]x[320,640],mixed=[2]x[24]"
+    options = {"buckets": ladder, "dtype": "bf16", "kv_dtype": "int8", "max_model_len": 640}
     with compile_tiny(model, tmp_path / "out", kernel_cache, target="opencl", **options) as artifact:
         names = [str(graph.bucket) for graph in artifact.graphs()]
         tables = read_graphs(tmp_path / "out")
-        merge = next(i for i, kernel in enumerate(tables.kernels) if kernel.symbol.startswith("merge_attention"))
-        split = {g.name for g in tables.graphs if merge in [command.kernel for command in tables.commands_of(g)]}
+        merges = {i for i, kernel in enumerate(tables.kernels) if kernel.symbol.startswith("merge_attention")}
+        of_graph = {g.name: merges & {command.kernel for command in tables.commands_of(g)} for g in tables.graphs}
         tokens = random_tokens(artifact.info.vocab_size, 300)
         device = Replayer(artifact, num_blocks=60)
 
@@ -97,8 +97,11 @@ def test_split_contexts_have_the_bits_of_whole_ones(tmp_path: Path, kernel_cache
         run("prefill:1x320", 0, 280)
         run("prefill:1x16", 280, 290)
         run("mixed:2x24", 290, 299)
-        found = [run(graph, 299, 300) for graph in ("decode:1x320", "decode:2x320", "mixed:2x24", "prefill:1x16")]
-    assert split == set(names) - {"prefill:1x320"}
+        found = [run(graph, 299, 300) for graph in names if graph != "prefill:1x320"]
+    assert {name for name, used in of_graph.items() if used} == set(names) - {"prefill:1x320"}
+    # Partitions of the bucket's longest context, and of the model's.
+    assert of_graph["decode:1x320"] == of_graph["decode:2x320"] != of_graph["decode:1x640"] == of_graph["mixed:2x24"]
+    assert len(merges) == 2
     for one in found:
         assert np.array_equal(one.view(np.int32), whole.view(np.int32))
 
