@@ -1,5 +1,6 @@
-/* An OpenCL library without a device: kernels compute nothing, all else is kept in memory of the host. What STUB_OPENCL
- * says, as in "BuildProgram=-11 platforms=0", goes wrong: a function returns a code, or a fact has another value. */
+/* An OpenCL library without a device: kernels compute nothing, all else is kept in memory of the host. Copies wait, in
+ * order, until somebody waits for them. What STUB_OPENCL says, as in "BuildProgram=-11 platforms=0", goes wrong: a
+ * function returns a code, or a fact has another value. "NAME@3=-5" lets only the third call fail. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,16 @@ static long long fact(const char *name, long long otherwise) {
   return otherwise;
 }
 static i32 code(const char *name) { return (i32)fact(name, 0); }
+/* As code, for a function whose calls are counted since the variable has its text. */
+static i32 counted(const char *name, u32 *calls) {
+  static char seen[256];
+  const char *text = getenv("STUB_OPENCL");
+  if (strncmp(seen, text ? text : "", sizeof(seen) - 1)) *calls = 0;
+  strncpy(seen, text ? text : "", sizeof(seen) - 1);
+  char numbered[64];
+  snprintf(numbered, sizeof(numbered), "%s@%u", name, ++*calls);
+  return code(name) ? code(name) : code(numbered);
+}
 static i32 give(const void *value, size_t bytes, size_t room, void *to, size_t *size) {
   if (size) *size = bytes;
   if (to && room >= bytes) memcpy(to, value, bytes);
@@ -31,6 +42,26 @@ static i32 text(const char *value, size_t room, void *to, size_t *size) {
 
 static char one;
 struct memory { size_t bytes; char data[]; };
+
+/* Copies that were enqueued, in order. A pattern stands for the source of a fill. */
+static struct { void *to; const void *from; char pattern; size_t bytes; } *waiting;
+static size_t num_waiting, room;
+static i32 enqueue(i32 fails, void *to, const void *from, char pattern, size_t bytes) {
+  if (fails) return fails;
+  if (num_waiting == room) waiting = realloc(waiting, (room = 2 * room + 64) * sizeof(*waiting));
+  waiting[num_waiting].to = to, waiting[num_waiting].from = from;
+  waiting[num_waiting].pattern = pattern, waiting[num_waiting++].bytes = bytes;
+  return 0;
+}
+static i32 finish(i32 fails) {
+  for (size_t i = 0; i < num_waiting; ++i) {
+    if (waiting[i].from) memcpy(waiting[i].to, waiting[i].from, waiting[i].bytes);
+    else memset(waiting[i].to, waiting[i].pattern, waiting[i].bytes);
+  }
+  num_waiting = 0;
+  return fails;
+}
+EXPORT u64 stub_opencl_waiting(void) { return num_waiting; }
 
 EXPORT i32 clGetPlatformIDs(u32 n, void **ids, u32 *count) {
   if (count) *count = (u32)fact("platforms", 1);
@@ -80,6 +111,7 @@ EXPORT void *clCreateBuffer(void *c, u64 flags, size_t bytes, void *host, i32 *e
   return m;
 }
 EXPORT i32 clReleaseMemObject(void *m) {
+  finish(0);
   free(m);
   return 0;
 }
@@ -115,25 +147,24 @@ EXPORT i32 clEnqueueNDRangeKernel(void *q, void *k, u32 n, const size_t *o, cons
 }
 EXPORT i32 clEnqueueWriteBuffer(void *q, struct memory *m, u32 b, size_t at, size_t n, const void *from, u32 w, void *const *e, void **out) {
   if (at + n > m->bytes) return -30;
-  memcpy(m->data + at, from, n);
-  return code("EnqueueWriteBuffer");
+  const i32 done = enqueue(code("EnqueueWriteBuffer"), m->data + at, from, 0, n);
+  return b ? finish(done) : done;
 }
 EXPORT i32 clEnqueueReadBuffer(void *q, struct memory *m, u32 b, size_t at, size_t n, void *to, u32 w, void *const *e, void **out) {
+  static u32 calls;
   if (at + n > m->bytes) return -30;
-  memcpy(to, m->data + at, n);
   if (out) *out = &one;
-  return code("EnqueueReadBuffer");
+  const i32 done = enqueue(counted("EnqueueReadBuffer", &calls), to, m->data + at, 0, n);
+  return b ? finish(done) : done;
 }
 EXPORT i32 clEnqueueCopyBuffer(void *q, struct memory *a, struct memory *b, size_t from, size_t to, size_t n, u32 w, void *const *e, void **out) {
-  memcpy(b->data + to, a->data + from, n);
-  return code("EnqueueCopyBuffer");
+  return enqueue(code("EnqueueCopyBuffer"), b->data + to, a->data + from, 0, n);
 }
 EXPORT i32 clEnqueueFillBuffer(void *q, struct memory *m, const void *p, size_t n, size_t at, size_t bytes, u32 w, void *const *e, void **out) {
-  memset(m->data + at, *(const char *)p, bytes);
-  return code("EnqueueFillBuffer");
+  return enqueue(code("EnqueueFillBuffer"), m->data + at, NULL, *(const char *)p, bytes);
 }
-EXPORT i32 clWaitForEvents(u32 n, void *const *e) { return code("WaitForEvents"); }
+EXPORT i32 clWaitForEvents(u32 n, void *const *e) { return finish(code("WaitForEvents")); }
 EXPORT i32 clReleaseEvent(void *e) { return 0; }
 EXPORT i32 clFlush(void *q) { return code("Flush"); }
-EXPORT i32 clFinish(void *q) { return code("Finish"); }
+EXPORT i32 clFinish(void *q) { return finish(code("Finish")); }
 EXPORT void *clGetExtensionFunctionAddressForPlatform(void *p, const char *name) { return NULL; }

@@ -147,32 +147,35 @@ Status ClMemory::CopyBetween(cl_command_queue queue, const Pools& from, uint32_t
 }
 
 Status ClMemory::ReadBlock(cl_command_queue queue, uint32_t block, unsigned char* out) const {
-  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  for (size_t layer = 0; layer < keys_.size(); ++layer) {
-    for (const auto* pool : {&keys_, &values_}) {
-      const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
-      if (bytes == 0) continue;
-      LLMC_RETURN_IF_CL_ERROR("Reading a KV block of '" + machine_->name() + "'",
-                              (*machine_)->EnqueueReadBuffer(queue, (*pool)[layer].get(), kClTrue, block * bytes, bytes,
-                                                             out, 0, nullptr, nullptr));
-      out += bytes;
-    }
-  }
-  return Status::Ok();
+  return PassBlock(queue, block, "Reading a KV block of '", [&](cl_mem pool, uint64_t from, uint64_t bytes) {
+    const cl_int code = (*machine_)->EnqueueReadBuffer(queue, pool, kClFalse, from, bytes, out, 0, nullptr, nullptr);
+    out += bytes;
+    return code;
+  });
 }
 
 Status ClMemory::WriteBlock(cl_command_queue queue, uint32_t block, const unsigned char* from) const {
+  return PassBlock(queue, block, "Writing a KV block of '", [&](cl_mem pool, uint64_t to, uint64_t bytes) {
+    const cl_int code = (*machine_)->EnqueueWriteBuffer(queue, pool, kClFalse, to, bytes, from, 0, nullptr, nullptr);
+    from += bytes;
+    return code;
+  });
+}
+
+// Enqueues the copies of all layers, then waits once. So it does behind an error: copies before it use the caller's
+// memory.
+template <class Copy>
+Status ClMemory::PassBlock(cl_command_queue queue, uint32_t block, const char* doing, Copy copy) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
+  cl_int code = kClSuccess;
   for (size_t layer = 0; layer < keys_.size(); ++layer) {
     for (const auto* pool : {&keys_, &values_}) {
       const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
-      if (bytes == 0) continue;
-      LLMC_RETURN_IF_CL_ERROR("Writing a KV block of '" + machine_->name() + "'",
-                              (*machine_)->EnqueueWriteBuffer(queue, (*pool)[layer].get(), kClTrue, block * bytes,
-                                                              bytes, from, 0, nullptr, nullptr));
-      from += bytes;
+      if (bytes != 0 && code == kClSuccess) code = copy((*pool)[layer].get(), block * bytes, bytes);
     }
   }
+  const cl_int waited = (*machine_)->Finish(queue);
+  LLMC_RETURN_IF_CL_ERROR(doing + machine_->name() + "'", code == kClSuccess ? waited : code);
   return Status::Ok();
 }
 

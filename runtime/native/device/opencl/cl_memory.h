@@ -79,6 +79,9 @@ class ClMemory {
   using Pools = const std::vector<ClBuffer>* [2];
   Status CopyBetween(cl_command_queue queue, const Pools& from, uint32_t from_block, const Pools& to,
                      uint32_t to_block) const;
+  // copy: enqueues the copy of a part of a pool, given by its offset and its bytes, and returns OpenCL's code.
+  template <class Copy>
+  Status PassBlock(cl_command_queue queue, uint32_t block, const char* doing, Copy copy) const;
 
   std::shared_ptr<const ClMachine> machine_;
   uint32_t num_blocks_ = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,8 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     def make(root: Path) -> None:
         model = make_tiny_model(root / "model", "llama")
-        compile_tiny(
-            model, root / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target="opencl"
-        ).close()
+        ladder = "prefill=[1]x[16],decode=[1]x[32]"
+        compile_tiny(model, root / "out", kernel_cache, buckets=ladder, block_size=16, target="opencl").close()
 
     return made_once(tmp_path_factory, "opencl-one-bucket", make) / "out"
 
@@ -123,6 +123,26 @@ def test_a_lost_device_fails_requests_one_by_one(
         engine.step()
     failed = [event for event in engine.poll() if event.kind == "failed"]
     assert [event.error_message for event in failed]
+
+
+def test_a_block_that_cannot_be_read_leaves_nothing_behind(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the layers before may not arrive in memory that the caller has freed."""
+    with Artifact(artifact) as opened:
+        prompt = [3] * (opened.info.block_size + 1)
+        engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path))
+    engine.submit(prompt, max_tokens=1, ignore_eos=True)
+    while engine.step():
+        pass
+    waiting = ctypes.CDLL(str(stub)).stub_opencl_waiting
+    monkeypatch.setenv("STUB_OPENCL", "EnqueueReadBuffer@3=-5")
+    with pytest.raises(LlmcError, match="Reading a KV block of 'stub' failed: the device is out of resources"):
+        engine.export_blocks(prompt)
+    assert waiting() == 0
+    monkeypatch.delenv("STUB_OPENCL")
+    assert engine.export_blocks(prompt).num_blocks == 1
+    assert waiting() == 0
 
 
 def test_programs_are_built_once(artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
