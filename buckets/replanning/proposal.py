@@ -162,8 +162,7 @@ def propose(
     Decode buckets for a total of contexts are proposed where they may pay (`totals_pay`) or the ladder has some.
     """
     totals = totals_pay(ladder, policy.unit)
-    if not totals:
-        uses = _even(uses)
+    uses = planned_uses(uses, ladder, policy.unit)
     steps = sum(use.steps for use in uses)
     times = times or learn(_most(uses), None, ladder.limits, padding=ladder.padding, tiles=ladder.tiles)
     plan = _Plan(ladder, policy, _most(uses), times, observed_s, totals=totals)
@@ -181,6 +180,14 @@ def totals_pay(ladder: Ladder, unit: Unit) -> bool:
     """
     there = any(bucket.total for bucket in (*ladder.on, *ladder.off))
     return there or unit == "tokens" or ladder.padding == "computed"
+
+
+def planned_uses(uses: Sequence[ShapeUse], ladder: Ladder, unit: Unit) -> Sequence[ShapeUse]:
+    """The uses that a plan is for: where totals do not matter, all contexts count as long as the longest.
+
+    Times learned from other uses would not be those of the planned steps.
+    """
+    return uses if totals_pay(ladder, unit) else _even(uses)
 
 
 def _even(uses: Sequence[ShapeUse]) -> list[ShapeUse]:

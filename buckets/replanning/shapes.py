@@ -16,8 +16,8 @@ class StepShape:
     """The load of a step.
 
     phase: prompts, decodes or both. context: of the longest sequence, in whole KV blocks. samples: rows that become
-    logits. total: of all contexts together, each in whole KV blocks; 0, for unknown, becomes as if all were the
-    longest. Only of decodes it is known.
+    logits. total: of all contexts together, each in whole KV blocks; known only of decodes. 0, for unknown, becomes as
+    if all were the longest, and so does more than that: totals are rounded up.
     """
 
     phase: str
@@ -28,7 +28,7 @@ class StepShape:
     total: int = 0
 
     def __post_init__(self) -> None:
-        if not self.total:
+        if not self.total or self.total > self.rectangle:
             object.__setattr__(self, "total", self.rectangle)
 
     @property

@@ -18,7 +18,7 @@ from llmc.buckets.bucket import BucketError
 from llmc.buckets.replanning.costs import learn
 from llmc.buckets.replanning.evenness import Evenness
 from llmc.buckets.replanning.histogram import StepHistogram
-from llmc.buckets.replanning.proposal import Ladder, Proposal, propose
+from llmc.buckets.replanning.proposal import Ladder, Proposal, planned_uses, propose
 from llmc.runtime.replan.changes import LONGEST_BACKOFF_S, Changes, EngineOwner
 from llmc.runtime.replan.decisions import DecisionLog
 from llmc.runtime.replan.options import ReplanOptions
@@ -173,16 +173,18 @@ class Replanner:
         with self._lock:
             uses, observed_s = self._histogram.uses(), self._histogram.observed_s
         self._evenness = Evenness.of(uses)
+        policy = replace(options.policy, max_graphs=min(options.policy.max_graphs, self._most))
+        ladder = self._ladder()
+        planned = planned_uses(uses, ladder, policy.unit)
         try:
-            times = learn(uses, facts.table, facts.limits, padding=facts.padding, tiles=facts.tiles)
+            times = learn(planned, facts.table, facts.limits, padding=facts.padding, tiles=facts.tiles)
         except BucketError:  # contradictory costs
             times = None
-        policy = replace(options.policy, max_graphs=min(options.policy.max_graphs, self._most))
         if changes.compile_s is not None:
             policy = replace(policy, once_s=changes.compile_s, graph_s=0.0)
         blocked = [*changes.blocked(now_s), *(bucket_of(self._owner.graphs[index]) for index in self._never)]
         self._proposal = found = propose(
-            uses, self._ladder(), policy, times=times, observed_s=observed_s, blocked=blocked, keep=changes.held(now_s)
+            planned, ladder, policy, times=times, observed_s=observed_s, blocked=blocked, keep=changes.held(now_s)
         )
         self._proposed_s = now_s
         buckets = (found.added, found.retired)

@@ -12,7 +12,7 @@ from typing import Any
 from llmc.buckets.bucket import Bucket, BucketError, whole_blocks
 from llmc.buckets.replanning.candidates import rounded
 from llmc.buckets.replanning.costs import StepTimes, learn
-from llmc.buckets.replanning.proposal import Ladder
+from llmc.buckets.replanning.proposal import Ladder, planned_uses
 from llmc.buckets.replanning.shapes import Limits, ShapeUse, StepShape
 from llmc.regular_file import JsonError, parse_json
 from llmc.runtime.binding import Artifact
@@ -80,7 +80,8 @@ def _parsed(state: Any) -> Traffic:
         command_bytes={bucket: int(row["command_bytes"]) for bucket, row in graphs.items()},
         tiles={bucket: int(row["row_unit"]) for bucket, row in graphs.items() if row["row_unit"] is not None},
     )
-    times = learn(uses, None, limits, padding=ladder.padding, tiles=ladder.tiles)
+    planned = planned_uses(uses, ladder, "time")
+    times = learn(planned, None, limits, padding=ladder.padding, tiles=ladder.tiles)
     return Traffic(uses, ladder, times, float(state["observed_s"]), state)
 
 

@@ -17,7 +17,7 @@ from llmc.buckets.replanning import search as searching
 from llmc.buckets.replanning.candidates import candidates
 from llmc.buckets.replanning.costs import learn
 from llmc.buckets.replanning.histogram import CountedSteps, StepHistogram
-from llmc.buckets.replanning.proposal import Ladder, Policy, Proposal, propose
+from llmc.buckets.replanning.proposal import Ladder, Policy, Proposal, planned_uses, propose
 from llmc.buckets.replanning.search import Choices, Found, SearchBudget, search
 from llmc.buckets.replanning.shapes import Limits, ShapeUse, StepShape
 
@@ -337,3 +337,21 @@ def test_times_come_from_steps_and_for_the_rest_from_a_table() -> None:
     assert times is not None
     assert times.source == "steps of this server"
     assert times.seconds(decode(8, 64), WHOLE) >= times.seconds(decode(1, 64), Bucket("decode", 1, 64)) > 0
+
+
+def test_times_are_learned_of_the_steps_that_are_planned_for() -> None:
+    """Steps that differ only in totals, too few of each to learn from, are one shape where totals do not matter."""
+    uses = [ShapeUse(replace(decode(4, 64), total=64 + 16 * n), WHOLE, 1.0, 0.001 * n) for n in range(3, 12)]
+    planned = planned_uses(uses, Ladder(BASE, LIMITS), "time")
+    assert [(use.shape, use.steps) for use in planned] == [(decode(4, 64), 9.0)]
+    assert planned[0].seconds == pytest.approx(0.007)
+    assert learn(uses, None, LIMITS, padding="skipped") is None
+    assert learn(planned, None, LIMITS, padding="skipped") is not None
+    assert planned_uses(uses, Ladder(BASE, LIMITS), "tokens") == uses
+
+
+def test_a_total_is_at_most_that_of_equal_contexts() -> None:
+    """Rounded up beyond it, it would hide padding."""
+    shape = StepShape("decode", 3, 3, 3, 80, 256)
+    assert shape == decode(3, 80)
+    assert LIMITS.padding(Bucket("decode", 4, 80), shape) == 80

@@ -28,7 +28,7 @@ from llmc.runtime.replan.decisions import MAX_DECISIONS, DecisionLog
 from llmc.runtime.replan.options import ReplanOptions, parse_mode
 from llmc.runtime.replan.replanner import Replanner
 from llmc.runtime.replan.retired import RetiredBuckets, spared
-from llmc.runtime.replan.steps import LadderFacts
+from llmc.runtime.replan.steps import LadderFacts, StepReader
 from llmc.runtime.replan.workshop import Workshop
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.server.replan_metrics import ReplanCollector
@@ -170,6 +170,17 @@ class World:
 
     def kinds(self) -> list[str]:
         return [one.kind for one in self.replanner.decisions.last()]
+
+
+def test_totals_are_rounded_up_but_hide_no_padding() -> None:
+    """Three sequences of 5 blocks are 15 blocks, which is no quarter of an octave; 14 blocks are."""
+    longest = Bucket("decode", 4, 128)
+    for blocks, total in ((15, 240), (14, 224), (9, 160)):
+        steps = EngineSteps("decode", 0, 3, 3, 3, 5, blocks, 2, 100, 1e4)
+        engine = SimpleNamespace(take_step_shapes=lambda steps=steps: ([steps], 0), bucket_misses=list)
+        ((ran,), missed) = StepReader(engine, [graph(longest)], 16).read()
+        assert (ran.shape.total, missed) == (total, [])
+        assert LIMITS.padding(longest, ran.shape) == 4 * 128 - total
 
 
 def test_suggest_tells_and_never_acts() -> None:
