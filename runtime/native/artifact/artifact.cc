@@ -159,6 +159,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   const uint32_t crc = TablesCrc32(file);
   if (crc != header.crc32) return Corrupt("graphs.bin", "its CRC-32 is " + Hex(crc) + ", not " + Hex(header.crc32));
   version_ = header.version;
+  tables_crc32_ = crc;
   weights_bytes_ = header.weights_bytes;
   weights_header_crc32_ = header.weights_header_crc32;
   if (header.num_sections > kMaxSections ||

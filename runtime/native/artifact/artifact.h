@@ -137,6 +137,9 @@ class Artifact {
   // A number that artifacts share if the KV blocks of equal tokens have the same bits: model, weights, target and
   // runtime are the same. Buckets may differ.
   uint64_t KvIdentity() const;
+  // A number that two artifacts share if their tables, weights and code are the same bytes, and so are their runtimes.
+  // Weights and code count by their checksums in the tables.
+  uint64_t Identity() const;
 
   const ModelRecord& model() const { return model_; }
   const ModelShape& shape() const { return shape_; }
@@ -218,6 +221,7 @@ class Artifact {
 
   std::string directory_;
   uint32_t version_ = 0;        // of graphs.bin
+  uint32_t tables_crc32_ = 0;
   uint64_t weights_bytes_ = 0;  // as stated in graphs.bin
   uint32_t weights_header_crc32_ = 0;
   std::string strings_;

@@ -1,4 +1,4 @@
-// Which artifacts have the same KV blocks for the same tokens, bit for bit.
+// Which artifacts are the same, and which have the same KV blocks for the same tokens, bit for bit.
 #include <string>
 
 #include "artifact/artifact.h"
@@ -44,6 +44,13 @@ uint64_t Artifact::KvIdentity() const {
     digest.Add(weight.crc32);
     for (int64_t size : weight.shape) digest.Add(static_cast<uint64_t>(size));
   }
+  return digest.value();
+}
+
+uint64_t Artifact::Identity() const {
+  Digest digest;
+  digest.Add(shape_.kv_identity);
+  digest.Add(tables_crc32_);
   return digest.value();
 }
 

@@ -40,7 +40,7 @@ class Group {
   virtual Status status() const = 0;
 
   // The collective for the commands of a device; only one is used at a time. ranks_of_stage divides num_ranks, and is the
-  // same on all ranks, which all call this. nullptr once a rank has failed.
+  // same on all ranks, which all call this within a minute. nullptr once a rank has failed.
   virtual std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage) = 0;
 };
 

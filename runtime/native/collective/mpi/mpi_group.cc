@@ -4,7 +4,9 @@
 #include <time.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "collective/mpi/mpi_collective.h"
 #include "core/clock.h"
@@ -17,6 +19,8 @@ constexpr uint64_t kMpiYieldNs = 20'000;  // after spinning for so long, the CPU
 constexpr uint64_t kShortlyNs = 5'000'000;  // time of short sleeps, before long ones
 constexpr timespec kShortSleep = {0, 50'000}, kLongSleep = {0, 500'000};
 constexpr uint64_t kLeaveNs = 3'000'000'000;
+constexpr uint64_t kSecondNs = 1'000'000'000,
+                   kDivideNs = 60 * kSecondNs;  // from the first rank that divides the channel to the last one
 constexpr uint64_t kMpiReportNs = 1'000'000'000;  // time for the links to report which rank broke an operation
 constexpr uint64_t kMostMpiBytes = 1u << 30;  // of one operation, whose count is an int
 
@@ -34,32 +38,52 @@ void PollMpi(uint64_t spin_ns, const Done& done, const Stop& stop) {
   }
 }
 
+// Waits for an operation before the ranks are linked.
+Status AwaitUnlinked(MpiLibrary* mpi, const Status& begun, MpiRequest* request) {
+  Status status = begun;
+  bool done = false;
+  const auto test = [&] {
+    if (status.ok()) status = mpi->Test(request, &done);
+    return done;
+  };
+  PollMpi(0, test, [&] { return !status.ok(); });
+  return status;
+}
+
+// Compares how many ranks the processes want, 0: any. All learn of a difference, so that none waits for another one.
+Status CheckNumbers(MpiLibrary* mpi, uint32_t wanted) {
+  std::vector<uint32_t> all(mpi->num_ranks());
+  MpiRequest request;
+  const Status begun = mpi->AllGather(MpiChannel::kSteps, &wanted, sizeof(wanted), all.data(), &request);
+  LLMC_RETURN_IF_ERROR(AwaitUnlinked(mpi, begun, &request));
+  for (uint32_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "Rank " + std::to_string(r) + " has an artifact of " +
+                                                        std::to_string(all[r]) + " ranks and rank 0 one of " +
+                                                        std::to_string(all[0]) +
+                                                        "; copy rank 0's artifact to the same path of every host.");
+  }
+  if (wanted == 0 || wanted == all.size()) return Status::Ok();
+  return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "mpirun has started " + std::to_string(all.size()) +
+                                                      " processes for an artifact of " + std::to_string(wanted) +
+                                                      " ranks; start it with -n " + std::to_string(wanted) + ".");
+}
+
 }  // namespace
 
 Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::shared_ptr<Group>* out) {
   std::unique_ptr<MpiLibrary> mpi;
   LLMC_RETURN_IF_ERROR(MpiLibrary::Start(library, &mpi));
-  if (num_ranks != 0 && mpi->num_ranks() != num_ranks) {
-    const std::string started = std::to_string(mpi->num_ranks());
+  if (const Status agreed = CheckNumbers(mpi.get(), num_ranks); !agreed.ok()) {
     mpi->Finish();
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "mpirun has started " + started + " processes for an artifact of " +
-                                                        std::to_string(num_ranks) + " ranks; start it with -n " +
-                                                        std::to_string(num_ranks) + ".");
+    return agreed;
   }
   RankInvitation invitation{};
   std::unique_ptr<RankLinks> links;
   if (mpi->rank() == 0) LLMC_RETURN_IF_ERROR(RankLinks::Listen(mpi->num_ranks(), &invitation, &links));
   MpiRequest request;
-  Status status = mpi->Broadcast(MpiChannel::kSteps, &invitation, sizeof(invitation), &request);
-  bool done = false;
-  PollMpi(
-      0,
-      [&] {
-        if (status.ok()) status = mpi->Test(&request, &done);
-        return done;
-      },
-      [&] { return !status.ok(); });
-  LLMC_RETURN_IF_ERROR(status);
+  const Status begun = mpi->Broadcast(MpiChannel::kSteps, &invitation, sizeof(invitation), &request);
+  LLMC_RETURN_IF_ERROR(AwaitUnlinked(mpi.get(), begun, &request));
   if (mpi->rank() == 0) {
     LLMC_RETURN_IF_ERROR(links->AwaitOthers());
   } else {
@@ -70,15 +94,18 @@ Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::share
 }
 
 // A lost rank breaks operations of others: the links know which rank it was.
-Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_ns) {
+Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_ns, uint64_t most_ns) {
   Status status = begun;
   bool done = false;
+  const uint64_t start = MonotonicNs();
   const auto test = [&] {
     if (status.ok()) status = mpi_->Test(request, &done);
     return done;
   };
-  PollMpi(spin_ns, test, [&] { return !status.ok() || failed(); });
-  if (!status.ok()) {
+  PollMpi(spin_ns, test, [&] { return !status.ok() || failed() || MonotonicNs() - start > most_ns; });
+  if (!done && status.ok() && !failed()) {
+    Fail(rank(), "it has waited " + std::to_string(most_ns / kSecondNs) + " s for a rank that lives but does not come");
+  } else if (!status.ok()) {
     const uint64_t end = MonotonicNs() + kMpiReportNs;
     PollMpi(0, [&] { return failed(); }, [&] { return MonotonicNs() > end; });
     Fail(rank(), status.message);
@@ -106,10 +133,11 @@ Status MpiGroup::Say(const void* data, uint64_t bytes) {
 
 Status MpiGroup::Hear(void* data, uint64_t bytes, uint64_t spin_ns) { return Broadcast(data, bytes, spin_ns); }
 
-Status MpiGroup::Meet(MpiChannel channel) {
+Status MpiGroup::Meet(uint64_t most_ns) {
+  if (failed()) return status();
   MpiRequest request;
-  const Status begun = mpi_->Barrier(channel, &request);
-  return Await(begun, &request, 0);
+  const Status begun = mpi_->Barrier(MpiChannel::kSteps, &request);
+  return Await(begun, &request, 0, most_ns);
 }
 
 // A barrier first: all ranks know of the end before the first link ends. A rank that is lost here delays the others for
@@ -130,7 +158,9 @@ void MpiGroup::Leave() {
   mpi_->Finish();
 }
 
+// Divide waits for all ranks and cannot be given up: it begins when they are known to have come.
 std::shared_ptr<Collective> MpiGroup::NewCollective(uint32_t ranks_of_stage) {
+  if (!Meet(kDivideNs).ok()) return nullptr;
   if (ranks_of_stage != num_ranks()) {
     if (const Status divided = mpi_->Divide(ranks_of_stage); !divided.ok()) {
       Fail(rank(), divided.message);

@@ -20,8 +20,8 @@ class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGrou
   const char* transport() const override { return "mpi"; }
   Status Say(const void* data, uint64_t bytes) override;
   Status Hear(void* data, uint64_t bytes, uint64_t spin_ns) override;
-  Status TellLoaded() override { return Meet(MpiChannel::kSteps); }
-  Status AwaitLoaded() override { return Meet(MpiChannel::kSteps); }
+  Status TellLoaded() override { return Meet(kNoLimit); }
+  Status AwaitLoaded() override { return Meet(kNoLimit); }
   void Leave() override;
   void AwaitLeft() override {}  // Leave waits for the others
   void Fail(uint32_t rank, const std::string& why) override { links_->Fail(rank, why); }
@@ -30,14 +30,16 @@ class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGrou
   std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage) override;
 
   MpiLibrary& mpi() { return *mpi_; }
-  // Waits for an operation, spinning for spin_ns before it sleeps; an error once a rank has failed.
-  Status Await(const Status& begun, MpiRequest* request, uint64_t spin_ns);
+  // Waits for an operation, spinning for spin_ns before it sleeps; an error once a rank has failed. After most_ns this
+  // rank fails itself.
+  Status Await(const Status& begun, MpiRequest* request, uint64_t spin_ns, uint64_t most_ns = kNoLimit);
 
  private:
+  static constexpr uint64_t kNoLimit = UINT64_MAX;
   MpiGroup(std::unique_ptr<MpiLibrary> mpi, std::unique_ptr<RankLinks> links)
       : mpi_(std::move(mpi)), links_(std::move(links)) {}
   Status Broadcast(void* data, uint64_t bytes, uint64_t spin_ns);
-  Status Meet(MpiChannel channel);
+  Status Meet(uint64_t most_ns);
 
   std::unique_ptr<MpiLibrary> mpi_;
   std::unique_ptr<RankLinks> links_;

@@ -111,7 +111,7 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   }
   LLMC_RETURN_IF_ERROR(CheckRole(true));
   auto speaker = std::make_unique<RankSpeaker>(group_);
-  LLMC_RETURN_IF_ERROR(speaker->Say(RankOp::kLoad, options.num_blocks, options.timed ? 1 : 0));
+  LLMC_RETURN_IF_ERROR(speaker->Say(RankOp::kLoad, options.num_blocks, options.timed ? 1 : 0, artifact->Identity()));
   LoadOptions own = options;
   std::shared_ptr<Collective> collective = group_->NewCollective(artifact->ranks_of_stage());
   if (collective == nullptr) return group_->status();
@@ -139,6 +139,13 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   LLMC_RETURN_IF_ERROR(listener.Hear(&said));
   if (said.op == RankOp::kEnd) return Status::Ok();
   if (said.op != RankOp::kLoad) return Status::Error(LLMC_ERR_INTERNAL, "Rank 0 has said what no rank does here.");
+  // Before the collective: ranks of other stages would wait for each other forever.
+  if (said.artifact != artifact->Identity()) {
+    return WrongRanks(
+        "it has another artifact, or another llmc, than rank 0: install rank 0's llmc and copy its "
+        "artifact to " +
+        artifact->directory());
+  }
   LoadOptions options;
   options.num_blocks = said.values[0];
   options.timed = said.values[1] != 0;

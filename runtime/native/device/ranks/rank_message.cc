@@ -11,6 +11,7 @@ constexpr uint64_t kSpinNs = 1'000'000;  // spinning between two steps; during l
 struct Head {
   RankOp op;
   uint32_t values[2];
+  uint64_t artifact;
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   uint32_t lengths[kNumArrays];
 };
@@ -23,11 +24,12 @@ void ForArrays(Batch& batch, Body body) {
 
 }  // namespace
 
-Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second) {
+Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second, uint64_t artifact) {
   Head head{};
   head.op = op;
   head.values[0] = first;
   head.values[1] = second;
+  head.artifact = artifact;
   return group_->Say(&head, sizeof(head));
 }
 
@@ -63,6 +65,7 @@ Status RankListener::Hear(RankMessage* out) {
   out->op = head.op;
   out->values[0] = head.values[0];
   out->values[1] = head.values[1];
+  out->artifact = head.artifact;
   if (head.op != RankOp::kStep && head.op != RankOp::kReserve) return Status::Ok();
   StepBatch& batch = out->batch;
   batch.graph = head.graph;

@@ -50,6 +50,32 @@ def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[
     assert "Traceback" not in done.stderr
 
 
+@needs_mpi
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        # As many ranks, but other stages, as which they would wait for each other.
+        (
+            "staged",
+            "it has another artifact, or another llmc, than rank 0: install rank 0's llmc and copy its artifact",
+        ),
+        ("four", "Rank 1 has an artifact of 4 ranks and rank 0 one of 2; copy rank 0's artifact to the same path"),
+    ],
+)
+def test_ranks_of_different_artifacts_end_with_a_sentence(
+    artifacts: dict[int, Path], staged: dict[tuple[int, int], Path], other: str, said: str
+) -> None:
+    commands = (
+        ["-n", "1", *LLMC, "run", str(artifact), "--prompt", PROMPT]
+        for artifact in (artifacts[2], artifacts[4] if other == "four" else staged[1, 2])
+    )
+    command = [str(MPIRUN), *next(commands), ":", *next(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _ask_until_it_fails(server: LiveServer, answers: list[tuple[int, str]]) -> None:
     while True:
         try:
