@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from llmc.compiler.config import CompileError
@@ -52,34 +52,47 @@ def check_stages(model: ModelConfig, stages: int, ranks: int) -> None:
 
 
 def divide_layers(model: ModelConfig, recipe: Recipe, act_dtype: str, stages: int) -> tuple[int, ...]:
-    """The number of layers of each stage. Raises CompileError if a layer reads keys and values of another stage."""
-    found = divided(_costs(model, recipe, act_dtype), stages)
-    ends = list(accumulate(found))
-    for layer in range(model.num_layers):
-        made_by = model.kv_layer(layer)
-        if any(made_by < end <= layer for end in ends):
-            raise CompileError(
-                f"layer {layer} of {model.model_type} reads keys and values of layer {made_by}, which is in another of "
-                f"{stages} stages: choose fewer, or leave out --pipeline-parallel"
-            )
-    return found
+    """The number of layers of each stage. No layer reads keys and values of another stage.
+
+    Raises CompileError if so many stages are not possible.
+    """
+    ends = stage_ends([model.kv_layer(layer) for layer in range(model.num_layers)])
+    if stages > len(ends):
+        most = f"choose at most {len(ends)}" if len(ends) > 1 else "leave out --pipeline-parallel"
+        raise CompileError(
+            f"pipeline-parallel is {stages}, but layers of {model.model_type} that read keys and values of another "
+            f"layer have to be in its stage, so {model.num_layers} layers make {len(ends)} at most: {most}"
+        )
+    return divided(_costs(model, recipe, act_dtype), stages, ends)
 
 
-def divided(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """How many neighbours of `costs` each stage gets, at least one, so that the largest sum is least."""
+def stage_ends(made_by: Sequence[int]) -> list[int]:
+    """Numbers of leading layers behind which a stage may end, the last one that of all layers.
+
+    made_by: for each layer, the one whose keys and values it reads, itself or an earlier one.
+    """
+    first_read = [*accumulate(reversed(made_by), min)][::-1]  # by the layer or any behind it
+    return [*(end for end in range(1, len(made_by)) if first_read[end] >= end), len(made_by)]
+
+
+def divided(costs: Sequence[float], stages: int, ends: Collection[int]) -> tuple[int, ...]:
+    """How many neighbours of `costs` each stage gets, at least one, so that the largest sum is least.
+
+    ends: the counts of leading costs behind which a stage may end, at least `stages` with that of all costs.
+    """
     count, sums = len(costs), [0.0, *accumulate(costs)]
     # [end] → the largest sum, and where the last stage begins, if the stages so far have costs[:end].
     rounds: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
-    for stage in range(1, stages + 1):
+    for _ in range(stages):
         before = rounds[-1]
-        rounds.append(
-            {
-                end: min(
-                    (max(most, sums[end] - sums[start]), start) for start, (most, _) in before.items() if start < end
-                )
-                for end in range(stage, count - stages + stage + 1)
-            }
-        )
+        best: dict[int, tuple[float, int]] = {}
+        for end in ends:
+            choices = [
+                (max(most, sums[end] - sums[start]), start) for start, (most, _) in before.items() if start < end
+            ]
+            if choices:
+                best[end] = min(choices)
+        rounds.append(best)
     found, end = [], count
     for best in reversed(rounds[1:]):
         start = best[end][1]

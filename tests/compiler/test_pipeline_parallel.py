@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from llmc.compiler.dry_run import dry_run
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
-from llmc.compiler.stages import divided
+from llmc.compiler.stages import divide_layers, divided, stage_ends
 from llmc.compiler.store.bundle import BundleError, create_bundle
+from llmc.quantize import Recipe
 from llmc.runtime.graphs_file import read_graphs
 
 from support.tiny_models import make_tiny_model
@@ -29,17 +31,34 @@ SIZES: dict[str, Any] = {
 
 def test_the_largest_stage_is_as_small_as_can_be() -> None:
     rng = np.random.default_rng(3)
-    for _ in range(40):
+    for _ in range(80):
         costs = list(map(float, rng.integers(1, 9, rng.integers(1, 9))))
-        stages = int(rng.integers(1, len(costs) + 1))
-        found = divided(costs, stages)
+        made_by = [int(rng.integers(max(0, layer - 2), layer + 1)) for layer in range(len(costs))]
+        allowed = [*(end for end in range(1, len(costs)) if min(made_by[end:]) >= end), len(costs)]
+        assert stage_ends(made_by) == allowed
+        stages = int(rng.integers(1, len(allowed) + 1))
+        found = divided(costs, stages, allowed)
         assert (len(found), sum(found), min(found) > 0) == (stages, len(costs), True)
+        assert set(np.cumsum(found)) <= set(allowed)
         largest = [
             max(sum(costs[a:b]) for a, b in zip((0, *ends), (*ends, len(costs)), strict=True))
-            for ends in combinations(range(1, len(costs)), stages - 1)
+            for ends in combinations(allowed[:-1], stages - 1)
         ]
         ends = np.cumsum((0, *found))
         assert max(sum(costs[a:b]) for a, b in pairwise(ends)) == min(largest)
+
+
+def test_layers_that_share_keys_and_values_are_in_one_stage(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", **{**SIZES, "num_hidden_layers": 6})
+    resolved = resolve(CompileConfig(model=model, output=tmp_path / "out", dtype="f32"))
+    # The middle is between two layers of which one reads the other's keys and values.
+    sharing = replace(resolved.model, kv_layers=(0, 1, 2, 2, 2, 5))
+    assert divide_layers(sharing, Recipe({}), "f32", 2) in ((2, 4), (5, 1))
+    assert divide_layers(sharing, Recipe({}), "f32", 4) == (1, 1, 3, 1)
+    with pytest.raises(CompileError, match=r"pipeline-parallel is 5, .* so 6 layers make 4 at most: choose at most 4"):
+        divide_layers(sharing, Recipe({}), "f32", 5)
+    with pytest.raises(CompileError, match="6 layers make 1 at most: leave out --pipeline-parallel"):
+        divide_layers(replace(resolved.model, kv_layers=(0,) * 6), Recipe({}), "f32", 2)
 
 
 def test_a_large_output_projection_counts(tmp_path: Path) -> None:
