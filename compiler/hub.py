@@ -22,11 +22,15 @@ from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.folder import QUANT_FILES
-from llmc.models.sources.tokenizer_files import TOKENIZER_SOURCES
+from llmc.models.sources.tokenizer_files import NAMED_TEMPLATES, TOKENIZER_SOURCES
 from llmc.version import __version__
 
 _CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
-_SMALL_FILES = (_CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, MODULES, *SENTENCE_FILES, _INDEX)
+_SMALL_FILES = (
+    _CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, f"{NAMED_TEMPLATES}/*.jinja", MODULES, *SENTENCE_FILES,
+    _INDEX,
+)  # fmt: skip
+"""Names and patterns of files that are fetched before the weights."""
 _MIB = 1 << 20
 OnMib = Callable[[int, int], None]
 """Called with MiB on disk and MiB known to be needed; both grow as files are found."""

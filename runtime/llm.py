@@ -58,7 +58,7 @@ class LLM(Opened, VectorCalls):
     instead of recording a graph. `device_number` is that of `llmc devices`. `program_cache` is a folder.
     `opencl_library` and `cuda_library` are paths. `graph_mib` limits the memory of CUDA graph instances.
     `overlap` False plans each step when the step before has ended; the bits are the same.
-    chat_template: text of a chat template instead of the model's own.
+    chat_template: text of a chat template instead of the model's own, or the name of one of the model's.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as the
     flags of `llmc serve`. The attribute `budget` has the result.
     skip_warmup: False warms every graph before the first request. True leaves that cost to a graph's first use.

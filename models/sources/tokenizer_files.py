@@ -1,8 +1,9 @@
-"""Makes tokenizer.json for a directory without one, from the tokenizer files that it has; and chat_template.jinja."""
+"""Makes tokenizer.json for a directory without one, from the tokenizer files that it has; and its chat templates."""
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,15 +27,20 @@ from llmc.models.tokenizers.tiktoken_file import (
     tiktoken_vocabulary,
 )
 from llmc.models.tokenizers.vocabulary import CONTROL, UNUSED, USER_DEFINED, Vocabulary
+from llmc.regular_file import decoded
 
-_MADE, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_MADE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _OF_PROCESSORS = "chat_template.json"
 """Where processors of images and sounds had their template before it had a file of its own."""
+_OF_TEMPLATES = (_SETTINGS, _TEMPLATE, _OF_PROCESSORS)
 _ADDED = "added_tokens.json"
 _NAMES = ("tokenizer.model", "qwen.tiktoken", "tiktoken.model")
 TOKENIZER_SOURCES = (*_NAMES, _ADDED, _OF_PROCESSORS)
 """Files from which tokenizer.json and chat_template.jinja may be made."""
+NAMED_TEMPLATES = "additional_chat_templates"
+"""The folder of chat templates with names of their own, NAME.jinja."""
 _MAX_BYTES = 64 << 20
+_MAX_TEMPLATE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,26 @@ _INSTEAD = (
 
 class TokenizerFolderFiles(FolderFiles):
     """Files of a directory; without a tokenizer.json, one is made from SentencePiece's or tiktoken's file. Without a
-    chat_template.jinja, it is the template in chat_template.json."""
+    chat_template.jinja, it is the template in chat_template.json.
+
+    An artifact has no folders. So where there are named templates, all templates are listed in tokenizer_config.json,
+    as older checkpoints list them, and there is no file of a single template.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._of = folder
 
     def has(self, name: str) -> bool:
+        if self._named and name in _OF_TEMPLATES:
+            return name == _SETTINGS
         return super().has(name) or self._source_of(name) is not None
 
     def open(self, name: str) -> BinaryIO:
+        if self._named and name in _OF_TEMPLATES:
+            if name != _SETTINGS:
+                raise FileNotFoundError(self.place(name))
+            return io.BytesIO(self._with_templates.encode())
         if super().has(name) or self._source_of(name) is None:
             return super().open(name)
         return io.BytesIO((self._made if name == _MADE else self._template).encode())
@@ -102,6 +118,23 @@ class TokenizerFolderFiles(FolderFiles):
         return self._json(_OF_PROCESSORS).text("chat_template")
 
     @cached_property
+    def _named(self) -> list[Path]:
+        """The files of templates with names of their own, by name."""
+        return sorted((self._of / NAMED_TEMPLATES).glob("*.jinja"))
+
+    @cached_property
+    def _with_templates(self) -> str:
+        """tokenizer_config.json with the templates of all files; as in transformers, these replace its own."""
+        found: dict[str, str] = {}
+        if super().has(_TEMPLATE):
+            found["default"] = _text(self._of / _TEMPLATE)
+        elif has_file(self._of / _OF_PROCESSORS):
+            found["default"] = self._template
+        found |= {file.stem: _text(file) for file in self._named}
+        listed = [{"name": name, "template": text} for name, text in found.items()]
+        return json.dumps({**self._json(_SETTINGS).values, "chat_template": listed}, ensure_ascii=False)
+
+    @cached_property
     def _source(self) -> Path | None:
         """The file from which tokenizer.json is made, or None."""
         return next((self._of / name for name in _NAMES if has_file(self._of / name)), None)
@@ -113,7 +146,7 @@ class TokenizerFolderFiles(FolderFiles):
             data = read_file(self._source, _MAX_BYTES)
         except OSError as error:
             raise ModelError(f"{self._source} cannot be read: {error.strerror}") from None
-        settings = self._json("tokenizer_config.json")
+        settings = self._json(_SETTINGS)
         name = settings.text("tokenizer_class", "")
         made = self._of_tiktoken if is_tiktoken(data) else self._of_sentence_piece
         return made(data, name, settings)
@@ -191,6 +224,16 @@ class TokenizerFolderFiles(FolderFiles):
             bos=roles.get("bos", vocabulary.bos if names["bos"] is None else None),
             eos=roles.get("eos", vocabulary.eos if names["eos"] is None else None),
         )
+
+
+def _text(file: Path) -> str:
+    """The text of a template's file."""
+    try:
+        return decoded(read_file(file, _MAX_TEMPLATE_BYTES))
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}; put a regular file there") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{file} is not UTF-8 text ({error.reason}); download it again") from None
 
 
 def _text_of(token: Any) -> str | None:

@@ -32,12 +32,13 @@ class ChatTemplateError(RuntimeError):
 class ChatTemplates:
     """The templates of a model: chat_template.jinja, or `chat_template` of tokenizer_config.json (one, or named ones).
 
-    path: directory of the files. config: tokenizer_config.json. source: a template instead of the model's own. Raises
-    ChatTemplateError for a file that cannot be read; a template's syntax is checked at its first use.
+    path: directory of the files. config: tokenizer_config.json. source: a template instead of the model's own, or the
+    name of one of the model's. Raises ChatTemplateError for a file that cannot be read; a template's syntax is checked
+    at its first use.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], source: str | None = None) -> None:
-        self._sources = _read_templates(path, config) if source is None else {"default": source}
+        self._sources = _read_templates(path, config) if source is None else _given(path, config, source)
         self._compiled: dict[str, Template] = {}
         self._takes_parts: dict[tuple[str, str, bool], bool] = {}
         self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
@@ -77,10 +78,10 @@ class ChatTemplates:
         # Passed in one dictionary, because a variable may have the name of an argument of the library's function.
         given = {
             **self._special,
+            "documents": None,
             **_plain(variables),
             "messages": conversation,
             "tools": None if tools is None else _plain(tools),
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -150,8 +151,26 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _given(path: Path, config: Mapping[str, Any], source: str) -> dict[str, str]:
+    """The template that takes the place of the model's, whose own may be damaged. A name is one of the model's, as in
+    transformers."""
+    try:
+        return {"default": _read_templates(path, config).get(source, source)}
+    except ChatTemplateError:
+        return {"default": source}
+
+
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Name → source; the file takes precedence over the configuration, as in transformers."""
+    """Name → source; the file takes the place of all templates in the configuration, as in transformers."""
+    alone = "chat_template.jinja"
+    try:
+        content = read_listed(path, alone)
+        if content is not None:
+            return {"default": decoded(content)}
+    except ManifestError as error:
+        raise ChatTemplateError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ChatTemplateError(f"cannot read {path / alone}: {_one_line(error)}") from error
     configured = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(configured, str):
@@ -165,15 +184,6 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
             templates[name] = text
     elif configured is not None:
         raise ChatTemplateError(f"chat_template of {path / 'tokenizer_config.json'} is neither a text nor a list")
-    name = "chat_template.jinja"
-    try:
-        content = read_listed(path, name)
-        if content is not None:
-            templates["default"] = decoded(content)
-    except ManifestError as error:
-        raise ChatTemplateError(str(error)) from None
-    except UnicodeDecodeError as error:
-        raise ChatTemplateError(f"cannot read {path / name}: {_one_line(error)}") from error
     return templates
 
 

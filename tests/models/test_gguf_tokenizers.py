@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,11 @@ def test_qwen2(texts: list[str], tmp_path: Path) -> None:
     assert json.loads(content(files, "generation_config.json")) == {
         "bos_token_id": PART, "eos_token_id": [PART + 2, PART],
     }  # fmt: skip
+    # With named templates, all are in the configuration: a file would take their place.
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    files = files_of(replace(words, template=named), tmp_path)
+    assert not files.has("chat_template.jinja")
+    assert json.loads(content(files, "tokenizer_config.json"))["chat_template"] == named
 
 
 @real

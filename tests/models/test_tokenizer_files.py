@@ -15,11 +15,15 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.store.artifact import copied_files, copy_files
 from llmc.models import ModelError
 from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
+from llmc.runtime.text.chat_template import ChatTemplateError
+from llmc.runtime.text.tokenizer import Tokenizer as Runtime
 
 from support.gguf_tokenizers import ODD, real_texts
 from support.paths import SHARED
@@ -27,6 +31,7 @@ from support.paths import SHARED
 TOKENIZERS = SHARED / "tokenizers"
 real = pytest.mark.skipif(not TOKENIZERS.is_dir(), reason=f"no tokenizers at {TOKENIZERS}")
 RUN = re.compile(r"(.)\1{2}", re.DOTALL)
+WORDS = Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str()
 PART = 8000
 """Of a large vocabulary the first so many tokens are one, too."""
 GPT4 = (
@@ -301,3 +306,48 @@ def test_the_template_of_a_processor_becomes_the_template_file(tmp_path: Path) -
     (folder / "chat_template.json").write_text("{}")
     with pytest.raises(ModelError, match=r"chat_template.json lacks the field 'chat_template'"):
         TokenizerFolderFiles(folder).open("chat_template.jinja")
+
+
+MESSAGES, A_TOOL = [{"role": "user", "content": "Hi"}], [{"type": "function", "function": {"name": "f"}}]
+NAMED = {"tool_use": "{{ tools | length }} tools", "rag": "{{ documents[0].text }}", "long": "a\r\nb"}
+
+
+@pytest.mark.parametrize("default", ["chat_template.jinja", "chat_template.json", "default", None])
+def test_named_templates_are_chosen_as_by_transformers(default: str | None, tmp_path: Path) -> None:
+    """The files take the place of what tokenizer_config.json lists."""
+    listed = [{"name": name, "template": "old"} for name in ("default", "rag", "gone")]
+    folder = folder_of(tmp_path / "m", "tokenizer.json", WORDS.encode(), chat_template=listed, bos_token="a")
+    (folder / "additional_chat_templates").mkdir()
+    for name, template in {**NAMED, **({"default": "plain"} if default == "default" else {})}.items():
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_bytes(template.encode())
+    (folder / "additional_chat_templates" / "README.md").write_text("of these")
+    if default == "chat_template.jinja":
+        (folder / default).write_text("plain")
+    elif default == "chat_template.json":
+        (folder / default).write_text(json.dumps({"chat_template": "plain"}))
+    reference = PreTrainedTokenizerFast.from_pretrained(folder)
+    made_in(folder)
+    ours = Runtime(folder / "artifact")
+    assert ours.bos_token == "a"
+    assert ours.apply_chat_template(MESSAGES, tools=A_TOOL) == "1 tools"
+    assert reference.apply_chat_template(MESSAGES, tools=A_TOOL, tokenize=False) == "1 tools"
+    documents = [{"title": "t", "text": "found"}]
+    rag = Runtime(folder / "artifact", "rag").apply_chat_template(MESSAGES, documents=documents)
+    given: dict[str, Any] = {"chat_template": "rag", "documents": documents}
+    assert rag == reference.apply_chat_template(MESSAGES, tokenize=False, **given) == "found"
+    long = Runtime(folder / "artifact", "long").apply_chat_template(MESSAGES)
+    assert long == reference.apply_chat_template(MESSAGES, chat_template="long", tokenize=False) == "a\nb"
+    assert Runtime(folder / "artifact", "gone").apply_chat_template(MESSAGES) == "gone"  # a template of its own
+    if default is None:
+        with pytest.raises(ChatTemplateError, match="no default chat template, only long, rag, tool_use"):
+            ours.apply_chat_template(MESSAGES)
+    else:
+        assert ours.apply_chat_template(MESSAGES) == "plain"
+
+
+def test_a_named_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", "tokenizer.json", WORDS.encode())
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"rag.jinja is not UTF-8 text"):
+        made_in(folder)

@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ class Words:
     scores: list[float] = field(default_factory=list)
     roles: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, bool] = field(default_factory=dict)
-    template: str | None = None
+    template: str | Sequence[Mapping[str, str]] | None = None
 
     def add(self, writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model(self.model)

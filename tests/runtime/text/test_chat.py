@@ -269,8 +269,13 @@ def test_texts_become_parts_where_a_template_reads_nothing_else(template: str, o
 
 
 def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(folder(tmp_path, {"chat_template": "config"}, "{{ bos_token }}file {{ messages | length }}"))
-    assert tokenizer.apply_chat_template([USER]) == "file 1"
+    """All of it, as in transformers."""
+    for own in ("config", NAMED):
+        path = folder(tmp_path, {"chat_template": own}, "{{ bos_token }}file {{ messages | length }}")
+        reference = PreTrainedTokenizerFast.from_pretrained(path, bos_token="")
+        for tools in (None, TOOLS):
+            text = Tokenizer(path).apply_chat_template([USER], tools=tools)
+            assert text == reference.apply_chat_template([USER], tools=tools, tokenize=False) == "file 1"
 
 
 def test_special_tokens_come_from_config_or_map(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ class TokenizerFiles(ModelFiles):
             case "generation_config.json":
                 return json.dumps(self._generation(self._vocabulary))
             case "chat_template.jinja":
-                return self._metadata.text(_TEMPLATE) if self._metadata.has(_TEMPLATE) else None
+                # Such a file would take the place of named templates, which are listed with it in the configuration.
+                alone = self._metadata.has(_TEMPLATE) and not self._named_templates()
+                return self._metadata.text(_TEMPLATE) if alone else None
         return None
 
     @cached_property
