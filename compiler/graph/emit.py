@@ -94,7 +94,12 @@ class _Emitter:
         self._check(site, kind, step)
         tensors = dict(zip((*site.tensors, "out"), operands, strict=True))
         return [
-            Command(call.spec, tuple(self._operand(source, site, kind, tensors) for source in call.buffers), site.layer)
+            Command(
+                call.spec,
+                tuple(self._operand(source, site, kind, tensors) for source in call.buffers),
+                site.layer,
+                call.barrier,
+            )
             for call in self._kernels(kind)
         ]
 

@@ -1,8 +1,9 @@
-"""LoRA adapters of a linear layer (Hu et al., arXiv 2106.09685): two commands after its own.
+"""LoRA adapters of a linear layer (Hu et al., arXiv 2106.09685): a command before its own, and one after.
 
 Each tile of rows names one adapter. `adapter_shrink` computes scale · x Aᵀ for its rows, and `adapter_expand` adds that
-times Bᵀ to the layer's output. Each part of the layer has its own A and B. Both products are chains of float32
-multiply-adds, over ascending columns and ranks. Rows without an adapter are in no tile and stay untouched.
+times Bᵀ to the layer's output. The layer's own kernel runs between them and needs nothing of the first. Each part of
+the layer has its own A and B. Both products are chains of float32 multiply-adds, over ascending columns and ranks. Rows
+without an adapter are in no tile and stay untouched.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def spec_slot(spec: KernelSpec, target: Target) -> AdapterSlot:
 
 
 def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> list[KernelCall]:
-    """The kernels of a linear, followed by those of its adapters if it has a pool."""
+    """The kernels of a linear, with those of its adapters if it has a pool."""
     if ADAPTERS not in site.attributes:
         return calls
     slot = slot_of(site, graph)
@@ -80,8 +81,8 @@ def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> li
     expand = adapter_spec("adapter_expand", slot, act_dtype=graph.act_dtype)
     tiles, pool = BufferSource.ADAPTER_TILES, BufferSource.ADAPTER_POOL
     return [
+        KernelCall(shrink, (ADAPTER_X, tiles, pool, _SHRUNK), barrier=False),
         *calls,
-        KernelCall(shrink, (ADAPTER_X, tiles, pool, _SHRUNK)),
         KernelCall(expand, (_SHRUNK, tiles, pool, "out")),
     ]
 

@@ -101,10 +101,12 @@ class KernelCall:
     """One kernel of an op.
 
     buffers: names of the op's tensors or of BufferSource, in operand order; the output, `out` or scratch, comes last.
+    barrier: whether threads meet after it; not before a kernel that reads and overwrites nothing of it.
     """
 
     spec: KernelSpec
     buffers: tuple[str, ...]
+    barrier: bool = True
 
 
 Result = Callable[[Call], tuple[Sequence[Any], str]]

@@ -157,6 +157,13 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
         "layers.0.mlp.down.weight",
     ]  # fmt: skip
     assert [adapter.slot.rows for adapter in tables.adapters] == [(60, 20, 20), (60,), (100, 100), (60,)]
+    # A linear reads nothing that the command before it writes, so threads do not meet between them.
+    ops = [tables.kernels[command.kernel].symbol.rpartition("_")[0] for command in tables.commands]
+    barriers = [command.barrier for command in tables.commands]
+    assert {op for op, barrier in zip(ops, barriers, strict=True) if not barrier} == {"adapter_shrink"}
+    assert [ops[i + 1 : i + 3] for i, barrier in enumerate(barriers) if not barrier] == (
+        [["linear", "adapter_expand"]] * (4 * len(tables.graphs))
+    )
     found = inspected(tmp_path / "a")["adapters"]
     assert found is not None
     assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 4, 8)

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.adapter_slots import Pool, Tile, chosen, share_tiles
+from llmc.compiler.targets.cpu.kernels.adapter_slots import AHEAD, Pool, Tile, chosen, share_tiles
 from llmc.compiler.targets.cpu.target import Target
 
 _BLOCK = 8  # vectors of columns per unit of work
@@ -59,7 +59,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 for i in range(count):
                     total[i] = b.splat(0.0)
                 with T.serial(words) as w:
-                    raw = b.kept(k["pool"][T.ramp(first + w * b.WIDTH, 1, b.WIDTH)], pool.word)
+                    line = b.let(first + w * b.WIDTH)
+                    b.do("prefetch", b.at(k["pool"], line + AHEAD))
+                    raw = b.kept(k["pool"][T.ramp(line, 1, b.WIDTH)], pool.word)
                     for half in range(lanes):
                         of_b = b.kept(raw if lanes == 1 else b.halves_of(pool.dtype, raw, half))
                         for i in range(count):

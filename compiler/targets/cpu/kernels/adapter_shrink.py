@@ -1,50 +1,114 @@
 """adapter_shrink: scale · x Aᵀ of the rows of each tile, 16 ranks a vector.
 
-Each element is one chain of float32 multiply-adds over ascending columns, independent of other rows.
+Each element is one chain of float32 multiply-adds over ascending columns, independent of other rows. A task reads
+several panels of A side by side, of one tile or of several: a chain waits for its last sum, and memory for few streams.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.adapter_slots import Pool, Tile, chosen, share_tiles
+from llmc.compiler.targets.cpu.kernels.adapter_slots import AHEAD, Pool, Tile, chosen
 from llmc.compiler.targets.cpu.target import Target
+
+_STREAMS = 4  # panels read side by side
+_CHAINS = {16: 8, 8: 4}
+"""Most chains of sums at once, by lanes of a register: they and the vectors of A stay in registers."""
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return ("x", "tiles", "pool", "out")
 
 
-def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    pool, row_tile = Pool(spec), int(spec.as_dict()["row_tile"])
-    words, panels = b.ceil_div(pool.columns, pool.lanes), b.ceil_div(pool.rank, b.WIDTH)
-    kernel = b.Kernel.of(spec.symbol(), pool.buffers(pool.word), target)
-    with kernel as k, share_tiles(k, pool, len(pool.rows) * panels) as (tile, piece):
-        part, panel = b.let(T.truncdiv(piece, panels)), b.let(T.truncmod(piece, panels))
-        first = b.let(tile.first + chosen(part, list(range(len(pool.a))), pool.a) + panel * (words * b.WIDTH))
+class _Stream:
+    """A panel of A for the rows of a tile. unit: counted over all panels of the first tile, then of the next."""
 
-        def rows(tile: Tile, count: int) -> None:
-            number = [tile.row(i) for i in range(count)]
-            source = [b.let(b.packed_position(row, row_tile, words)) for row in number]
-            total = b.Vectors(count)
-            for i in range(count):
-                total[i] = b.splat(0.0)
-            with T.serial(words) as w:
-                raw = b.kept(k["pool"][T.ramp(first + w * b.WIDTH, 1, b.WIDTH)], pool.word)
-                x = [k["x"][source[i] + w * row_tile] for i in range(count)]
+    def __init__(self, k: b.Kernel, pool: Pool, panels: int, unit: b.Expr) -> None:
+        self._pool, pieces = pool, len(pool.rows) * panels
+        self.piece = b.let(T.truncmod(unit, pieces))
+        self.tile = Tile(k, pool, b.let(T.truncdiv(unit, pieces)))
+        self.part, self.panel = b.let(T.truncdiv(self.piece, panels)), b.let(T.truncmod(self.piece, panels))
+
+    def first(self, words: int) -> b.Expr:
+        """Where the panel of `words` words begins in the pool."""
+        of_part = chosen(self.part, list(range(len(self._pool.a))), self._pool.a)
+        return b.let(self.tile.first + of_part + self.panel * (words * b.WIDTH))
+
+    def used(self) -> b.Expr:
+        """Whether the adapter has ranks in the panel."""
+        return self.panel * b.WIDTH < self.tile.rank(self.part)
+
+
+class _Sums:
+    """Emits the sums of streams side by side."""
+
+    def __init__(self, k: b.Kernel, pool: Pool, row_tile: int) -> None:
+        self._k, self._pool, self._row_tile = k, pool, row_tile
+        self._words = b.ceil_div(pool.columns, pool.lanes)
+
+    def emit(self, streams: Sequence[_Stream], count: int) -> None:
+        """Computes `count` rows of each stream."""
+        k, pool, words = self._k, self._pool, self._words
+        numbers = [[one.tile.row(i) for i in range(count)] for one in streams]
+        source = [[b.let(b.packed_position(row, self._row_tile, words)) for row in rows] for rows in numbers]
+        first = [one.first(words) for one in streams]
+        total = b.Vectors(len(streams) * count)
+        for place in range(len(streams) * count):
+            total[place] = b.splat(0.0)
+        with T.serial(words) as w:
+            for s in range(len(streams)):
+                at = b.let(first[s] + w * b.WIDTH)
+                b.do("prefetch", b.at(k["pool"], at + AHEAD))
+                raw = b.kept(k["pool"][T.ramp(at, 1, b.WIDTH)], pool.word)
+                x = [k["x"][source[s][i] + w * self._row_tile] for i in range(count)]
                 for half in range(pool.lanes):
                     a = b.kept(raw if pool.lanes == 1 else b.halves_of(pool.dtype, raw, half))
                     for i in range(count):
                         of_row = b.splat(x[i]) if pool.lanes == 1 else b.half_in_all(pool.dtype, x[i], half)
-                        total[i] = b.call("fma", of_row, a, total[i])
-            scale = b.kept(tile.scale(part))
+                        total[s * count + i] = b.call("fma", of_row, a, total[s * count + i])
+        for s, one in enumerate(streams):
+            scale = b.kept(one.tile.scale(one.part))
             for i in range(count):
-                at = b.let(number[i] * pool.width + piece * b.WIDTH)
-                b.store_vector(k["out"], b.call("mul", total[i], scale), at)
+                at = b.let(numbers[s][i] * pool.width + one.piece * b.WIDTH)
+                b.store_vector(k["out"], b.call("mul", total[s * count + i], scale), at)
 
-        with b.when(panel * b.WIDTH < tile.rank(part)):
-            tile.by_count(lambda count: rows(tile, count))
+
+def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
+    pool, row_tile = Pool(spec), int(spec.as_dict()["row_tile"])
+    panels, chains = b.ceil_div(pool.rank, b.WIDTH), _CHAINS[target.lanes]
+    kernel = b.Kernel.of(spec.symbol(), pool.buffers(pool.word), target)
+    with kernel as k:
+        sums = _Sums(k, pool, row_tile)
+        held = T.alloc_buffer((_STREAMS,), "int32", scope="local")
+        state = T.alloc_buffer((2,), "int32", scope="local")  # streams held, and the most rows of one
+
+        def run() -> None:
+            """All streams held."""
+            for count in pool.counts():
+                with b.when(pool.fits(state[1], count)):
+                    beside = max(1, min(_STREAMS, chains // count))
+                    with T.serial(b.let(T.truncdiv(state[0] + (beside - 1), beside))) as group:
+                        # Past the last stream, the last one again.
+                        units = [held[T.min(group * beside + i, state[0] - 1)] for i in range(beside)]
+                        sums.emit([_Stream(k, pool, panels, b.let(unit)) for unit in units], count)
+            b.store(state, T.int32(0), 0)
+            b.store(state, T.int32(0), 1)
+
+        b.store(state, T.int32(0), 0)
+        b.store(state, T.int32(0), 1)
+        first, end = k.share_bounds(b.let(k["tiles"][0] * (len(pool.rows) * panels)))
+        with T.serial(first, end) as unit:
+            stream = _Stream(k, pool, panels, b.let(unit))
+            with b.when(stream.used()):
+                b.store(held, unit, state[0])
+                b.store(state, state[0] + 1, 0)
+                b.store(state, T.max(state[1], stream.tile.count), 1)
+            full = T.Or(state[0] == _STREAMS, T.And(unit == end - 1, state[0] > 0))
+            with b.when(full):
+                run()
     return kernel.function()

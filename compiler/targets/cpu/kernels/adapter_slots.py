@@ -12,6 +12,8 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 
 _WORD_BYTES = 4
 _HEADER = 2  # words per part (rank, scale) and per tile (slot, count)
+AHEAD = 1024
+"""Words between what is read of a matrix and what is prefetched meanwhile."""
 
 
 class Pool:
@@ -30,6 +32,18 @@ class Pool:
         self.slot = int(p["slot_bytes"]) // _WORD_BYTES
         self.a, self.b = ([at // _WORD_BYTES for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
 
+    def counts(self) -> list[int]:
+        """Numbers of rows computed together: 1, 2, 4, … up to a whole tile."""
+        found = [1]
+        while found[-1] < self.tile_rows:
+            found.append(min(2 * found[-1], self.tile_rows))
+        return found
+
+    def fits(self, rows: b.Expr, count: int) -> b.Expr:
+        """Whether `count` is the least of `counts` that `rows` rows fit into."""
+        fewer = max((one for one in self.counts() if one < count), default=0)
+        return T.And(rows > fewer, rows <= count)
+
     def buffers(self, x: str) -> list[tuple[str, str]]:
         """The buffers of a kernel whose first operand has words of type `x`."""
         return [("x", x), ("tiles", "int32"), ("pool", self.word), ("out", "float32")]
@@ -47,7 +61,7 @@ class Tile:
     """A tile of the input `tiles`, with its adapter's slot in `pool`."""
 
     def __init__(self, k: b.Kernel, pool: Pool, number: b.Expr) -> None:
-        self._k, self._rows, self._word = k, pool.tile_rows, pool.word
+        self._k, self._pool = k, pool
         self._at = b.let(number * (_HEADER + pool.tile_rows) + 1)
         self.first = b.let(k["tiles"][self._at] * pool.slot)
         self.count = b.let(k["tiles"][self._at + 1])
@@ -58,7 +72,7 @@ class Tile:
 
     def _header(self, part: b.Expr, index: int, dtype: str) -> b.Expr:
         word = self._k["pool"][self.first + part * _HEADER + index]
-        return word if self._word == dtype else T.reinterpret(dtype, word)
+        return word if self._pool.word == dtype else T.reinterpret(dtype, word)
 
     def rank(self, part: b.Expr) -> b.Expr:
         """The adapter's rank for a part; 0 if the adapter leaves it unchanged."""
@@ -69,12 +83,10 @@ class Tile:
         return b.splat(self._header(part, 1, "float32"))
 
     def by_count(self, emit: Callable[[int], None]) -> None:
-        """Emits code for 1, 2, 4, … rows computed together; a tile uses the smallest that holds its rows."""
-        fewer, count = 0, 1
-        while fewer < self._rows:
-            with b.when(T.And(self.count > fewer, self.count <= count)):
+        """Emits code for each of the pool's counts; a tile uses the smallest that holds its rows."""
+        for count in self._pool.counts():
+            with b.when(self._pool.fits(self.count, count)):
                 emit(count)
-            fewer, count = count, min(2 * count, self._rows)
 
 
 @contextmanager
