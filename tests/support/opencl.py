@@ -41,7 +41,16 @@ def opencl_setting(factory: pytest.TempPathFactory, kernel_cache: Path) -> Setti
 
 def stub_library(folder: Path) -> Path:
     """The library of stub_opencl.c, built below `folder`."""
-    library = folder / "libstub_opencl.so"
-    source = ROOT / "tests" / "support" / "stub_opencl.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True, capture_output=True)
+    return _shared("stub_opencl.c", folder / "libstub_opencl.so")
+
+
+def one_replay_library(folder: Path) -> Path:
+    """The library of opencl_one_replay.c, built below `folder`: what it lacks, the machine's library has."""
+    needs = ["-Wl,--no-as-needed", "-l:libOpenCL.so.1", "-ldl"]
+    return _shared("opencl_one_replay.c", folder / "libone_replay.so", *needs)
+
+
+def _shared(source: str, library: Path, *flags: str) -> Path:
+    path = ROOT / "tests" / "support" / source
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, path, *flags], check=True, capture_output=True)
     return library

@@ -17,6 +17,7 @@ from llmc.compiler.targets.gpu.backend import GpuTarget
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, joined, pack
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
+from llmc.compiler.targets.gpu.sampling import SAMPLING_LEVEL
 from llmc.tvm_import import import_tvm
 
 KIND = "cuda"
@@ -82,7 +83,7 @@ class CudaTarget(GpuTarget):
 
     @property
     def level(self) -> int:
-        return 0
+        return SAMPLING_LEVEL
 
     def code_key(self) -> str:
         """Raises CompileError without nvcc, on whose version code depends."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.backend import GpuTarget
 from llmc.compiler.targets.gpu.launch import launch_of
+from llmc.compiler.targets.gpu.sampling import SAMPLING_LEVEL
 from llmc.tvm_import import import_tvm
 
 KIND = "opencl"
@@ -42,7 +43,7 @@ class OpenClTarget(GpuTarget):
 
     @property
     def level(self) -> int:
-        return 0
+        return SAMPLING_LEVEL
 
     def runs_here(self) -> bool:
         from llmc.compiler.targets.gpu.devices import has_opencl

@@ -7,9 +7,11 @@ from llmc.compiler.kernel_spec import BUFFERS, KernelSpec
 
 OPERANDS = {
     "sample_mask": 5, "sample_edit": 3, "sample_scan": 5, "sample_sum": 5, "sample_best": 3, "sample_draw": 7,
-    "sample_top": 9, "sample_rank": 5,
+    "sample_top": 9, "sample_rank": 5, "sample_feed": 2,
 }  # fmt: skip
 """The stages in order, with their operand counts."""
+SAMPLING_LEVEL = 1
+"""The level of devices that know all stages."""
 STAGES = tuple(OPERANDS)
 """A stage's number in its kernel's launch facts is its index here plus 1."""
 PIECE = 4096

@@ -33,6 +33,12 @@ using Fence = uint64_t;
 enum class Overlap {
   kNone,  // nothing: a step has ended when Enqueue returns
   kPrepared,  // plan the next step, to enqueue it as soon as this one has ended
+  kChained,  // also enqueue it before the tokens of this one are known
+};
+
+// A row of a batch whose input id is the token that task `task` of the step before draws.
+struct DrawnRow {
+  uint32_t row, task;
 };
 
 class Artifact;
@@ -78,11 +84,11 @@ class Device {
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "This device takes no adapters.");
   }
 
-  // Called once before each step, while nothing runs: housekeeping that changes no result. On an error the step cannot
-  // run.
+  // Called once before each step that Enqueue begins, while nothing runs: housekeeping that changes no result. On an
+  // error the step cannot run.
   virtual Status BeforeStep() { return Status::Ok(); }
   // Begins a step, behind all earlier work. The batch may change once this returns. Only one step is in flight at a
-  // time. On an error nothing runs.
+  // time, but for those that Chain begins. On an error nothing runs.
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
   // Waits for the step. *logits points to num_samples × output_width floats, valid until the next Enqueue.
   virtual Status Wait(Fence fence, const float** logits) = 0;
@@ -97,7 +103,23 @@ class Device {
     static_cast<void>(fence), static_cast<void>(tasks), static_cast<void>(outcomes);
     return Status::Error(LLMC_ERR_INTERNAL, "This device draws no tokens.");
   }
-  // With kPrepared, a step may also be in flight between two calls of llmc_engine_step.
+  // Where overlap() is kChained: enqueues the draws of the step in flight and, behind them, the step `next`, whose drawn
+  // rows the device fills. SampleChained then waits for the draws alone, and `next` is the step in flight. *chained: false
+  // if the host is needed in between; then nothing was enqueued. On an error nothing runs.
+  virtual Status Chain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
+                       Fence* fence, bool* chained) {
+    static_cast<void>(tasks), static_cast<void>(next), static_cast<void>(drawn), static_cast<void>(fence);
+    *chained = false;
+    return Status::Ok();
+  }
+  // Replaces Sample behind Chain. *lost: the host must draw a token from logits that are gone. Then the step must run
+  // again, and the one behind it has read wrong tokens.
+  virtual Status SampleChained(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes,
+                               bool* lost) {
+    *lost = false;
+    return Sample(fence, tasks, outcomes);
+  }
+  // Other than with kNone, a step may also be in flight between two calls of llmc_engine_step.
   virtual Overlap overlap() const { return Overlap::kNone; }
   Status Run(const StepBatch& batch, const float** logits) {
     Fence fence = 0;

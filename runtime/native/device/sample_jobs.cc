@@ -60,6 +60,7 @@ const std::vector<SampleOperand>& OperandsOf(SampleStage stage) {
       {O::kJobs, O::kNumbers, O::kLogits, O::kCopies, O::kPartials, O::kSums, O::kResults},
       {O::kJobs, O::kNumbers, O::kLogits, O::kCopies, O::kPartials, O::kMaxima, O::kSums, O::kResults, O::kTotals},
       {O::kJobs, O::kLogits, O::kCopies, O::kResults, O::kCounts},
+      {O::kResults, O::kInputIds},
   };
   return operands[static_cast<uint32_t>(stage)];
 }
@@ -303,6 +304,13 @@ void SampleJobs::WriteUpload() {
   }
 }
 
+// A task that draws lists its draw first.
+uint32_t SampleJobs::ResultOf(size_t task) const {
+  const auto before = [](const Job& job, size_t of) { return job.task < of; };
+  const auto job = std::lower_bound(jobs_.begin(), jobs_.end(), task, before);
+  return static_cast<uint32_t>(place_[static_cast<size_t>(job - jobs_.begin())]);
+}
+
 uint32_t SampleJobs::groups(SampleStage stage) const {
   const uint32_t jobs = first_of_[4], pieces = sizes_.pieces;
   switch (stage) {
@@ -314,6 +322,7 @@ uint32_t SampleJobs::groups(SampleStage stage) const {
     case SampleStage::kDraw: return first_of_[2] - first_of_[1];
     case SampleStage::kTop: return jobs - first_of_[2];
     case SampleStage::kRank: return first_of_[3] == jobs ? 0 : (jobs - first_of_[2]) * pieces;
+    case SampleStage::kFeed: return 0;
   }
   return 0;
 }

@@ -11,11 +11,12 @@
 
 namespace llmc {
 
-// Each stage is one kernel. Stages are launched in this order if they have work.
-enum class SampleStage : uint32_t { kMask, kEdit, kScan, kSum, kBest, kDraw, kTop, kRank };
-constexpr uint32_t kNumSampleStages = 8;
+// Each stage is one kernel. Stages are launched in this order if they have work. The last one belongs to the next step:
+// it gives it the tokens as inputs.
+enum class SampleStage : uint32_t { kMask, kEdit, kScan, kSum, kBest, kDraw, kTop, kRank, kFeed };
+constexpr uint32_t kNumSampleStages = 9;
 
-// Operands of the stages' kernels, each a part of one of the three memories of SampleSizes.
+// Operands of the stages' kernels, each a part of one of the three memories of SampleSizes, or of a step.
 enum class SampleOperand : uint32_t {
   kJobs,
   kNumbers,
@@ -29,9 +30,10 @@ enum class SampleOperand : uint32_t {
   kSums,  // scratch
   kResults,
   kTotals,
-  kCounts  // result
+  kCounts,  // result
+  kInputIds  // of the next step
 };
-constexpr uint32_t kNumSampleOperands = 13;
+constexpr uint32_t kNumSampleOperands = 14;
 // Operands of a stage's kernel, in the order of its arguments.
 const std::vector<SampleOperand>& OperandsOf(SampleStage stage);
 
@@ -54,6 +56,10 @@ class SampleJobs {
 
   // Lists a round of tasks from `first` on, as many as there is room for. Returns the index behind the last.
   size_t List(const std::vector<SampleTask>& tasks, size_t first);
+  // Whether a task of the round is left to the host before anything is drawn.
+  bool leaves_any() const { return !host_.empty(); }
+  // The record among the results that has the token of a task of the round.
+  uint32_t ResultOf(size_t task) const;
   // Bytes to copy to the beginning of the device's upload memory, scalars first. A stage has work only if groups(stage)
   // > 0.
   const unsigned char* upload() const { return upload_.data(); }

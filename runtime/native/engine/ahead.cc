@@ -32,14 +32,17 @@ bool Engine::PrepareAhead() {
   return true;
 }
 
-// False if requests came or were cancelled meanwhile, since they may change the step, or if every row's sequence ends.
+// Whether no request came or was cancelled, which may change the step ahead.
+bool Engine::Undisturbed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return inbox_.empty() && cancel_inbox_.empty();
+}
+
+// False if somebody came or was cancelled meanwhile, or if every row's sequence ends.
 // Blocks allocated for the step need no undoing: they belong to sequences that go on, or that end now.
 bool Engine::StillWanted() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!inbox_.empty() || !cancel_inbox_.empty()) return false;
-  }
-  const auto ends = [this](const EngineStep::Drawn& one) {
+  if (!Undisturbed()) return false;
+  const auto ends = [this](const DrawnRow& one) {
     const SampleOutcome& outcome = outcomes_[one.task];
     return !outcome.status.ok() || Stops(*ahead_.plan.items[one.row].sequence->request, outcome.result.token);
   };
@@ -47,11 +50,42 @@ bool Engine::StillWanted() {
 }
 
 // Fills in the tokens that were open when the step was planned. Rows of sequences that fail get token 0.
-Status Engine::EnqueueAhead() {
-  for (const EngineStep::Drawn& one : ahead_.drawn) {
+void Engine::FillDrawn(EngineStep* step) const {
+  for (const DrawnRow& one : step->drawn) {
     const SampleOutcome& outcome = outcomes_[one.task];
-    ahead_.batch.input_ids[one.row] = outcome.status.ok() ? outcome.result.token : 0;
+    step->batch.input_ids[one.row] = outcome.status.ok() ? outcome.result.token : 0;
   }
+}
+
+// Enqueues the step ahead before the tokens of the one in flight are known, where the device passes them on. If all of
+// its sequences end with these tokens, the step is in vain.
+Status Engine::ChainAhead(bool* chained) {
+  *chained = false;
+  if (device_->overlap() != Overlap::kChained || !Undisturbed()) return Status::Ok();
+  LLMC_RETURN_IF_ERROR(device_->Chain(step_.tasks, ahead_.batch, ahead_.drawn, &ahead_.fence, chained));
+  if (!*chained) return Status::Ok();
+  ahead_.on_its_way = ahead_.launched = true;
+  scheduler_.Launch(ahead_.plan);
+  return Status::Ok();
+}
+
+// If the host must draw, the step ahead has read wrong tokens: it is given up, and the step before runs again, with the
+// same logits. *chained then becomes false.
+Status Engine::SampleChained(bool* chained) {
+  bool lost = false;
+  LLMC_RETURN_IF_ERROR(device_->SampleChained(step_.fence, step_.tasks, &outcomes_, &lost));
+  if (!lost) return Status::Ok();
+  *chained = false;
+  const float* logits = nullptr;
+  LLMC_RETURN_IF_ERROR(device_->Wait(ahead_.fence, &logits));
+  ahead_.on_its_way = false;
+  GiveUp(&ahead_);
+  LLMC_RETURN_IF_ERROR(device_->Enqueue(step_.batch, &step_.fence));
+  return device_->Sample(step_.fence, step_.tasks, &outcomes_);
+}
+
+Status Engine::EnqueueAhead() {
+  FillDrawn(&ahead_);
   LLMC_RETURN_IF_ERROR(device_->BeforeStep());
   ahead_.enqueued_ns = MonotonicNs();
   LLMC_RETURN_IF_ERROR(Enqueue(&ahead_));

@@ -1,5 +1,5 @@
 // EngineStep: state of a step from its plan to its results. Two exist where steps overlap: one is in flight, and the
-// next is prepared behind it.
+// next is prepared behind it, or even enqueued.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -12,15 +12,11 @@
 namespace llmc {
 
 struct EngineStep {
-  // A row of the batch whose input id is the token that task `task` of the step before draws.
-  struct Drawn {
-    uint32_t row, task;
-  };
   static constexpr int32_t kNoGuess = -1;
 
   StepPlan plan;
   StepBatch batch;
-  std::vector<Drawn> drawn;
+  std::vector<DrawnRow> drawn;
   std::vector<SampleTask> tasks;
   std::vector<int32_t> guessed;  // [task]: counts only if the draw before it gave this token; kNoGuess: always
   Fence fence = 0;

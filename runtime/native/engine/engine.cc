@@ -178,7 +178,8 @@ Status Engine::Enqueue(EngineStep* step) {
 }
 
 // Waits for the step in flight and processes its results. Meanwhile requests are taken in and the next step is planned,
-// which changes nothing that the device uses. If goes_on, that step is enqueued before these results are processed.
+// which changes nothing that the device uses. If goes_on, that step is enqueued before these results are processed, or
+// even before they are known.
 // since_ns: start of the host's share of the replay: the enqueueing, or this call if the step was ahead.
 // *stepped: this step ended well, whatever became of the next one.
 Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
@@ -190,21 +191,32 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   const bool prepared = overlaps && goes_on && PrepareAhead();
 
   const float* logits = nullptr;
-  Status status = writes && device_->samples() ? device_->Sample(step_.fence, step_.tasks, &outcomes_)
-                                               : device_->Wait(step_.fence, &logits);
+  bool chained = false;
+  Status status = prepared ? ChainAhead(&chained) : Status::Ok();
+  if (status.ok()) {
+    status = chained                        ? SampleChained(&chained)
+             : writes && device_->samples() ? device_->Sample(step_.fence, step_.tasks, &outcomes_)
+                                            : device_->Wait(step_.fence, &logits);
+  }
   step_.on_its_way = false;
   const uint64_t done = MonotonicNs();
   replay_ns_ = done - step_.enqueued_ns;
   counters_.replay_ns += done - since_ns;
   if (!status.ok()) {
-    GiveUp(&step_);
+    Drain();
     Scheduler::DropGuesses(&step_.plan);
     FailAll(status);
     return status;
   }
   replay_time_ = device_->last_replay();
   if (writes && !device_->samples()) host_sampler_.Draw(device_.get(), logits, step_.tasks, &outcomes_);
-  if (prepared && StillWanted()) status = EnqueueAhead();
+  if (chained) {
+    FillDrawn(&ahead_);  // for the case that it must run again
+    ahead_.enqueued_ns = done;
+    ++counters_.num_ahead_steps;
+  } else if (prepared && StillWanted()) {
+    status = EnqueueAhead();
+  }
   step_.launched = false;
   counters_.num_thrown_rows += scheduler_.Commit(step_.plan);
   CountPrefill();

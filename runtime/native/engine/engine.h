@@ -133,7 +133,11 @@ class Engine {
   // ahead.cc: the step planned behind the one in flight.
   static Continues HowContinues(const Sequence& sequence);
   bool PrepareAhead();
+  bool Undisturbed();
   bool StillWanted();
+  void FillDrawn(EngineStep* step) const;
+  Status ChainAhead(bool* chained);
+  Status SampleChained(bool* chained);
   Status EnqueueAhead();
   void GiveUp(EngineStep* step) noexcept;
   void Drain() noexcept;

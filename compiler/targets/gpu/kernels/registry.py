@@ -20,6 +20,7 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_best,
     sample_draw,
     sample_edit,
+    sample_feed,
     sample_mask,
     sample_scan,
     sample_sum,
@@ -54,6 +55,7 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "sample_draw": sample_draw,
     "sample_top": sample_top,
     "sample_rank": sample_rank,
+    "sample_feed": sample_feed,
 }
 """Kernels in which several items work on a unit; all other ops use the reference kernel, one unit per item."""
 

@@ -49,7 +49,7 @@ from llmc.compiler.targets.gpu.kernels.sampling_jobs import (
 )
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.gpu.sampling import PIECE, SPAN
-from llmc.compiler.targets.reference.kernels.frame import Cell, Frame, let, when
+from llmc.compiler.targets.reference.kernels.frame import NUM_TOKENS, Cell, Frame, let, when
 
 
 def sample_mask(spec: KernelSpec) -> tirx.PrimFunc:
@@ -235,4 +235,20 @@ def sample_draw(spec: KernelSpec) -> tirx.PrimFunc:
                 fine = T.And(T.And(bad == 0, is_finite(largest)), token.get() >= 0)
                 k.put_raw("results", T.Select(fine, T.int32(0), T.int32(HOST)), let(job * RESULT + STATUS))
                 k.put_raw("results", token.get(), let(job * RESULT + FOUND))
+    return k.function()
+
+
+def sample_feed(spec: KernelSpec) -> tirx.PrimFunc:
+    """Gives drawn tokens to the step that runs next: among its input ids −1 − j stands for the token of job j."""
+    vocab = int(spec.as_dict()["vocab"])
+    with (
+        Frame(spec.symbol(), {"results": "i32", "input_ids": "i32"}) as k,
+        k.share(k.scalar(NUM_TOKENS)) as row,
+    ):
+        job = let(-1 - k.raw("input_ids", row))
+        with when(job >= 0):
+            token = let(k.raw("results", job * RESULT + FOUND))
+            # What is left to the host may be no token; the step then runs in vain, but must not read astray.
+            known = T.And(token >= 0, token < vocab)
+            k.put_raw("input_ids", T.Select(known, token, T.int32(0)), row)
     return k.function()

@@ -13,7 +13,7 @@
 namespace llmc {
 
 // Highest level of FORMAT.md, devices of kind cuda.
-constexpr uint32_t kMaxCuLevel = 0;
+constexpr uint32_t kMaxCuLevel = 1;
 
 struct CuChoice {
   std::string library = kCuLibrary;

@@ -16,6 +16,7 @@ Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact,
   if (!kernels.any) return Status::Ok();
   std::unique_ptr<CuSampling> made(new CuSampling(machine, artifact, kernels, stream));
   for (uint32_t stage = 0; stage < kNumSampleStages; ++stage) {
+    if (!made->has(static_cast<SampleStage>(stage))) continue;
     made->kernels_[stage] = programs->kernel(kernels.of_stage[stage]);
     made->items_[stage] = programs->launch(kernels.of_stage[stage]).items;
   }
@@ -26,6 +27,7 @@ Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact,
   LLMC_RETURN_IF_ERROR(TakePinned(machine, "what is drawn", sizes.upload_bytes, &made->written_));
   const uint64_t read = std::max(sizes.result_bytes, sizes.vocab * uint64_t{sizeof(float)});
   LLMC_RETURN_IF_ERROR(TakePinned(machine, "drawn tokens", read, &made->read_));
+  LLMC_RETURN_IF_ERROR(MakeEvent(machine, &made->drawn_));
   made->arriving_.reserve(kNumSampleStages);
   made->programs_ = std::move(programs);
   *out = std::move(made);
@@ -33,6 +35,7 @@ Status CuSampling::Make(const CuMachinePtr& machine, const Artifact& artifact,
 }
 
 CuPointer CuSampling::PlaceOf(SampleOperand operand) const {
+  if (operand == SampleOperand::kInputIds) return input_ids_;
   const CuBuffer* memory = memories_.Of(operand);
   return memory == nullptr ? logits_ : memory->get() + sizes().offset(operand);
 }
@@ -40,7 +43,7 @@ CuPointer CuSampling::PlaceOf(SampleOperand operand) const {
 Status CuSampling::Launch(SampleStage stage, uint32_t groups) {
   std::vector<CuPointer> places;
   for (const SampleOperand operand : OperandsOf(stage)) places.push_back(PlaceOf(operand));
-  const CuPointer scalars = memories_.upload.get();
+  const CuPointer scalars = stage == SampleStage::kFeed ? step_ : memories_.upload.get();
   CuArguments arguments(places, scalars);
   const auto index = static_cast<uint32_t>(stage);
   return machine_->Check("Drawing tokens on the GPU",
@@ -49,6 +52,7 @@ Status CuSampling::Launch(SampleStage stage, uint32_t groups) {
 }
 
 Status CuSampling::Write(const unsigned char* from, uint64_t bytes) {
+  arriving_.clear();  // of draws that nobody waited for
   std::memcpy(written_.get(), from, bytes);
   return machine_->Check("Copying what is drawn to the GPU",
                          (*machine_)->MemcpyToDevice(memories_.upload.get(), written_.get(), bytes, stream_));
@@ -70,13 +74,26 @@ Status CuSampling::ReadRow(uint32_t row, float* to) {
   return Status::Ok();
 }
 
-Status CuSampling::Finish() {
-  const Status status = machine_->Check("Drawing tokens on the GPU", (*machine_)->StreamSynchronize(stream_));
-  if (status.ok()) {
-    for (const Arriving& one : arriving_) std::memcpy(one.to, one.pinned, one.bytes);
-  }
+Status CuSampling::Close() {
+  return machine_->Check("Drawing tokens on the GPU", (*machine_)->EventRecord(drawn_.get(), stream_));
+}
+
+Status CuSampling::Arrive() {
+  const Status status = machine_->Check("Drawing tokens on the GPU", (*machine_)->EventSynchronize(drawn_.get()));
+  if (status.ok()) TakeArrived();
   arriving_.clear();
   return status;
+}
+
+Status CuSampling::Finish() {
+  const Status status = machine_->Check("Drawing tokens on the GPU", (*machine_)->StreamSynchronize(stream_));
+  if (status.ok()) TakeArrived();
+  arriving_.clear();
+  return status;
+}
+
+void CuSampling::TakeArrived() {
+  for (const Arriving& one : arriving_) std::memcpy(one.to, one.pinned, one.bytes);
 }
 
 }  // namespace llmc

@@ -10,6 +10,7 @@
 #include "device/cuda/cu_handles.h"
 #include "device/cuda/cu_programs.h"
 #include "device/gpu/gpu_sampling.h"
+#include "device/gpu/step_inputs.h"
 
 namespace llmc {
 
@@ -21,6 +22,11 @@ class CuSampling final : public GpuSampling {
                      CuStreamHandle stream, std::unique_ptr<CuSampling>* out);
   // Sets the rows that the next draws read.
   void set_logits(CuPointer logits) { logits_ = logits; }
+  // Sets the inputs of the step that Feed feeds. layout: of its graph.
+  void set_inputs(CuPointer step, const StepLayout& layout) {
+    step_ = step;
+    input_ids_ = step + layout.offsets[kInputIds];
+  }
 
  private:
   CuSampling(CuMachinePtr machine, const Artifact& artifact, const SampleKernels& kernels, CuStreamHandle stream)
@@ -28,12 +34,15 @@ class CuSampling final : public GpuSampling {
   Status Write(const unsigned char* from, uint64_t bytes) override;
   Status Launch(SampleStage stage, uint32_t groups) override;
   Status Read(uint64_t begin, uint64_t bytes, unsigned char* to) override;
+  Status Close() override;
+  Status Arrive() override;
   Status ReadRow(uint32_t row, float* to) override;
   Status Finish() override;
   CuPointer PlaceOf(SampleOperand operand) const;
+  void TakeArrived();
 
   CuMachinePtr machine_;
-  CuPointer logits_ = 0;
+  CuPointer logits_ = 0, step_ = 0, input_ids_ = 0;
   CuStreamHandle stream_;
   std::shared_ptr<const CuPrograms> programs_;  // keep the kernels loaded
   CuFunction kernels_[kNumSampleStages] = {};
@@ -47,6 +56,7 @@ class CuSampling final : public GpuSampling {
   };
   CuPinned written_, read_;
   std::vector<Arriving> arriving_;
+  CuEvent drawn_;
 };
 
 }  // namespace llmc

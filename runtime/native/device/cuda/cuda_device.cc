@@ -33,12 +33,15 @@ Status CudaDevice::Load(uint32_t num_blocks, const CudaDeviceOptions& options) {
   LLMC_RETURN_IF_ERROR(CuSampling::Make(machine_, *artifact_, run_.programs, stream_.get(), &sampling_));
   if (sampling_ == nullptr) return Status::Ok();
   sampling_->set_logits(run_.work.logits.get());
+  sampling_->set_inputs(run_.work.step.get(), run_.graphs->inputs(0));
   return sampling_->RunEmpty();
 }
 
 Status CudaDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
   LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, stream_.get(), &out->work));
-  LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", out->work.step_bytes, &out->inputs));
+  for (CuPinned& inputs : out->inputs) {
+    LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", out->work.step_bytes, &inputs));
+  }
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", out->work.logit_bytes, &out->logits));
   LLMC_RETURN_IF_ERROR(CuGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, stream_.get(),
                                       options_.graphs, &out->graphs));
@@ -70,7 +73,7 @@ Status CudaDevice::Finish(const char* doing) const {
 Status CudaDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
   return machine_->Check(
       "Copying a step's inputs to the GPU",
-      (*machine_)->MemcpyToDevice(runner.work.step.get(), runner.inputs.get(), bytes, stream_.get()));
+      (*machine_)->MemcpyToDevice(runner.work.step.get(), runner.inputs[runner.filled].get(), bytes, stream_.get()));
 }
 
 // Replays a graph without rows. The arena is cleared because kernels may read row counts from it, too, which an earlier
@@ -78,7 +81,7 @@ Status CudaDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
 Status CudaDevice::RunEmpty(const Runner& runner, uint32_t graph) {
   const CuDrain drain(*machine_, stream_.get());
   const uint64_t bytes = runner.graphs->inputs(graph).bytes;
-  std::memset(runner.inputs.get(), 0, bytes);
+  std::memset(runner.inputs[runner.filled].get(), 0, bytes);
   LLMC_RETURN_IF_ERROR(memory_->ClearArena(stream_.get(), runner.work));
   LLMC_RETURN_IF_ERROR(WriteInputs(runner, bytes));
   LLMC_RETURN_IF_ERROR(runner.graphs->Enqueue(graph));
@@ -90,11 +93,19 @@ void CudaDevice::Visit(uint32_t graph) {
   if (machine_->CheckAlive().ok() && scope.status().ok()) static_cast<void>(RunEmpty(run_, graph).ok());
 }
 
-Status CudaDevice::TakeInputs(const StepBatch& batch) {
+// The other copy of inputs may be on its way yet. *bytes: what the device needs of this one.
+Status CudaDevice::FillInputs(const StepBatch& batch, uint64_t* bytes) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  auto* inputs = static_cast<int32_t*>(run_.inputs.get());
-  return WriteInputs(run_, FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, inputs));
+  run_.filled = 1 - run_.filled;
+  *bytes = FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, run_.words());
+  return Status::Ok();
+}
+
+Status CudaDevice::TakeInputs(const StepBatch& batch) {
+  uint64_t bytes = 0;
+  LLMC_RETURN_IF_ERROR(FillInputs(batch, &bytes));
+  return WriteInputs(run_, bytes);
 }
 
 Status CudaDevice::Enqueue(const StepBatch& batch, Fence* fence) {
@@ -109,8 +120,12 @@ Status CudaDevice::Enqueue(const StepBatch& batch, Fence* fence) {
 }
 
 Status CudaDevice::Submit(const StepBatch& batch) {
-  const CuMachine& cuda = *machine_;
   LLMC_RETURN_IF_ERROR(TakeInputs(batch));
+  return Replay(batch);
+}
+
+Status CudaDevice::Replay(const StepBatch& batch) {
+  const CuMachine& cuda = *machine_;
   LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(batch.graph));
   num_samples_ = batch.num_samples;
   if (batch.num_samples != 0 && !samples()) {
@@ -145,6 +160,43 @@ Status CudaDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::vect
   if (tasks.empty()) return Finish("A step on the GPU");
   sampling_->set_logits(run_.work.logits.get());
   return sampling_->Draw(tasks, outcomes);
+}
+
+Status CudaDevice::Chain(const std::vector<SampleTask>& tasks, const StepBatch& next,
+                         const std::vector<DrawnRow>& drawn, Fence* fence, bool* chained) {
+  *chained = false;
+  LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  const Status status = SubmitChain(tasks, next, drawn, chained);
+  if (!status.ok()) static_cast<void>(Finish("A step").ok());
+  if (*chained) *fence = ++last_fence_;
+  return status;
+}
+
+Status CudaDevice::SubmitChain(const std::vector<SampleTask>& tasks, const StepBatch& next,
+                               const std::vector<DrawnRow>& drawn, bool* chained) {
+  sampling_->set_logits(run_.work.logits.get());
+  bool begun = false;
+  LLMC_RETURN_IF_ERROR(sampling_->Begin(tasks, &begun));
+  if (!begun) return Status::Ok();
+  uint64_t bytes = 0;
+  LLMC_RETURN_IF_ERROR(FillInputs(next, &bytes));
+  const StepLayout& layout = run_.graphs->inputs(next.graph);
+  sampling_->Mark(drawn, run_.words() + layout.offsets[kInputIds] / sizeof(int32_t));
+  LLMC_RETURN_IF_ERROR(WriteInputs(run_, bytes));
+  sampling_->set_inputs(run_.work.step.get(), layout);
+  LLMC_RETURN_IF_ERROR(sampling_->Feed(next.num_tokens));
+  LLMC_RETURN_IF_ERROR(Replay(next));
+  *chained = true;
+  return Status::Ok();
+}
+
+Status CudaDevice::SampleChained(Fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes,
+                                 bool* lost) {
+  const CuScope scope(*machine_);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  return sampling_->End(tasks, outcomes, lost);
 }
 
 Status CudaDevice::CopyBlock(uint32_t from, uint32_t to) {
@@ -256,9 +308,8 @@ void CudaDevice::GetStats(std::vector<DeviceStat>* out) const {
           {"programs", run_.programs->num_kernels()},
           {"programs_from_ptx", run_.programs->num_built()},
           {"saved_blocks", num_saved_},
-          {"loaded_blocks", num_loaded_},
-          {"drawn_on_device", sampling_ == nullptr ? 0 : sampling_->num_on_device()},
-          {"drawn_on_host", sampling_ == nullptr ? 0 : sampling_->num_on_host()}};
+          {"loaded_blocks", num_loaded_}};
+  GpuSampling::AddStats(sampling_.get(), out);
 }
 
 }  // namespace llmc

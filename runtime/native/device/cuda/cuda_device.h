@@ -35,7 +35,11 @@ class CudaDevice final : public Device, public CommandRunner {
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
-  Overlap overlap() const override { return options_.overlap ? Overlap::kPrepared : Overlap::kNone; }
+  Overlap overlap() const override { return options_.overlap ? OverlapOf(sampling_.get()) : Overlap::kNone; }
+  Status Chain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
+               Fence* fence, bool* chained) override;
+  Status SampleChained(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes,
+                       bool* lost) override;
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
   Status CopyBlock(uint32_t from, uint32_t to) override;
   Status ReadBlock(uint32_t block, unsigned char* out) override;
@@ -62,7 +66,10 @@ class CudaDevice final : public Device, public CommandRunner {
   struct Runner {
     std::shared_ptr<const CuPrograms> programs;
     CuWork work;
-    CuPinned inputs, logits;  // copies of a step's device buffers
+    // Copies of steps' device buffers. While inputs are filled, those of the step before may be on their way.
+    CuPinned inputs[2], logits;
+    uint32_t filled = 0;  // which inputs were filled last
+    int32_t* words() const { return static_cast<int32_t*>(inputs[filled].get()); }
     std::unique_ptr<CuGraphs> graphs;
   };
   // first_new: graphs before it have run already. Work that it enqueues has ended when it returns.
@@ -70,8 +77,12 @@ class CudaDevice final : public Device, public CommandRunner {
   Status WriteInputs(const Runner& runner, uint64_t bytes);
   // Replays a graph with zero rows, to the end.
   Status RunEmpty(const Runner& runner, uint32_t graph);
-  // Checks that the batch suits this device, and enqueues the copy of its inputs.
+  // Checks that the batch suits this device, and fills its inputs. *bytes: what to copy of them.
+  Status FillInputs(const StepBatch& batch, uint64_t* bytes);
   Status TakeInputs(const StepBatch& batch);
+  Status Replay(const StepBatch& batch);
+  Status SubmitChain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
+                     bool* chained);
   Status Submit(const StepBatch& batch);
   Status Finish(const char* doing) const;
 

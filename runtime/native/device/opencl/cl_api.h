@@ -59,6 +59,10 @@ constexpr cl_uint kClDeviceVersion = 0x102F;
 constexpr cl_uint kClDeviceExtensions = 0x1030;
 constexpr cl_bitfield kClMemAllocHostPtr = 1 << 4;
 constexpr cl_uint kClDeviceDoubleFpConfig = 0x1032;
+constexpr cl_uint kClDeviceCommandBufferCapabilities = 0x12A9;
+constexpr cl_bitfield kClCommandBufferCanOverlap = 1 << 2;  // CAPABILITY_SIMULTANEOUS_USE
+constexpr cl_properties kClCommandBufferFlags = 0x1293;
+constexpr cl_properties kClCommandBufferOverlaps = 1 << 0;  // SIMULTANEOUS_USE
 constexpr cl_uint kClProgramBinarySizes = 0x1165;
 constexpr cl_uint kClProgramBinaries = 0x1166;
 constexpr cl_uint kClProgramBuildLog = 0x1183;
@@ -101,6 +105,7 @@ constexpr cl_uint kClKernelWorkGroupSize = 0x11B0;
     (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, cl_uint, const cl_event*, cl_event*))                   \
   X(cl_int, EnqueueFillBuffer,                                                                                         \
     (cl_command_queue, cl_mem, const void*, size_t, size_t, size_t, cl_uint, const cl_event*, cl_event*))              \
+  X(cl_int, EnqueueMarkerWithWaitList, (cl_command_queue, cl_uint, const cl_event*, cl_event*))                        \
   X(cl_int, WaitForEvents, (cl_uint, const cl_event*))                                                                 \
   X(cl_int, ReleaseEvent, (cl_event))                                                                                  \
   X(cl_int, Flush, (cl_command_queue))                                                                                 \

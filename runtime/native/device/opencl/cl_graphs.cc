@@ -11,15 +11,16 @@ ClGraphs::~ClGraphs() {
     for (const OneLaunch& launch : graph.launches) {
       if (launch.owned) (*machine_)->ReleaseKernel(launch.kernel);
     }
-    if (graph.buffer != nullptr) machine_->command_buffers()->ReleaseCommandBuffer(graph.buffer);
+    for (cl_command_buffer buffer : graph.buffers) machine_->command_buffers()->ReleaseCommandBuffer(buffer);
   }
 }
 
 Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
-                      const ClMemory& memory, const ClWork& work, cl_command_queue queue, bool record,
+                      const ClMemory& memory, const ClWork& work, cl_command_queue queue, uint32_t in_flight,
                       std::unique_ptr<ClGraphs>* out) {
   std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), work.step.get(), queue));
-  made->recorded_ = record && made->machine_->command_buffers() != nullptr;
+  made->recorded_ = in_flight > 0 && made->machine_->command_buffers() != nullptr;
+  const uint32_t recordings = !made->recorded_ ? 0 : made->machine_->replays_overlap() ? 1 : in_flight;
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     const GraphRecord& record_of = artifact.graphs()[g];
@@ -39,7 +40,7 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
       }
       graph.launches.push_back(std::move(launch));
     }
-    if (made->recorded_) LLMC_RETURN_IF_ERROR(made->Record(&graph));
+    for (uint32_t i = 0; i < recordings; ++i) LLMC_RETURN_IF_ERROR(made->Record(&graph));
   }
   *out = std::move(made);
   return Status::Ok();
@@ -57,29 +58,33 @@ Status ClGraphs::Record(Graph* graph) const {
   const ClCommandBufferFunctions& record = *machine_->command_buffers();
   const std::string doing = "Recording a graph on '" + machine_->name() + "'";
   cl_int code = kClSuccess;
-  graph->buffer = record.CreateCommandBuffer(1, &queue_, nullptr, &code);
+  const cl_properties overlaps[] = {kClCommandBufferFlags, kClCommandBufferOverlaps, 0};
+  cl_command_buffer buffer =
+      record.CreateCommandBuffer(1, &queue_, machine_->replays_overlap() ? overlaps : nullptr, &code);
   LLMC_RETURN_IF_CL_ERROR(doing, code);
+  graph->buffers.push_back(buffer);
   cl_uint last = 0;
   for (const OneLaunch& launch : graph->launches) {
     LLMC_RETURN_IF_ERROR(SetArguments(*machine_, launch.kernel, launch.places, scalars_));
     // Each command waits for the one before it: some drivers do not keep the order of a recording.
     const bool first = &launch == graph->launches.data();
     cl_uint done = 0;
-    LLMC_RETURN_IF_CL_ERROR(doing, record.CommandNDRangeKernel(graph->buffer, nullptr, nullptr, launch.kernel, 1,
-                                                               nullptr, &launch.all_items, &launch.items, first ? 0 : 1,
-                                                               first ? nullptr : &last, &done, nullptr));
+    LLMC_RETURN_IF_CL_ERROR(
+        doing, record.CommandNDRangeKernel(buffer, nullptr, nullptr, launch.kernel, 1, nullptr, &launch.all_items,
+                                           &launch.items, first ? 0 : 1, first ? nullptr : &last, &done, nullptr));
     last = done;
   }
-  LLMC_RETURN_IF_CL_ERROR(doing, record.FinalizeCommandBuffer(graph->buffer));
+  LLMC_RETURN_IF_CL_ERROR(doing, record.FinalizeCommandBuffer(buffer));
   return Status::Ok();
 }
 
-Status ClGraphs::Enqueue(uint32_t graph) const {
-  const Graph& of = graphs_[graph];
-  if (of.buffer != nullptr) {
-    LLMC_RETURN_IF_CL_ERROR(
-        "Replaying a graph on '" + machine_->name() + "'",
-        machine_->command_buffers()->EnqueueCommandBuffer(0, nullptr, of.buffer, 0, nullptr, nullptr));
+Status ClGraphs::Enqueue(uint32_t graph) {
+  Graph& of = graphs_[graph];
+  if (!of.buffers.empty()) {
+    cl_command_buffer buffer = of.buffers[of.next];
+    of.next = (of.next + 1) % of.buffers.size();
+    LLMC_RETURN_IF_CL_ERROR("Replaying a graph on '" + machine_->name() + "'",
+                            machine_->command_buffers()->EnqueueCommandBuffer(0, nullptr, buffer, 0, nullptr, nullptr));
     return Status::Ok();
   }
   for (const OneLaunch& launch : of.launches) LLMC_RETURN_IF_ERROR(Launch(launch));

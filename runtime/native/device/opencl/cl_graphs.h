@@ -15,9 +15,10 @@ namespace llmc {
 
 class ClGraphs {
  public:
-  // record: false to launch every kernel of a step by itself. Programs, memory and work must outlive the graphs.
+  // in_flight: replays of a graph that may be on their way at a time, 1 or 2; 0 to launch every kernel of a step by
+  // itself. Programs, memory and work must outlive the graphs.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
-                     const ClMemory& memory, const ClWork& work, cl_command_queue queue, bool record,
+                     const ClMemory& memory, const ClWork& work, cl_command_queue queue, uint32_t in_flight,
                      std::unique_ptr<ClGraphs>* out);
   ~ClGraphs();
   ClGraphs(const ClGraphs&) = delete;
@@ -29,7 +30,7 @@ class ClGraphs {
     return graphs_[graph].launches[command].places[operand];
   }
   // Enqueues a graph.
-  Status Enqueue(uint32_t graph) const;
+  Status Enqueue(uint32_t graph);
   // Enqueues one command of a graph.
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
@@ -43,7 +44,9 @@ class ClGraphs {
   struct Graph {
     StepLayout inputs;
     std::vector<OneLaunch> launches;
-    cl_command_buffer buffer = nullptr;
+    // Recordings, which take turns: one that runs may not be enqueued again, unless the device can do that.
+    std::vector<cl_command_buffer> buffers;
+    size_t next = 0;
   };
   ClGraphs(std::shared_ptr<const ClMachine> machine, cl_mem scalars, cl_command_queue queue)
       : machine_(std::move(machine)), scalars_(scalars), queue_(queue) {}

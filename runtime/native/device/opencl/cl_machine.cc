@@ -123,6 +123,7 @@ Status ClMachine::Describe() {
   }
   if (!Lists(DeviceText(cl, device_, kClDeviceExtensions), "cl_khr_command_buffer")) return Status::Ok();
   has_command_buffers_ = true;
+  replays_overlap_ = Number<cl_bitfield>(cl, device_, kClDeviceCommandBufferCapabilities) & kClCommandBufferCanOverlap;
 #define LLMC_CL_FIND(result, name, arguments)                                                                        \
   recording_.name =                                                                                                  \
       reinterpret_cast<result(*) arguments>(cl.GetExtensionFunctionAddressForPlatform(platform_, "cl" #name "KHR")); \

@@ -12,7 +12,7 @@
 namespace llmc {
 
 // Highest level of FORMAT.md, devices of kind opencl.
-constexpr uint32_t kMaxClLevel = 0;
+constexpr uint32_t kMaxClLevel = 1;
 
 struct ClChoice {
   std::string library = kClLibrary;
@@ -32,6 +32,9 @@ class ClMachine {
   cl_context context() const { return context_; }
   // nullptr if the device has no command buffers.
   const ClCommandBufferFunctions* command_buffers() const { return has_command_buffers_ ? &recording_ : nullptr; }
+
+  // Whether a command buffer may be enqueued again while it runs. Else a graph needs two of them.
+  bool replays_overlap() const { return replays_overlap_; }
 
   const std::string& name() const { return name_; }
   const std::string& driver() const { return driver_; }
@@ -55,7 +58,7 @@ class ClMachine {
   std::string name_, driver_, platform_name_, version_;
   uint64_t memory_bytes_ = 0, buffer_bytes_ = 0, group_items_ = 0, local_bytes_ = 0;
   uint32_t compute_units_ = 0, number_ = 0;
-  bool has_command_buffers_ = false, divides_exactly_ = false;
+  bool has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
 };
 
 }  // namespace llmc

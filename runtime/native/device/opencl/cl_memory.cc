@@ -40,7 +40,7 @@ Status ClMemory::MakeWork(const Artifact& artifact, cl_command_queue queue, ClWo
   made.step_bytes = sizes.step;
   made.logit_bytes = sizes.logits;
   LLMC_RETURN_IF_ERROR(Allocate("arena", made.arena_bytes, kClMemReadWrite, &made.arena));
-  LLMC_RETURN_IF_ERROR(Allocate("inputs", made.step_bytes, kClMemReadOnly, &made.step));
+  LLMC_RETURN_IF_ERROR(Allocate("inputs", made.step_bytes, kClMemReadWrite, &made.step));
   LLMC_RETURN_IF_ERROR(Allocate("logits", made.logit_bytes, kClMemReadWrite, &made.logits));
   LLMC_RETURN_IF_ERROR(ClearArena(queue, made));
   *out = std::move(made);

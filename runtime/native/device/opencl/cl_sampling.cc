@@ -1,6 +1,7 @@
 #include "device/opencl/cl_sampling.h"
 
 #include <string>
+#include <utility>
 
 #include "device/opencl/cl_arguments.h"
 
@@ -10,6 +11,11 @@ ClSampling::~ClSampling() {
   for (cl_kernel kernel : kernels_) {
     if (kernel != nullptr) (*machine_)->ReleaseKernel(kernel);
   }
+  ReleaseDrawn();
+}
+
+void ClSampling::ReleaseDrawn() {
+  if (drawn_ != nullptr) (*machine_)->ReleaseEvent(std::exchange(drawn_, nullptr));
 }
 
 Status ClSampling::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
@@ -19,6 +25,7 @@ Status ClSampling::Make(std::shared_ptr<const ClMachine> machine, const Artifact
   if (!kernels.any) return Status::Ok();
   std::unique_ptr<ClSampling> made(new ClSampling(std::move(machine), artifact, kernels, queue));
   for (uint32_t stage = 0; stage < kNumSampleStages; ++stage) {
+    if (!made->has(static_cast<SampleStage>(stage))) continue;
     LLMC_RETURN_IF_ERROR(programs.Another(kernels.of_stage[stage], &made->kernels_[stage]));
     made->items_[stage] = programs.launch(kernels.of_stage[stage]).items;
   }
@@ -32,6 +39,7 @@ Status ClSampling::Make(std::shared_ptr<const ClMachine> machine, const Artifact
 }
 
 ClPlace ClSampling::PlaceOf(SampleOperand operand) const {
+  if (operand == SampleOperand::kInputIds) return {step_, static_cast<cl_int>(input_ids_at_ / kAlignment)};
   const ClBuffer* memory = memories_.Of(operand);
   return {memory == nullptr ? logits_ : memory->get(), static_cast<cl_int>(sizes().offset(operand) / kAlignment)};
 }
@@ -41,7 +49,8 @@ Status ClSampling::Launch(SampleStage stage, uint32_t groups) {
   const auto index = static_cast<uint32_t>(stage);
   std::vector<ClPlace> places;
   for (const SampleOperand operand : OperandsOf(stage)) places.push_back(PlaceOf(operand));
-  LLMC_RETURN_IF_ERROR(SetArguments(cl, kernels_[index], places, memories_.upload.get()));
+  cl_mem scalars = stage == SampleStage::kFeed ? step_ : memories_.upload.get();
+  LLMC_RETURN_IF_ERROR(SetArguments(cl, kernels_[index], places, scalars));
   const size_t items = items_[index], all = items * groups;
   LLMC_RETURN_IF_CL_ERROR(
       "Drawing tokens on '" + cl.name() + "'",
@@ -60,6 +69,20 @@ Status ClSampling::Read(uint64_t begin, uint64_t bytes, unsigned char* to) {
   LLMC_RETURN_IF_CL_ERROR(
       "Reading drawn tokens from '" + machine_->name() + "'",
       (*machine_)->EnqueueReadBuffer(queue_, memories_.result.get(), kClFalse, begin, bytes, to, 0, nullptr, nullptr));
+  return Status::Ok();
+}
+
+Status ClSampling::Close() {
+  ReleaseDrawn();
+  LLMC_RETURN_IF_CL_ERROR("Drawing tokens on '" + machine_->name() + "'",
+                          (*machine_)->EnqueueMarkerWithWaitList(queue_, 0, nullptr, &drawn_));
+  return Status::Ok();
+}
+
+Status ClSampling::Arrive() {
+  const cl_int code = (*machine_)->WaitForEvents(1, &drawn_);
+  ReleaseDrawn();
+  LLMC_RETURN_IF_CL_ERROR("Drawing tokens on '" + machine_->name() + "'", code);
   return Status::Ok();
 }
 

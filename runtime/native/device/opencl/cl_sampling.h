@@ -7,6 +7,7 @@
 #include "artifact/artifact.h"
 #include "core/status.h"
 #include "device/gpu/gpu_sampling.h"
+#include "device/gpu/step_inputs.h"
 #include "device/opencl/cl_memory.h"
 #include "device/opencl/cl_programs.h"
 
@@ -21,6 +22,11 @@ class ClSampling final : public GpuSampling {
 
   // Sets the logits of the next draws, which they must outlive.
   void set_logits(const ClBuffer& logits) { logits_ = logits.get(); }
+  // Sets the inputs of the step that Feed feeds, which they must outlive. layout: of its graph.
+  void set_inputs(const ClBuffer& step, const StepLayout& layout) {
+    step_ = step.get();
+    input_ids_at_ = layout.offsets[kInputIds];
+  }
 
  private:
   ClSampling(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const SampleKernels& kernels,
@@ -29,16 +35,21 @@ class ClSampling final : public GpuSampling {
   Status Write(const unsigned char* from, uint64_t bytes) override;
   Status Launch(SampleStage stage, uint32_t groups) override;
   Status Read(uint64_t begin, uint64_t bytes, unsigned char* to) override;
+  Status Close() override;
+  Status Arrive() override;
   Status ReadRow(uint32_t row, float* to) override;
   Status Finish() override;
   ClPlace PlaceOf(SampleOperand operand) const;
+  void ReleaseDrawn();
 
   std::shared_ptr<const ClMachine> machine_;
   cl_command_queue queue_;
   cl_kernel kernels_[kNumSampleStages] = {};
   size_t items_[kNumSampleStages] = {};
   SampleMemories<ClBuffer> memories_;
-  cl_mem logits_ = nullptr;
+  cl_mem logits_ = nullptr, step_ = nullptr;
+  uint64_t input_ids_at_ = 0;
+  cl_event drawn_ = nullptr;  // set by Close
 };
 
 }  // namespace llmc

@@ -54,9 +54,10 @@ Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& option
 
 Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
   LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, queue_.get(), &out->work));
-  LLMC_RETURN_IF_ERROR(ClGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, queue_.get(),
-                                      !options_.eager, &out->graphs));
-  out->inputs.resize(out->work.step_bytes / kWordBytes);
+  const uint32_t in_flight = options_.eager ? 0 : overlap() == Overlap::kChained ? 2 : 1;
+  LLMC_RETURN_IF_ERROR(
+      ClGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, queue_.get(), in_flight, &out->graphs));
+  for (auto& inputs : out->inputs) inputs.resize(out->work.step_bytes / kWordBytes);
   out->logits.resize(out->work.logit_bytes / sizeof(float));
   // A driver may finish code at its first use: after this, nothing is compiled any more.
   for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
@@ -65,6 +66,7 @@ Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runn
   // Only with the first graphs: sampling kernels serve all graphs, and may be running when more are added.
   if (sampling_ != nullptr && first_new == 0) {
     sampling_->set_logits(out->work.logits);
+    sampling_->set_inputs(out->work.step, out->graphs->inputs(0));
     LLMC_RETURN_IF_ERROR(sampling_->RunEmpty());
   }
   out->programs->Store();
@@ -86,14 +88,15 @@ void OpenClDevice::Adopt(NewGraphs* graphs) { static_cast<JoiningGraphs<Runner>*
 Status OpenClDevice::WriteInputs(const Runner& runner, uint64_t bytes) {
   LLMC_RETURN_IF_CL_ERROR("Copying a step's inputs to '" + machine_->name() + "'",
                           (*machine_)->EnqueueWriteBuffer(queue_.get(), runner.work.step.get(), kClFalse, 0, bytes,
-                                                          runner.inputs.data(), 0, nullptr, nullptr));
+                                                          runner.inputs[runner.filled].data(), 0, nullptr, nullptr));
   return Status::Ok();
 }
 
 // Replays a graph without rows. The arena is cleared because kernels may read row counts from it, too, which an earlier
 // step has written.
 Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
-  std::fill(runner->inputs.begin(), runner->inputs.end(), 0);
+  auto& inputs = runner->inputs[runner->filled];
+  std::fill(inputs.begin(), inputs.end(), 0);
   LLMC_RETURN_IF_ERROR(memory_->ClearArena(queue_.get(), runner->work));
   LLMC_RETURN_IF_ERROR(WriteInputs(*runner, runner->graphs->inputs(graph).bytes));
   LLMC_RETURN_IF_ERROR(runner->graphs->Enqueue(graph));
@@ -101,11 +104,19 @@ Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
   return Status::Ok();
 }
 
-Status OpenClDevice::TakeInputs(const StepBatch& batch) {
+// The other copy of inputs may be on its way yet. *bytes: what the device needs of this one.
+Status OpenClDevice::FillInputs(const StepBatch& batch, uint64_t* bytes) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
-  int32_t* inputs = run_.inputs.data();
-  return WriteInputs(run_, FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, inputs));
+  run_.filled = 1 - run_.filled;
+  *bytes = FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, run_.words());
+  return Status::Ok();
+}
+
+Status OpenClDevice::TakeInputs(const StepBatch& batch) {
+  uint64_t bytes = 0;
+  LLMC_RETURN_IF_ERROR(FillInputs(batch, &bytes));
+  return WriteInputs(run_, bytes);
 }
 
 Status OpenClDevice::Enqueue(const StepBatch& batch, Fence* fence) {
@@ -142,6 +153,10 @@ Status OpenClDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t by
 
 Status OpenClDevice::Submit(const StepBatch& b) {
   LLMC_RETURN_IF_ERROR(TakeInputs(b));
+  return Replay(b);
+}
+
+Status OpenClDevice::Replay(const StepBatch& b) {
   LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(b.graph));
   num_samples_ = b.num_samples;
   LLMC_RETURN_IF_CL_ERROR("Starting a step on '" + machine_->name() + "'", (*machine_)->Flush(queue_.get()));
@@ -165,6 +180,33 @@ Status OpenClDevice::Sample(Fence, const std::vector<SampleTask>& tasks, std::ve
     return sampling_->Draw(tasks, outcomes);
   }
   LLMC_RETURN_IF_CL_ERROR("A step on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
+  return Status::Ok();
+}
+
+Status OpenClDevice::Chain(const std::vector<SampleTask>& tasks, const StepBatch& next,
+                           const std::vector<DrawnRow>& drawn, Fence* fence, bool* chained) {
+  *chained = false;
+  const Status status = SubmitChain(tasks, next, drawn, chained);
+  if (!status.ok()) (*machine_)->Finish(queue_.get());
+  if (*chained) *fence = ++last_fence_;
+  return status;
+}
+
+Status OpenClDevice::SubmitChain(const std::vector<SampleTask>& tasks, const StepBatch& next,
+                                 const std::vector<DrawnRow>& drawn, bool* chained) {
+  sampling_->set_logits(run_.work.logits);
+  bool begun = false;
+  LLMC_RETURN_IF_ERROR(sampling_->Begin(tasks, &begun));
+  if (!begun) return Status::Ok();
+  uint64_t bytes = 0;
+  LLMC_RETURN_IF_ERROR(FillInputs(next, &bytes));
+  const StepLayout& layout = run_.graphs->inputs(next.graph);
+  sampling_->Mark(drawn, run_.words() + layout.offsets[kInputIds] / kWordBytes);
+  LLMC_RETURN_IF_ERROR(WriteInputs(run_, bytes));
+  sampling_->set_inputs(run_.work.step, layout);
+  LLMC_RETURN_IF_ERROR(sampling_->Feed(next.num_tokens));
+  LLMC_RETURN_IF_ERROR(Replay(next));
+  *chained = true;
   return Status::Ok();
 }
 
@@ -200,9 +242,8 @@ void OpenClDevice::GetStats(std::vector<DeviceStat>* out) const {
           {"programs", run_.programs->num_programs()},
           {"cached_programs", run_.programs->num_cached()},
           {"saved_blocks", num_saved_},
-          {"loaded_blocks", num_loaded_},
-          {"drawn_on_device", sampling_ == nullptr ? 0 : sampling_->num_on_device()},
-          {"drawn_on_host", sampling_ == nullptr ? 0 : sampling_->num_on_host()}};
+          {"loaded_blocks", num_loaded_}};
+  GpuSampling::AddStats(sampling_.get(), out);
 }
 
 }  // namespace llmc

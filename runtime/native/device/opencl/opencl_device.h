@@ -56,7 +56,14 @@ class OpenClDevice final : public Device, public CommandRunner {
   Status Wait(Fence fence, const float** logits) override;
   bool samples() const override { return sampling_ != nullptr; }
   Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) override;
-  Overlap overlap() const override { return options_.overlap ? Overlap::kPrepared : Overlap::kNone; }
+  Overlap overlap() const override { return options_.overlap ? OverlapOf(sampling_.get()) : Overlap::kNone; }
+  Status Chain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
+               Fence* fence, bool* chained) override;
+  Status SampleChained(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes,
+                       bool* lost) override {
+    static_cast<void>(fence);
+    return sampling_->End(tasks, outcomes, lost);
+  }
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
     return memory_->LoadAdapter(queue_.get(), slot, matrices);
   }
@@ -84,7 +91,10 @@ class OpenClDevice final : public Device, public CommandRunner {
     std::unique_ptr<ClPrograms> programs;
     ClWork work;
     std::unique_ptr<ClGraphs> graphs;
-    std::vector<int32_t> inputs;  // copy of a step's device buffer
+    // Copies of steps' device buffers. While inputs are filled, those of the step before may be on their way.
+    std::vector<int32_t> inputs[2];
+    uint32_t filled = 0;  // which inputs were filled last
+    int32_t* words() { return inputs[filled].data(); }
     std::vector<float> logits;
   };
   // first_new: graphs before it have run already.
@@ -92,8 +102,12 @@ class OpenClDevice final : public Device, public CommandRunner {
   Status WriteInputs(const Runner& runner, uint64_t bytes);
   // Replays a graph with zero rows, to the end.
   Status RunEmpty(Runner* runner, uint32_t graph);
-  // Checks that the batch suits this device, and enqueues the copy of its inputs.
+  // Checks that the batch suits this device, and fills its inputs. *bytes: what to copy of them.
+  Status FillInputs(const StepBatch& batch, uint64_t* bytes);
   Status TakeInputs(const StepBatch& batch);
+  Status Replay(const StepBatch& batch);
+  Status SubmitChain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
+                     bool* chained);
   Status Submit(const StepBatch& batch);
 
   std::shared_ptr<const ClMachine> machine_;

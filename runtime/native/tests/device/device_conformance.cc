@@ -118,6 +118,7 @@ class Suite {
       CheckGuards("graph " + std::to_string(g));
     }
     if (device_->samples()) Draws();
+    if (device_->overlap() == llmc::Overlap::kChained) Chains();
     Copies();
     CheckGuards("copies");
     HandsOver();
@@ -428,6 +429,83 @@ class Suite {
       }
     }
     Free(table);
+  }
+
+  // Steps that are on their way before their tokens are known have the bits of steps that begin behind them.
+  void Chains() {
+    constexpr uint32_t kSteps = 4;
+    for (uint32_t graph = 0; graph < model().graphs.size(); ++graph) {
+      const GraphShape& g = model().graphs[graph];
+      const uint32_t reach = std::min(Reach(g), Reach(model().graphs[fill_]));
+      if (g.phase != Phase::kDecode || reach < kSteps + 1) continue;
+      const uint32_t seqs = std::min({g.max_seqs, g.max_tokens, g.max_samples, 3u});
+      const uint32_t start = std::min(block_size() - 1, reach - kSteps);
+      std::vector<Part> parts;
+      std::vector<llmc::SamplingParams> params(seqs);
+      for (uint32_t i = 0; i < seqs; ++i) {
+        params[i].seed = graph + i;
+        params[i].temperature = i == 0 ? 0.0f : 0.8f;
+        parts.push_back({2000 + 10 * graph + i, start, 1, TableOf(start + kSteps), 1});
+        Fill(parts[i].sequence, 0, start, parts[i].table);
+      }
+      std::vector<int32_t> text(start + kSteps);
+      std::vector<llmc::SampleTask> tasks(seqs);
+      // A batch has the sequences in the order of its step: forwards or backwards.
+      const auto step = [&](uint32_t number) {
+        if (number > 0) std::reverse(parts.begin(), parts.end());
+        for (uint32_t i = 0; i < seqs; ++i) {
+          parts[i].start = start + number;
+          tasks[i].row = i;
+          tasks[i].params = &params[i];
+          tasks[i].context = {text.data(), start + number + 1, start, i};
+        }
+        return BatchOf(graph, parts);
+      };
+      std::vector<std::vector<int32_t>> drawn(kSteps - 1);
+      std::vector<std::vector<float>> last;
+      for (const bool chained : {true, false}) {
+        StepBatch batch = step(0);
+        llmc::Fence fence = 0;
+        CHECK_OK(device_->Enqueue(batch, &fence));
+        for (uint32_t number = 1; number < kSteps; ++number) {
+          const std::vector<llmc::SampleTask> draws = tasks;
+          std::vector<llmc::SampleOutcome> found(seqs);
+          StepBatch next = step(number);
+          std::vector<llmc::DrawnRow> rows;
+          for (uint32_t row = 0; row < seqs; ++row) rows.push_back({row, seqs - 1 - row});
+          llmc::Fence next_fence = 0;
+          bool done = false, lost = false;
+          std::fill(next.input_ids.begin(), next.input_ids.end(), 0);
+          if (chained) {
+            CHECK_OK(device_->Chain(draws, next, rows, &next_fence, &done));
+            std::fill(next.input_ids.begin(), next.input_ids.end(), -1);  // the device has its own
+            CHECK(done);
+            if (!done) return;
+            CHECK_OK(device_->SampleChained(fence, draws, &found, &lost));
+            CHECK(!lost);
+          } else {
+            CHECK_OK(device_->Sample(fence, draws, &found));
+            for (const llmc::DrawnRow& one : rows) next.input_ids[one.row] = found[one.task].result.token;
+            CHECK_OK(device_->Enqueue(next, &next_fence));
+          }
+          fence = next_fence;
+          std::vector<int32_t> tokens;
+          for (const llmc::SampleOutcome& one : found) tokens.push_back(one.result.token);
+          if (chained) drawn[number - 1] = tokens;
+          CHECK(drawn[number - 1] == tokens);
+        }
+        const float* logits = nullptr;
+        CHECK_OK(device_->Wait(fence, &logits));
+        const auto vocab = static_cast<size_t>(model().vocab_size);
+        for (uint32_t row = 0; row < seqs && logits != nullptr; ++row) {
+          const std::vector<float> found(logits + row * vocab, logits + (row + 1) * vocab);
+          if (chained) last.push_back(found);
+          CHECK(std::memcmp(found.data(), last[row].data(), vocab * sizeof(float)) == 0);
+        }
+        if (kSteps % 2 == 0) std::reverse(parts.begin(), parts.end());
+      }
+      for (const Part& part : parts) Free(part.table);
+    }
   }
 
   // A copied block is its own from then on, and both halves go on as if there were one.

@@ -1,6 +1,7 @@
-// Steps that are prepared while the one before runs: which are, in what order the device is asked, who waits for whom, and
+// Steps that are prepared while the one before runs, or chained to it: which are, in what order the device is asked, who waits for whom, and
 // what becomes of rows whose sequences have ended. Their bits engine_fuzz_test compares.
 #include <string>
+#include <utility>
 
 #include "support/engine_harness.h"
 
@@ -21,8 +22,15 @@ class Ordered final : public NullDevice {
     if (on_wait) on_wait();
     return NullDevice::Wait(fence, logits);
   }
+  Status Chain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
+               Fence* fence, bool* chained) override {
+    const Status status = NullDevice::Chain(tasks, next, drawn, fence, chained);
+    if (*chained) said += 'C';
+    if (on_chain) on_chain();
+    return status;
+  }
   std::string said;
-  std::function<void()> on_wait;
+  std::function<void()> on_wait, on_chain;
 };
 
 std::unique_ptr<Engine> MakeOrdered(Ordered** device, uint32_t blocks = 65, const EngineOptions& options = {},
@@ -286,6 +294,92 @@ void TestUnsure() {
   }
 }
 
+// The next step is on its way before anybody waits for the tokens of the one before.
+void TestChained() {
+  Ordered* device;
+  auto engine = MakeOrdered(&device);
+  device->never_refuses = true;
+  const std::vector<Job> jobs = SubmitAll(engine.get(), {{5, 4}, {6, 3}});
+  Outputs outputs;
+  for (const std::string wanted : {"ECW", "ECWCW", "ECWCWCW", "ECWCWCWW"}) {
+    StepOnce(engine.get());
+    CHECK(device->said == wanted);
+  }
+  RunAll(engine.get(), &outputs);
+  CompareAll(jobs, &outputs);
+  const llmc_engine_stats stats = engine->Stats();
+  CHECK_EQ(stats.num_ahead_steps, 3u);
+  CHECK_EQ(stats.num_thrown_rows, 0u);
+  CHECK_EQ(stats.num_steps, 4u);
+  CHECK_EQ(stats.num_free_blocks, stats.num_blocks);
+  CHECK_EQ(engine->Wait(0), 0u);
+}
+
+// If the host must draw, the step ahead is waited for and given up, the step before runs again, and the next one behind
+// its tokens. What the step in vain wrote to the KV cache is overwritten.
+void TestLost() {
+  Ordered* device;
+  auto engine = MakeOrdered(&device);
+  device->never_refuses = true;
+  device->loses = 1;
+  const std::vector<Job> jobs = SubmitAll(engine.get(), {{3, 5}, {6, 3}});
+  StepOnce(engine.get());
+  CHECK(device->said == "ECWWEWE");
+  CHECK_EQ(engine->Stats().num_ahead_steps, 1u);
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  CompareAll(jobs, &outputs);
+  CHECK_EQ(device->lost_steps, device->chained_steps);
+  CHECK_EQ(engine->Stats().num_ahead_steps, 4u);
+  CHECK_EQ(engine->Stats().num_thrown_rows, 0u);
+}
+
+// A step whose sequences all stop is in vain. It holds their blocks until it has ended, and nothing is told of it.
+void TestChainedInVain() {
+  Ordered* device;
+  auto engine = MakeOrdered(&device);
+  device->never_refuses = true;
+  std::vector<Job> jobs = {Simple(5, 8), Simple(4, 8)};
+  for (Job& job : jobs) {
+    job.stops = {Reference(job, 0, 64).tokens[1]};
+    CHECK_OK(Submit(engine.get(), &job));
+  }
+  const size_t length = std::max(Reference(jobs[0], 0, 64).tokens.size(), Reference(jobs[1], 0, 64).tokens.size());
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  CompareAll(jobs, &outputs);
+  CHECK_EQ(engine->Stats().num_steps, length + 2);  // with the token that stops, and the step in vain
+  CHECK_EQ(engine->Stats().num_thrown_rows, 2u);
+  CHECK_EQ(engine->Stats().num_free_blocks, engine->Stats().num_blocks);
+}
+
+// Who comes before the next step is chained keeps it from being chained; who comes later waits for it alone. Who is
+// cancelled meanwhile has a row that is thrown away.
+void TestDisturbedChain() {
+  Ordered* device;
+  auto engine = MakeOrdered(&device);
+  device->never_refuses = true;
+  std::vector<Job> jobs = SubmitAll(engine.get(), {{5, 6}, {6, 6}});
+  bool done = false;
+  device->on_chain = [&] {
+    if (std::exchange(done, true)) return;
+    CHECK_OK(engine->Cancel(jobs[1].id));
+    jobs.push_back(Simple(7, 3));
+    CHECK_OK(Submit(engine.get(), &jobs.back()));
+  };
+  StepOnce(engine.get());
+  CHECK(device->said == "ECW");
+  StepOnce(engine.get());
+  CHECK(device->said == "ECWW");
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  CHECK_EQ(outputs[std::pair(jobs[1].id, 0u)].reason, static_cast<uint32_t>(LLMC_FINISH_CANCELLED));
+  CHECK_EQ(outputs[std::pair(jobs[1].id, 0u)].tokens.size(), 1u);
+  jobs.erase(jobs.begin() + 1);
+  CompareAll(jobs, &outputs);
+  CHECK_EQ(engine->Stats().num_thrown_rows, 1u);
+}
+
 }  // namespace
 
 int main() {
@@ -300,5 +394,11 @@ int main() {
   TestFailures();
   TestLanding();
   TestUnsure();
+  NullDevice::draws = NullDevice::chains = true;
+  TestChained();
+  TestLost();
+  TestChainedInVain();
+  TestDisturbedChain();
+  TestFailures();
   return Finish("ahead_test");
 }

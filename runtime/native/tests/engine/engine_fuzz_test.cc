@@ -14,7 +14,7 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
          total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0, total_ahead = 0,
-         total_thrown = 0;
+         total_thrown = 0, total_chained = 0, total_lost = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -54,7 +54,8 @@ void Property(uint32_t seed) {
   NullDevice* device;
   NullDevice::workers = pick(0, 7) ? 1 : pick(2, 3);
   NullDevice::late = pick(0, 1) != 0;
-  NullDevice::draws = pick(0, 3) == 0;
+  NullDevice::chains = pick(0, 1) != 0;
+  NullDevice::draws = NullDevice::chains || pick(0, 3) == 0;
   std::unique_ptr<Engine> engine;
   if (options.speculate_tokens > 0 && pick(0, 2) == 0) {
     ModelShape draft = Shape(static_cast<int32_t>(pick(1, 5)), static_cast<int32_t>(pick(4, 60)), 4);
@@ -66,6 +67,7 @@ void Property(uint32_t seed) {
   } else {
     engine = Make(shape, blocks, options, &device);
   }
+  device->loses = pick(0, 3);
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
   // Now and then masks are late, so that most of the seats are given away.
@@ -196,6 +198,9 @@ void Property(uint32_t seed) {
   CHECK(s.num_ahead_steps <= s.num_decode_steps && s.num_thrown_rows <= s.scheduled_tokens);
   total_ahead += s.num_ahead_steps;
   total_thrown += s.num_thrown_rows;
+  CHECK(device->chained_steps - device->lost_steps <= s.num_ahead_steps);
+  total_chained += device->chained_steps;
+  total_lost += device->lost_steps;
   total_decode_chunks += device->decode_chunks;
   uint64_t misses = 0;
   for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
@@ -216,7 +221,7 @@ int main() {
         total_masks,       total_scored,  total_timeouts,  total_decode_chunks, total_mixed_preemptions,
         total_mixed_hits,  total_parked,  total_evictions, total_promotions,    total_beams,
         total_best_of,     total_drafted, total_accepted,  total_drafts,        total_loads,
-        total_ahead,       total_thrown}) {
+        total_ahead,       total_thrown,  total_chained,   total_lost}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

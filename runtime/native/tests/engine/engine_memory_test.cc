@@ -164,7 +164,9 @@ int main() {
   speculate = 0;
   NullDevice::late = true;
   TestStep();
-  NullDevice::late = false;
+  NullDevice::draws = NullDevice::chains = true;
+  TestStep();
+  NullDevice::late = NullDevice::draws = NullDevice::chains = false;
   auto engine = Make(Usual(), 65, {});
   Outputs outputs;
   Needs needs;

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -56,7 +57,41 @@ class NullDevice : public llmc::Device {
 
   // A device that overlaps computes at the fence, from a batch of its own.
   static inline bool late = false;  // applies to engines made later
-  llmc::Overlap overlap() const override { return late_ ? llmc::Overlap::kPrepared : llmc::Overlap::kNone; }
+  // One that chains refuses every third step, and loses some, as if the host had to draw.
+  static inline bool chains = false;  // applies to engines made later that are late and draw
+  llmc::Overlap overlap() const override {
+    if (!late_) return llmc::Overlap::kNone;
+    return chains_ && draws_ ? llmc::Overlap::kChained : llmc::Overlap::kPrepared;
+  }
+  llmc::Status Chain(const std::vector<llmc::SampleTask>& tasks, const llmc::StepBatch& next,
+                     const std::vector<llmc::DrawnRow>& drawn, llmc::Fence* fence, bool* chained) override {
+    if (enqueued_ == 0 || next_fence_ != 0) return Bad("a step is chained to nothing, or to a chained one");
+    for (const llmc::DrawnRow& one : drawn) {
+      if (one.task >= tasks.size() || one.row >= next.num_tokens) return Bad("a row that nobody draws");
+    }
+    *chained = never_refuses || enqueued_ % 3 != 0;
+    if (!*chained) return llmc::Status::Ok();
+    next_ = next;
+    drawn_ = drawn;
+    next_fence_ = *fence = ++last_fence_;
+    ++chained_steps;
+    return llmc::Status::Ok();
+  }
+  llmc::Status SampleChained(llmc::Fence fence, const std::vector<llmc::SampleTask>& tasks,
+                             std::vector<llmc::SampleOutcome>* outcomes, bool* lost) override {
+    if (fence != enqueued_ || next_fence_ == 0) return Bad("nobody chained this step");
+    LLMC_RETURN_IF_ERROR(Sample(fence, tasks, outcomes));
+    *lost = loses > 0 && fence % loses == 0;
+    for (llmc::SampleOutcome& outcome : *outcomes) outcome.result.token = *lost ? 0 : outcome.result.token;
+    batch_ = next_;
+    for (const llmc::DrawnRow& one : drawn_) {
+      const llmc::SampleOutcome& outcome = (*outcomes)[one.task];
+      batch_.input_ids[one.row] = outcome.status.ok() ? outcome.result.token : 0;
+    }
+    enqueued_ = std::exchange(next_fence_, 0);
+    lost_steps += *lost;
+    return llmc::Status::Ok();
+  }
   llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
     if (enqueued_ != 0) return Bad("a step is on its way already");
     batch_ = b;
@@ -65,6 +100,11 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
   llmc::Status Wait(llmc::Fence fence, const float** logits) override {
+    // A chained step whose tokens nobody asked for runs with others.
+    if (fence != 0 && fence == next_fence_) {
+      batch_ = next_;
+      enqueued_ = std::exchange(next_fence_, 0);
+    }
     if (fence == 0 || fence != enqueued_) return Bad("nobody enqueued this step");
     enqueued_ = 0;
     *logits = nullptr;
@@ -193,10 +233,13 @@ class NullDevice : public llmc::Device {
 
   int fail_after = 0;
   bool poison = false;
+  bool never_refuses = false;
+  uint32_t loses = 0;  // of chained steps, each of which the host must draw; 0: none
   uint32_t wrong = 0;  // per cent of rows that get another text's logits
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
-  uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0;
+  uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
+           chained_steps = 0, lost_steps = 0;
 
  private:
   template <class Copy>
@@ -219,9 +262,11 @@ class NullDevice : public llmc::Device {
   uint32_t num_blocks_;
   std::vector<uint64_t> pool_, saved_;
   std::vector<float> logits_;
-  const bool late_ = late, draws_ = draws;
+  const bool late_ = late, draws_ = draws, chains_ = chains;
   llmc::Fence enqueued_ = 0, last_fence_ = 0;
-  llmc::StepBatch batch_;
+  llmc::StepBatch batch_, next_;  // next_: chained to batch_
+  std::vector<llmc::DrawnRow> drawn_;
+  llmc::Fence next_fence_ = 0;
   volatile float zero_ = 0;
 };
 

@@ -125,7 +125,7 @@ def test_an_artifact_has_code_of_each_architecture_and_ptx(tmp_path: Path, kerne
                 target="cuda:sm_90a,sm_80",
             ).close()
     tables, code = read_graphs(tmp_path / "a"), (tmp_path / "a" / "kernels.cuda").read_bytes()
-    assert (tables.target.kind, tables.target.name, tables.target.level) == ("cuda", "cuda:sm_80,sm_90a", 0)
+    assert (tables.target.kind, tables.target.name, tables.target.level) == ("cuda", "cuda:sm_80,sm_90a", 1)
     assert code == (tmp_path / "b" / "kernels.cuda").read_bytes()
     images = unpack(code)
     wanted = [(CUBIN, 80, False), (CUBIN, 90, True), (PTX, 80, False)]

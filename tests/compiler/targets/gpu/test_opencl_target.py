@@ -142,7 +142,7 @@ def test_an_artifact_is_text_that_says_what_it_is_for(tmp_path: Path, kernel_cac
             model, tmp_path / name, kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target="opencl"
         ).close()
     tables, text = read_graphs(tmp_path / "a"), (tmp_path / "a" / "kernels.cl").read_text()
-    assert (tables.target.kind, tables.target.name, tables.target.level) == ("opencl", "opencl", 0)
+    assert (tables.target.kind, tables.target.name, tables.target.level) == ("opencl", "opencl", 1)
     assert text.startswith(PRELUDE)
     assert text == (tmp_path / "b" / "kernels.cl").read_text()
     for kernel in tables.kernels:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llmc.compiler.targets.gpu import backend
+from llmc.compiler.targets.gpu.sampling import sampling_specs
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 
 from support.artifacts import TinyArtifact, made_once
@@ -112,17 +114,47 @@ def test_a_step_fails_and_the_device_goes_on(
         assert replay(device, 0, pages, [(0, [3, 4, 5], 0)]).shape[0] == 1
 
 
-def test_a_lost_device_fails_requests_one_by_one(
-    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fails",
+    ["EnqueueReadBuffer=-14", "EnqueueMarkerWithWaitList=-14", "WaitForEvents=-14", "Flush@2=-14", "Flush@1=-14"],
+)
+def test_a_device_that_fails_ends_requests_one_by_one_and_goes_on(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
+    """Also where the next step is being chained to the one that runs: nothing waits then."""
+    waiting = ctypes.CDLL(str(stub)).stub_opencl_waiting
     with Artifact(artifact) as opened:
         engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path))
-    monkeypatch.setenv("STUB_OPENCL", "EnqueueReadBuffer=-14")
-    engine.submit([3, 4, 5], max_tokens=2)
+    monkeypatch.setenv("STUB_OPENCL", fails)
+    engine.submit([3, 4, 5], max_tokens=3, ignore_eos=True)
     with pytest.raises(LlmcError, match="a command failed on the device"):
         engine.step()
     failed = [event for event in engine.poll() if event.kind == "failed"]
     assert [event.error_message for event in failed]
+    assert waiting() == 0
+    monkeypatch.delenv("STUB_OPENCL")
+    engine.submit([3, 4, 5], max_tokens=3, ignore_eos=True)
+    while engine.step():
+        engine.check_integrity()
+    assert sum(event.kind == "token" for event in engine.poll()) == 3
+    assert engine.stats.device["chained_steps"] >= 2
+
+
+def test_an_artifact_whose_kernels_pass_no_tokens_on(
+    stub: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of level 0: steps are prepared, and begin when the tokens before them are known."""
+    monkeypatch.setattr(backend, "sampling_specs", lambda vocab: sampling_specs(vocab)[:-1])
+    model = make_tiny_model(tmp_path / "model", "llama")
+    ladder = "prefill=[1]x[16],decode=[1]x[32]"
+    with compile_tiny(model, tmp_path / "out", kernel_cache, buckets=ladder, target="opencl") as artifact:
+        engine = Engine(artifact, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path))
+    engine.submit([3, 4, 5], max_tokens=3, ignore_eos=True)
+    while engine.step():
+        engine.check_integrity()
+    assert sum(event.kind == "token" for event in engine.poll()) == 3
+    assert engine.stats.num_ahead_steps == 2
+    assert engine.stats.device["chained_steps"] == 0
 
 
 def test_a_block_that_cannot_be_read_leaves_nothing_behind(

@@ -118,7 +118,7 @@ def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
         stats_of = engine.graph_stats()
         assert all(stats_of[index].replays > 0 for index in joined)
         assert engine.stats.device["recorded_graphs"] == before + len(joined)
-        assert engine.stats.num_ahead_steps > 0
+        assert engine.stats.num_ahead_steps >= engine.stats.device["chained_steps"] > 0
 
 
 def test_graphs_that_cannot_join_leave_all_as_it_was(

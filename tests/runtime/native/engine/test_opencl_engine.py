@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
-from llmc.runtime.binding import Artifact, Engine
+from llmc.runtime.binding import Artifact, Engine, SamplingParams
 
 from support.adapter_setting import Setting, drive, with_tokenizer
 from support.engine_driver import mixed_requests
-from support.opencl import needs_opencl, opencl_setting, program_cache
+from support.opencl import needs_opencl, one_replay_library, opencl_setting, program_cache
 from support.server_harness import running_server
 
 pytestmark = needs_opencl
@@ -79,7 +80,7 @@ def test_bits_do_not_depend_on_company(
     assert tiny_pool == (stats.num_preemptions > 0)
     assert stats.num_mixed_steps > 0
     assert stats.prefix_hit_tokens > 0
-    assert stats.num_ahead_steps > 0
+    assert stats.num_ahead_steps >= stats.device["chained_steps"] > 0
     assert stats.num_free_blocks == stats.num_blocks
 
 
@@ -96,6 +97,33 @@ def test_blocks_that_were_swapped_have_their_bits(
             stats = engine.stats
         assert stats.num_preemptions > 0
         assert stats.device["saved_blocks"] >= stats.device["loaded_blocks"] > 0
+
+
+def test_graphs_that_the_driver_replays_once_at_a_time(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]], tmp_path: Path
+) -> None:
+    """Such a graph has two recordings: one may run while the other is enqueued behind it."""
+    engine, requests = with_adapters(opencl_library=str(one_replay_library(tmp_path)))
+    with engine:
+        assert drive(engine, requests[:4]) == alone[:4]
+        counted = engine.stats.device
+    assert counted["recorded_graphs"] > 0
+    assert counted["chained_steps"] > 0
+
+
+def test_a_step_runs_again_if_the_host_has_to_draw(setting: Setting, programs: dict[str, Any]) -> None:
+    """The 1024 likeliest of 9001 tokens do not reach top_p, which is known when the next step is on its way."""
+    params = SamplingParams(temperature=2.0, top_p=0.99, max_tokens=6, ignore_eos=True, seed=3)
+    requests = [([5, 6, 7], params, 0), ([8, 9], replace(params, temperature=0.0), 0)]
+    found = []
+    for overlap in (False, True):
+        with Artifact(setting.artifact) as artifact, Engine(artifact, overlap=overlap, **programs) as engine:
+            found.append(drive(engine, requests))
+            counted = engine.stats.device
+        # The steps after a repeated one are not chained.
+        assert (counted["chained_steps"], counted["repeated_steps"]) == (overlap, overlap)
+        assert counted["drawn_on_host"] == 6
+    assert found[0] == found[1]
 
 
 def test_graphs_that_join(
