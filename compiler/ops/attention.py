@@ -30,6 +30,7 @@ def _paged_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         kv_dtype=graph.kv_dtype,
         **both,
         **_shape_of_scores(site),
+        **graph.target.attention_params(graph.shape),
     )
     # With two-sided attention a kernel must know where the context ends.
     ends = () if causal else ("context_lens",)

@@ -83,6 +83,7 @@ def _latent_attention(site: Site, graph: GraphParams) -> list[KernelCall]:
         scale=float(a["scale"]),
         segments=segments,
         **_of_cache(rank + rotated, graph),
+        **graph.target.attention_params(graph.shape),
     )
     inputs = ("q", "q_rotated", "block_tables", "token_seq", "positions", BufferSource.K_POOL)
     if not segments:

@@ -142,6 +142,10 @@ class Target(ABC):
     def int8_row_words(self, width: int, groups: int) -> int:
         """4-byte words in an int8 row of `width` numbers, with its scale and one sum per group."""
 
+    def attention_params(self, shape: GraphShape) -> Mapping[str, Param]:
+        """Further parameters of attention kernels in a graph of this shape, which only this target knows."""
+        return {}
+
     @abstractmethod
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         """Bytes of partial results for attention that splits contexts into segments."""

@@ -12,6 +12,8 @@ STATE = 2
 _ITEMS = 64  # of a group, as in launch.py
 _MOST_ROWS = 8
 _MOST_SUMS = 16  # per work item, so that they stay in registers
+_TILE_ROWS = 16  # query heads of neighbouring tokens
+_TILE_SUMS = 32  # per work item
 _LEAST_PARTITIONS = 3  # of a graph's longest context; for fewer, merging costs more than it gains
 _SPLIT_TOKENS = 64
 _MOST_PARTIALS = 8192  # per query head: 130 MiB for 32 heads of 128
@@ -51,3 +53,9 @@ def rows_together(heads: int, kv_heads: int, width: int) -> int:
 def groups_of(heads: int, kv_heads: int, width: int, segments: int) -> int:
     """Groups per token that are worth launching."""
     return heads // rows_together(heads, kv_heads, width) * max(1, min(segments, _MOST_GROUPS))
+
+
+def tokens_together(heads: int, kv_heads: int, width: int) -> int:
+    """Neighbouring tokens of a sequence that share one read of keys and values, where a step has several of one."""
+    most = min(_TILE_ROWS, _TILE_SUMS // -(-width // _ITEMS))
+    return max(1, most // rows_together(heads, kv_heads, width))

@@ -6,12 +6,12 @@ Imports neither torch nor tvm; kernels import them when compiled.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from llmc.compiler.graph.commands import GraphShape, round_up
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.gpu.attention_split import partial_floats, segments_of
 from llmc.compiler.targets.gpu.sampling import sampling_specs
@@ -49,6 +49,10 @@ class GpuTarget(RowsTarget):
     ) -> GraphShape:
         reach = min(round_up(longest_context, block_size), max_context)  # a sequence may fill its last block
         return GraphShape(tokens, samples, 1, 1, segments_of(tokens, reach, max_context))
+
+    def attention_params(self, shape: GraphShape) -> Mapping[str, Param]:
+        # With as many rows as sequences, each has one token.
+        return {"runs": True} if shape.tokens > shape.samples else {}
 
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 4 * rows * num_heads * segments * partial_floats(head_dim)

@@ -10,13 +10,14 @@ from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.gpu import tensor_cores as tensors
-from llmc.compiler.targets.gpu.attention_split import groups_of
+from llmc.compiler.targets.gpu.attention_split import groups_of, tokens_together
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
 """Work items per group."""
 LINEAR_ROWS = 4
 """Rows per tile of a linear layer."""
+_MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond it
 _FIXED, _TOKENS, _SAMPLES = 0, 1, 2
 _NUM_SAMPLES = 2  # number of the scalar that counts samples
 _ON_SAMPLES = frozenset({"gather_rows", "pool_rows"})
@@ -59,8 +60,12 @@ def _fused_groups(p: Params) -> int:
     return -(-widest // ITEMS)
 
 
-def _attention_groups(p: Params, width: int) -> int:
-    return groups_of(int(p["num_heads"]), int(p["num_kv_heads"]), width, int(p["segments"]))
+def _attention(rows: int, p: Params, width: int) -> Launch:
+    heads, kv_heads = int(p["num_heads"]), int(p["num_kv_heads"])
+    groups, tokens = groups_of(heads, kv_heads, width, int(p["segments"])), 1
+    if p.get("runs"):
+        tokens = tokens_together(heads, kv_heads, width)
+    return Launch(rows, groups * min(tokens, _MOST_RUNS), tokens)
 
 
 # Units per row for single items, by op; 1 for all others.
@@ -77,14 +82,14 @@ _GROUPS: dict[str, Callable[[Params], int]] = {
     "rms_norm": lambda p: 1,
     "quantize_rows": lambda p: 1,
     "expert_quantize": lambda p: int(p["top_k"]),
-    "paged_attention": lambda p: _attention_groups(p, int(p["head_dim"])),
-    "latent_attention": lambda p: _attention_groups(p, int(p["rank"])),
     "merge_attention": lambda p: int(p["num_heads"]),
     "fused": _fused_groups,
     "adapter_shrink": lambda p: int(p["width"]),
     "expert_linear": lambda p: _tiles(p) * int(p["top_k"]),
     "expert_linear_quant": lambda p: _tiles(p) * int(p["top_k"]),
 }
+# Ops of attention, and the parameter that is the width of their values.
+_ATTENTION = {"paged_attention": "head_dim", "latent_attention": "rank"}
 _LINEARS = frozenset({"linear", "linear_quant"})
 # Ops whose items share columns and loop over all rows.
 _BY_COLUMNS = frozenset({"head_linear", "packed_head_linear"})
@@ -105,6 +110,8 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
         return Launch(rows, _tiles(p), LINEAR_ROWS)
     if spec.op in _BY_COLUMNS:
         return Launch(_FIXED, -(-int(p["n"]) // ITEMS))
+    if spec.op in _ATTENTION:
+        return _attention(rows, p, int(p[_ATTENTION[spec.op]]))
     if spec.op in _GROUPS:
         return Launch(rows, _GROUPS[spec.op](p))
     units = _UNITS[spec.op](p) if spec.op in _UNITS else 1

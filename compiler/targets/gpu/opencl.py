@@ -22,6 +22,14 @@ PRELUDE = """\
 int llmc_num_groups(void) { return (int)get_num_groups(0); }
 float llmc_max(float a, float b) { return a > b ? a : b; }
 float llmc_min(float a, float b) { return a < b ? a : b; }
+void llmc_load16(uint* to, const __global void* from) {
+  const uint4 words = *(const __global uint4*)from;
+  to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+}
+void llmc_load8(uint* to, const __global void* from) {
+  const uint2 words = *(const __global uint2*)from;
+  to[0] = words.x, to[1] = words.y;
+}
 """
 """Functions that all kernels call, prefixed to each program."""
 NEXT_PROGRAM = "\n//// program\n"

@@ -1,6 +1,6 @@
-"""paged_attention: a group computes some heads of a token that share keys, and of a split context one partition.
+"""paged_attention: a group computes heads of neighbouring tokens that share keys, and of a split context one partition.
 
-Bits depend only on the token's position, not on the graph (`softmax.py`).
+Bits depend only on the token's position, not on the graph (`partition.py`).
 """
 
 from __future__ import annotations
@@ -11,59 +11,69 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.attention_split import rows_together
-from llmc.compiler.targets.gpu.kernels.groups import Shared, spread
-from llmc.compiler.targets.gpu.kernels.linear import fma
-from llmc.compiler.targets.gpu.kernels.softmax import Keys, attend
-from llmc.compiler.targets.reference.kernels.attention import Attention
-from llmc.compiler.targets.reference.kernels.frame import BLOCK_TABLE_STRIDE, Cell, Expr, Frame, let
+from llmc.compiler.targets.gpu.attention_split import rows_together, tokens_together
+from llmc.compiler.targets.gpu.kernels.attend import attend
+from llmc.compiler.targets.gpu.kernels.partition import Keys
+from llmc.compiler.targets.gpu.kernels.queries import Queries
+from llmc.compiler.targets.gpu.kernels.runs import Run
+from llmc.compiler.targets.gpu.kernels.wide import WideRows, neighbouring_rows
+from llmc.compiler.targets.reference.kernels.attention import Attention, seen_keys
+from llmc.compiler.targets.reference.kernels.frame import BLOCK_TABLE_STRIDE, Expr, Frame, let
 
 
 class _PagedKeys(Keys):
-    def __init__(self, k: Frame, a: Attention, rows: int) -> None:
-        self._k, self._a, self._rows = k, a, range(rows)
-        self.sink = self._sink if a.sinks else None
-        self._stride, self._query = k.scalar(BLOCK_TABLE_STRIDE), Shared(rows * a.head_dim)
+    """heads: of a group. tokens: of a run, at most."""
 
-    def begin(self, token: Expr, head: Expr) -> tuple[Expr, Expr]:
-        self._a.begin(self._k, token, head, self._stride)
-        return self._a.first, self._a.last
+    def __init__(self, k: Frame, spec: KernelSpec, a: Attention, heads: int, tokens: int) -> None:
+        self._k, self._p, self._a, self._heads = k, spec.as_dict(), a, heads
+        self.scaled, self.shapes = a.values.largest is not None, a.shapes
+        self.sink = self._sink if a.sinks else None
+        self._stride = k.scalar(BLOCK_TABLE_STRIDE)
+        self._queries = Queries(k, "q", a.heads, heads, tokens, a.head_dim)
+        self._wide = WideRows(k, a.keys, a.head_dim)
+
+    def seen(self, token: Expr) -> tuple[Expr, Expr]:
+        return seen_keys(self._k, self._p, token)
+
+    def begin(self, run: Run, head: Expr) -> None:
+        self._run = run
+        self._a.begin(self._k, run.token, head, self._stride)
 
     def load(self) -> None:
-        a, dim = self._a, self._a.head_dim
-        source = let((a.token * a.heads + a.head) * dim)
-        with spread(self._k, len(self._rows) * dim) as i:
-            self._query[i] = self._k.raw("q", source + i)
+        self._queries.load(self._run, self._a.head)
 
-    def scores(self, position: Expr) -> Sequence[Expr]:
-        return self._a.scores(position, self._products)
+    def products(self, positions: Sequence[Expr]) -> list[list[Expr]]:
+        a = self._a
+        rows = [a.keys.row(*a.place_of(position)) for position in positions]
+        products = self._queries.products(self._run, self._wide, rows)
+        factors = [a.factor(position) for position in positions]
+        return [[product * factor for product in of_key] for of_key, factor in zip(products, factors, strict=True)]
 
-    def _products(self, key: Expr) -> Sequence[Expr]:
-        k, a, dim = self._k, self._a, self._a.head_dim
-        totals = [Cell(T.float32(0.0)) for _ in self._rows]
-        with T.serial(dim) as i:
-            number = let(a.keys.number(k, key + i), "float32")
-            for row, total in enumerate(totals):
-                total.set(fma(self._query[row * dim + i], number, total.get()))
-        return [total.get() for total in totals]
+    def score(self, row: Expr, position: Expr, product: Expr) -> Expr:
+        last = let(self._run.last(T.truncdiv(row, self._heads)))
+        return self._a.score(product, let(self._a.head + T.truncmod(row, self._heads)), last, position)
 
     def scale(self, position: Expr) -> Expr:
         return self._a.values.scale(self._k, *self._a.place_of(position))
 
-    def numbers(self, position: Expr) -> Callable[[Expr], Expr]:
-        value = self._a.values.row(*self._a.place_of(position))
-        return lambda element: self._a.values.number(self._k, value + element)
+    def values(self, position: Expr, count: int) -> Callable[[Expr], list[Expr]]:
+        a = self._a
+        rows = neighbouring_rows(a.values, a.place_of, position, count)
+        return lambda element: [a.values.number(self._k, row + element) for row in rows]
 
     def put(self, row: int, element: Expr, value: Expr) -> None:
-        self._a.write(row, element, value)
+        token = let(self._run.token + row // self._heads)
+        self._a.write(token, let(self._a.head + row % self._heads), element, value)
 
     def _sink(self, row: Expr) -> Expr:
-        return self._k.raw("sinks", self._a.head + row)
+        return self._k.raw("sinks", self._a.head + T.truncmod(row, self._heads))
 
 
 def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
     a = Attention(spec)
-    rows = rows_together(a.heads, a.kv_heads, a.head_dim)
+    shape = a.heads, a.kv_heads, a.head_dim
+    heads = rows_together(*shape)
+    tokens = tokens_together(*shape) if spec.as_dict().get("runs") else 1
     with Frame(spec.symbol(), a.buffers()) as k:
-        attend(k, _PagedKeys(k, a, rows), a.heads, rows, a.head_dim, a.segments)
+        attend(k, _PagedKeys(k, spec, a, heads, tokens), a.heads, heads, tokens, a.head_dim, a.segments)
     return k.function()

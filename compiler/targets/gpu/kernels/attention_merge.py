@@ -1,8 +1,6 @@
-"""merge_attention: a group folds the partitions of one head of a token, in order, as `softmax.py` does."""
+"""merge_attention: a group folds the partitions of one head of a token, in order, by `softmax.py`."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -56,10 +54,10 @@ def merge_attention(spec: KernelSpec) -> tirx.PrimFunc:
                     kept, gained, at = let(keep[j], "float32"), let(gain[j], "float32"), let(base + j * floats)
                     total.set(folded(total.get(), kept, added[j], gained))
 
-                    def fold(element: Expr, cells: Sequence[Cell]) -> None:
-                        cells[0].set(folded(cells[0].get(), kept, k.raw("partials", at + element), gained))
+                    def fold(element: Expr, cell: Cell) -> None:
+                        cell.set(folded(cell.get(), kept, k.raw("partials", at + element), gained))
 
-                    sums.each(fold)
+                    sums.each(0, fold)
             change = None
             if sinks:
                 sink = let(k.raw("sinks", head), "float32")
@@ -67,9 +65,9 @@ def merge_attention(spec: KernelSpec) -> tirx.PrimFunc:
                 change = scaled(top.get(), behind)
                 total.set(joined(total.get(), change, scaled(sink, behind)))
 
-            def write(element: Expr, cells: Sequence[Cell]) -> None:
-                value = cells[0].get() if change is None else let(cells[0].get() * change, "float32")
+            def write(element: Expr, cell: Cell) -> None:
+                value = cell.get() if change is None else let(cell.get() * change, "float32")
                 write_activation(k, token, heads * dim, act, let(head * dim + element), value / total.get())
 
-            sums.each(write)
+            sums.each(0, write)
     return k.function()

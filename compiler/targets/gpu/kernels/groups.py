@@ -105,3 +105,11 @@ def spread(k: Frame, count: int) -> Iterator[Expr]:
                 yield index
         else:
             yield index
+
+
+@contextmanager
+def some(k: Frame, count: Expr) -> Iterator[Expr]:
+    """As `spread`, of a count that is known when the kernel runs."""
+    item = calling(k).item
+    with T.serial(let(T.truncdiv(count - item + (ITEMS - 1), ITEMS))) as turn:
+        yield let(turn * ITEMS + item)

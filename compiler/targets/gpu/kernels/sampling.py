@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.kernels.exponential import exp_negative
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.kernels.sampling_jobs import (
     BAD,
@@ -40,7 +41,6 @@ from llmc.compiler.targets.gpu.kernels.sampling_jobs import (
     Sum,
     Sums,
     bits_of,
-    exp_negative,
     float_word,
     in_order,
     is_finite,

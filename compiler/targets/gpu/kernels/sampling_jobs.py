@@ -46,21 +46,6 @@ def is_finite(x: Expr) -> Expr:
     return T.bitwise_and(bits_of(x), T.int32(NONE)) < T.int32(INFINITE)
 
 
-def exp_negative(x: Expr) -> Expr:
-    """ExpNegative of sampling/logit_rows.h, operation by operation."""
-    t = let(T.Select(x < T.float32(-87.0), T.float32(-87.0), x), "float32")
-    shifted = let(t * T.float32(1.44269504) + T.float32(12582912.0), "float32")
-    n = let(shifted - T.float32(12582912.0), "float32")
-    r = let(t - n * T.float32(0.693359375), "float32")
-    r = let(r - n * T.float32(-2.12194440e-4), "float32")
-    p = T.float32(1.9875691500e-4)
-    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = let(p * r + T.float32(term), "float32")
-    p = let(p * r * r + r + T.float32(1.0), "float32")
-    scale = T.reinterpret("float32", (T.Cast("int32", n) + 127) * T.int32(1 << 23))
-    return let(T.Select(x < T.float32(-87.0), T.float32(0.0), p * scale), "float32")
-
-
 class Row:
     """The row that a job reads."""
 

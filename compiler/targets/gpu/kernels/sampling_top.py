@@ -8,6 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.kernels.exponential import exp_negative
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, spread, sync
 from llmc.compiler.targets.gpu.kernels.sampling_jobs import (
     COUNT,
@@ -39,7 +40,6 @@ from llmc.compiler.targets.gpu.kernels.sampling_jobs import (
     Sum,
     Sums,
     bits_of,
-    exp_negative,
     float_word,
     in_order,
     is_finite,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -154,32 +154,32 @@ class Attention:
         kv_block = let(self.k.raw("block_tables", self._table + T.truncdiv(position, self._block)))
         return kv_block, self._kv_head, let(T.truncmod(position, self._block))
 
-    def scores(self, position: Expr, products: Callable[[Expr], Sequence[Expr]]) -> list[Expr]:
-        """The scores of a key for `head` and those behind it.
+    def factor(self, position: Expr) -> Expr:
+        """What the product of a query and a key's numbers is multiplied by."""
+        scale = T.float32(float(self._p["scale"]))
+        return let(self.keys.scale(self.k, *self.place_of(position)) * scale, "float32")
 
-        products: of each head's query and the key's numbers, by the index of the first number.
-        """
-        p, cap, place = self._p, float(self._p.get("score_cap", 0.0)), self.place_of(position)
-        factor = let(self.keys.scale(self.k, *place) * T.float32(float(p["scale"])), "float32")
-        scores = []
-        for row, product in enumerate(products(self.keys.row(*place))):
-            value = let(product * factor, "float32")
-            if cap:
-                value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
-            scores.append(let(value + self._bias(self.head + row, position), "float32") if "bias" in p else value)
-        return scores
+    @property
+    def shapes(self) -> bool:
+        """Whether scores are more than scaled products."""
+        return bool(self._p.get("score_cap", 0.0)) or "bias" in self._p
 
-    def _bias(self, head: Expr, position: Expr) -> Expr:
+    def score(self, value: Expr, head: Expr, last: Expr, position: Expr) -> Expr:
+        """The score of a key for a head, given the scaled product. last: the last key that the token sees."""
+        if cap := float(self._p.get("score_cap", 0.0)):
+            value = let(tanh(value / T.float32(cap)) * T.float32(cap), "float32")
+        return let(value + self._bias(head, last, position), "float32") if "bias" in self._p else value
+
+    def _bias(self, head: Expr, last: Expr, position: Expr) -> Expr:
         slope = self.k.raw("slopes", head)
         if self._p["bias"] == "distance":
-            return slope * T.Cast("float32", position - self.last)
+            return slope * T.Cast("float32", position - last)
         product = _in_bf16(_in_bf16(slope) * _in_bf16(T.Cast("float32", position)))
         return product * T.float32(float(self._p["scale"]))
 
-    def write(self, row: int, element: Expr, value: Expr) -> None:
-        """Writes element `element` of the head `row` behind the first."""
-        at = let((self.head + row) * self.head_dim + element)
-        write_activation(self.k, self.token, self.heads * self.head_dim, self.act, at, value)
+    def write(self, token: Expr, head: Expr, element: Expr, value: Expr) -> None:
+        at = let(head * self.head_dim + element)
+        write_activation(self.k, token, self.heads * self.head_dim, self.act, at, value)
 
 
 def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
@@ -194,13 +194,11 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
             totals = Array(head_dim)
 
             def score(position: Expr) -> Expr:
-                def product(key: Expr) -> list[Expr]:
-                    total = Cell(T.float32(0.0))
-                    with T.serial(head_dim) as i:
-                        total.set(total.get() + k.raw("q", unit * head_dim + i) * a.keys.number(k, key + i))
-                    return [total.get()]
-
-                return a.scores(position, product)[0]
+                factor, key = a.factor(position), a.keys.row(*a.place_of(position))
+                total = Cell(T.float32(0.0))
+                with T.serial(head_dim) as i:
+                    total.set(total.get() + k.raw("q", unit * head_dim + i) * a.keys.number(k, key + i))
+                return a.score(let(total.get() * factor, "float32"), a.head, a.last, position)
 
             most, weights = Cell(T.float32(-3.0e38)), Cell(T.float32(0.0))
             with T.serial(a.first, let(a.last + 1)) as position:
@@ -218,5 +216,5 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
                 with T.serial(head_dim) as i:
                     totals[i] = totals[i] + factor * a.values.number(k, value + i)
             with T.serial(head_dim) as i:
-                a.write(0, i, totals[i] / weights.get())
+                a.write(a.token, a.head, i, totals[i] / weights.get())
     return k.function()

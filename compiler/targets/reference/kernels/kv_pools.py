@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.kernel_spec import KernelSpecError
 from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, is_nan, let, when, widened
 from llmc.compiler.targets.reference.kernels.functions import nearest
@@ -27,7 +28,7 @@ class Pool:
         if dtype not in KV_DTYPES:
             raise KernelSpecError(f"kv_dtype {dtype!r} is not one of {', '.join(KV_DTYPES)}")
         self.name, self.dtype, self.largest = name, dtype, KV_DTYPES[dtype].largest
-        self._kv_heads, self._head_dim, self._block, self._width = kv_heads, head_dim, block, width
+        self._kv_heads, self._head_dim, self.block_size, self.width = kv_heads, head_dim, block, width
         self._part = block * width + (0 if self.largest is None else scales * block * SCALE_BYTES)
 
     @property
@@ -38,19 +39,31 @@ class Pool:
     def _part_of(self, kv_block: Expr, head: Expr) -> Expr:
         return let((kv_block * self._kv_heads + head) * self._part)
 
+    @property
+    def item_bytes(self) -> int:
+        return 1 if self.largest is not None else 4 // FLOATS[self.dtype].per_word
+
+    def aligned(self, nbytes: int) -> bool:
+        """Whether every position begins at a multiple of `nbytes` bytes."""
+        return all(size * self.item_bytes % nbytes == 0 for size in (self.width, self._part))
+
     def row(self, kv_block: Expr, head: Expr, offset: Expr) -> Expr:
         """Index of the first element of a position."""
-        return let(self._part_of(kv_block, head) + offset * self._width)
+        return let(self._part_of(kv_block, head) + offset * self.width)
 
     def _scale_at(self, kv_block: Expr, head: Expr, offset: Expr, part: int) -> Expr:
-        scales = self._part_of(kv_block, head) + self._block * (self._width + part * SCALE_BYTES)
+        scales = self._part_of(kv_block, head) + self.block_size * (self.width + part * SCALE_BYTES)
         return let(scales + offset * SCALE_BYTES)
 
     def number(self, k: Frame, index: Expr) -> Expr:
         """An element before scaling."""
+        return self.decoded(k.raw(self.name, index))
+
+    def decoded(self, stored: Expr) -> Expr:
+        """An element before scaling, as float32."""
         if self.largest is None:
-            return k.load(self.name, index)
-        byte = let(T.Cast("int32", k.raw(self.name, index)))
+            return widened(self.dtype, stored)
+        byte = let(T.Cast("int32", stored))
         if self.dtype == "int8":
             return T.Cast("float32", byte - 128)
         if self.dtype == "fp8_e5m2":

@@ -37,18 +37,23 @@ _ALONE = cast(Target, type("Alone", (), {"row_tile": 1}))
 
 
 class _Kernels:
-    """The kernels of a case: of contexts that are whole, of split ones, and the merge."""
+    """The kernels of a case: of contexts that are whole and of split ones, of one token a sequence and of runs; and the
+    merge."""
 
     def __init__(self, op: str, params: dict[str, Any], merge: dict[str, Any]) -> None:
-        def spec(name: str, given: dict[str, Any], segments: int) -> KernelSpec:
-            return KernelSpec.of("attention", name, **given, segments=segments)
+        def spec(name: str, given: dict[str, Any], segments: int, **more: bool) -> KernelSpec:
+            return KernelSpec.of("attention", name, **given, segments=segments, **more)
 
-        self.whole, self.split = spec(op, params, 0), spec(op, params, SEGMENTS)
+        self.attention = {
+            (split, runs): spec(op, params, SEGMENTS if split else 0, **({"runs": True} if runs else {}))
+            for split in (False, True)
+            for runs in (False, True)
+        }
         self.merge = spec("merge_attention", merge, SEGMENTS)
         self.library: ctypes.CDLL | None = None
 
     def texts(self) -> list[str]:
-        return [cuda_text(spec) for spec in (self.whole, self.split, self.merge)]
+        return [cuda_text(spec) for spec in (*self.attention.values(), self.merge)]
 
     def call(self, spec: KernelSpec, buffers: list[Array], rows: int, stride: int, groups: int) -> None:
         scalars = np.array([rows, 1, rows, stride, 0, 0, 0, 0], np.int32)
@@ -59,14 +64,15 @@ class _Kernels:
         getattr(self.library, f"run_{spec.symbol()}")(pointers, groups, ITEMS)
 
     def attend(self, inputs: list[Array], ends: list[Array], sinks: list[Array], out: Array, floats: int, stride: int,
-               groups: int, split: bool) -> Array:  # fmt: skip
-        """inputs: of the first kernel. ends: what the merge knows of contexts. floats: of the partial results."""
-        rows = len(out)
+               groups: int, split: bool, runs: bool) -> Array:  # fmt: skip
+        """inputs: of the first kernel. ends: what the merge knows of contexts. floats: of the partial results. runs:
+        whether sequences may have several tokens."""
+        rows, attention = len(out), self.attention[split, runs]
         if not split:
-            self.call(self.whole, [*inputs, out], rows, stride, groups)
+            self.call(attention, [*inputs, out], rows, stride, groups)
             return out
         partials = np.full(floats, np.nan, np.float32)
-        self.call(self.split, [*inputs, partials, out], rows, stride, groups)
+        self.call(attention, [*inputs, partials, out], rows, stride, groups)
         self.call(self.merge, [*ends, partials, *sinks, out], rows, stride, groups)
         return out
 
@@ -92,7 +98,8 @@ class _Paged(Cache):
         floats = rows * self.heads * SEGMENTS * partial_floats(self.dim)
         of_merge = [positions, *([token_seq, *ends] if ends else [])]
         sinks = [self.sinks] if "sinks" in params else []
-        return self.kernels.attend(inputs, of_merge, sinks, out, floats, self.stride, tasks, segments > 0)
+        runs = rows > len(chunks)
+        return self.kernels.attend(inputs, of_merge, sinks, out, floats, self.stride, tasks, segments > 0, runs)
 
 
 class _Latent(LatentCache):
@@ -113,7 +120,8 @@ class _Latent(LatentCache):
         ]
         out = np.full((rows, self.heads * self.rank), np.nan, np.float32)
         floats = rows * self.heads * SEGMENTS * partial_floats(self.rank)
-        return self.kernels.attend(inputs, [positions], [], out, floats, self.stride, tasks, segments > 0)
+        runs = rows > len(chunks)
+        return self.kernels.attend(inputs, [positions], [], out, floats, self.stride, tasks, segments > 0, runs)
 
 
 _PAGED: dict[str, dict[str, Any]] = {
