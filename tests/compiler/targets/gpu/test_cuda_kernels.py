@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,22 @@ from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.quantize import QuantConfig
 
 from support.compiled import compile_tiny
+from support.paged_attention import attention_params, merge_params
+from support.sass import find_nvdisasm, instructions
 from support.tiny_models import make_tiny_model
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+_WIDE = attention_params(32, 8, 128, "bf16", "bf16", 128, 0)
+_LATENT = {"num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "rank": 512, "key_scales": 2, "scale": 0.1}
+_ATTENTION = {
+    "decode": KernelSpec.of("attention", "paged_attention", **_WIDE, segments=32),
+    "prefill": KernelSpec.of("attention", "paged_attention", **_WIDE, segments=0, runs=True),
+    "latent": KernelSpec.of(
+        "attention", "latent_attention", **_LATENT, kv_dtype="bf16", block_size=128, segments=32, runs=True
+    ),
+    "merge": KernelSpec.of("attention", "merge_attention", **merge_params(_WIDE), segments=32),
+}
+"""Of models as wide as they are."""
 
 
 def specs_of(artifact: Path) -> list[KernelSpec]:
@@ -44,15 +58,38 @@ def test_kernels_are_built_without_spills(scheme: str | None, tmp_path: Path, ke
     compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
     texts = [cuda_text(spec) for spec in specs_of(tmp_path / "out")]
     assert all("as_float" in FULL and "blockIdx.x" in text for text in texts)
+    check_code(texts)
+
+
+def check_code(texts: Sequence[str]) -> list[bytes]:
+    """What holds of all kernels. Gives their machine code for each architecture."""
     ptx = build_ptx("\n".join((FULL, *texts)), "compute_80")
     # No operation is left to the assembler's rounding or contraction.
     assert not re.search(rb"\t(add|mul|div|mad|sqrt)\.f(32|64)", ptx)
+    built = []
     for architecture in ARCHITECTURES:
         cubin, said = build_cubin(ptx, architecture)
         assert cubin.startswith(b"\x7fELF")
         spills = [int(count) for count in re.findall(r"(\d+) bytes spill", said)]
         assert len(spills) == 2 * len(texts)
         assert not any(spills)
+        built.append(cubin)
+    return built
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_attention_of_wide_models_reads_128_bits_and_keeps_sums_in_registers(tmp_path: Path) -> None:
+    built = check_code([cuda_text(spec) for spec in _ATTENTION.values()])
+    if find_nvdisasm() is None:
+        return
+    for cubin in built:
+        machine_code = instructions(cubin, tmp_path)
+        for name, spec in _ATTENTION.items():
+            counts = machine_code[spec.symbol()]
+            assert not [one for one in counts if one.startswith(("LDL", "STL"))], name
+            if name != "merge":
+                assert sum(n for one, n in counts.items() if one.startswith("LDG.E.128")) >= 2, name
+                assert counts["LDS.128"] >= 16, name
 
 
 @pytest.mark.slow
