@@ -18,7 +18,7 @@ from starlette.types import Send
 
 from llmc.runtime.server.bodies import check_size
 from llmc.runtime.server.errors import ApiError
-from llmc.runtime.server.hand_over_headers import KEY_HEADER, URL_HEADER
+from llmc.runtime.server.hand_over_headers import HANDED_OVER, KEY_HEADER, URL_HEADER
 
 from .config import RouterConfig
 from .fleet import Excluded, Fleet
@@ -121,12 +121,16 @@ class Relay:
         if prefill is not None and prefill.upstream is not None:
             headers += [(URL_HEADER.encode(), prefill.upstream.url.encode())]
             headers += [(KEY_HEADER.encode(), str(self._config.hand_over_key).encode())]
-            prefill.num_prefills += 1
-        try:
-            answer = await replica.upstream.request(inbound.method, inbound.target, headers, self._body_for(replica))
-        finally:
+        body = self._body_for(replica)
+        with ExitStack() as handing_over:
             if prefill is not None:
-                prefill.num_prefills -= 1
+                handing_over.enter_context(prefill.prefilling())
+
+            def handed_over(status: int) -> None:
+                if status == HANDED_OVER:
+                    handing_over.close()
+
+            answer = await replica.upstream.request(inbound.method, inbound.target, headers, body, handed_over)
         try:
             streams = answer.header(b"content-type").startswith(b"text/event-stream")
             if self._started or streams:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from .upstream import Headers, ReplicaLost, Upstream
@@ -81,6 +81,15 @@ class Replica:
         """Counts a request as finished."""
         self.active -= 1
         self._on_room(self)
+
+    @contextlib.contextmanager
+    def prefilling(self) -> Iterator[None]:
+        """Counts a prompt that it computes for another replica."""
+        self.num_prefills += 1
+        try:
+            yield
+        finally:
+            self.num_prefills -= 1
 
     async def watch(self, interval_s: float, timeout_s: float) -> None:
         """Checks its health for ever: at intervals while it is healthy, often while it is not."""

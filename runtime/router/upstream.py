@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
 import httptools
@@ -17,6 +17,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 _MOST_BUFFERED = 256 << 10
 _MOST_IDLE = 64
 _MOST_HEAD = 64 << 10
+
+
+OnInterim = Callable[[int], None]
+"""Told the status of an interim answer: 100 to 199."""
 
 
 class ReplicaLost(Exception):
@@ -43,10 +47,12 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._in_head = True
+        self.on_interim: OnInterim | None = None
 
     def begin(self) -> None:
         """Prepares for the next exchange."""
         self.status, self.headers, self._in_head, self._head_bytes = 0, [], True, 0
+        self.on_interim = None
         self.complete = self.keeps_alive = self.heard = False
         self._parser = httptools.HttpResponseParser(self)
 
@@ -108,6 +114,8 @@ class _Connection(asyncio.Protocol):
             self._in_head = False
         else:
             self.headers.clear()
+            if self.on_interim is not None:
+                self.on_interim(self.status)
 
     def on_body(self, body: bytes) -> None:
         self.pieces.append(body)
@@ -173,7 +181,9 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
 
-    async def request(self, method: str, target: bytes, headers: Headers, body: bytes) -> Answer:
+    async def request(
+        self, method: str, target: bytes, headers: Headers, body: bytes, on_interim: OnInterim | None = None
+    ) -> Answer:
         """Sends a request and waits for the head of its answer. Raises ReplicaLost."""
         lines = [b"%s %s%s HTTP/1.1" % (method.encode(), self.address.prefix.encode(), target)]
         lines.append(b"host: " + self.name.encode())
@@ -183,7 +193,7 @@ class Upstream:
         message = b"\r\n".join(lines) + b"\r\n\r\n" + body
         while True:
             try:
-                return await self._exchange(message)
+                return await self._exchange(message, on_interim)
             except ReplicaLost as error:
                 # The replica may close a kept connection at the moment of its reuse.
                 if not error.unused:
@@ -205,9 +215,10 @@ class Upstream:
         else:
             connection.abort()
 
-    async def _exchange(self, message: bytes) -> Answer:
+    async def _exchange(self, message: bytes, on_interim: OnInterim | None) -> Answer:
         connection, kept = await self._connection()
         self._busy.add(connection)
+        connection.on_interim = on_interim
         try:
             assert connection.transport is not None
             connection.transport.write(message)

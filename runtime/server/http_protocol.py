@@ -7,11 +7,15 @@ answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
+INTERIM = "llmc.interim"
+"""Key in the scope of a request: a function that sends the interim answer 102."""
+PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.05, 2.0
 _TOO_SLOW = "The request took too long to arrive."
 
@@ -86,7 +90,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = False, 0
         self._num_heads += 1
         self._start_reading()
+        self.scope[INTERIM] = self._interim(self.scope)  # type: ignore[literal-required]  # an extension of ours
         super().on_headers_complete()
+
+    def _interim(self, scope: Any) -> Callable[[], None]:
+        """Tells the client of a request that its answer is being computed now; nothing once that has begun."""
+
+        def tell() -> None:
+            cycle = self.cycle
+            answering = cycle is not None and cycle.scope is scope and not cycle.response_started
+            if answering and scope["http_version"] == "1.1" and not self.transport.is_closing():
+                self.transport.write(PROCESSING)
+
+        return tell
 
     def on_message_complete(self) -> None:
         self._in_head = True

@@ -6,17 +6,23 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import uvicorn
 
 from llmc.runtime.router.config import RouterConfig
 from llmc.runtime.router.fleet import Fleet
-from llmc.runtime.router.metrics import merged
+from llmc.runtime.router.metrics import RouterMetrics, merged
 from llmc.runtime.router.prefixes import PrefixTable, Ring, block_hashes, prompt_text
+from llmc.runtime.router.relay import Inbound, Relay
 from llmc.runtime.router.replica import Replica
 from llmc.runtime.router.stream_marks import StreamFailed, StreamMarks
 from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.hand_over_headers import URL_HEADER
+from llmc.runtime.server.http_protocol import INTERIM, bounded_protocol
 
 STREAM = (
     b'data: {"a":"\\n: llmc 0 9"}\n\n: llmc head\n\n'
@@ -101,9 +107,9 @@ def test_metrics_of_replicas_stand_together_by_family() -> None:
     ]
 
 
-def fleet_of(states: Sequence[tuple[str, str, str]], **options: int | float) -> Fleet:
+def fleet_of(states: Sequence[tuple[str, str, str]], **options: Any) -> Fleet:
     """Replicas (name, model, artifact) that are ready, and that nobody looks at."""
-    fleet = Fleet(RouterConfig(**options))  # type: ignore[arg-type]
+    fleet = Fleet(RouterConfig(**options))
     for name, model, artifact in states:
         one = Replica(name, None, None, fleet._has_room, fleet.changed)
         one.state, one.models, one.artifact = "ready", (model,), artifact
@@ -167,3 +173,58 @@ def test_models_and_artifacts_are_kept_apart() -> None:
         assert json.dumps(fleet.to_json())
 
     asyncio.run(run())
+
+
+def test_a_prefill_replica_is_free_again_before_the_answer_is_whole() -> None:
+    """A decode server says when the blocks have come; the answer, which does not stream, begins long after."""
+
+    async def run() -> None:
+        asked, handed_over, answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def decode_server(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+            assert dict(scope["headers"])[URL_HEADER.encode()] == b"http://127.0.0.1:9"
+            await receive()
+            asked.set()
+            await handed_over.wait()
+            scope[INTERIM]()
+            await answer.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"{}"})
+            scope[INTERIM]()  # too late: it would be taken for the next answer
+
+        options = uvicorn.Config(decode_server, http=bounded_protocol(None), lifespan="off", log_level="error")
+        server, listener = uvicorn.Server(options), socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        fleet = fleet_of([("p", "m", "x"), ("d", "m", "x")], hand_over_key="k", hand_over_chars=1)
+        prefill, decode = fleet.replicas["p"], fleet.replicas["d"]
+        for one, role, url in (
+            (prefill, "prefill", "http://127.0.0.1:9"),
+            (decode, "decode", f"http://127.0.0.1:{listener.getsockname()[1]}"),
+        ):
+            one.move(url)
+            one.state, one.role, one.blocks = "ready", role, "b"
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        for _ in range(2):
+            for event in (asked, handed_over, answer):
+                event.clear()
+            kind = [(b"content-type", b"application/json")]
+            inbound = Inbound("POST", "/v1/completions", b"/v1/completions", kind, b'{"prompt": "a b"}')
+            relay = asyncio.create_task(Relay(fleet, RouterMetrics(), inbound, b"1").run(send))
+            await asyncio.wait_for(asked.wait(), 60)
+            assert prefill.num_prefills == 1
+            handed_over.set()
+            while prefill.num_prefills:
+                await asyncio.sleep(0.001)
+            assert not relay.done()
+            answer.set()
+            await asyncio.wait_for(relay, 60)
+            assert prefill.num_prefills == 0
+        assert [one["status"] for one in sent if "status" in one] == [200, 200]
+        server.should_exit = True
+        await serving
+
+    asyncio.run(asyncio.wait_for(run(), 120))
