@@ -27,18 +27,6 @@ MISS_POLICIES = {"larger": 0, "error": 1, "split": 2}
 _FOREVER = 2**64 - 1
 
 
-HANDED_HEADER_BYTES = 64
-"""Bytes before the blocks of `HandedBlocks`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HandedBlocks:
-    """KV blocks of a text on their way to another engine. data: as llmc_engine_export_blocks wrote it."""
-
-    num_blocks: int
-    data: bytes
-
-
 @dataclasses.dataclass(frozen=True)
 class Ready:
     """Result of wait. events: there are events to poll. work: there is work to step. Both false after a timeout."""
@@ -79,8 +67,9 @@ class Engine(Handle):
         self._events = (abi.Event * self._POLL_CAPACITY)()
         self._adapter_linears = artifact.adapter_linears()
         self._gives_vectors = artifact.info.vector_width > 0
-        self.handed_block_bytes = 8 + 4 * artifact.info.block_size + artifact.info.kv_block_bytes
-        """Bytes of a block in `HandedBlocks`."""
+        self.block_size = artifact.info.block_size
+        self.handed_block_bytes = 8 + 4 * self.block_size + artifact.info.kv_block_bytes
+        """Bytes of a block that is handed over."""
         self.speculate_tokens = int(native.speculate_tokens)
         """Most guesses of a sequence in a step."""
         self.has_draft = draft is not None
@@ -168,51 +157,6 @@ class Engine(Handle):
     def unload_adapter(self, adapter: int) -> None:
         """Stops new requests from using it; its slot is freed when running ones end. Raises LlmcError."""
         call("llmc_engine_unload_adapter", self.pointer, adapter)
-
-    def num_cached_blocks(self, token_ids: IntArray) -> int:
-        """Leading whole blocks of a text that the prefix cache holds. Waits for a step. Raises LlmcError."""
-        return self._export(int32("token_ids", token_ids), 0, None)[0]
-
-    def export_blocks(self, token_ids: IntArray, first_block: int = 0, max_bytes: int = 2**62) -> HandedBlocks:
-        """Cached KV blocks of a text from block first_block on, for `import_blocks` of another engine.
-
-        At most max_bytes, and at least one block if any is cached. Whole blocks only; steps wait meanwhile. Texts of
-        adapters are not handed over. Raises LlmcError.
-        """
-        tokens = int32("token_ids", token_ids)
-        _, num_bytes = self._export(tokens, first_block, None)
-        if num_bytes == 0:
-            return HandedBlocks(0, b"")
-        room = np.empty(min(num_bytes, max(max_bytes, HANDED_HEADER_BYTES + self.handed_block_bytes)), np.uint8)
-        num_blocks, num_bytes = self._export(tokens, first_block, room)
-        return HandedBlocks(num_blocks, room[:num_bytes].tobytes())
-
-    def _export(
-        self, tokens: npt.NDArray[np.int32], first_block: int, room: npt.NDArray[np.uint8] | None
-    ) -> tuple[int, int]:
-        """(blocks, bytes) written to `room`; of all blocks if there is none."""
-        num_blocks, num_bytes = c_uint64(), c_uint64()
-        out, capacity = (None, 0) if room is None else (room.ctypes.data_as(c_void_p), room.size)
-        call(
-            "llmc_engine_export_blocks",
-            *(self.pointer, tokens.ctypes.data_as(abi.I32P), tokens.size, first_block, out, capacity),
-            *(byref(num_blocks), byref(num_bytes)),
-        )
-        return num_blocks.value, num_bytes.value
-
-    def import_blocks(self, token_ids: IntArray, data: bytes) -> int:
-        """Enters KV blocks of a text, as `export_blocks` gave them, into the prefix cache.
-
-        Returns how many leading blocks of the text are cached then; fewer than given if no more are free. A request
-        with that text has the bits that it would have without. Raises LlmcError for blocks that are damaged, or of
-        another text or artifact, and then changes nothing.
-        """
-        tokens, num_blocks = int32("token_ids", token_ids), c_uint64()
-        call(
-            "llmc_engine_import_blocks",
-            *(self.pointer, tokens.ctypes.data_as(abi.I32P), tokens.size, data, len(data), byref(num_blocks)),
-        )
-        return num_blocks.value
 
     def set_token_mask(self, request_id: int, output_index: int, words: npt.ArrayLike) -> None:
         """The tokens that a guided continuation may take next.

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ from llmc.runtime.vector_task import VectorTask
 
 from .backlog import Backlog
 from .engine_thread import EngineThread
+from .lanes import NICE
+from .niceness import give_way
 from .pace import Pace
 from .requests import EngineRequest, QueueFull, RequestRecord, ServerStopping
 
@@ -108,6 +111,9 @@ class AsyncEngine:
             self.engine, max(2, _EVENTS_AHEAD // self.max_num_seqs), self._take_events, self._fail_all
         )
         self._misses: MissHandling | None = None
+        # Calls of the engine off its thread; `close` waits for them.
+        self._aside = ThreadPoolExecutor(2, thread_name_prefix="llmc-aside", initializer=lambda: give_way(NICE))
+        self._stepped: asyncio.Future[None] | None = None
         self._draining = False
         self._emptied: asyncio.Event = asyncio.Event()
         self._pace = Pace()
@@ -234,8 +240,22 @@ class AsyncEngine:
         """Runs a call of the engine that is safe beside steps: between two of them, or at once while there are none.
         Raises what it raises, and ServerStopping."""
         if not self.num_active and self.failure is None and not self.thread.stopping.is_set():
-            return await asyncio.to_thread(work)  # the engine's thread may sleep
+            return await self.aside(work)  # the engine's thread may sleep
         return await self.between_steps(work)
+
+    async def aside(self, work: Callable[[], _Value]) -> _Value:
+        """Runs a call of the engine for which no step has to wait. Raises what it raises, and ServerStopping."""
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._aside, work)
+        except RuntimeError as error:  # the threads have ended
+            raise ServerStopping("the engine has ended") from error
+        return await running
+
+    def next_step(self) -> asyncio.Future[None]:
+        """Done when the next step has ended. It may never be, where no request runs."""
+        if self._stepped is None or self._stepped.done():
+            self._stepped = asyncio.get_running_loop().create_future()
+        return self._stepped
 
     def refuse_requests(self) -> None:
         """Makes `stream` raise ServerStopping from now on."""
@@ -275,12 +295,14 @@ class AsyncEngine:
         if self._misses is not None:
             self._misses.close()
         self._guides.close()
+        self._aside.shutdown()
         self.engine.close()
         self.artifact.close()
 
     def _take_events(self) -> None:
         """Takes events for a few milliseconds; the rest waits until other tasks had the loop."""
         self.thread.begin_taking()
+        self._tell_stepped()
         end = time.monotonic() + _TAKING_S
         while not self.thread.stopping.is_set():
             events = self.engine.poll(_EVENTS_AT_ONCE)
@@ -292,6 +314,10 @@ class AsyncEngine:
             if time.monotonic() > end:
                 self.thread.notify()
                 return
+
+    def _tell_stepped(self) -> None:
+        if self._stepped is not None and not self._stepped.done():
+            self._stepped.set_result(None)
 
     def _take(self, event: Event) -> None:
         stream = self._streams.get(event.request_id)
@@ -404,6 +430,7 @@ class AsyncEngine:
 
     def _fail_all(self) -> None:
         assert self.failure is not None
+        self._tell_stepped()
         self._fail_streams(RequestFailure("internal", self.failure))
         for callback in self.on_failure:
             callback(self.failure)

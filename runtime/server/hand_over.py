@@ -15,7 +15,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from fastapi import Request
 
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import LlmcError
-from llmc.runtime.binding.engine import HANDED_HEADER_BYTES
+from llmc.runtime.binding.hand_over import HEADER_BYTES, HandedText
 from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.router.upstream import Answer, ReplicaLost, Upstream
 
@@ -35,6 +35,7 @@ from .block_frames import FrameError, FrameReader
 from .config import Role, ServerConfig
 from .event_stream import until_gone
 from .hand_over_headers import KEY_HEADER, URL_HEADER
+from .http_protocol import INTERIM
 from .lanes import Lanes
 from .requests import EngineRequest, ServerStopping
 
@@ -103,7 +104,7 @@ class _Fallback(Exception):
 class HandOver:
     """Both sides of one server; lives on its event loop. key: None if it takes no part.
 
-    most_at_once: hand-overs at a time, per side; each holds one part of a text's blocks in memory. Others wait.
+    most_at_once: hand-overs at a time, per side, that hold parts of a text's blocks in memory. Others wait.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class HandOver:
         able = key is not None
         self.sends, self.receives = able and role != "decode", able and role != "prefill"
         self.identity = kv_identity(engine.path) if able else ""
-        self.piece_bytes = max(PIECE_BYTES, HANDED_HEADER_BYTES + engine.engine.handed_block_bytes)
+        self.piece_bytes = max(PIECE_BYTES, HEADER_BYTES + engine.engine.handed_block_bytes)
         self.sending, self._receiving = asyncio.Semaphore(most_at_once), asyncio.Semaphore(most_at_once)
         self._upstreams: dict[str, Upstream] = {}
         self._said_at = -_SAID_EVERY_S
@@ -131,7 +132,8 @@ class HandOver:
     async def prepare(self, request: Request, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
         """Fetches KV blocks for engine requests, if a router says where; returns them with the time that is left.
 
-        Raises ClientGone if the client leaves meanwhile, and nothing else.
+        Tells the router when that has ended, well or not. Raises ClientGone if the client leaves meanwhile, and nothing
+        else.
         """
         url = request.headers.get(URL_HEADER)
         if url is None or not requests or self._key is None:
@@ -147,6 +149,9 @@ class HandOver:
             self._note(fallback.reason, f"{url}: {fallback}")
         except TimeoutError:
             self._note("timeout", f"{url}: no blocks within {limit_s:g} s")
+        tell: Callable[[], None] | None = request.scope.get(INTERIM)
+        if tell is not None:
+            tell()
         took_s = time.monotonic() - began
         return [
             one if one.deadline_s is None else dataclasses.replace(one, deadline_s=max(1e-3, one.deadline_s - took_s))
@@ -184,23 +189,23 @@ class HandOver:
             raise _Fallback("stopping", str(error)) from error
 
     async def _fetch(self, url: str, prompt: npt.NDArray[np.int32]) -> None:
-        engine, native = self._engine, self._engine.engine
+        engine = self._engine
         # The last token is always computed, and a block is handed over whole.
         wanted = (len(prompt) - 1) // engine.block_size
-        text = prompt[: wanted * engine.block_size]
-        cached = await engine.beside_steps(lambda: native.num_cached_blocks(text))
+        tokens = prompt[: wanted * engine.block_size]
+        text = await engine.aside(partial(HandedText, engine.engine, tokens))
+        cached = await engine.beside_steps(text.num_cached)
         if cached >= wanted:
             return
         began = time.monotonic()
-        asked = await self._lanes.run(partial(self._asked, text, cached), len(text))
+        asked = await self._lanes.run(partial(self._asked, tokens, cached), len(tokens))
         assert self._key is not None
         headers = [(b"authorization", b"Bearer " + self._key), (b"content-type", b"application/json")]
         answer = await self._upstream(url).request("POST", PATH.encode(), headers, asked)
         try:
             if answer.status != 200:
                 raise _Fallback("refused", f"status {answer.status}: {await _beginning(answer)}")
-            async with self._receiving:
-                reached = await self._enter(answer, text, cached)
+            reached = await self._enter(answer, text, cached)
             if reached < wanted:
                 raise _Fallback("partial", f"{reached} of {wanted} blocks came, or had room")
         finally:
@@ -208,29 +213,40 @@ class HandOver:
         self.counts.received += 1
         self.counts.received_s += time.monotonic() - began
 
-    def _asked(self, text: npt.NDArray[np.int32], first_block: int) -> bytes:
-        body = {"identity": self.identity, "token_ids": text.tolist(), "first_block": first_block}
+    def _asked(self, tokens: npt.NDArray[np.int32], first_block: int) -> bytes:
+        body = {"identity": self.identity, "token_ids": tokens.tolist(), "first_block": first_block}
         return json.dumps(body).encode()
 
-    async def _enter(self, answer: Answer, text: npt.NDArray[np.int32], first_block: int) -> int:
+    async def _enter(self, answer: Answer, text: HandedText, first_block: int) -> int:
         """Enters the blocks of a body part by part; returns how many leading blocks of the text are cached then.
 
         Raises _Fallback, FrameError, LlmcError and ReplicaLost. Each part must bring the text further, so that a peer
         cannot keep the engine busy.
         """
-        native, reader, end, reached = self._engine.engine, FrameReader(self.piece_bytes), first_block, first_block
-        async for piece in answer.pieces():
-            for frame in reader.feed(piece):
-                num_blocks = (len(frame) - HANDED_HEADER_BYTES) // native.handed_block_bytes
-                if num_blocks < 1:
-                    raise FrameError("a part has no blocks")
-                end += num_blocks
-                now = await self._engine.beside_steps(partial(native.import_blocks, text, frame))
-                self.counts.received_bytes += len(frame)
-                self.counts.received_blocks += max(0, now - reached)
-                reached = now
-                if reached < end:
-                    raise _Fallback("partial", f"block {reached} had no room, or blocks before it were dropped")
+        reader, end, reached = FrameReader(self.piece_bytes), first_block, first_block
+        has_turn = False  # only from the first byte of a part to its last: parts may be long in coming
+        try:
+            async for piece in answer.pieces():
+                if not has_turn:
+                    has_turn = await self._receiving.acquire()
+                for frame in reader.feed(piece):
+                    num_blocks = (len(frame) - HEADER_BYTES) // self._engine.engine.handed_block_bytes
+                    if num_blocks < 1:
+                        raise FrameError("a part has no blocks")
+                    end += num_blocks
+                    await self._engine.aside(partial(text.check, frame))
+                    now = await self._engine.beside_steps(partial(text.enter, frame))
+                    self.counts.received_bytes += len(frame)
+                    self.counts.received_blocks += max(0, now - reached)
+                    reached = now
+                    if reached < end:
+                        raise _Fallback("partial", f"block {reached} had no room, or blocks before it were dropped")
+                if not reader.within_frame:
+                    self._receiving.release()
+                    has_turn = False
+        finally:
+            if has_turn:
+                self._receiving.release()
         if not reader.ended:
             raise _Fallback("lost", "the body is cut short")
         return reached

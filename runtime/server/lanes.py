@@ -16,8 +16,8 @@ SMALL = 4096
 _LARGE = 1 << 18
 # Longer constraints, in characters, may take more than a few milliseconds to compile.
 _LARGE_GRAMMAR = 8192
-# The engine's threads and other requests come first.
-_NICE = 5
+NICE = 5
+"""Of threads that work for requests: those of the engine come first."""
 
 
 class Lanes:
@@ -54,5 +54,5 @@ async def _in(lane: ThreadPoolExecutor, work: Callable[[], _Value]) -> _Value:
 
 def _lane(name: str, num_threads: int, *, batch: bool = False) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
-        num_threads, thread_name_prefix=f"llmc-{name}", initializer=lambda: give_way(_NICE, batch=batch)
+        num_threads, thread_name_prefix=f"llmc-{name}", initializer=lambda: give_way(NICE, batch=batch)
     )

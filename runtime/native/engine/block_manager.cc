@@ -41,6 +41,7 @@ BlockManager::BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix
 
 void BlockManager::Clear() noexcept {
   num_free_ = num_cached_ = 0;
+  departures_ += num_blocks_;
   for (std::vector<uint32_t>* of : {&ref_, &next_free_, &prev_free_, &heads_, &next_cached_}) {
     std::fill(of->begin(), of->end(), 0);
   }
@@ -62,6 +63,7 @@ void BlockManager::ListRemove(uint32_t block) {
   next_free_[prev_free_[block]] = next_free_[block];
   prev_free_[next_free_[block]] = prev_free_[block];
   --num_free_;
+  ++departures_;
 }
 
 uint32_t BlockManager::Allocate() {
@@ -112,6 +114,22 @@ void BlockManager::Lookup(uint64_t root, const int32_t* tokens, uint32_t max_blo
   }
 }
 
+BlockManager::Place BlockManager::Touch(const int32_t* tokens, uint32_t max_blocks) {
+  Place place;
+  std::vector<uint32_t> chain;
+  Lookup(kRoot, tokens, max_blocks, &chain, &place.id);
+  for (uint32_t block : chain) Acquire(block);
+  uint32_t num_free = 0;
+  for (std::size_t i = chain.size(); i-- > 0;) {
+    Release(chain[i]);
+    num_free += ref_[chain[i]] == 0;
+  }
+  place.num_blocks = static_cast<uint32_t>(chain.size());
+  // Free blocks of the chain are now the last ones of the list.
+  place.stands_until = departures_ + (num_free_ - num_free);
+  return place;
+}
+
 uint64_t BlockManager::Register(uint32_t block, uint64_t parent_id, const int32_t* tokens) {
   if (!prefix_cache_) return kRoot;
   if (id_[block] != 0) return id_[block];
@@ -138,6 +156,7 @@ void BlockManager::Unregister(uint32_t block) {
 void BlockManager::Forget(uint32_t block) {
   if (id_[block] == 0) return;
   Unregister(block);
+  departures_ += num_blocks_;
   if (ref_[block] > 0) return;
   ListRemove(block);
   ListInsertAfter(0, block);

@@ -16,6 +16,15 @@ namespace llmc {
 class BlockManager {
  public:
   static constexpr uint64_t kRoot = 0;  // parent id of a sequence's first block
+
+  // The end of a chain of cached blocks from kRoot, which a caller keeps to go on there later. It holds no references:
+  // blocks may leave the cache meanwhile. The id names the right content even then.
+  struct Place {
+    uint32_t num_blocks = 0;
+    uint64_t id = kRoot;  // of the last block
+    uint64_t stands_until = 0;  // on the clock of departures: until then all blocks of the chain are cached
+  };
+
   // The same for a sequence with an adapter, whose keys and values differ. No block id is that large, and adapter ids
   // are never reused.
   static constexpr uint64_t RootOf(uint64_t adapter) { return uint64_t{1} << 63 | adapter; }
@@ -46,6 +55,11 @@ class BlockManager {
   // existing id if the same content is cached already.
   uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens);
 
+  // Finds the end of a text's cached chain, at most max_blocks, and marks its blocks as used.
+  Place Touch(const int32_t* tokens, uint32_t max_blocks);
+  // Whether the chain is surely whole: `count` more blocks can be allocated without evicting a block of it.
+  bool Stands(const Place& place, uint32_t count = 0) const { return departures_ + count <= place.stands_until; }
+
   // Removes a block from the cache: lookups no longer find it or its successors. References to it stay valid.
   void Forget(uint32_t block);
 
@@ -63,6 +77,9 @@ class BlockManager {
   bool prefix_cache_;
   uint32_t num_free_ = 0, num_cached_ = 0;
   uint64_t next_id_ = 1;
+  // Clock of departures: ticks when a block leaves the free list. A free block behind n others is not evicted for n
+  // ticks. Where cached blocks vanish in another way, the clock jumps beyond any such n.
+  uint64_t departures_ = 1;
   std::vector<uint32_t> ref_;
   // Free list, doubly linked through block 0 as sentinel: front is taken next, back was freed last.
   std::vector<uint32_t> next_free_, prev_free_;

@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "engine/ahead.h"
 #include "engine/block_manager.h"
+#include "engine/handed_blocks.h"
 #include "engine/host_sampler.h"
 #include "engine/request.h"
 #include "engine/request_marks.h"
@@ -31,6 +32,12 @@ namespace llmc {
 struct Adapter {
   uint32_t slot = 0, num_requests = 0;
   bool ready = false, unloaded = false;
+};
+
+// A text whose blocks are handed over, part by part. One thread at a time.
+struct HandedText {
+  const std::vector<int32_t> tokens;
+  BlockManager::Place place;  // behind the last part
 };
 
 // Load that a warm-up replays; 0: as much as the bucket holds.
@@ -72,13 +79,19 @@ class Engine {
                        const int32_t* guesses = nullptr, uint64_t num_guesses = 0);
   // Guesses after the text of a guided continuation: those that are worth masks, at most `capacity`.
   Status GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity, uint64_t* count) const;
-  // Cached blocks of a text from first_block on, as HandedBlocks, at most `capacity` bytes; capacity 0 only counts them.
-  Status ExportBlocks(const int32_t* tokens, uint64_t num_tokens, uint64_t first_block, unsigned char* out,
-                      uint64_t capacity, uint64_t* num_blocks, uint64_t* bytes);
+  // Whether blocks can be handed over, which the calls below require.
+  Status CheckHandOver() const;
+  // Leading whole blocks of a text that are cached.
+  uint64_t CountBlocks(const HandedText& text) const;
+  // Cached blocks of a text from first_block on, as HandedBlocks without checksums, at most `capacity` bytes.
+  Status ExportBlocks(HandedText* text, uint64_t first_block, unsigned char* out, uint64_t capacity,
+                      uint64_t* num_blocks, uint64_t* bytes);
   // Enters blocks of another engine into the prefix cache, where a block is free. num_blocks: leading blocks of the text
-  // that are cached then.
-  Status ImportBlocks(const int32_t* tokens, uint64_t num_tokens, const void* data, uint64_t bytes,
-                      uint64_t* num_blocks);
+  // that are cached then. Compares no checksums.
+  Status ImportBlocks(HandedText* text, const void* data, uint64_t bytes, uint64_t* num_blocks);
+  // As of HandedBlocks. They touch no engine's state, so no step waits for them.
+  Status SealBlocks(void* data, uint64_t bytes) const { return HandedBlocks::Seal(model_, data, bytes); }
+  Status CheckBlocks(const HandedText& text, const void* data, uint64_t bytes) const;
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
   // One iteration: ends a step, and where steps overlap starts the next one. A failed request is an event. An error or
@@ -200,7 +213,8 @@ class Engine {
   void ReleaseAdapter(const Request& request) noexcept;
 
   // hand_over.cc
-  Status CheckHandOver() const;
+  uint32_t MostBlocks(const HandedText& text) const;
+  bool FindNext(HandedText* text, uint64_t first_block, uint32_t most, std::vector<uint32_t>* found, uint64_t* id);
 
   // warm_up.cc
   Status CheckGraph(uint32_t graph) const;

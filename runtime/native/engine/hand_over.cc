@@ -41,72 +41,115 @@ Status Engine::CheckHandOver() const {
                              : "Blocks are handed over from one prefix cache to another; create the engine with one.");
 }
 
-Status Engine::ExportBlocks(const int32_t* tokens, uint64_t num_tokens, uint64_t first_block, unsigned char* out,
-                            uint64_t capacity, uint64_t* num_blocks, uint64_t* bytes) {
-  LLMC_RETURN_IF_ERROR(CheckHandOver());
+uint32_t Engine::MostBlocks(const HandedText& text) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(text.tokens.size() / blocks_.block_size(), blocks_.num_usable()));
+}
+
+uint64_t Engine::CountBlocks(const HandedText& text) const {
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  std::vector<uint32_t> found;
+  uint64_t id = BlockManager::kRoot;
+  blocks_.Lookup(BlockManager::kRoot, text.tokens.data(), MostBlocks(text), &found, &id);
+  return found.size();
+}
+
+// Finds at most `most` cached blocks from first_block on. *id: of the last one. Looks from the root on only where the
+// place behind the last part leads nowhere: the work of all parts would grow with the square of the text otherwise.
+bool Engine::FindNext(HandedText* text, uint64_t first_block, uint32_t most, std::vector<uint32_t>* found,
+                      uint64_t* id) {
+  const uint32_t end = MostBlocks(*text);
+  if (first_block >= end) return false;
+  const auto first = static_cast<uint32_t>(first_block);
+  const int32_t* tokens = text->tokens.data();
+  found->clear();
+  for (bool fresh = false;; fresh = true) {
+    if (text->place.num_blocks == first) {
+      blocks_.Lookup(text->place.id, tokens + size_t{first} * blocks_.block_size(), std::min(most, end - first), found,
+                     id);
+    }
+    // Blocks that were computed again after an eviction have other ids.
+    if (!found->empty() || fresh || (text->place.num_blocks == first && blocks_.Stands(text->place))) break;
+    text->place = blocks_.Touch(tokens, first);
+  }
+  return !found->empty();
+}
+
+Status Engine::ExportBlocks(HandedText* text, uint64_t first_block, unsigned char* out, uint64_t capacity,
+                            uint64_t* num_blocks, uint64_t* bytes) {
   const uint64_t record = HandedBlocks::RecordBytes(model_);
-  if (capacity != 0 && capacity < HandedBlocks::kHeaderBytes + record) {
+  if (capacity < HandedBlocks::kHeaderBytes + record) {
     return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) +
                                                     " but a hand-over of one block takes " +
                                                     std::to_string(HandedBlocks::kHeaderBytes + record) + " bytes.");
   }
-  const uint32_t most =
-      static_cast<uint32_t>(std::min<uint64_t>(num_tokens / blocks_.block_size(), blocks_.num_usable()));
+  const auto most =
+      static_cast<uint32_t>(std::min<uint64_t>((capacity - HandedBlocks::kHeaderBytes) / record, UINT32_MAX));
   std::lock_guard<std::mutex> step_lock(step_mutex_);
-  if (capacity != 0) LLMC_RETURN_IF_ERROR(Land());
   std::vector<uint32_t> found;
   uint64_t id = BlockManager::kRoot;
-  blocks_.Lookup(BlockManager::kRoot, tokens, most, &found, &id);
-  uint64_t count = found.size() > first_block ? found.size() - first_block : 0;
-  if (capacity != 0) count = std::min(count, (capacity - HandedBlocks::kHeaderBytes) / record);
-  if (count != 0 && capacity != 0) {
-    Held held(&blocks_);
-    held.Reserve(found.size());
-    for (uint32_t block : found) held.Acquire(block);
-    HandedBlocks::WriteHeader(model_, static_cast<uint32_t>(first_block), static_cast<uint32_t>(count), out);
-    for (uint64_t i = 0; i < count; ++i) {
-      unsigned char* at = out + HandedBlocks::kHeaderBytes + i * record;
-      LLMC_RETURN_IF_ERROR(device_->ReadBlock(found[first_block + i], HandedBlocks::KvOf(model_, at)));
-      HandedBlocks::Seal(model_, tokens + (first_block + i) * blocks_.block_size(), at);
-    }
+  *num_blocks = *bytes = 0;
+  if (!FindNext(text, first_block, most, &found, &id)) return Status::Ok();
+  // A step in flight ends only where there is something to copy. It may fail, and empty the cache.
+  LLMC_RETURN_IF_ERROR(Land());
+  if (!FindNext(text, first_block, most, &found, &id)) return Status::Ok();
+  const auto first = static_cast<uint32_t>(first_block), count = static_cast<uint32_t>(found.size());
+  HandedBlocks::WriteHeader(model_, first, count, out);
+  for (uint32_t i = 0; i < count; ++i) {
+    const int32_t* tokens = text->tokens.data() + size_t{first + i} * blocks_.block_size();
+    unsigned char* kv = HandedBlocks::BeginRecord(model_, tokens, out + HandedBlocks::kHeaderBytes + i * record);
+    LLMC_RETURN_IF_ERROR(device_->ReadBlock(found[i], kv));
   }
+  text->place.num_blocks = first + count;
+  text->place.id = id;
+  if (first + count == MostBlocks(*text)) text->place = blocks_.Touch(text->tokens.data(), first + count);
   *num_blocks = count;
-  *bytes = count == 0 ? 0 : HandedBlocks::kHeaderBytes + count * record;
+  *bytes = HandedBlocks::kHeaderBytes + count * record;
   return Status::Ok();
 }
 
-Status Engine::ImportBlocks(const int32_t* tokens, uint64_t num_tokens, const void* data, uint64_t bytes,
-                            uint64_t* num_blocks) {
-  LLMC_RETURN_IF_ERROR(CheckHandOver());
+Status Engine::CheckBlocks(const HandedText& text, const void* data, uint64_t bytes) const {
   HandedBlocks given;
-  LLMC_RETURN_IF_ERROR(HandedBlocks::Read(model_, tokens, num_tokens, data, bytes, &given));
+  LLMC_RETURN_IF_ERROR(HandedBlocks::Read(model_, text.tokens.data(), text.tokens.size(), data, bytes, &given));
+  return given.Check();
+}
+
+Status Engine::ImportBlocks(HandedText* text, const void* data, uint64_t bytes, uint64_t* num_blocks) {
+  const int32_t* tokens = text->tokens.data();
+  HandedBlocks given;
+  LLMC_RETURN_IF_ERROR(HandedBlocks::Read(model_, tokens, text->tokens.size(), data, bytes, &given));
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   LLMC_RETURN_IF_ERROR(Land());
-  std::vector<uint32_t> found;
-  uint64_t parent = BlockManager::kRoot;
-  const uint32_t before = std::min(given.first_block(), blocks_.num_usable());
-  blocks_.Lookup(BlockManager::kRoot, tokens, before, &found, &parent);
-  uint64_t count = found.size();
-  Held held(&blocks_);
-  held.Reserve(count + given.num_blocks());
-  for (uint32_t block : found) held.Acquire(block);
-  for (uint32_t i = 0; count == uint64_t{given.first_block()} + i && i < given.num_blocks(); ++i, ++count) {
-    const int32_t* text = tokens + count * blocks_.block_size();
-    uint64_t id = parent;
-    blocks_.Lookup(parent, text, 1, &found, &id);
-    if (!found.empty()) {
-      held.Acquire(found[0]);
-    } else {
-      // What the chain holds is referenced, so this evicts other texts only.
-      const uint32_t block = blocks_.Allocate();
-      if (block == 0) break;
-      held.Take(block);
-      LLMC_RETURN_IF_ERROR(device_->WriteBlock(block, given.kv(i)));
-      id = blocks_.Register(block, parent, text);
-    }
-    parent = id;
+  const uint32_t first = given.first_block();
+  BlockManager::Place& place = text->place;
+  if (place.num_blocks != first || !blocks_.Stands(place)) {
+    place = blocks_.Touch(tokens, std::min(first, blocks_.num_usable()));
   }
-  *num_blocks = count;
+  {
+    std::vector<uint32_t> found;
+    Held held(&blocks_);
+    held.Reserve(given.num_blocks());
+    for (uint32_t i = 0; place.num_blocks == uint64_t{first} + i && i < given.num_blocks(); ++i) {
+      const int32_t* own = tokens + size_t{place.num_blocks} * blocks_.block_size();
+      uint64_t id = place.id;
+      blocks_.Lookup(place.id, own, 1, &found, &id);
+      if (!found.empty()) {
+        held.Acquire(found[0]);
+      } else {
+        // Blocks of other texts only are evicted. If that is not sure, the text's own become the last to go.
+        if (!blocks_.Stands(place, 1)) place = blocks_.Touch(tokens, first + i);
+        if (place.num_blocks != first + i || !blocks_.Stands(place, 1)) break;
+        const uint32_t block = blocks_.Allocate();
+        held.Take(block);
+        LLMC_RETURN_IF_ERROR(device_->WriteBlock(block, given.kv(i)));
+        id = blocks_.Register(block, place.id, own);
+      }
+      place.id = id;
+      ++place.num_blocks;
+    }
+  }
+  // Parts came one after the other; of the whole text, the end is to be evicted first.
+  if (place.num_blocks == MostBlocks(*text)) place = blocks_.Touch(tokens, place.num_blocks);
+  *num_blocks = place.num_blocks;
   return Status::Ok();
 }
 

@@ -23,8 +23,8 @@ static_assert(sizeof(HandedHeader) == HandedBlocks::kHeaderBytes, "the header ha
 
 uint32_t HeaderCrc(const HandedHeader& header) { return Crc32(&header, offsetof(HandedHeader, crc32)); }
 
-uint32_t RecordCrc(const ModelShape& model, const unsigned char* record) {
-  return Crc32(record + sizeof(uint32_t), HandedBlocks::RecordBytes(model) - sizeof(uint32_t));
+uint32_t RecordCrc(const unsigned char* record, uint64_t bytes) {
+  return Crc32(record + sizeof(uint32_t), bytes - sizeof(uint32_t));
 }
 
 Status Damaged(const std::string& what) {
@@ -55,6 +55,24 @@ Status CheckFormat(const ModelShape& model, const HandedHeader& h) {
   return Status::Ok();
 }
 
+// Checks all of a header, and that as many records follow.
+Status ReadHeader(const ModelShape& model, const void* data, uint64_t bytes, HandedHeader* out) {
+  HandedHeader& h = *out;
+  if (bytes < sizeof(h)) return Damaged("there are " + std::to_string(bytes) + " bytes, fewer than a header has");
+  std::memcpy(&h, data, sizeof(h));
+  if (std::memcmp(h.magic, kMagic, sizeof(kMagic)) != 0 || h.header_bytes != sizeof(h)) {
+    return Status::Error(LLMC_ERR_VERSION,
+                         "The handed-over blocks have an unknown format; use the same version of llmc on both sides.");
+  }
+  if (h.crc32 != HeaderCrc(h)) return Damaged("the checksum of the header is wrong");
+  LLMC_RETURN_IF_ERROR(CheckFormat(model, h));
+  const uint64_t record_bytes = HandedBlocks::RecordBytes(model);
+  if ((bytes - sizeof(h)) % record_bytes != 0 || (bytes - sizeof(h)) / record_bytes != h.num_blocks) {
+    return Damaged("there are " + std::to_string(bytes) + " bytes for " + std::to_string(h.num_blocks) + " blocks");
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 void HandedBlocks::WriteHeader(const ModelShape& model, uint32_t first_block, uint32_t num_blocks, unsigned char* out) {
@@ -72,53 +90,57 @@ void HandedBlocks::WriteHeader(const ModelShape& model, uint32_t first_block, ui
   std::memcpy(out, &h, sizeof(h));
 }
 
-void HandedBlocks::Seal(const ModelShape& model, const int32_t* tokens, unsigned char* record) {
+unsigned char* HandedBlocks::BeginRecord(const ModelShape& model, const int32_t* tokens, unsigned char* record) {
   std::memset(record, 0, 8);
   std::memcpy(record + 8, tokens, static_cast<size_t>(model.block_size) * sizeof(int32_t));
-  const uint32_t crc = RecordCrc(model, record);
-  std::memcpy(record, &crc, sizeof(crc));
+  return record + (RecordBytes(model) - model.kv_block_bytes);
+}
+
+Status HandedBlocks::Seal(const ModelShape& model, void* data, uint64_t bytes) {
+  HandedHeader h;
+  LLMC_RETURN_IF_ERROR(ReadHeader(model, data, bytes, &h));
+  const uint64_t record_bytes = RecordBytes(model);
+  unsigned char* record = static_cast<unsigned char*>(data) + sizeof(h);
+  for (uint32_t i = 0; i < h.num_blocks; ++i, record += record_bytes) {
+    const uint32_t crc = RecordCrc(record, record_bytes);
+    std::memcpy(record, &crc, sizeof(crc));
+  }
+  return Status::Ok();
 }
 
 Status HandedBlocks::Read(const ModelShape& model, const int32_t* tokens, uint64_t num_tokens, const void* data,
                           uint64_t bytes, HandedBlocks* out) {
   HandedHeader h;
-  if (bytes < sizeof(h)) return Damaged("there are " + std::to_string(bytes) + " bytes, fewer than a header has");
-  std::memcpy(&h, data, sizeof(h));
-  if (std::memcmp(h.magic, kMagic, sizeof(kMagic)) != 0 || h.header_bytes != sizeof(h)) {
-    return Status::Error(LLMC_ERR_VERSION,
-                         "The handed-over blocks have an unknown format; use the same version of llmc on both sides.");
-  }
-  if (h.crc32 != HeaderCrc(h)) return Damaged("the checksum of the header is wrong");
-  LLMC_RETURN_IF_ERROR(CheckFormat(model, h));
-  const uint64_t record_bytes = RecordBytes(model);
-  if ((bytes - sizeof(h)) % record_bytes != 0 || (bytes - sizeof(h)) / record_bytes != h.num_blocks) {
-    return Damaged("there are " + std::to_string(bytes) + " bytes for " + std::to_string(h.num_blocks) + " blocks");
-  }
+  LLMC_RETURN_IF_ERROR(ReadHeader(model, data, bytes, &h));
   const uint64_t block_size = h.block_size, end = uint64_t{h.first_block} + h.num_blocks;
   if (end > num_tokens / block_size) {
     return Status::Error(LLMC_ERR_OUT_OF_RANGE, "The handed-over blocks reach token " +
                                                     std::to_string(end * block_size) + " but the text has " +
                                                     std::to_string(num_tokens) + "; ask for blocks of this text.");
   }
-  const auto* records = static_cast<const unsigned char*>(data) + sizeof(h);
+  out->first_block_ = h.first_block;
+  out->num_blocks_ = h.num_blocks;
+  out->record_bytes_ = RecordBytes(model);
+  out->kv_offset_ = out->record_bytes_ - model.kv_block_bytes;
+  out->records_ = static_cast<const unsigned char*>(data) + sizeof(h);
   for (uint32_t i = 0; i < h.num_blocks; ++i) {
-    const unsigned char* record = records + i * record_bytes;
-    uint32_t crc = 0;
-    std::memcpy(&crc, record, sizeof(crc));
-    if (crc != RecordCrc(model, record)) {
-      return Damaged("the checksum of block " + std::to_string(h.first_block + i) + " is wrong");
-    }
     const int32_t* wanted = tokens + (h.first_block + uint64_t{i}) * block_size;
-    if (std::memcmp(record + 8, wanted, block_size * sizeof(int32_t)) != 0) {
+    if (std::memcmp(out->record(i) + 8, wanted, block_size * sizeof(int32_t)) != 0) {
       return Status::Invalid("Block " + std::to_string(h.first_block + i) +
                              " of the handed-over blocks is of another text; ask for blocks of this text.");
     }
   }
-  out->first_block_ = h.first_block;
-  out->num_blocks_ = h.num_blocks;
-  out->record_bytes_ = record_bytes;
-  out->kv_offset_ = record_bytes - model.kv_block_bytes;
-  out->records_ = records;
+  return Status::Ok();
+}
+
+Status HandedBlocks::Check() const {
+  for (uint32_t i = 0; i < num_blocks_; ++i) {
+    uint32_t crc = 0;
+    std::memcpy(&crc, record(i), sizeof(crc));
+    if (crc != RecordCrc(record(i), record_bytes_)) {
+      return Damaged("the checksum of block " + std::to_string(first_block_ + i) + " is wrong");
+    }
+  }
   return Status::Ok();
 }
 

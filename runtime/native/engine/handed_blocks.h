@@ -23,22 +23,26 @@ class HandedBlocks {
   }
 
   static void WriteHeader(const ModelShape& model, uint32_t first_block, uint32_t num_blocks, unsigned char* out);
-  // Completes a record whose KV was written at KvOf(record).
-  static void Seal(const ModelShape& model, const int32_t* tokens, unsigned char* record);
-  static unsigned char* KvOf(const ModelShape& model, unsigned char* record) {
-    return record + (RecordBytes(model) - model.kv_block_bytes);
-  }
+  // Begins a record; its KV goes to the place that is returned.
+  static unsigned char* BeginRecord(const ModelShape& model, const int32_t* tokens, unsigned char* record);
+  // Writes the checksums of all records, which take longer than copying them does.
+  static Status Seal(const ModelShape& model, void* data, uint64_t bytes);
 
-  // Checks all bytes against the model, and against the text whose blocks they should be. Keeps `data`.
+  // Checks header, sizes and tokens against the model and the text whose blocks they should be; Check does the rest.
+  // Keeps `data`.
   static Status Read(const ModelShape& model, const int32_t* tokens, uint64_t num_tokens, const void* data,
                      uint64_t bytes, HandedBlocks* out);
+  // Compares the checksums of all records.
+  Status Check() const;
 
   uint32_t first_block() const { return first_block_; }
   uint32_t num_blocks() const { return num_blocks_; }
   // KV of block first_block() + index.
-  const unsigned char* kv(uint32_t index) const { return records_ + index * record_bytes_ + kv_offset_; }
+  const unsigned char* kv(uint32_t index) const { return record(index) + kv_offset_; }
 
  private:
+  const unsigned char* record(uint32_t index) const { return records_ + index * record_bytes_; }
+
   uint32_t first_block_ = 0, num_blocks_ = 0;
   uint64_t record_bytes_ = 0, kv_offset_ = 0;
   const unsigned char* records_ = nullptr;

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmc.runtime.binding.hand_over import HandedBlocks, HandedText
 from llmc.runtime.params import SamplingParams
 
 from .. import answers
-from ..block_frames import END, framed
+from ..block_frames import END, length_of
 from ..bodies import json_route
 from ..context import ServerContext
 from ..errors import ApiError
@@ -24,73 +23,125 @@ from ..event_stream import until_gone
 from ..hand_over import PATH
 from ..prompts import check_prompt
 from ..protocol.blocks import BlocksRequest
+from ..request_stream import RequestStream
 from ..requests import ClientGone, EngineRequest
+
+# Parts that leave between two steps, and the time that steps wait for all but the last of them.
+_MOST_PARTS, _MOST_COPYING_S = 4, 0.002
 
 
 class _BlockBody(Response):
-    """Sends frames as they are made, when it is its turn."""
+    """Sends the blocks of a text, part by part, as they are computed.
+
+    The head of the answer is sent with the first part. So a text that cannot be computed gets an error for an answer,
+    and later the body is cut off.
+    """
 
     media_type = "application/octet-stream"
 
-    def __init__(self, frames: AsyncIterator[bytes], turn: asyncio.Semaphore) -> None:
+    def __init__(self, server: ServerContext, text: HandedText, first_block: int, stream: RequestStream | None) -> None:
+        """stream: the request that computes the text; None if all of it is cached."""
         super().__init__()
         del self.headers["content-length"]
-        self._frames, self._turn = frames, turn
+        self._engine, self._hand_over = server.engine, server.hand_over
+        self._text, self._next_block, self._stream = text, first_block, stream
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):  # nobody reads an answer
-            await until_gone(Request(scope, receive), lambda: None, self._give(send))
+            await until_gone(Request(scope, receive), self._close, self._give(send))
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
 
     async def _give(self, send: Send) -> None:
-        async with self._turn:
+        self._hand_over.counts.sent += 1
+        computed = asyncio.ensure_future(self._computed())
+        # Nobody may ask how it ended; asyncio would log that.
+        computed.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            await self._give_parts(send, computed)
+        finally:
+            computed.cancel()
+        error = computed.exception()
+        if error is not None and not self._started:
+            raise error
+        await self._start(send)
+        await send({"type": "http.response.body", "body": b"" if error else END, "more_body": False})
+
+    async def _give_parts(self, send: Send, computed: asyncio.Future[None]) -> None:
+        """Sends parts as they are there, until all is computed, well or not."""
+        while True:
+            # Asked before the look for blocks: what is computed later is found by another look.
+            all_computed = computed.done()
+            async with self._hand_over.sending:
+                parts = await self._engine.beside_steps(self._next_parts)
+                for part in parts:
+                    await self._engine.aside(partial(self._text.seal, part))
+                    await self._send(send, part)
+            if not parts and all_computed:
+                return
+            if not parts:
+                await asyncio.wait({computed, self._engine.next_step()}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _computed(self) -> None:
+        """Raises ApiError and RequestFailed."""
+        if self._stream is not None:
+            await answers.gather(self._stream)
+
+    def _next_parts(self) -> list[HandedBlocks]:
+        """Runs between two steps: a step may compute more than one part holds, and none leaves while it runs."""
+        parts: list[HandedBlocks] = []
+        until = time.monotonic() + _MOST_COPYING_S
+        while len(parts) < _MOST_PARTS:
+            part = self._text.export(self._next_block, self._hand_over.piece_bytes)
+            if not part.num_blocks:
+                break
+            self._next_block += part.num_blocks
+            parts.append(part)
+            if time.monotonic() >= until:
+                break
+        return parts
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for frame in self._frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
-            await send({"type": "http.response.body", "body": END, "more_body": False})
+
+    async def _send(self, send: Send, part: HandedBlocks) -> None:
+        await self._start(send)
+        await send({"type": "http.response.body", "body": length_of(part.data), "more_body": True})
+        await send({"type": "http.response.body", "body": part.data, "more_body": True})
+        counts = self._hand_over.counts
+        counts.sent_blocks += part.num_blocks
+        counts.sent_bytes += len(part.data)
 
 
 def router(server: ServerContext) -> APIRouter:
     """The endpoint. It is not in the OpenAPI document, as it is not for clients."""
     routes = APIRouter(route_class=json_route(server.lanes.bodies), include_in_schema=False)
-    hand_over = server.hand_over
+    engine, hand_over = server.engine, server.hand_over
 
     @routes.post(PATH, response_model=None)
-    async def give_blocks(body: BlocksRequest, request: Request) -> Response:
-        """Computes a text whose blocks are not cached, and gives the blocks."""
+    async def give_blocks(body: BlocksRequest) -> Response:
+        """Computes a text whose blocks are not cached, and gives the blocks meanwhile."""
         server.check_ready()
         if body.identity != hand_over.identity:
             message = "the KV blocks differ: use the same weights, target, options and version of llmc on both servers"
             raise ApiError(message, status=409, code="other_blocks")
         check_prompt(server, body.token_ids)
         ids = tuple(body.token_ids)
-        text = await server.lanes.run(partial(np.array, ids, np.int32), len(ids))
-        await _compute(server, request, ids, text)
-        return _BlockBody(_frames(server, text, body.first_block), hand_over.sending)
+        text = await engine.aside(partial(HandedText, engine.engine, ids))
+        cached = await engine.beside_steps(text.num_cached)
+        stream = None if cached >= len(ids) // engine.block_size else _compute(server, ids)
+        return _BlockBody(server, text, body.first_block, stream)
 
     return routes
 
 
-async def _compute(server: ServerContext, request: Request, ids: tuple[int, ...], text: npt.NDArray[np.int32]) -> None:
-    """Brings the blocks of a text into the prefix cache. Raises ClientGone, ApiError and what a submission raises."""
-    engine = server.engine
-    cached = await engine.beside_steps(partial(engine.engine.num_cached_blocks, text))
-    if cached >= len(text) // engine.block_size:
-        return
+def _compute(server: ServerContext, ids: tuple[int, ...]) -> RequestStream:
+    """Brings the blocks of a text into the prefix cache. Raises what a submission raises."""
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    asked = EngineRequest(answers.new_id("blocks"), ids, params)
-    (stream,) = answers.submit(server, [asked])
-    await until_gone(request, stream.close, answers.gather(stream))
-
-
-async def _frames(server: ServerContext, text: npt.NDArray[np.int32], first_block: int) -> AsyncIterator[bytes]:
-    """The blocks that are cached, part by part."""
-    engine, counts, most = server.engine, server.hand_over.counts, server.hand_over.piece_bytes
-    counts.sent += 1
-    while True:
-        part = await engine.beside_steps(partial(engine.engine.export_blocks, text, first_block, most))
-        if not part.num_blocks:
-            return
-        first_block += part.num_blocks
-        counts.sent_blocks += part.num_blocks
-        counts.sent_bytes += len(part.data)
-        yield framed(part.data)
+    (stream,) = answers.submit(server, [EngineRequest(answers.new_id("blocks"), ids, params)])
+    return stream

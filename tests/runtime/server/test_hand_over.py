@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +16,21 @@ from typing import Any
 import httpx
 import pytest
 
-from llmc.runtime.server.block_frames import END, FrameError, FrameReader, framed
+from llmc.runtime.binding.hand_over import HEADER_BYTES
+from llmc.runtime.server.block_frames import END, FrameError, FrameReader, length_of
 from llmc.runtime.server.hand_over import PATH
 from llmc.runtime.server.hand_over_headers import KEY_HEADER, URL_HEADER
+from llmc.runtime.server.requests import ServerStopping
 
 from support.server_harness import Running, error_of, running_server
 
 KEY = "a key of both servers"
 PROMPT = " ".join(f"It is a truth number {number}." for number in range(24))
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "seed": 3, "temperature": 1.1, "logprobs": 1}
+
+
+def framed(data: bytes) -> bytes:
+    return length_of(data) + data
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +80,83 @@ def test_a_decode_server_computes_the_rest_of_the_last_block(prefill: Running, d
     assert not counts.fallbacks
     page = decode.client.get("/metrics").text
     assert f'llmc_handover_blocks_total{{direction="received"}} {float(counts.received_blocks)}' in page
+
+
+@pytest.fixture(scope="module")
+def chunked(english_artifact: Path) -> Iterator[Running]:
+    """A prefill server that computes 32 tokens a step."""
+    options: dict[str, Any] = {"role": "prefill", "hand_over_key": KEY, "max_num_batched_tokens": 32}
+    with running_server(english_artifact, **options) as server:
+        yield server
+
+
+@contextmanager
+def held_until_a_part_left(server: Running, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """After its first step the engine computes nothing more until blocks have left; `then` is called once they have."""
+    engine, counts = server.engine.engine, server.server.hand_over.counts
+    before, step, state = counts.sent_blocks, engine.step, "waits"
+
+    def held() -> bool:
+        nonlocal state
+        if state == "begun" and counts.sent_blocks == before:
+            time.sleep(0.001)
+            return True
+        if state == "begun":
+            state = "goes on"
+            then()
+        progressed = step()
+        state = "begun" if state == "waits" and progressed else state
+        return progressed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "step", held)
+        yield
+
+
+def test_blocks_leave_while_the_rest_is_computed(chunked: Running, decode: Running) -> None:
+    counts, sent = decode.server.hand_over.counts, chunked.server.hand_over.counts
+    body, received = forget(decode, 77), counts.received
+    with held_until_a_part_left(chunked):
+        found = ask(decode, chunked.url, body)
+    assert found["choices"] == chunked.complete(**body)["choices"]
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == sent.sent_blocks * decode.engine.block_size
+    assert counts.received == received + 1
+    header_bytes = sent.sent_bytes - sent.sent_blocks * chunked.engine.engine.handed_block_bytes
+    assert header_bytes >= 2 * HEADER_BYTES
+
+
+def test_a_text_that_fails_while_it_is_computed_is_cut_off(chunked: Running) -> None:
+    body = {"identity": chunked.server.hand_over.identity, "token_ids": list(range(3, 403))}
+    headers, engine = {"authorization": f"Bearer {KEY}"}, chunked.engine
+
+    def fail_all() -> None:
+        for engine_id in list(engine._streams):
+            engine._fail_request(engine_id, ValueError("nothing more"))
+
+    with held_until_a_part_left(chunked, lambda: engine.thread.call(fail_all)):
+        response = chunked.client.post(PATH, json=body, headers=headers)
+    reader = FrameReader(chunked.server.hand_over.piece_bytes)
+    assert response.status_code == 200
+    assert reader.feed(response.content)
+    assert not reader.ended
+
+
+def test_calls_beside_steps_end_before_the_engine(english_artifact: Path) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def call() -> None:
+        began.set()
+        time.sleep(0.2)
+        assert engine.engine.pointer
+        ended.set()
+
+    with running_server(english_artifact) as server:
+        engine = server.engine
+        asyncio.run_coroutine_threadsafe(engine.beside_steps(call), server.loop)
+        assert began.wait(60)
+    assert ended.is_set()
+    with pytest.raises(ServerStopping):
+        asyncio.run(engine.aside(call))
 
 
 Act = Callable[[http.server.BaseHTTPRequestHandler], None]
@@ -196,6 +281,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
             at += step
         assert found == frames
         assert reader.ended
+        assert not reader.within_frame
         with pytest.raises(FrameError):
             reader.feed(b"x")
 
@@ -208,4 +294,5 @@ def test_no_bytes_make_a_reader_hold_more_than_a_frame() -> None:
             for _ in range(20):
                 piece = bytes(rng.choice((0, 1, 7, 255, rng.randrange(256))) for _ in range(rng.randrange(12)))
                 reader.feed(piece)
-        assert len(reader._buffer) <= 50 + 4 + 12
+        assert len(reader._frame or b"") <= 50
+        assert len(reader._length) < 4

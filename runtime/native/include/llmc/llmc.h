@@ -573,34 +573,50 @@ LLMC_API llmc_status llmc_engine_load_adapter(llmc_engine *engine, const llmc_ad
 /* Unloads an adapter: no new request may use it. Running requests finish with it; then its slot is free. Any thread
  * may call it; it returns at once. LLMC_ERR_NOT_FOUND: the adapter is not loaded. */
 LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id, llmc_error *error);
-/* Writes the cached KV blocks of a text to `out`, for llmc_engine_import_blocks of another engine.
+/* A text whose cached KV blocks go from one engine to another, in parts. Make one on either side: it remembers where the
+ * last part ended, so that the next one is found at once. It holds no blocks: some may leave the cache between two parts.
+ * Blocks are whole blocks of block_size tokens; texts of adapters are not handed over.
  *
- * - These are whole blocks of block_size tokens, from block first_block on. As many are written as are cached and fit.
+ * Use it from one thread at a time, and destroy it before its engine. `seal` and `check` may run beside steps and beside
+ * calls of other threads. The other calls wait for a step in flight, and steps wait for them. */
+typedef struct llmc_hand_over llmc_hand_over;
+/* Copies token_ids. LLMC_ERR_INVALID_ARGUMENT: the engine has no prefix cache. */
+LLMC_API llmc_status llmc_hand_over_create(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
+                                           llmc_hand_over **out, llmc_error *error);
+LLMC_API void llmc_hand_over_destroy(llmc_hand_over *hand_over);
+/* Leading whole blocks of the text that are cached. */
+LLMC_API llmc_status llmc_hand_over_count(llmc_hand_over *hand_over, uint64_t *num_blocks, llmc_error *error);
+/* Writes cached blocks from block first_block on to `out`, for llmc_hand_over_import of another engine.
+ *
+ * - As many are written as are cached and fit, also while a request computes the text: blocks are cached step by step.
  * - *num_blocks is their number, and *num_bytes their size. That is 64 bytes, and for each block kv_block_bytes, 4 for
- *   each token, and 8.
- * - With capacity 0, nothing is written, and both tell of all blocks from first_block on.
- * - Written blocks count as used, so they are kept longest. Texts of adapters are not handed over.
- * - Any thread may call it. It waits for a step in flight, and steps wait for it: copy long texts in parts.
- * - LLMC_ERR_OUT_OF_RANGE: capacity is not 0 and too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine has no
- *   prefix cache, or runs on several ranks. */
-LLMC_API llmc_status llmc_engine_export_blocks(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
-                                               uint64_t first_block, void *out, uint64_t capacity, uint64_t *num_blocks,
-                                               uint64_t *num_bytes, llmc_error *error);
-/* Enters KV blocks that llmc_engine_export_blocks wrote into the prefix cache. A request with this text then finds them
- * there, and its results have the bits that they would have had without.
+ *   each token, and 8. Both are 0 if there are none.
+ * - Checksums are left out: they take longer than copying. Seal the bytes before they leave the process.
+ * - With the last block of the text, all of them count as used, so they are kept longest.
+ * - LLMC_ERR_OUT_OF_RANGE: capacity is too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine runs on several
+ *   ranks. */
+LLMC_API llmc_status llmc_hand_over_export(llmc_hand_over *hand_over, uint64_t first_block, void *out,
+                                           uint64_t capacity, uint64_t *num_blocks, uint64_t *num_bytes,
+                                           llmc_error *error);
+/* Writes the checksums into blocks that llmc_hand_over_export wrote. */
+LLMC_API llmc_status llmc_hand_over_seal(const llmc_hand_over *hand_over, void *data, uint64_t num_bytes,
+                                         llmc_error *error);
+/* Checks sealed blocks: all that llmc_hand_over_import checks, and the checksums.
  *
- * - token_ids must be the text whose blocks they are, or begin with it.
+ * LLMC_ERR_INVALID_ARGUMENT: they are of another text or artifact. LLMC_ERR_CORRUPT: a checksum or a size is wrong.
+ * LLMC_ERR_VERSION: the format is unknown. LLMC_ERR_OUT_OF_RANGE: they reach beyond the text. */
+LLMC_API llmc_status llmc_hand_over_check(const llmc_hand_over *hand_over, const void *data, uint64_t num_bytes,
+                                          llmc_error *error);
+/* Enters blocks into the prefix cache. A request with this text then finds them there, and its results have the bits
+ * that they would have had without.
+ *
+ * - The text must be the one whose blocks they are, or begin with it.
  * - *num_blocks is how many leading blocks of the text are cached afterwards. Fewer than given: no more are free, or an
  *   earlier block is missing. Blocks that are cached already are left as they are.
- * - LLMC_ERR_INVALID_ARGUMENT: the blocks are of another text or artifact, or the engine cannot take any.
- *   LLMC_ERR_CORRUPT: a checksum or a size is wrong. LLMC_ERR_VERSION: the format is unknown. LLMC_ERR_OUT_OF_RANGE:
- *   the blocks reach beyond the text. Nothing has changed then.
- * - Checksums find damage, not intent: take blocks only from engines that you trust.
- *
- * Any thread may call it; it waits for a step in flight. */
-LLMC_API llmc_status llmc_engine_import_blocks(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
-                                               const void *data, uint64_t num_bytes, uint64_t *num_blocks,
-                                               llmc_error *error);
+ * - It fails as `check` does, and nothing has changed then, but it compares no checksums: check the blocks first.
+ * - Checksums find damage, not intent: take blocks only from engines that you trust. */
+LLMC_API llmc_status llmc_hand_over_import(llmc_hand_over *hand_over, const void *data, uint64_t num_bytes,
+                                           uint64_t *num_blocks, llmc_error *error);
 /* Sets the tokens that continuation `output_index` of a guided request may take next. Bit t % 32 of words[t / 32]
  * allows token t; tokens beyond the last word are not allowed.
  *

@@ -21,20 +21,33 @@ ModelShape HandedShape() {
 
 using Handed = std::vector<unsigned char>;
 
-// All blocks of a text from first_block on, as much as fits into `most` bytes.
-Handed Export(Engine* engine, const std::vector<int32_t>& text, uint64_t first_block = 0, uint64_t most = 1 << 20) {
+// Blocks of a text from first_block on, as much as fits into `most` bytes.
+Handed Export(Engine* engine, HandedText* text, uint64_t first_block = 0, uint64_t most = 1 << 20) {
   Handed out(most);
   uint64_t blocks = 0, bytes = 0;
-  CHECK_OK(engine->ExportBlocks(text.data(), text.size(), first_block, out.data(), out.size(), &blocks, &bytes));
+  CHECK_OK(engine->ExportBlocks(text, first_block, out.data(), out.size(), &blocks, &bytes));
   CHECK(bytes <= most && (blocks == 0) == (bytes == 0));
   out.resize(bytes);
+  if (bytes != 0) CHECK_OK(engine->SealBlocks(out.data(), out.size()));
   return out;
 }
 
-Status Import(Engine* engine, const std::vector<int32_t>& text, const Handed& data, uint64_t* blocks) {
-  const Status status = engine->ImportBlocks(text.data(), text.size(), data.data(), data.size(), blocks);
+Handed Export(Engine* engine, const std::vector<int32_t>& text, uint64_t first_block = 0) {
+  HandedText handed{text, {}};
+  return Export(engine, &handed, first_block);
+}
+
+Status Import(Engine* engine, HandedText* text, const Handed& data, uint64_t* blocks) {
+  Status status = engine->CheckHandOver();
+  if (status.ok()) status = engine->CheckBlocks(*text, data.data(), data.size());
+  if (status.ok()) status = engine->ImportBlocks(text, data.data(), data.size(), blocks);
   CHECK_OK(engine->CheckIntegrity());
   return status;
+}
+
+Status Import(Engine* engine, const std::vector<int32_t>& text, const Handed& data, uint64_t* blocks) {
+  HandedText handed{text, {}};
+  return Import(engine, &handed, data, blocks);
 }
 
 Output RunOne(Engine* engine, Job* job) {
@@ -82,25 +95,87 @@ void TestInParts() {
   Outputs outputs;
   CHECK_OK(Submit(second.get(), &other));
   const uint64_t most = 64 + 2 * HandedBlocks::RecordBytes(shape) + 3;
+  HandedText given{prefill.prompt, {}}, taken{decode.prompt, {}};
   for (uint64_t blocks = 0; blocks < 9;) {
     bool more = false;
     CHECK_OK(second->Step(&more));
-    const Handed data = Export(first.get(), prefill.prompt, blocks, most);
+    const Handed data = Export(first.get(), &given, blocks, most);
     const uint64_t before = blocks;
-    CHECK_OK(Import(second.get(), decode.prompt, data, &blocks));
+    CHECK_OK(Import(second.get(), &taken, data, &blocks));
     CHECK_EQ(blocks, std::min<uint64_t>(before + 2, 9));
     if (blocks == before) return;
   }
-  uint64_t count = 0, bytes = 0;
-  CHECK_OK(second->ExportBlocks(decode.prompt.data(), 38, 1, nullptr, 0, &count, &bytes));
-  CHECK(count == 8 && bytes == 64 + 8 * HandedBlocks::RecordBytes(shape));
-  CHECK_OK(second->ExportBlocks(decode.prompt.data(), 38, 9, nullptr, 0, &count, &bytes));
-  CHECK(count == 0 && bytes == 0);
+  CHECK_EQ(second->CountBlocks(taken), 9u);
+  CHECK_EQ(Export(second.get(), &taken, 1).size(), 64 + 8 * HandedBlocks::RecordBytes(shape));
+  CHECK_EQ(Export(second.get(), &taken, 9).size(), 0u);
   CHECK_OK(Submit(second.get(), &decode));
   RunAll(second.get(), &outputs);
   Compare(outputs[{decode.id, 0}], Reference(decode, 0, 64));
   Compare(outputs[{other.id, 0}], Reference(other, 0, 64));
   CHECK_EQ((outputs[{decode.id, 0}].num_cached), 36u);
+}
+
+// While a text is computed, each step adds blocks; other texts push some out, here and there. What is said to be cached
+// is cached, and no block of the text makes room for another one.
+void TestWhileComputing() {
+  const ModelShape shape = HandedShape();
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 60; ++round) {
+    NullDevice::late = round % 2 != 0;
+    EngineOptions options;
+    options.max_tokens_per_step = 3 + static_cast<uint32_t>(random() % 9);
+    auto first = Make(shape, 24 + static_cast<uint32_t>(random() % 20), options, nullptr);
+    auto second = Make(shape, 14 + static_cast<uint32_t>(random() % 20), {}, nullptr);
+    Job prefill = Simple(40, 1), decode = Simple(41, 6);
+    std::vector<Job> others(6);
+    for (size_t i = 0; i < others.size(); ++i) {
+      others[i] = Simple(4 + static_cast<uint32_t>(random() % 20), 1 + static_cast<uint32_t>(random() % 4));
+      for (int32_t& token : others[i].prompt) token = (token + 2 + static_cast<int32_t>(i)) % kVocab;
+      CHECK_OK(Submit(i % 2 ? first.get() : second.get(), &others[i]));
+    }
+    CHECK_OK(Submit(first.get(), &prefill));
+    HandedText given{prefill.prompt, {}}, taken{decode.prompt, {}};
+    uint64_t sent = 0, blocks = 0;
+    for (bool goes_on = true, ended = false; !ended;) {
+      ended = !goes_on;
+      CHECK_OK(first->Step(&goes_on));
+      bool more = false;
+      CHECK_OK(second->Step(&more));
+      const Handed data = Export(first.get(), &given, sent, 64 + (1 + random() % 4) * HandedBlocks::RecordBytes(shape));
+      if (data.empty()) continue;
+      ended = false;
+      sent += (data.size() - 64) / HandedBlocks::RecordBytes(shape);
+      CHECK_OK(Import(second.get(), &taken, data, &blocks));
+      CHECK_EQ(second->CountBlocks(taken), blocks);
+      if (blocks < sent) break;
+    }
+    Outputs others_outputs, outputs;
+    RunAll(first.get(), &others_outputs);
+    CHECK_OK(Submit(second.get(), &decode));
+    RunAll(second.get(), &outputs);
+    Compare(outputs[{decode.id, 0}], Reference(decode, 0, 64));
+  }
+  NullDevice::late = false;
+}
+
+// The place behind the last part leads to blocks that are computed again after they were evicted.
+void TestEvictedBetweenParts() {
+  const ModelShape shape = HandedShape();
+  auto engine = Make(shape, 12, {}, nullptr), second = Make(shape, 40, {}, nullptr);
+  Job prefill = Simple(32, 1), other = Simple(40, 1);
+  for (int32_t& token : other.prompt) token = (token + 7) % kVocab;
+  HandedText given{prefill.prompt, {}}, taken{prefill.prompt, {}};
+  const uint64_t most = 64 + 3 * HandedBlocks::RecordBytes(shape);
+  uint64_t blocks = 0;
+  RunOne(engine.get(), &prefill);
+  CHECK_OK(Import(second.get(), &taken, Export(engine.get(), &given, 0, most), &blocks));
+  CHECK_EQ(blocks, 3u);
+  RunOne(engine.get(), &other);
+  CHECK(engine->CountBlocks(given) < 3);
+  CHECK(Export(engine.get(), &given, 3, most).empty());
+  RunOne(engine.get(), &prefill);
+  CHECK_OK(Import(second.get(), &taken, Export(engine.get(), &given, 3), &blocks));
+  CHECK_EQ(blocks, 8u);
 }
 
 // A small pool takes the beginning. Blocks of running sequences are left alone, and the text's own are not evicted.
@@ -164,8 +239,8 @@ void TestRefusals() {
   uint64_t blocks = 0, bytes = 0;
   CHECK_EQ(Import(without.get(), prefill.prompt, data, &blocks).code, LLMC_ERR_INVALID_ARGUMENT);
   unsigned char small[70];
-  CHECK_EQ(first->ExportBlocks(text.data(), text.size(), 0, small, sizeof(small), &blocks, &bytes).code,
-           LLMC_ERR_OUT_OF_RANGE);
+  HandedText handed{text, {}};
+  CHECK_EQ(first->ExportBlocks(&handed, 0, small, sizeof(small), &blocks, &bytes).code, LLMC_ERR_OUT_OF_RANGE);
 }
 
 // Any byte that differs is noticed, any size that is wrong, and any header with a right checksum.
@@ -193,6 +268,7 @@ void TestDamage() {
     bad.resize(64 + random() % (data.size() - 63));
     const uint32_t crc = llmc::Crc32(bad.data(), 60);
     std::memcpy(bad.data() + 60, &crc, sizeof(crc));
+    static_cast<void>(second->SealBlocks(bad.data(), bad.size()).ok());
     static_cast<void>(Import(second.get(), prefill.prompt, bad, &blocks).ok());
   }
   // Nothing of this is believed.
@@ -205,6 +281,8 @@ void TestDamage() {
 int main() {
   TestSameTokens();
   TestInParts();
+  TestWhileComputing();
+  TestEvictedBetweenParts();
   TestNoRoom();
   TestRefusals();
   TestDamage();

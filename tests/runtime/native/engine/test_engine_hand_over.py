@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.runtime.binding.hand_over import HEADER_BYTES, HandedBlocks, HandedText
 from llmc.runtime.server.hand_over import kv_identity
 
 from support.compiled import compile_tiny
@@ -30,6 +31,17 @@ def artifacts(
     return first, second
 
 
+def sealed(text: HandedText, first_block: int, max_bytes: int = 2**62) -> HandedBlocks:
+    part = text.export(first_block, max_bytes)
+    text.seal(part)
+    return part
+
+
+def entered(text: HandedText, data: memoryview) -> int:
+    text.check(data)
+    return text.enter(data)
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("threads", [1, 2])
 def test_blocks_of_a_prefill_artifact_give_the_same_bits(artifacts: tuple[Artifact, Artifact], threads: int) -> None:
@@ -43,18 +55,19 @@ def test_blocks_of_a_prefill_artifact_give_the_same_bits(artifacts: tuple[Artifa
         Engine(of_decode, num_threads=1, num_blocks=32, prefix_cache=0) as alone,
     ):
         drive(first, [(prompt[:80], greedy(1))])
-        assert first.num_cached_blocks(prompt) == 5
-        least = 64 + first.handed_block_bytes
-        parts = [first.export_blocks(prompt, block, max_bytes=2 * least) for block in (0, 2, 4)]
+        given, taken = HandedText(first, prompt), HandedText(second, prompt)
+        assert given.num_cached() == 5
+        least = HEADER_BYTES + first.handed_block_bytes
+        parts = [sealed(given, block, max_bytes=2 * least) for block in (0, 2, 4)]
         assert [part.num_blocks for part in parts] == [2, 2, 1]
-        assert [second.import_blocks(prompt, part.data) for part in parts] == [2, 4, 5]
-        assert second.import_blocks(prompt, parts[0].data) == 2
+        assert [entered(taken, part.data) for part in parts] == [2, 4, 5]
+        assert entered(taken, parts[0].data) == 2
         steps = second.stats.num_prefill_steps
         (found,), (wanted,) = drive(second, [request]), drive(alone, [request])
         assert found[0].num_cached == 80
         assert second.stats.num_prefill_steps - steps == 1
         assert [bits(one) for one in found] == [bits(one) for one in wanted]
-        assert first.export_blocks(prompt, 5).num_blocks == 0
+        assert given.export(5).num_blocks == 0
 
 
 @pytest.mark.native
@@ -70,7 +83,7 @@ def test_what_is_no_hand_over_changes_nothing(
         Engine(llama[1], num_threads=1, num_blocks=16) as other,
     ):
         drive(first, [(prompt, greedy(1))])
-        data = first.export_blocks(prompt).data
+        data = bytes(sealed(HandedText(first, prompt), 0).data)
         for engine, text, given, word in (
             (other, prompt, data, "artifact"),
             (second, prompt[1:], data, "another text"),
@@ -80,13 +93,19 @@ def test_what_is_no_hand_over_changes_nothing(
             (second, prompt, data.replace(b"LLMCKV01", b"LLMCKV02"), "version"),
         ):
             with pytest.raises(LlmcError, match=word):
-                engine.import_blocks(text, given)
+                HandedText(engine, text).check(given)
+            with pytest.raises(LlmcError, match=word):
+                HandedText(engine, text).enter(given)
+        taken = HandedText(second, prompt)
         for at in rng.integers(0, len(data), 50):
             damaged = bytearray(data)
             damaged[at] ^= 1 << int(rng.integers(8))
             with pytest.raises(LlmcError):
-                second.import_blocks(prompt, bytes(damaged))
-        assert second.num_cached_blocks(prompt) == 0
+                taken.check(damaged)
+        assert taken.num_cached() == 0
         second.check_integrity()
         with pytest.raises(LlmcError, match="prefix cache"), Engine(of_decode, prefix_cache=0, num_blocks=16) as none:
-            none.num_cached_blocks(prompt)
+            HandedText(none, prompt)
+        second.close()
+        with pytest.raises(ValueError, match="closed"):
+            taken.num_cached()
