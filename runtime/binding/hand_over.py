@@ -54,10 +54,16 @@ class HandedText(Handle):
         call("llmc_hand_over_count", self.pointer, byref(num_blocks))
         return num_blocks.value
 
-    def export(self, first_block: int = 0, max_bytes: int = 2**62) -> HandedBlocks:
-        """Cached blocks from first_block on, not sealed: at most max_bytes, and at least one if any is cached."""
+    def export(self, first_block: int = 0, max_bytes: int = 2**62, into: memoryview | None = None) -> HandedBlocks:
+        """Cached blocks from first_block on, not sealed: at most max_bytes, and at least one if any is cached.
+
+        into: memory for them, of any size that holds a block, in place of max_bytes.
+        """
         least = HEADER_BYTES + self._engine.handed_block_bytes
-        room = np.empty(min(self._most_bytes, max(max_bytes, least)), np.uint8)
+        if into is None:
+            room = np.empty(min(self._most_bytes, max(max_bytes, least)), np.uint8)
+        else:
+            room = np.frombuffer(into, np.uint8)
         num_blocks, num_bytes = c_uint64(), c_uint64()
         out = room.ctypes.data_as(c_void_p)
         call(

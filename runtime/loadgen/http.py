@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -54,6 +55,14 @@ class Address:
     port: int
     tls: bool
     prefix: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can be meant."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @classmethod
     def parse(cls, url: str) -> Address:

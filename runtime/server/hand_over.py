@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from .hand_over_headers import KEY_HEADER, URL_HEADER
 from .http_protocol import INTERIM
 from .lanes import Lanes
 from .requests import EngineRequest, ServerStopping
+from .shared_blocks import ADDRESS_HEADER, GivenMemory, TakenMemory
 
 log = logging.getLogger("llmc.server")
 PATH = "/v1/llmc/blocks"
@@ -81,7 +83,8 @@ def hand_over_key(config: ServerConfig, engine: AsyncEngine) -> str | None:
 
 @dataclass
 class HandOverCounts:
-    """Counters since the start. Seconds are those from asking to the last block. fallbacks: by reason."""
+    """Counters since the start. Seconds are those from asking to the last block. shared: received through shared
+    memory. fallbacks: by reason."""
 
     sent: int = 0
     sent_blocks: int = 0
@@ -90,6 +93,7 @@ class HandOverCounts:
     received_blocks: int = 0
     received_bytes: int = 0
     received_s: float = 0.0
+    shared: int = 0
     fallbacks: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
@@ -111,14 +115,17 @@ class HandOver:
         self, engine: AsyncEngine, lanes: Lanes, role: Role, key: str | None, timeout_s: float, most_at_once: int
     ) -> None:
         self.role, self.counts = role, HandOverCounts()
-        self._engine, self._lanes, self._timeout_s = engine, lanes, timeout_s
+        self._engine, self._lanes, self.timeout_s = engine, lanes, timeout_s
         self._key = None if key is None else key.encode()
         able = key is not None
         self.sends, self.receives = able and role != "decode", able and role != "prefill"
         self.identity = kv_identity(engine.path) if able else ""
         self.piece_bytes = max(PIECE_BYTES, HEADER_BYTES + engine.engine.handed_block_bytes)
         self.sending, self._receiving = asyncio.Semaphore(most_at_once), asyncio.Semaphore(most_at_once)
+        self._most_memories, self._num_memories = most_at_once, 0
         self._upstreams: dict[str, Upstream] = {}
+        self._apart: set[str] = set()
+        """Servers of this host whose memory cannot be opened here."""
         self._said_at = -_SAID_EVERY_S
 
     def allows(self, shown: bytes) -> bool:
@@ -140,7 +147,7 @@ class HandOver:
             return requests
         began = time.monotonic()
         # Half of a request's time is left to compute the prompt after all.
-        limit_s = min([self._timeout_s, *(one.deadline_s / 2 for one in requests if one.deadline_s is not None)])
+        limit_s = min([self.timeout_s, *(one.deadline_s / 2 for one in requests if one.deadline_s is not None)])
         try:
             prompt = self._prompt(request, requests)
             async with asyncio.timeout(limit_s):
@@ -157,6 +164,23 @@ class HandOver:
             one if one.deadline_s is None else dataclasses.replace(one, deadline_s=max(1e-3, one.deadline_s - took_s))
             for one in requests
         ]
+
+    @contextlib.contextmanager
+    def given_memory(self, wanted: bool) -> Iterator[GivenMemory | None]:
+        """Memory for the blocks of one answer; None if it is not wanted or not to be had, so they go over TCP."""
+        memory = None
+        if wanted and self._num_memories < self._most_memories:
+            with contextlib.suppress(OSError):
+                memory = GivenMemory(self.piece_bytes)
+        if memory is None:
+            yield None
+            return
+        self._num_memories += 1
+        try:
+            yield memory
+        finally:
+            self._num_memories -= 1
+            memory.close()
 
     def close(self) -> None:
         """Closes all connections."""
@@ -198,26 +222,54 @@ class HandOver:
         if cached >= wanted:
             return
         began = time.monotonic()
-        asked = await self._lanes.run(partial(self._asked, tokens, cached), len(tokens))
-        assert self._key is not None
-        headers = [(b"authorization", b"Bearer " + self._key), (b"content-type", b"application/json")]
-        answer = await self._upstream(url).request("POST", PATH.encode(), headers, asked)
+        answer, memory = await self._answer(url, tokens, cached)
         try:
-            if answer.status != 200:
-                raise _Fallback("refused", f"status {answer.status}: {await _beginning(answer)}")
-            reached = await self._enter(answer, text, cached)
+            reached = await self._enter(answer, memory, text, cached)
             if reached < wanted:
                 raise _Fallback("partial", f"{reached} of {wanted} blocks came, or had room")
         finally:
             answer.close()
         self.counts.received += 1
+        self.counts.shared += memory is not None
         self.counts.received_s += time.monotonic() - began
 
-    def _asked(self, tokens: npt.NDArray[np.int32], first_block: int) -> bytes:
-        body = {"identity": self.identity, "token_ids": tokens.tolist(), "first_block": first_block}
+    async def _answer(
+        self, url: str, tokens: npt.NDArray[np.int32], first_block: int
+    ) -> tuple[Answer, TakenMemory | None]:
+        """The answer of a prefill server, and the memory through which its blocks come, if not by the answer itself.
+
+        Raises _Fallback, ReplicaLost and UrlError.
+        """
+        assert self._key is not None
+        headers = [(b"authorization", b"Bearer " + self._key), (b"content-type", b"application/json")]
+        upstream = self._upstream(url)
+        shares = upstream.address.is_loopback and url not in self._apart
+        while True:
+            asked = await self._lanes.run(partial(self._asked, tokens, first_block, shares), len(tokens))
+            answer = await upstream.request("POST", PATH.encode(), headers, asked)
+            try:
+                if answer.status != 200:
+                    raise _Fallback("refused", f"status {answer.status}: {await _beginning(answer)}")
+                address = answer.header(ADDRESS_HEADER.encode()).decode("ascii", "replace")
+                if not shares or not address:
+                    return answer, None
+                return answer, TakenMemory(address, self.piece_bytes)
+            except (OSError, ValueError) as error:
+                answer.close()
+                log.info("blocks of %s come over TCP, since its memory cannot be shared: %s", url, error)
+                if len(self._apart) >= _MOST_SERVERS:
+                    self._apart.clear()
+                self._apart.add(url)
+                shares = False
+            except BaseException:
+                answer.close()
+                raise
+
+    def _asked(self, tokens: npt.NDArray[np.int32], first_block: int, memory: bool) -> bytes:
+        body = {"identity": self.identity, "token_ids": tokens.tolist(), "first_block": first_block, "memory": memory}
         return json.dumps(body).encode()
 
-    async def _enter(self, answer: Answer, text: HandedText, first_block: int) -> int:
+    async def _enter(self, answer: Answer, memory: TakenMemory | None, text: HandedText, first_block: int) -> int:
         """Enters the blocks of a body part by part; returns how many leading blocks of the text are cached then.
 
         Raises _Fallback, FrameError, LlmcError and ReplicaLost. Each part must bring the text further, so that a peer
@@ -230,13 +282,17 @@ class HandOver:
                 if not has_turn:
                     has_turn = await self._receiving.acquire()
                 for frame in reader.feed(piece):
-                    num_blocks = (len(frame) - HEADER_BYTES) // self._engine.engine.handed_block_bytes
+                    data = frame if memory is None else memory.part(frame)
+                    num_blocks = (len(data) - HEADER_BYTES) // self._engine.engine.handed_block_bytes
                     if num_blocks < 1:
                         raise FrameError("a part has no blocks")
                     end += num_blocks
-                    await self._engine.aside(partial(text.check, frame))
-                    now = await self._engine.beside_steps(partial(text.enter, frame))
-                    self.counts.received_bytes += len(frame)
+                    if memory is None:
+                        await self._engine.aside(partial(text.check, data))
+                    now = await self._engine.beside_steps(partial(text.enter, data))
+                    if memory is not None:
+                        memory.release()
+                    self.counts.received_bytes += len(data)
                     self.counts.received_blocks += max(0, now - reached)
                     reached = now
                     if reached < end:

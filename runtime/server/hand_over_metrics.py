@@ -34,6 +34,9 @@ class HandOverCollector(Collector):
         yield CounterMetricFamily(
             "llmc_handover_seconds", "Time from asking for KV blocks to the last one", counts.received_s
         )
+        yield CounterMetricFamily(
+            "llmc_handovers_shared", "Prompts whose KV blocks were received through shared memory", counts.shared
+        )
         fallbacks = CounterMetricFamily(
             "llmc_handover_fallbacks", "Prompts computed here since their KV blocks did not come", labels=("reason",)
         )

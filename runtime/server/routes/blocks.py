@@ -25,9 +25,11 @@ from ..prompts import check_prompt
 from ..protocol.blocks import BlocksRequest
 from ..request_stream import RequestStream
 from ..requests import ClientGone, EngineRequest
+from ..shared_blocks import ADDRESS_HEADER, SLOTS, GivenMemory
 
 # Parts that leave between two steps, and the time that steps wait for all but the last of them.
 _MOST_PARTS, _MOST_COPYING_S = 4, 0.002
+_LOOK_S = 0.001
 
 
 class _BlockBody(Response):
@@ -39,16 +41,21 @@ class _BlockBody(Response):
 
     media_type = "application/octet-stream"
 
-    def __init__(self, server: ServerContext, text: HandedText, first_block: int, stream: RequestStream | None) -> None:
+    def __init__(
+        self, server: ServerContext, text: HandedText, body: BlocksRequest, stream: RequestStream | None
+    ) -> None:
         """stream: the request that computes the text; None if all of it is cached."""
         super().__init__()
         del self.headers["content-length"]
         self._engine, self._hand_over = server.engine, server.hand_over
-        self._text, self._next_block, self._stream = text, first_block, stream
+        self._text, self._next_block, self._stream = text, body.first_block, stream
+        self._wants_memory = body.memory
+        self._memory: GivenMemory | None = None
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone):  # nobody reads an answer
+        with contextlib.suppress(ClientGone), self._hand_over.given_memory(self._wants_memory) as self._memory:
+            # When the client has gone, nobody reads an answer.
             await until_gone(Request(scope, receive), self._close, self._give(send))
 
     def _close(self) -> None:
@@ -61,29 +68,40 @@ class _BlockBody(Response):
         # Nobody may ask how it ended; asyncio would log that.
         computed.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
-            await self._give_parts(send, computed)
+            whole = await self._give_parts(send, computed)
         finally:
             computed.cancel()
-        error = computed.exception()
+        error = computed.exception() if computed.done() and not computed.cancelled() else None
         if error is not None and not self._started:
             raise error
         await self._start(send)
-        await send({"type": "http.response.body", "body": b"" if error else END, "more_body": False})
+        await send({"type": "http.response.body", "body": END if whole and error is None else b"", "more_body": False})
 
-    async def _give_parts(self, send: Send, computed: asyncio.Future[None]) -> None:
-        """Sends parts as they are there, until all is computed, well or not."""
+    async def _give_parts(self, send: Send, computed: asyncio.Future[None]) -> bool:
+        """Sends parts as they are there, until all is computed, well or not. False: the client takes no more."""
         while True:
+            if not await self._until_free(1):
+                return False
             # Asked before the look for blocks: what is computed later is found by another look.
             all_computed = computed.done()
             async with self._hand_over.sending:
                 parts = await self._engine.beside_steps(self._next_parts)
                 for part in parts:
-                    await self._engine.aside(partial(self._text.seal, part))
                     await self._send(send, part)
             if not parts and all_computed:
-                return
+                # The client opens the memory when it has the first part; it must be there until then.
+                return await self._until_free(SLOTS)
             if not parts:
                 await asyncio.wait({computed, self._engine.next_step()}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _until_free(self, num_slots: int) -> bool:
+        """Waits until the client has taken parts out of the memory; False if that takes too long."""
+        until = time.monotonic() + self._hand_over.timeout_s
+        while self._memory is not None and self._memory.num_free < num_slots:
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
 
     async def _computed(self) -> None:
         """Raises ApiError and RequestFailed."""
@@ -93,9 +111,10 @@ class _BlockBody(Response):
     def _next_parts(self) -> list[HandedBlocks]:
         """Runs between two steps: a step may compute more than one part holds, and none leaves while it runs."""
         parts: list[HandedBlocks] = []
-        until = time.monotonic() + _MOST_COPYING_S
-        while len(parts) < _MOST_PARTS:
-            part = self._text.export(self._next_block, self._hand_over.piece_bytes)
+        memory, until = self._memory, time.monotonic() + _MOST_COPYING_S
+        while len(parts) < (_MOST_PARTS if memory is None else memory.num_free):
+            into = None if memory is None else memory.slot(len(parts))
+            part = self._text.export(self._next_block, self._hand_over.piece_bytes, into)
             if not part.num_blocks:
                 break
             self._next_block += part.num_blocks
@@ -110,9 +129,16 @@ class _BlockBody(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     async def _send(self, send: Send, part: HandedBlocks) -> None:
+        data: bytes | memoryview
+        if self._memory is None:
+            await self._engine.aside(partial(self._text.seal, part))
+            data = part.data
+        else:
+            data = self._memory.give(len(part.data))
+            self.headers[ADDRESS_HEADER] = self._memory.address  # of no use once the head has been sent
         await self._start(send)
-        await send({"type": "http.response.body", "body": length_of(part.data), "more_body": True})
-        await send({"type": "http.response.body", "body": part.data, "more_body": True})
+        await send({"type": "http.response.body", "body": length_of(data), "more_body": True})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
         counts = self._hand_over.counts
         counts.sent_blocks += part.num_blocks
         counts.sent_bytes += len(part.data)
@@ -135,7 +161,7 @@ def router(server: ServerContext) -> APIRouter:
         text = await engine.aside(partial(HandedText, engine.engine, ids))
         cached = await engine.beside_steps(text.num_cached)
         stream = None if cached >= len(ids) // engine.block_size else _compute(server, ids)
-        return _BlockBody(server, text, body.first_block, stream)
+        return _BlockBody(server, text, body, stream)
 
     return routes
 

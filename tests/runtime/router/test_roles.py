@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,9 @@ def test_a_prefill_replica_changes_no_answer_alive_or_killed(english_artifact: P
         prefill = next(one for one in router.replicas().values() if one["role"] == "prefill")
         assert ask_all(router.url, asked[:8]) == wanted[:8]
         assert router.metric("llmc_router_hand_overs_total") == 8
-        assert received(router) == 8
+        assert total(router, r'llmc_handovers_total\{replica="[^"]*",direction="received"\}') == 8
+        # They are on one host.
+        assert total(router, r'llmc_handovers_shared_total\{replica="[^"]*"\}') == 8
         answers: list[dict[str, Any]] = []
         client = threading.Thread(target=lambda: answers.extend(ask_all(router.url, asked[8:])))
         client.start()
@@ -55,11 +59,7 @@ def test_a_prefill_replica_changes_no_answer_alive_or_killed(english_artifact: P
         assert decode["requests"] == 16
 
 
-def received(router: LiveRouter) -> float:
-    """Prompts whose blocks the decode replicas got."""
-    name = r'llmc_handovers_total\{replica="[^"]*",direction="received"\}'
-    import re
-    import urllib.request
-
+def total(router: LiveRouter, name: str) -> float:
+    """Sum of a metric over all replicas. name: a regular expression."""
     with urllib.request.urlopen(router.url + "/metrics", timeout=60) as response:
         return sum(map(float, re.findall(rf"^{name} (\S+)$", response.read().decode(), re.M)))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import http.server
+import json
+import os
 import random
 import threading
 import time
@@ -21,6 +24,7 @@ from llmc.runtime.server.block_frames import END, FrameError, FrameReader, lengt
 from llmc.runtime.server.hand_over import PATH
 from llmc.runtime.server.hand_over_headers import KEY_HEADER, URL_HEADER
 from llmc.runtime.server.requests import ServerStopping
+from llmc.runtime.server.shared_blocks import ADDRESS_HEADER, SLOTS, GivenMemory, TakenMemory
 
 from support.server_harness import Running, error_of, running_server
 
@@ -59,6 +63,14 @@ def forget(server: Running, number: int) -> dict[str, Any]:
     return {**BODY, "prompt": f"{number} {PROMPT}"}
 
 
+@contextmanager
+def over_tcp(decode: Running, prefill: Running) -> Iterator[None]:
+    """As if they were not on one host."""
+    decode.server.hand_over._apart.add(prefill.url)
+    yield
+    decode.server.hand_over._apart.discard(prefill.url)
+
+
 def test_a_decode_server_computes_the_rest_of_the_last_block(prefill: Running, decode: Running) -> None:
     assert {**decode.client.get("/v1/models").json()["data"][0]}["role"] == "decode"
     tokens = decode.complete(PROMPT, max_tokens=1)["usage"]["prompt_tokens"]
@@ -70,11 +82,13 @@ def test_a_decode_server_computes_the_rest_of_the_last_block(prefill: Running, d
     cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached == (found["usage"]["prompt_tokens"] - 1) // size * size > tokens // 2
     chat = {"messages": [{"role": "user", "content": f"2 {PROMPT}"}], "max_tokens": 8, "temperature": 0}
-    found = ask(decode, prefill.url, chat, path="/v1/chat/completions")
+    assert decode.server.hand_over.counts.shared == 1
+    with over_tcp(decode, prefill):
+        found = ask(decode, prefill.url, chat, path="/v1/chat/completions")
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert found["choices"] == prefill.post("/v1/chat/completions", **chat).json()["choices"]
     counts, sent = decode.server.hand_over.counts, prefill.server.hand_over.counts
-    assert counts.received == sent.sent == 2
+    assert (counts.received, sent.sent, counts.shared) == (2, 2, 1)
     assert counts.received_blocks == sent.sent_blocks
     assert counts.received_bytes == sent.sent_bytes > 0
     assert not counts.fallbacks
@@ -113,16 +127,33 @@ def held_until_a_part_left(server: Running, then: Callable[[], None] = lambda: N
         yield
 
 
-def test_blocks_leave_while_the_rest_is_computed(chunked: Running, decode: Running) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_blocks_leave_while_the_rest_is_computed(chunked: Running, decode: Running, shared: bool) -> None:
     counts, sent = decode.server.hand_over.counts, chunked.server.hand_over.counts
-    body, received = forget(decode, 77), counts.received
-    with held_until_a_part_left(chunked):
+    before, given = dataclasses.replace(counts), dataclasses.replace(sent)
+    body = forget(decode, 77 + shared)
+    with held_until_a_part_left(chunked), contextlib.nullcontext() if shared else over_tcp(decode, chunked):
         found = ask(decode, chunked.url, body)
     assert found["choices"] == chunked.complete(**body)["choices"]
-    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == sent.sent_blocks * decode.engine.block_size
-    assert counts.received == received + 1
-    header_bytes = sent.sent_bytes - sent.sent_blocks * chunked.engine.engine.handed_block_bytes
+    num_blocks = sent.sent_blocks - given.sent_blocks
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == num_blocks * decode.engine.block_size
+    assert (counts.received, counts.shared) == (before.received + 1, before.shared + shared)
+    header_bytes = sent.sent_bytes - given.sent_bytes - num_blocks * chunked.engine.engine.handed_block_bytes
     assert header_bytes >= 2 * HEADER_BYTES
+    assert chunked.server.hand_over._num_memories == 0
+
+
+def test_a_part_waits_until_the_memory_has_room(prefill: Running, decode: Running) -> None:
+    """Parts of one block, of which the memory holds a few."""
+    body, counts = {**BODY, "prompt": "79" + PROMPT + PROMPT[:200]}, decode.server.hand_over.counts
+    with pytest.MonkeyPatch.context() as patch:
+        for one in (prefill, decode):
+            patch.setattr(one.server.hand_over, "piece_bytes", HEADER_BYTES + one.engine.engine.handed_block_bytes)
+        before = dataclasses.replace(counts)
+        found = ask(decode, prefill.url, body)
+    assert found["choices"] == prefill.complete(**body)["choices"]
+    assert counts.received_blocks - before.received_blocks > 2 * SLOTS
+    assert (counts.received, counts.shared) == (before.received + 1, before.shared + 1)
 
 
 def test_a_text_that_fails_while_it_is_computed_is_cut_off(chunked: Running) -> None:
@@ -168,7 +199,7 @@ def scripted(act: Act) -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            self.body = self.rfile.read(int(self.headers["content-length"]))
             act(self)
 
         def log_message(self, *_: Any) -> None:
@@ -217,6 +248,56 @@ def test_what_a_bad_prefill_server_gives_is_not_believed(reason: str, act: Act, 
     assert decode.complete(**body)["choices"] == found["choices"]
 
 
+def test_memory_that_cannot_be_opened_is_asked_for_once(decode: Running) -> None:
+    asked: list[bool] = []
+
+    def gives_address(address: str) -> Act:
+        def act(handler: http.server.BaseHTTPRequestHandler) -> None:
+            asked.append(json.loads(handler.body)["memory"])  # type: ignore[attr-defined]
+            handler.send_response(200)
+            if asked[-1] and address:
+                handler.send_header(ADDRESS_HEADER, address)
+            handler.send_header("content-length", str(len(END)))
+            handler.end_headers()
+            handler.wfile.write(END)
+
+        return act
+
+    nonce = "00" * 32
+    for address in ("", "1 2 3", "x 2 3 4", "1 2 3 4", f"1 1 64 {nonce}", f"{os.getpid()} 0 64 {nonce}"):
+        asked.clear()
+        with scripted(gives_address(address)) as url:
+            for _ in range(2):
+                ask(decode, url, forget(decode, random.randrange(1 << 30)))
+        assert asked == ([True, False, False] if address else [True, True])
+
+
+def test_frames_that_tell_of_no_part_are_refused() -> None:
+    given = GivenMemory(4096)
+    try:
+        taken = TakenMemory(given.address, 4096)
+        for number in range(3 * SLOTS):
+            assert given.num_free == SLOTS
+            given.slot()[:5] = b"%05d" % number
+            frame = given.give(5)
+            for bad in (b"", frame[:-1], frame + b"x", bytes(8) if number else b"\1" * 8, frame[:4] + b"\xff" * 4):
+                with pytest.raises(FrameError):
+                    taken.part(bad)
+            assert bytes(taken.part(frame)) == b"%05d" % number
+            assert given.num_free == SLOTS - 1
+            taken.release()
+        with pytest.raises(ValueError, match="more than"):
+            TakenMemory(given.address, 4095)
+        with pytest.raises(ValueError, match="somebody else"):
+            TakenMemory(given.address[:-1] + ("0" if given.address[-1] != "0" else "1"), 4096)
+        with pytest.raises(ValueError, match="other memory"):
+            TakenMemory(given.address.replace(" 4096 ", " 4000 "), 4096)
+    finally:
+        given.close()
+    with pytest.raises((OSError, ValueError)):
+        TakenMemory(given.address, 4096)
+
+
 def test_nothing_depends_on_the_prefill_server(prefill: Running, decode: Running) -> None:
     """It is gone, it hangs, the key is another, the blocks are others'; a request with a time limit."""
     fallbacks, hand_over = decode.server.hand_over.counts.fallbacks, decode.server.hand_over
@@ -235,7 +316,7 @@ def test_nothing_depends_on_the_prefill_server(prefill: Running, decode: Running
     falls_back("key", prefill.url, "another key, of nobody")
     hang = threading.Event()
     with scripted(lambda handler: (hang.wait(60), None)[1]) as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hand_over, "_timeout_s", 0.2)
+        patch.setattr(hand_over, "timeout_s", 0.2)
         falls_back("timeout", url)
         hang.set()
     with pytest.MonkeyPatch.context() as patch:
