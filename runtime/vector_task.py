@@ -98,7 +98,8 @@ class VectorTask:
     def pair_ids(
         self, tokenizer: Tokenizer, query: str, document: str, instruction: str | None = None, most: int | None = None
     ) -> list[int]:
-        """Input ids of a pair. Raises RequestError for an instruction that the model does not take."""
+        """Input ids of a pair. most: limit of ids; the document is cut at its end. Raises RequestError, also for an
+        instruction that the model does not take."""
         if self.template is None:
             if instruction is not None:
                 raise RequestError("this model takes no instruction: leave it out")
@@ -115,8 +116,12 @@ class VectorTask:
         if most is None or len(ids) <= most:
             return ids
         at = before.index("document")
-        frame = [tokenizer.encode("".join(some), add_special_tokens=False) for some in (parts[:at], parts[at + 1 :])]
-        room = most - sum(map(len, frame))
-        if room < 1:
+        # The document is not tokenized by itself: its first word is one with the space before it.
+        before_it, through_it, behind_it = (
+            tokenizer.encode("".join(some), add_special_tokens=False)
+            for some in (parts[:at], parts[: at + 1], parts[at + 1 :])
+        )
+        room = most - len(behind_it)
+        if room <= len(before_it):
             raise RequestError(f"{most} tokens leave no room for the document: allow more, or shorten the query")
-        return [*frame[0], *tokenizer.encode(document, add_special_tokens=False)[:room], *frame[1]]
+        return [*through_it[:room], *behind_it]

@@ -25,7 +25,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# The prompt of Qwen3-Reranker's authors; its default instruction is `tasks.INSTRUCTION`.
+# The prompt of Qwen3-Reranker's authors; its default instruction is `vector_task.INSTRUCTION` of the runtime.
 _RANK = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
