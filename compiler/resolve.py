@@ -256,6 +256,8 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     model = source.config()
     act_dtype = config.dtype if config.dtype != "auto" else ("f32" if model.dtype == "f32" else "bf16")
     default_len = min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    if model.task is not None and model.task.longest_text is not None:
+        default_len = min(default_len, model.task.longest_text)
     phases = REQUIRED_PHASES if model.pooled is None else PROMPT_PHASES
     limits, ladder = resolve_ladder(config, default_len, trained_length(model), phases)
     if model.whole_prompts and limits.max_model_len > ladder.max_context:

@@ -141,6 +141,7 @@ class Task(Closed):
     activation: Literal["sigmoid", "softmax"] | None
     labels: Annotated[list[Text], Field(max_length=1 << 16)]
     template: Text | None
+    longest_text: Count | None = None
 
 
 class Model(Closed):

@@ -197,13 +197,14 @@ class Task:
 
     activation: turns a row's numbers into scores; None if they are scores already. labels: names of the numbers, for
     "classify". template: for "rank", the text of a query and a document, with {instruction}, {query} and {document};
-    None for the tokenizer's own pair.
+    None for the tokenizer's own pair. longest_text: tokens of a text that the model's authors read, if they say so.
     """
 
     name: Literal["embed", "rank", "classify"]
     activation: Literal["sigmoid", "softmax"] | None = None
     labels: tuple[str, ...] = ()
     template: str | None = None
+    longest_text: int | None = None
 
 
 @dataclass(frozen=True)

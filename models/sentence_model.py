@@ -15,7 +15,8 @@ from llmc.models.fields import Fields
 from llmc.models.files import has_file, read_file
 
 MODULES = "modules.json"
-SENTENCE_FILES = ("1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
+_SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
+SENTENCE_FILES = (*_SETTINGS, "1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
 """Patterns of files besides config.json and modules.json."""
 _MOST_BYTES = 64 << 20
 _MOST_DENSE = 16
@@ -35,11 +36,15 @@ _ACTIVATIONS: Mapping[str, Literal["tanh", "gelu"] | None] = {
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """The steps after a model: pooling, linear layers over the pooled row, optional normalisation."""
+    """The steps after a model: pooling, linear layers over the pooled row, optional normalisation.
+
+    longest: tokens at which sentence-transformers cuts a text; None if the files do not say.
+    """
 
     pooling: Pooling
     normalised: bool
     dense: tuple[Dense, ...] = ()
+    longest: int | None = None
 
 
 def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
@@ -71,7 +76,13 @@ def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
         raise ModelError(f"{file} has no module Pooling; llmc gives one vector a text")
     if len(dense) > _MOST_DENSE:
         raise ModelError(f"{file} has {len(dense)} modules Dense; llmc does at most {_MOST_DENSE}")
-    return SentenceModel(pooling, normalised, tuple(dense))
+    return SentenceModel(pooling, normalised, tuple(dense), _longest(folder))
+
+
+def _longest(folder: Path) -> int | None:
+    found = next((folder / name for name in _SETTINGS if has_file(folder / name)), None)
+    fields = Fields({}, MODULES) if found is None else Fields.read(found)
+    return fields.integer("max_seq_length", maximum=1 << 24) if fields.has("max_seq_length") else None
 
 
 def _place(file: Path, module: Mapping[str, object]) -> Path:

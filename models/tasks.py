@@ -70,7 +70,7 @@ def _doing(config: ModelConfig, fields: Fields, family: Family, folder: Path, as
     if found == "embed":
         sentence = read_sentence_model(folder, config.hidden_size) or SentenceModel(vectors.pooling, True)
         pooled = Pooled(sentence.pooling, sentence.dense, sentence.normalised)
-        return replace(config, pooled=pooled, task=Task("embed"))
+        return replace(config, pooled=pooled, task=Task("embed", longest_text=sentence.longest))
     if scores:
         return _scoring(config, fields, vectors, found)
     if found == "rank" and vectors.rank_tokens:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.resolve import resolve
 from llmc.runtime.llm import LLM
 
 from support.compiled import compile_tiny
@@ -37,6 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_vectors_are_those_of_the_authors_code(model: Path, tmp_path: Path, kernel_cache: Path) -> None:
+    # As sentence-transformers does; the buckets ask for more.
+    assert resolve(CompileConfig(model, tmp_path / "artifact")).max_model_len == 256
     compile_tiny(model, tmp_path / "artifact", kernel_cache, buckets="prefill=[1,8]x512").close()
     with LLM(tmp_path / "artifact") as llm:
         outputs = llm.embed(TEXTS, truncate=True)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from llmc.cli import main as cli
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, open_source
 from llmc.runtime.llm import LLM
 
@@ -66,6 +68,26 @@ def test_linear_layers_behind_the_pooling(
         wanted = vector / np.linalg.norm(vector) if normalised else vector
         assert found.shape == (dense[-1].size,)
         check_close(found, wanted, f"{len(text)} tokens", 1e-4 if dtype == "f32" else 3e-2)
+
+
+def test_texts_are_as_long_as_sentence_transformers_reads(tmp_path: Path) -> None:
+    """Unless a length or buckets are asked for."""
+    model = make_encoder(tmp_path / "model", "bert")
+    save_sentence_files(model, "mean_tokens", normalised=True)
+
+    def longest(**asked: Any) -> int:
+        return resolve(CompileConfig(model, tmp_path / "artifact", **asked)).max_model_len
+
+    own = longest()
+    settings = model / "sentence_bert_config.json"
+    settings.write_text(json.dumps({"max_seq_length": 48, "do_lower_case": False}))
+    assert own == longest(max_model_len=own) > longest() == 48
+    assert longest(buckets="prefill=1x64") == 64
+    settings.write_text(json.dumps({"max_seq_length": None}))
+    assert longest() == own
+    settings.write_text(json.dumps({"max_seq_length": 0}))
+    with pytest.raises(ModelError, match=r"sentence_bert_config.json: field 'max_seq_length' is 0 where"):
+        longest()
 
 
 @pytest.mark.parametrize(("pooling", "kind"), [("mean", "mean"), rare("cls", "first"), rare("last", "last")])

@@ -176,7 +176,8 @@ class OnnxSource(ModelSource):
                     f"{self._folder / MODULES} has modules Dense, which llmc runs behind a checkpoint of safetensors; "
                     "compile that"
                 )
-            return replace(config, pooled=Pooled(sentence.pooling, (), sentence.normalised), task=Task("embed"))
+            task = Task("embed", longest_text=sentence.longest)
+            return replace(config, pooled=Pooled(sentence.pooling, (), sentence.normalised), task=task)
         labels = labels_of(fields)
         if len(labels) != known.labels:
             labels = tuple(f"LABEL_{i}" for i in range(known.labels))
