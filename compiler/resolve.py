@@ -49,7 +49,7 @@ class Resolved:
     cut_by: why max_model_len is below the model's own: "default", "buckets" or "option"; None if it is not.
     kv_scales: source of the KV cache scales; None if they are computed when keys and values are written.
     kv_scale_values: from a file; one for keys and values of each layer.
-    ignored_config: sentences on configuration of the model that llmc does not know.
+    ignored_config: sentences on configuration of the model that llmc does not follow.
     adapters: None if none can be loaded.
     speculate: draft tokens per sequence for which the ladder has rows with all sequences running; 0 if it was not made
     for any.

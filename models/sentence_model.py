@@ -16,7 +16,8 @@ from llmc.models.files import has_file, read_file
 
 MODULES = "modules.json"
 _SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
-SENTENCE_FILES = (*_SETTINGS, "1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
+_PROMPTS = "config_sentence_transformers.json"
+SENTENCE_FILES = (*_SETTINGS, _PROMPTS, "1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
 """Patterns of files besides config.json and modules.json."""
 _MOST_BYTES = 64 << 20
 _MOST_DENSE = 16
@@ -79,9 +80,34 @@ def read_sentence_model(folder: Path, hidden_size: int) -> SentenceModel | None:
     return SentenceModel(pooling, normalised, tuple(dense), _longest(folder))
 
 
-def _longest(folder: Path) -> int | None:
+def left_to_callers(folder: Path) -> tuple[str, ...]:
+    """Sentences on what sentence-transformers does to every text of the model, and llmc does not."""
+    found, settings = [], _settings(folder)
+    if settings.flag("do_lower_case", False):
+        found.append(
+            f"{settings.origin}: sentence-transformers turns texts into lower case (do_lower_case), and llmc only if "
+            "the tokenizer does: give texts in lower case"
+        )
+    prompts = Fields.read(folder / _PROMPTS) if has_file(folder / _PROMPTS) else Fields({}, _PROMPTS)
+    if prompts.has("default_prompt_name"):
+        name, texts = prompts.text("default_prompt_name"), prompts.table("prompts")
+        prompt = "" if texts is None else texts.text(name, "")
+        if prompt:
+            found.append(
+                f"{prompts.origin}: sentence-transformers puts {brief(prompt)} before every text "
+                "(default_prompt_name), and llmc does not: put it there yourself"
+            )
+    return tuple(found)
+
+
+def _settings(folder: Path) -> Fields:
+    """How sentence-transformers reads texts; empty if no file says."""
     found = next((folder / name for name in _SETTINGS if has_file(folder / name)), None)
-    fields = Fields({}, MODULES) if found is None else Fields.read(found)
+    return Fields({}, MODULES) if found is None else Fields.read(found)
+
+
+def _longest(folder: Path) -> int | None:
+    fields = _settings(folder)
     return fields.integer("max_seq_length", maximum=1 << 24) if fields.has("max_seq_length") else None
 
 

@@ -158,7 +158,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def ignored_config(self) -> tuple[str, ...]:
-        """Sentences on unknown fields of the configuration."""
+        """Sentences on what the model's configuration says and llmc does not do."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.known_keys import check_known
 from llmc.models.registry import family_of, get_family, with_model_type
-from llmc.models.sentence_model import SENTENCE_FILES
+from llmc.models.sentence_model import SENTENCE_FILES, left_to_callers
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.quantized import open_quantized
@@ -78,14 +78,17 @@ class FolderSource(ModelSource):
 
     @cached_property
     def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
-        """(configuration, ignored fields)."""
+        """(configuration, sentences on what is ignored)."""
         fields = with_model_type(self._fields)
         family = family_of(fields)
         empty = Fields({}, str(self.path / "generation_config.json"))
         config = family.read_config(fields, self._optional("generation_config.json") or empty)
         config = with_task(config, fields, family, self.config_file.parent, self.task, self.pooling)
         unread = self._fields.unread()
-        return config, check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
+        ignored = check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
+        if config.task is not None and config.task.name == "embed":
+            ignored = (*ignored, *left_to_callers(self.config_file.parent))
+        return config, ignored
 
     @property
     def _dense_folders(self) -> tuple[str, ...]:

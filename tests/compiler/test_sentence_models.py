@@ -90,6 +90,22 @@ def test_texts_are_as_long_as_sentence_transformers_reads(tmp_path: Path) -> Non
         longest()
 
 
+def test_what_sentence_transformers_does_to_texts_is_said(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "bert")
+    save_sentence_files(model, "mean_tokens", normalised=True)
+    prompts: dict[str, Any] = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"}
+    names = ("config_sentence_transformers.json", "sentence_bert_config.json")
+    for content, said in (
+        ((prompts, {}), "puts 'query: ' before every text"),
+        ((prompts | {"default_prompt_name": None}, {"do_lower_case": True}), "turns texts into lower case"),
+        ((prompts | {"default_prompt_name": "none"}, {"do_lower_case": False}), ""),
+    ):
+        for name, settings in zip(names, content, strict=True):
+            (model / name).write_text(json.dumps(settings))
+        warnings = resolve(CompileConfig(model, tmp_path / "artifact")).warnings()
+        assert [said in warning for warning in warnings] == ([True] if said else [])
+
+
 @pytest.mark.parametrize(("pooling", "kind"), [("mean", "mean"), rare("cls", "first"), rare("last", "last")])
 def test_another_pooling(pooling: str, kind: str, tmp_path: Path, kernel_cache: Path) -> None:
     """It is recorded, and wins over what the model's files say, whose other modules stay."""
