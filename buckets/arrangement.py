@@ -123,7 +123,8 @@ class DividedModel:
         logits = np.asarray(sequences, np.float64) * self.shape.vocab
         seconds = np.zeros(np.broadcast_shapes(hidden.shape, logits.shape))
         if ranks > 1:
-            seconds += 2 * self.shape.layers * link.sum_s(hidden, ranks) + link.gather_s(logits / ranks, ranks)
+            sums = 2 * self.shape.layers + 1  # of each layer, and the embedding
+            seconds += sums * link.sum_s(hidden, ranks) + link.gather_s(logits / ranks, ranks)
         if stages > 1:
             seconds += (stages - 1) * link.pass_s(hidden) + link.pass_s(logits)
         if ranks * stages > 1:

@@ -3,15 +3,15 @@
 Each rank has an equal number of attention heads, KV heads and feed-forward elements. These are rows of the linears that
 produce them, and columns of the linears that read them, whose results are partial sums. Latent KV vectors, which all
 heads share, are replicated. Of a mixture, each rank has a part of every expert, or whole experts (`by_expert`). The
-output projection is divided by vocabulary rows. The embedding, the router and everything as wide as the hidden size is
-replicated.
+embedding and the output projection are divided by vocabulary rows, as one weight where they are tied. The router and
+everything as wide as the hidden size is replicated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _OF_EXPERTS = "mlp.experts."
 PLACES = "expert_places"
 """A table of each rank that holds whole experts: float32 [E], the index of each expert among those that the rank holds.
 Experts of other ranks have the number of held experts as their index."""
+FIRST_TOKEN = "first_token"
+"""A table of each rank: float32 [1], the first token of the vocabulary whose rows of the embedding it has."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -127,7 +129,7 @@ class Partition:
     by_expert: bool = False
 
     def rank_model(self) -> ModelConfig:
-        """The model that each rank computes, except that its output projection is whole."""
+        """The model that each rank computes, except that its embedding and its output projection are whole."""
         model, ranks = self.model, self.ranks
         alibi = model.alibi
         if alibi is not None:
@@ -139,7 +141,6 @@ class Partition:
             intermediate_size=model.intermediate_size // ranks,
             experts=None if model.experts is None else self._rank_experts(model.experts),
             alibi=alibi,
-            tie_word_embeddings=False,
         )
 
     def _rank_experts(self, experts: Experts) -> Experts:
@@ -165,6 +166,8 @@ class Partition:
             "mlp.up": Slice(0, (inner,)),
             "mlp.up.bias": Slice(0, (inner,)),
             "mlp.down": Slice(1, (inner,)),
+            "embed": Slice(0, (model.vocab_size,)),
+            FIRST_TOKEN: Slice(0, (self.ranks,)),
             "lm_head": Slice(0, (model.vocab_size,)),
             "lm_head.bias": Slice(0, (model.vocab_size,)),
             "slopes": Slice(0, (model.num_heads,)),
@@ -206,38 +209,31 @@ class Partition:
             PLACES: Slice(0, (count * self.ranks,)),
         }
 
-    def with_head(self, recipe: Recipe) -> Recipe:
-        """A recipe that includes the output projection even if it is tied to the embedding."""
-        if not self.model.tie_word_embeddings or EMBEDDING not in recipe.schemes:
-            return recipe
-        methods = dict(recipe.methods)
-        if EMBEDDING in methods:
-            methods[HEAD] = methods[EMBEDDING]
-        return replace(recipe, schemes={**recipe.schemes, HEAD: recipe.schemes[EMBEDDING]}, methods=methods)
+    @property
+    def head(self) -> str:
+        """The weight of the output projection."""
+        return EMBEDDING if self.model.tie_word_embeddings else HEAD
 
     def rank_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         """Logical shapes of one rank's weights, from those of the whole model."""
-        found = dict(shapes)
-        if self.model.tie_word_embeddings:
-            found[HEAD] = found[EMBEDDING]
-        if self._places is not None:
-            found[PLACES] = self._places.shape
+        found = {**shapes, **{table.name: table.shape for table in self._tables()}}
         for name, shape in found.items():
             divided = self.slice_of(name)
             if divided is not None:
                 found[name] = divided.shape_of(shape, self.ranks)
         return found
 
-    @property
-    def _places(self) -> Parameter | None:
-        """PLACES of all ranks, one behind the other; None where none is read."""
+    def _tables(self) -> Iterator[Parameter]:
+        """What tells a rank its part, of all ranks, one behind the other."""
+        rows = self.model.vocab_size // self.ranks
+        yield Parameter.of(FIRST_TOKEN, "f32", (np.arange(self.ranks) * rows).astype(np.float32))
         experts = self.model.experts
         if experts is None or not self.by_expert:
-            return None
+            return
         held = experts.count // self.ranks
         rank, number = np.divmod(np.arange(experts.count), held)
         places = np.where(rank == np.arange(self.ranks)[:, None], number, held)
-        return Parameter.of(PLACES, "f32", places.astype(np.float32).reshape(-1))
+        yield Parameter.of(PLACES, "f32", places.astype(np.float32).reshape(-1))
 
     def requests(self, of_rank: Iterable[WeightRequest]) -> list[WeightRequest]:
         """The stored weights: those shared by all ranks, then each rank's own, rank by rank."""
@@ -249,12 +245,8 @@ class Partition:
 
     def parameters(self, whole: Iterable[Parameter]) -> Iterator[Parameter]:
         """The values of `requests`, computed from the whole model's."""
-        for parameter in whole:
-            if parameter.name == EMBEDDING and self.model.tie_word_embeddings:
-                yield from self._pieces(replace(parameter, name=HEAD))
+        for parameter in chain(whole, self._tables()):
             yield from self._pieces(parameter)
-        if self._places is not None:
-            yield from self._pieces(self._places)
 
     def _pieces(self, parameter: Parameter) -> Iterator[Parameter]:
         divided = self.slice_of(parameter.name)

@@ -297,7 +297,6 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         if adapters is not None:
             raise CompileError("--lora-slots and --tensor-parallel do not go together yet: merge one with --merge-lora")
         check_divisible(model, recipe, config.tensor_parallel, by_expert=config.expert_parallel)
-        recipe = Partition(model, config.tensor_parallel).with_head(recipe)
     layers_by_stage: tuple[int, ...] = ()
     if config.pipeline_parallel != 1:
         if adapters is not None:

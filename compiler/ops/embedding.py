@@ -1,4 +1,8 @@
-"""embedding: rows of a matrix by token id."""
+"""embedding: rows of a matrix by token id.
+
+first: the matrix has the rows of this token and of those behind it. Rows of other tokens are −0.0: another rank has
+them, and the sum over ranks has their bits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ from llmc.compiler.ops.definition import (
     weight_format,
 )
 
-_ARGUMENTS = {"ids": Argument(1, I32), "weight": Argument(2, ANY_FLOAT)}
+_ARGUMENTS = {"ids": Argument(1, I32), "weight": Argument(2, ANY_FLOAT), "first": Argument(1, F32)}
+
+
+def _part(site: Site) -> list[str]:
+    return ["first"] if "first" in site.tensors else []
 
 
 def _embedding(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -28,9 +36,10 @@ def _embedding(site: Site, graph: GraphParams) -> list[KernelCall]:
         vocab=vocab,
         weight_dtype=graph.act_dtype,
         packed="weight" in site.attributes["shared"],
+        **{name: True for name in _part(site)},
         **graph.target.weight_params(),
     )
-    return [KernelCall(spec, ("ids", "weight", "out"))]
+    return [KernelCall(spec, ("ids", "weight", *_part(site), "out"))]
 
 
 def _embedding_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -40,10 +49,11 @@ def _embedding_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
         "embedding_quant",
         dim=dim,
         vocab=vocab,
+        **{name: True for name in _part(site)},
         **graph.target.weight_params(),
         **weight_format(site).kernel_params(),
     )
-    return [KernelCall(spec, ("ids", *weight_buffers(site), "out"))]
+    return [KernelCall(spec, ("ids", *weight_buffers(site), *_part(site), "out"))]
 
 
 EMBEDDING = OpDef(

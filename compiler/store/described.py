@@ -17,7 +17,6 @@ from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
 from llmc.compiler.adapters import limits_of
 from llmc.compiler.config import CompileError, HubSource
-from llmc.compiler.partition import Partition
 from llmc.compiler.resolve import Resolved
 from llmc.compiler.store import keys
 from llmc.compiler.store.cache import key_of
@@ -184,7 +183,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         block_size=int(manifest["block_size"]),
         max_num_batched_tokens=int(manifest.get("max_num_batched_tokens") or most_tokens(buckets)),
         ladder=ladder_of(buckets, model),
-        recipe=recipe if ranks == 1 else Partition(model, ranks).with_head(recipe),
+        recipe=recipe,
         cut_by=(manifest.get("context") or {}).get("cut_by"),
         kv_scales=manifest.get("kv_scales"),
         adapters=limits_of(manifest),

@@ -34,7 +34,7 @@ def sum_s(floats: int, ranks: int) -> float:
 def messages_s(arrangement: Arrangement, rows: int, sequences: int) -> float:
     ranks, stages = arrangement.ranks, arrangement.stages
     seconds = 0.0
-    for _ in range(2 * SHAPE.layers):
+    for _ in range(2 * SHAPE.layers + 1):
         seconds += sum_s(rows * SHAPE.hidden, ranks)
     if ranks > 1:
         logits = sequences * SHAPE.vocab // ranks

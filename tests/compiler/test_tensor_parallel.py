@@ -185,12 +185,13 @@ def test_pieces_of_weights_are_the_whole(tied: Path, tmp_path: Path, kernel_cach
         split = [np.split(piece, places, axis) for piece in pieces]
         joined = np.concatenate([np.concatenate(part, axis) for part in zip(*split, strict=True)], axis)
         np.testing.assert_array_equal(joined, whole)
-    # The head is the embedding by rows; the embedding itself and norms are stored once.
+    # The embedding is divided by rows and is the head, too. Norms are stored once.
     (embedding,) = whole_of(one, "embed.weight")
-    np.testing.assert_array_equal(np.concatenate(whole_of(two, "lm_head.weight")), embedding)
+    np.testing.assert_array_equal(np.concatenate(whole_of(two, "embed.weight")), embedding)
+    assert [piece.tolist() for piece in whole_of(two, "first_token")] == [[0], [SIZES["vocab_size"] / 2]]
     stored = Counter(name_in_model(weight.name) for weight in read_graphs(two).weights)
-    assert stored["embed.weight"] == stored[f"{layer}.mlp_norm.weight"] == 1
-    assert stored["lm_head.weight"] == stored[f"{layer}.attention.qkv.weight"] == 2
+    assert stored["embed.weight"] == stored[f"{layer}.attention.qkv.weight"] == 2
+    assert (stored[f"{layer}.mlp_norm.weight"], stored["lm_head.weight"]) == (1, 0)
 
 
 @pytest.mark.parametrize("scheme", ["w4a16", rare("w8a8"), rare("w8a16"), rare("mxfp4")])
@@ -289,8 +290,8 @@ def test_buckets_are_added_and_no_bundle_is_made(tied: Path, tmp_path: Path, ker
     layers = SIZES["num_hidden_layers"]
     width, vocab = SIZES["hidden_size"], SIZES["vocab_size"]
     assert data["joins"][-1] == {
-        "bucket": "decode:1x16", "collectives": 2 * layers + 1, "bytes": 4 * (2 * layers * width + vocab)
+        "bucket": "decode:1x16", "collectives": 2 * layers + 2, "bytes": 4 * ((2 * layers + 1) * width + vocab)
     }  # fmt: skip
     text = inspected_text(artifact)
     assert "\nranks: 2, which run each step together" in text
-    assert f"{2 * layers + 1} results" in text
+    assert f"{2 * layers + 2} results" in text

@@ -1,8 +1,9 @@
-"""Tensor parallelism: collectives that sum partial results and gather logits across ranks.
+"""Tensor parallelism: collectives that sum partial results and embeddings, and gather logits across ranks.
 
 The model was traced as one rank holds it (`partition.py`). A row-parallel linear (input columns divided) makes a
 partial sum, and so do experts; bias and residual are added once, after the reduction. A rank adds the biases of its own
-experts.
+experts. It embeds the tokens of its part of the vocabulary; its rows of other tokens are −0.0, and so the sum has the
+bits of the embedding.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
 from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE, RANKS, WIDTH
+from llmc.compiler.ops.embedding import EMBEDDING as EMBED
 from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.linear import LINEAR
-from llmc.compiler.partition import HEAD, SUMMED, Partition
+from llmc.compiler.partition import EMBEDDING, FIRST_TOKEN, SUMMED, Partition
 from llmc.quantize import layer_kind
 
 
@@ -26,12 +28,12 @@ def join_ranks(lowered: Lowered, partition: Partition) -> Lowered:
     """Inserts a collective after every linear, and every mixture of experts, with a partial result.
 
     Must run before quantization, so that quantization sees ordinary linears. Raises CompileError unless one
-    layer, and nothing else, reads each such weight.
+    layer, and nothing else, reads each such weight, and one embedding its own.
     """
     names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
     pass_over = _Joiner(lowered, names, partition)
-    joined = pass_over.run(steps_of(lowered))
-    wanted = sorted(name for name in lowered.params if name == HEAD or layer_kind(name) in SUMMED)
+    joined = pass_over.run(steps_of(lowered), {FIRST_TOKEN: pass_over.first})
+    wanted = sorted([EMBEDDING, partition.head, *(name for name in lowered.params if layer_kind(name) in SUMMED)])
     if sorted(pass_over.joined) != wanted:
         missing = sorted(set(wanted) - set(pass_over.joined)) or wanted
         raise CompileError(
@@ -41,7 +43,7 @@ def join_ranks(lowered: Lowered, partition: Partition) -> Lowered:
     return joined
 
 
-_WEIGHTS = {LINEAR.name: "weight", EXPERTS.name: "down"}
+_WEIGHTS = {LINEAR.name: "weight", EXPERTS.name: "down", EMBED.name: "weight"}
 """The weight of a layer that makes its result, by op."""
 
 
@@ -50,16 +52,27 @@ class _Joiner(Rewriter):
         super().__init__(lowered)
         self._names, self._partition = names, partition
         self.joined: list[str] = []
+        self.first = relax.Var(FIRST_TOKEN, relax.TensorType((1,), "float32"))
 
     def rewrite(self, step: Step) -> relax.Expr:
         site = step.site
         weight = None if site is None else _WEIGHTS.get(site.op)
         name = "" if weight is None else self._names.get(step.tensors[weight], "")
-        if site is None or (name != HEAD and layer_kind(name) not in SUMMED):
+        if site is None or (name not in (EMBEDDING, self._partition.head) and layer_kind(name) not in SUMMED):
             return self.replaced(step.value)
         self.joined.append(name)
         tensors = {tensor: self.replaced(value) for tensor, value in step.tensors.items()}
-        return self._gathered(step, site, tensors) if name == HEAD else self._summed(step, site, tensors)
+        if site.op == EMBED.name:
+            return self._embedded(step, site, tensors)
+        return (
+            self._gathered(step, site, tensors) if name == self._partition.head else self._summed(step, site, tensors)
+        )
+
+    def _embedded(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:
+        vocab, width = map(int, site.attributes["weight_shapes"]["weight"])
+        attributes = {"weight_shapes": {"weight": (vocab // self._partition.ranks, width)}}
+        part = self.builder.emit(self.call(site, site.op, attributes, {**tensors, "first": self.first}, step.var.ty))
+        return self.call(self._site(site, width), ALL_REDUCE.name, {}, {"x": part}, step.var.ty)
 
     def _summed(self, step: Step, site: Site, tensors: dict[str, relax.Expr]) -> relax.Expr:
         added: dict[str, relax.Expr] = {n: tensors.pop(n) for n in ("bias", "residual") if n in tensors}
@@ -77,9 +90,9 @@ class _Joiner(Rewriter):
         part = self.builder.emit(self.call(site, site.op, attributes, tensors, kind))
         return self.call(self._site(site, vocab), ALL_GATHER.name, {}, {"x": part}, step.var.ty)
 
-    def _site(self, linear: Site, width: int) -> Site:
-        """The site of the collective after a linear."""
-        attributes = {RANKS: self._partition.ranks, WIDTH: width, "on_samples": linear.attributes["on_samples"]}
+    def _site(self, part: Site, width: int) -> Site:
+        """The site of the collective after an op that makes each rank's part."""
+        attributes = {RANKS: self._partition.ranks, WIDTH: width, "on_samples": part.attributes["on_samples"]}
         return Site("", attributes, ())
 
 

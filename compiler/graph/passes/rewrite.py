@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from tvm import relax
@@ -64,9 +65,9 @@ class Rewriter(ABC):
     def rewrite(self, step: Step) -> relax.Expr:
         """The replacement of a binding's value."""
 
-    def run(self, steps: list[Step]) -> Lowered:
-        """The model with its steps rewritten."""
-        with self.builder.function("main", list(self._main.params)):
+    def run(self, steps: list[Step], added: Mapping[str, relax.Var] = MappingProxyType({})) -> Lowered:
+        """The model with its steps rewritten. added: further weights that they read, by name."""
+        with self.builder.function("main", [*self._main.params, *added.values()]):
             with self.builder.dataflow():
                 for step in steps:
                     self._new[step.var] = self.builder.emit(self.rewrite(step))
@@ -74,7 +75,8 @@ class Rewriter(ABC):
             self.builder.emit_func_output(output)
         module = self._lowered.module.clone()
         module["main"] = self.builder.get()["main"].with_attrs(self._main.attrs or {})
-        return replace(self._lowered, module=module, sites=tuple(self.sites))
+        params = (*self._lowered.params, *added)
+        return replace(self._lowered, module=module, sites=tuple(self.sites), params=params)
 
     def replaced(self, expr: relax.Expr) -> relax.Expr:
         """An expression of the old main, rewritten in the new variables."""

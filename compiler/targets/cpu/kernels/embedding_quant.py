@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.compiler.targets.cpu.kernels.embedding import part_buffers, rows_of_tokens
 from llmc.compiler.targets.cpu.kernels.ir import vector
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, U8X4
 from llmc.compiler.targets.cpu.kernels.linear.problem import LINE, Problem
@@ -28,7 +29,7 @@ _BYTE = 255
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     p = spec.as_dict()
     planes = format_of_kernel(p).planes(int(p["dim"]))
-    return ("ids", "weight", *(plane.name for plane in planes), "out")
+    return ("ids", "weight", *(plane.name for plane in planes), *part_buffers(spec), "out")
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
@@ -41,14 +42,12 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     # A format multiplied only as integers has no float operands.
     reader = kind(weight, F32 if F32 in kind.units_of else U8X4)
     of_weight = {name: dtype for name, dtype in weight.buffer_dtypes() if name in ("w", *weight.planes)}
-    operands = [("ids", "int32"), *of_weight.items(), ("out", "float32")]
+    operands = [("ids", "int32"), *of_weight.items(), *((name, "float32") for name in (*part_buffers(spec), "out"))]
     kernel = b.Kernel(spec.symbol(), operands, vector.helpers(target.mcpu) + kind.helpers(target))
     with kernel as k:
         reader.bind(k)
         rows = _Rows(weight, reader, b.Vectors(LINE))
-        with k.share(k.scalar(int(p.get("rows", 0)))) as row:
-            # an invalid id reads some row, never past the table
-            token = b.let(T.max(T.min(k["ids"][row], vocab - 1), 0))
+        with rows_of_tokens(k, spec) as (row, token):
             rows.write(token, k["out"], b.let(row * dim))
     return kernel.function()
 

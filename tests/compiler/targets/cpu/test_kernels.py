@@ -110,6 +110,43 @@ def test_embedding(target: Target, dtype: str, packed: bool, dim: int) -> None:
 
 
 @on_cpus
+@dtypes
+@pytest.mark.parametrize("packed", [False, True])
+def test_parts_of_an_embedding_add_up_to_its_bits(target: Target, dtype: str, packed: bool) -> None:
+    vocab, parts, rows, seen, dim = 516, 3, 19, 17, 65
+    size = vocab // parts
+    table = random(vocab, dim, dtype=dtype)
+    ids = np.random.default_rng(1).integers(0, vocab, rows).astype(np.int32)
+    ids[:6] = 0, size - 1, size, 2 * size - 1, 2 * size, vocab - 1
+    # NaN, infinity, zeros of both signs, and a number that is not normal
+    table[ids[:6], :5] = np.array([np.nan, -np.inf, 0.0, -0.0, 1e-39], np.float32)
+    spec = KernelSpec.of(
+        "embedding",
+        "embedding",
+        dim=dim,
+        vocab=size,
+        weight_dtype=dtype,
+        packed=packed,
+        first=True,
+        panel_columns=target.panel_columns,
+    )
+    total: np.ndarray | None = None
+    for part in range(parts):
+        own = table[part * size :][:size]
+        arrays = {
+            "ids": ids,
+            "weight": pack_linear(own, target.panel_columns) if packed else own,
+            "first": np.array([part * size], np.float32),
+            "out": np.full((rows, dim), np.nan, np.float32),
+        }
+        out = run(spec, target, arrays, written=("out",), scalars={0: seen}, num_tasks=3)["out"]
+        assert np.isnan(out[seen:]).all()
+        total = out[:seen] if total is None else total + out[:seen]
+    assert total is not None
+    assert same_bits(total, table[ids[:seen]].astype(np.float32))
+
+
+@on_cpus
 @pytest.mark.parametrize("dim", [65, 96])
 def test_gather_rows(target: Target, dim: int) -> None:
     x, index = random(19, dim), np.array([18, 0, 7, 7, 3], np.int32)

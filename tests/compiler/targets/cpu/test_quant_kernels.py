@@ -411,6 +411,14 @@ def test_embedding_quant(target: Target, table: WeightFormat) -> None:
             out = run(spec, target, arrays, written=("out",), scalars={0: rows - 2}, num_tasks=tasks)["out"]
             assert np.array_equal(out[:-2], expected)
             assert np.isnan(out[-2:]).all()
+        # As the part of a vocabulary that begins with token 100.
+        arrays = {**arrays, "first": np.array([100], np.float32), "ids": ids + np.int32(100)}
+        arrays["ids"][5] = 99
+        part = KernelSpec.of("embedding", "embedding_quant", **spec.as_dict(), first=True)
+        out = run(part, target, arrays, written=("out",), scalars={0: rows - 2}, num_tasks=3)["out"]
+        others = np.isin(np.arange(rows - 2), (2, 3, 5))
+        assert np.array_equal(out[:-2][~others], expected[~others])
+        assert (out[:-2][others].view(np.int32) == np.iinfo(np.int32).min).all()
 
 
 def test_every_kind_of_format_is_a_table() -> None:
