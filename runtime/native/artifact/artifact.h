@@ -134,8 +134,9 @@ class Artifact {
   // Whether this artifact is `older` plus graphs and kernels appended: the same model, weights, numbers.
   Status CheckExtends(const Artifact& older) const;
 
-  // A number that artifacts share if the KV blocks of equal tokens have the same bits: model, weights, target and
-  // runtime are the same. Buckets may differ.
+  // A number of all that graphs.bin says of KV blocks and of what makes them: runtime, target, shape of the model and
+  // weights, not buckets. Artifacts with other numbers have other bits, or other places for them. Equal numbers are no
+  // proof: how layers multiply, by rounded activations or not, stands in the manifest alone, which servers compare.
   uint64_t KvIdentity() const;
   // A number that two artifacts share if their tables, weights and code are the same bytes, and so are their runtimes.
   // Weights and code count by their checksums in the tables.

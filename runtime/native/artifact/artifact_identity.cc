@@ -1,4 +1,4 @@
-// Which artifacts are the same, and which have the same KV blocks for the same tokens, bit for bit.
+// Which artifacts are the same, and what they must have in common to have the same KV blocks for the same tokens.
 #include <string>
 
 #include "artifact/artifact.h"

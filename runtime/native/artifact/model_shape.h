@@ -36,7 +36,7 @@ struct ModelShape {
   bool takes_states = false;  // graphs also take a hidden state per row
 
   int32_t kv_dtype = 0;
-  uint64_t kv_identity = 0;  // equal where equal tokens have equal KV blocks, see Artifact::KvIdentity
+  uint64_t kv_identity = 0;  // of weights, target and runtime, see Artifact::KvIdentity
 
   // Floats per row of a graph's output.
   uint32_t output_width() const { return static_cast<uint32_t>(vector_width > 0 ? vector_width : vocab_size); }

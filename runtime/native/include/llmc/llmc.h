@@ -614,7 +614,9 @@ LLMC_API llmc_status llmc_hand_over_check(const llmc_hand_over *hand_over, const
  * - *num_blocks is how many leading blocks of the text are cached afterwards. Fewer than given: no more are free, or an
  *   earlier block is missing. Blocks that are cached already are left as they are.
  * - It fails as `check` does, and nothing has changed then, but it compares no checksums: check the blocks first.
- * - Checksums find damage, not intent: take blocks only from engines that you trust. */
+ * - Checksums find damage, not intent: take blocks only from engines that you trust.
+ * - Another version of llmc, target, shape of the model or weight is found. How activations were quantized need not be:
+ *   both artifacts must be compiled with the same options, but for buckets. */
 LLMC_API llmc_status llmc_hand_over_import(llmc_hand_over *hand_over, const void *data, uint64_t num_bytes,
                                            uint64_t *num_blocks, llmc_error *error);
 /* Sets the tokens that continuation `output_index` of a guided request may take next. Bit t % 32 of words[t / 32]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.resolve import resolve
+from llmc.compiler.store import described
+from llmc.manifest import NAME as MANIFEST
+from llmc.manifest import write_manifest
+from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.hand_over import HEADER_BYTES, HandedBlocks, HandedText
 from llmc.runtime.server.hand_over import kv_identity
@@ -15,7 +22,7 @@ from support.compiled import compile_tiny
 from support.engine_driver import bits, drive, greedy, random_ids
 
 PREFILL, DECODE = "prefill=[1]x[64],decode=[1]x[128]", "prefill=[1]x[16],decode=[1,4]x[128]"
-OPTIONS = {"dtype": "bf16", "block_size": 16, "max_num_seqs": 4, "max_model_len": 128}
+OPTIONS: dict[str, Any] = {"dtype": "bf16", "block_size": 16, "max_num_seqs": 4, "max_model_len": 128}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +75,30 @@ def test_blocks_of_a_prefill_artifact_give_the_same_bits(artifacts: tuple[Artifa
         assert second.stats.num_prefill_steps - steps == 1
         assert [bits(one) for one in found] == [bits(one) for one in wanted]
         assert given.export(5).num_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"buckets": DECODE}, True),
+        ({"quant": QuantConfig("w8a16")}, False),
+        ({"kv_dtype": "bf16"}, False),
+        ({"block_size": 32}, False),
+        ({"target": "opencl"}, False),
+    ],
+)
+def test_artifacts_with_other_keys_have_another_identity(
+    changes: dict[str, Any], same: bool, llama: tuple[Path, Artifact], tmp_path: Path
+) -> None:
+    """Also where the bytes of their weights are equal, as those of w8a8 and w8a16 in rows."""
+    common = {"buckets": PREFILL, "quant": QuantConfig("w8a8"), "target": "reference", **OPTIONS, "dtype": "f32"}
+    identities = []
+    for name, given in (("one", common), ("other", {**common, **changes})):
+        resolved = resolve(CompileConfig(llama[0], tmp_path / name, **given))
+        (tmp_path / name).mkdir()
+        write_manifest(tmp_path / name / MANIFEST, described.settings(resolved))
+        identities.append(kv_identity(tmp_path / name))
+    assert (identities[0] == identities[1]) == same
 
 
 @pytest.mark.native
