@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -201,14 +200,12 @@ Status CpuDevice::Begin(const StepBatch& batch) {
 
 Status CpuDevice::RunCommand(uint32_t command) {
   LLMC_RETURN_IF_ERROR(CheckCommand(replay_.program().artifact(), begun_, command));
-  replay_.RunCommand(command);
-  return Status::Ok();
+  return replay_.RunCommand(command);
 }
 
 Status CpuDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) {
   LLMC_RETURN_IF_ERROR(CheckOperand(replay_.program().artifact(), begun_, command, operand, bytes));
-  std::memcpy(out, replay_.operand(command, operand), bytes);
-  return Status::Ok();
+  return replay_.ReadOperand(command, operand, bytes, out);
 }
 
 Status CpuDevice::Wait(Fence, const float** logits) {

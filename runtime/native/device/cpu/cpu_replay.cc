@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <string>
 #include <utility>
 
 #include "core/clock.h"
@@ -172,11 +173,31 @@ Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
   return Status::Ok();
 }
 
+// A stage has only some of a graph's commands, in their order.
+Status CpuReplay::Find(uint32_t command, const Step** out) const {
+  *out = std::lower_bound(current_.begin, current_.end, command,
+                          [](const Step& step, uint32_t wanted) { return step.command < wanted; });
+  if (*out != current_.end && (*out)->command == command) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "command " + std::to_string(command) + " is run by another stage");
+}
+
 // Runs the command as a single task: the number of tasks changes no bit.
-void CpuReplay::RunCommand(uint32_t command) const {
-  const Step& step = current_.begin[command];
-  if (step.collective != nullptr) return RunCollective(step, 0, 1);
-  CallKernel(step.function, step.buffers, scalars_, 0, 1, step.num_buffers);
+Status CpuReplay::RunCommand(uint32_t command) const {
+  const Step* step = nullptr;
+  LLMC_RETURN_IF_ERROR(Find(command, &step));
+  if (step->collective != nullptr) {
+    RunCollective(*step, 0, 1);
+  } else {
+    CallKernel(step->function, step->buffers, scalars_, 0, 1, step->num_buffers);
+  }
+  return Status::Ok();
+}
+
+Status CpuReplay::ReadOperand(uint32_t command, uint32_t index, uint64_t bytes, void* out) const {
+  const Step* step = nullptr;
+  LLMC_RETURN_IF_ERROR(Find(command, &step));
+  std::memcpy(out, step->buffers[index], bytes);
+  return Status::Ok();
 }
 
 void CpuReplay::Visit(uint32_t graph) {

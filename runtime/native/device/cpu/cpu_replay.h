@@ -61,9 +61,9 @@ class CpuReplay {
   void Visit(uint32_t graph);
   // Takes the inputs of a step whose commands then run one by one on the calling thread.
   Status Begin(const ModelShape& model, const BatchView& batch);
-  void RunCommand(uint32_t command) const;
-  // Operand of a command in that step.
-  const void* operand(uint32_t command, uint32_t index) const { return current_.begin[command].buffers[index]; }
+  Status RunCommand(uint32_t command) const;
+  // Copies the first bytes of an operand of a command in that step.
+  Status ReadOperand(uint32_t command, uint32_t index, uint64_t bytes, void* out) const;
 
   ReplayTimes& times() { return times_; }
   const ReplayTimes& times() const { return times_; }
@@ -72,6 +72,8 @@ class CpuReplay {
   using Step = CpuProgram::Step;
 
   void CopyInputs(const BatchView& batch);
+  // The step of a command of the graph that was begun.
+  Status Find(uint32_t command, const Step** out) const;
   void RunTeam(uint32_t graph);
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
   void RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const;
