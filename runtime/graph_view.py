@@ -96,18 +96,20 @@ def is_written(family: int, kind: str, position: int, count: int) -> bool:
     return position == count - 1 or partial
 
 
-def _row_unit(graph: Graph, rows: int) -> int:
-    tile = 1
-    while tile < rows and tile < graph.row_unit:
-        tile *= 2
-    return tile
+def row_unit(graph: Graph, rows: int) -> int:
+    """Rows of a unit in a tensor of `rows` rows (FORMAT.md, layout `tiles`): sampled rows may be fewer than the graph's
+    unit."""
+    unit = 1
+    while unit < rows and unit < graph.row_unit:
+        unit *= 2
+    return unit
 
 
 def _arena_type(tables: Tables, graph: Graph, size: int, packed: bool, rows: int) -> tuple[str, tuple[Dim, ...]]:
     """(dtype, logical shape): graphs.bin only has sizes, but FORMAT.md fixes the layout of intermediate values."""
     code = tables.model.act_dtype if packed else 0
-    tile = _row_unit(graph, rows) if packed else 1
-    row_bytes, rest = divmod(size, -(-rows // tile) * tile)
+    unit = row_unit(graph, rows) if packed else 1
+    row_bytes, rest = divmod(size, -(-rows // unit) * unit)
     if rest or row_bytes % DTYPE_BYTES[code] or not row_bytes:
         return "u8", (size,)
     return DTYPES[code], (rows, row_bytes // DTYPE_BYTES[code])

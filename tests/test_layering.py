@@ -104,7 +104,6 @@ OTHER_MEANINGS = {
     "lanes": ("runtime/server/",),
     # A part of a page or drawing.
     "panel": ("cli/render/", "runtime/profile/roofline.py", "runtime/report/", "runtime/simulation/drawings.py"),
-    "row_tile": ("runtime/debug/values.py",),  # a parameter of kernels, as manifests have it
 }
 """Words that also name something else, and the modules where they do."""
 

@@ -101,7 +101,7 @@ class CommandReplay:
         for index, command in enumerate(self._tables.commands_of(graph)):
             self._replayer.run_command(index)
             op, parameters = self._kernels[command.kernel]
-            for value in written_values(op, parameters):
+            for value in written_values(op, parameters, graph):
                 yield self._value(index, command, op, value, count)
 
     def _value(self, index: int, command: Command, op: str, value: ValueLayout, count: int) -> Value:

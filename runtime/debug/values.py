@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.graphs_records import Graph
+from llmc.runtime.graph_view import row_unit
+
 _NUM_SAMPLES = 2  # the kernel scalar
-_ROW_UNIT = "row_tile"  # the parameter of kernels whose target has units of several rows
 _LINE = 8  # numbers of an int8 row are padded to a multiple of this
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "bool": 1}
 
@@ -78,11 +80,12 @@ def _floats(data: NDArray[np.uint8], dtype: str) -> Floats:
     return data.astype(np.float32)
 
 
-def written_values(op: str, parameters: str) -> list[ValueLayout]:
-    """The outputs of a kernel, given op and parameters in the manifest; empty if only kernels of the same op understand
-    them."""
+def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
+    """The outputs of a kernel in a graph, given op and parameters in the manifest; empty if only kernels of the same op
+    understand them."""
     p: dict[str, Any] = dict(json.loads(parameters))
-    on_samples, unit = p.get("rows", 0) == _NUM_SAMPLES, int(p.get(_ROW_UNIT, 1))
+    on_samples = p.get("rows", 0) == _NUM_SAMPLES
+    unit = row_unit(graph, graph.max_samples if on_samples else graph.max_tokens)
 
     def activation(width: int, dtype: str) -> list[ValueLayout]:
         """A row that linear layers read."""

@@ -6,7 +6,7 @@ import re
 
 OF_A_CPU = re.compile(
     # Parts of names count as words: panel_columns.
-    r"(?<![a-z0-9])(?:avx\w*|amx\w*|vnni|isa|lanes?|panels?|row[ _]tiles?|triples?|elf|cc|gcc|llvm|mcpu|mattr"
+    r"(?<![a-z0-9])(?:avx\w*|amx\w*|vnni|isa|lanes?|panels?|row[ _]tiles?|triples?|elf|(?<!\.)cc|gcc|llvm|mcpu|mattr"
     r"|instruction_sets?)(?![a-z])",
     re.IGNORECASE,
 )
