@@ -113,9 +113,3 @@ def quantize_rows(
     in_place = np.empty_like(numbers)
     in_place[factor.order] = numbers
     return quantized(np.ascontiguousarray(in_place.T), grid, format)
-
-
-def output_error(change: NDArray[Any], hessian: NDArray[Any]) -> float:
-    """tr(C H Cᵀ) for a change C [N, K] of a weight: the squared change of the layer's outputs."""
-    wide = change.astype(np.float64)
-    return float(np.vdot(wide @ hessian.astype(np.float64), wide))

@@ -63,12 +63,6 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def machine_level() -> int:
-    """The highest level of CPUs (FORMAT.md) whose kernels this process can run; 0 if below the lowest."""
-    level: int = library().llmc_machine_get_isa_level()
-    return level
-
-
 def version() -> str:
     """Version of the native library."""
     text: bytes = library().llmc_version()

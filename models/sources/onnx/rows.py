@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -237,7 +237,3 @@ def concatenated(rows: Sequence[Rows], axis: int, space: Space) -> Rows:
         given = [np.zeros(one.shape, np.float32) if one.const is None else one.const for one in rows]
         const = np.concatenate(given, axis)
     return Rows(np.concatenate([one.tok for one in rows], axis), tuple(parts), const, space)
-
-
-def all_known(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, np.ndarray) for value in values)

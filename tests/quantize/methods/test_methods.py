@@ -31,6 +31,12 @@ def inputs(rng: np.random.Generator, tokens: int, k: int) -> np.ndarray:
     return found.astype(np.float32)
 
 
+def output_error(change: np.ndarray, hessian: np.ndarray) -> float:
+    """tr(C H Cᵀ) for a change C [N, K] of a weight: the squared change of the layer's outputs."""
+    wide = change.astype(np.float64)
+    return float(np.vdot(wide @ hessian.astype(np.float64), wide))
+
+
 def case(seed: int, n: int = 40, k: int = 96) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A weight, inputs, and the sum of their outer products."""
     rng = np.random.default_rng(seed)
@@ -45,8 +51,8 @@ def test_gptq_moves_outputs_much_less_than_rounding_to_nearest(format: WeightFor
     for seed in range(6):
         weight, _, hessian = case(seed)
         found = gptq.quantize_rows(weight, gptq.factor(hessian, 0.01, act_order), format)
-        nearest = gptq.output_error(quantize(weight, format).value() - weight, hessian)
-        ratios.append(gptq.output_error(found.value() - weight, hessian) / nearest)
+        nearest = output_error(quantize(weight, format).value() - weight, hessian)
+        ratios.append(output_error(found.value() - weight, hessian) / nearest)
     assert max(ratios) < 0.9
     assert np.mean(ratios) < 0.7
 
@@ -87,8 +93,8 @@ def test_gptq_is_the_best_there_is_where_inputs_do_not_correlate() -> None:
     found = gptq.quantize_rows(weight, gptq.factor(hessian), format)
     for row, scale, value in zip(weight, found.scale[:, 0], found.value(), strict=True):
         grid = (np.arange(16) - 8) * scale
-        errors = [gptq.output_error((np.array(q) - row)[None], hessian) for q in itertools.product(grid, repeat=3)]
-        assert gptq.output_error((value - row)[None], hessian) == pytest.approx(min(errors), rel=1e-5)
+        errors = [output_error((np.array(q) - row)[None], hessian) for q in itertools.product(grid, repeat=3)]
+        assert output_error((value - row)[None], hessian) == pytest.approx(min(errors), rel=1e-5)
 
 
 def test_gptq_takes_rows_apart_and_inputs_that_never_come() -> None:
@@ -115,10 +121,10 @@ def test_awq_moves_outputs_less_than_rounding_to_nearest(format: WeightFormat) -
         weight, x, gram = case(seed)
         scales = awq.search_scales(weight, gram, np.abs(x).mean(0), format)
         scaled = awq.quantize_rows(weight * scales, (gram / np.outer(scales, scales)).astype(np.float32), format)
-        nearest = gptq.output_error(quantize(weight, format).value() - weight, gram)
-        ratios.append(gptq.output_error(scaled.value() / scales - weight, gram) / nearest)
+        nearest = output_error(quantize(weight, format).value() - weight, gram)
+        ratios.append(output_error(scaled.value() / scales - weight, gram) / nearest)
         alone = awq.quantize_rows(weight, gram, format)
-        assert gptq.output_error(alone.value() - weight, gram) <= 1.0001 * nearest
+        assert output_error(alone.value() - weight, gram) <= 1.0001 * nearest
         found = round_to_nearest(weight, format, find_grid(weight, format, gram=group_grams(gram, format)))
         assert np.all(grid_costs(found.value() - weight, gram, format) <= 1.0001 * grid_costs(
             quantize(weight, format).value() - weight, gram, format))  # fmt: skip
@@ -159,7 +165,7 @@ def test_groups_are_settled_with_a_view_to_one_another(format: WeightFormat) -> 
         weight, _, gram = case(seed)
         alone = find_grid(weight, format, gram=group_grams(gram, format), ends=True)
         costs = [
-            gptq.output_error(round_to_nearest(weight, format, grid).value() - weight, gram)
+            output_error(round_to_nearest(weight, format, grid).value() - weight, gram)
             for grid in (alone, settle(weight, format, alone, gram))
         ]
         ratios.append(costs[1] / costs[0])

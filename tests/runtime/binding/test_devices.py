@@ -9,9 +9,9 @@ import pytest
 
 from llmc.cli import main as cli
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, device_kinds
-from llmc.runtime.binding.handle import machine_level
 
 from support.artifacts import TinyArtifact
+from support.cpu_level import machine_level
 from support.paths import ROOT
 
 

@@ -15,7 +15,6 @@ from llmc.cli import main as cli
 from llmc.graphs_format import FAMILIES
 from llmc.graphs_records import Tables
 from llmc.runtime.binding import Artifact, LlmcError, Replayer
-from llmc.runtime.binding.handle import machine_level
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.profile.costs import Cost, visible_keys
@@ -24,6 +23,7 @@ from llmc.runtime.profile.profiler import as_replay, bound
 from llmc.runtime.profile.steps import Step, full_step
 
 from support.artifacts import TinyArtifact
+from support.cpu_level import machine_level
 
 pytestmark = pytest.mark.native
 BUCKETS = ("decode:1x64", "decode:2x64", "prefill:1x16", "prefill:2x32")

@@ -26,11 +26,12 @@ from llmc.compiler.targets.cpu.target import TARGETS, enable, native_target, run
 from llmc.cpu_levels import NATIVE_TARGET, PRODUCT_LEVELS, TARGET_LEVELS
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.binding.abi import library_candidates
-from llmc.runtime.binding.handle import library, machine_level
+from llmc.runtime.binding.handle import library
 from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import TinyArtifact
 from support.compiled import Pages, compile_tiny, replay
+from support.cpu_level import machine_level
 from support.lower_levels import lower_levels
 from support.tiny_models import make_tiny_model
 
@@ -253,8 +254,8 @@ def test_the_runtime_keeps_to_the_level_too(tiny_artifact: TinyArtifact) -> None
 @pytest.mark.parametrize(("value", "expected"), [("haswell", "1"), ("z80", "LLMC_NATIVE_TARGET is 'z80'; unset it")])
 def test_the_environment_is_the_default_of_the_level(value: str, expected: str) -> None:
     code = (
-        "from llmc.runtime.binding.handle import machine_level\n"
-        "try: print(machine_level())\nexcept Exception as e: print(e)"
+        "from llmc.runtime.binding.handle import library\n"
+        "try: print(library().llmc_machine_get_isa_level())\nexcept Exception as e: print(e)"
     )
     environment = {**os.environ, NATIVE_TARGET: value}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
