@@ -14,18 +14,7 @@ Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPr
   std::unique_ptr<CuGraphs> made(new CuGraphs(std::move(machine), work.step.get(), stream));
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
-    const GraphRecord& record = artifact.graphs()[g];
-    Graph& graph = made->graphs_[g];
-    graph.inputs = StepLayout::Of(record);
-    for (uint32_t c = 0; c < record.num_commands; ++c) {
-      const CommandRecord& command = artifact.commands()[record.first_command + c];
-      const GpuLaunch& facts = programs.launch(command.kernel);
-      OneLaunch launch{programs.kernel(command.kernel), {}, static_cast<uint32_t>(facts.GroupsIn(record)), facts.items};
-      for (uint32_t o = 0; o < command.num_operands; ++o) {
-        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs, work));
-      }
-      graph.launches.push_back(std::move(launch));
-    }
+    static_cast<Launches&>(made->graphs_[g]) = Launches::Of(artifact, artifact.graphs()[g], programs, memory, work);
   }
   if (!budget.eager) {
     std::vector<size_t> order(made->graphs_.size());

@@ -8,6 +8,7 @@
 #include "core/status.h"
 #include "device/cuda/cu_memory.h"
 #include "device/cuda/cu_programs.h"
+#include "device/gpu/graph_launches.h"
 
 namespace llmc {
 
@@ -45,14 +46,9 @@ class CuGraphs {
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
  private:
-  struct OneLaunch {
-    CuFunction kernel;
-    std::vector<CuPointer> places;
-    uint32_t groups, items;
-  };
-  struct Graph {
-    StepLayout inputs;
-    std::vector<OneLaunch> launches;
+  using Launches = GraphLaunches<CuFunction, CuPointer>;
+  using OneLaunch = Launches::Launch;
+  struct Graph : Launches {
     CuOwned<CuGraphExec, CuDestroyExec> exec;
   };
   CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream)

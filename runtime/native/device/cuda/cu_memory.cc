@@ -33,14 +33,11 @@ Status CuMemory::CheckRoom(const Artifact& artifact) const {
 }
 
 Status CuMemory::MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWork* out) const {
-  const DeviceMemory sizes = DeviceMemory::Of(artifact, num_blocks_);
   CuWork made;
-  made.arena_bytes = sizes.arena;
-  made.step_bytes = sizes.step;
-  made.logit_bytes = sizes.logits;
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "the arena", made.arena_bytes, &made.arena));
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "inputs", made.step_bytes, &made.step));
-  LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "logits", made.logit_bytes, &made.logits));
+  const auto take = [this](const char* what, uint64_t bytes, CuBuffer* buffer) {
+    return TakeMemory(machine_, what, bytes, buffer);
+  };
+  LLMC_RETURN_IF_ERROR(CuWork::Make(DeviceMemory::Of(artifact, num_blocks_), take, &made));
   const CuDrain drain(*machine_, stream);
   LLMC_RETURN_IF_ERROR(ClearArena(stream, made));
   *out = std::move(made);
@@ -55,8 +52,8 @@ Status CuMemory::MakePools(const Artifact& artifact, CuStreamHandle stream) {
   }
   CuPointer at = pool_.get();
   for (int32_t layer = 0; layer < artifact.model().num_layers; ++layer) {
-    for (auto* pool : {&key_at_, &value_at_}) {
-      const uint64_t block = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
+    for (auto* pool : {&at_.keys, &at_.values}) {
+      const uint64_t block = pool == &at_.keys ? bytes_.key_block : bytes_.value_block;
       pool->push_back(at);
       at += block * num_blocks_;
       saved_bytes_ += block;
@@ -75,7 +72,7 @@ Status CuMemory::MakeAdapters(const Artifact& artifact, CuStreamHandle stream) {
   CuPointer at = adapters_.get();
   uint64_t largest = 0;
   for (const AdapterSlot& slot : slots_) {
-    adapter_at_.push_back(at);
+    at_.adapters.push_back(at);
     at += slot.bytes() * artifact.shape().adapter_slots;
     largest = std::max<uint64_t>(largest, slot.bytes());
   }
@@ -90,7 +87,7 @@ Status CuMemory::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& ma
     PackAdapter(slots_[linear], linear, matrices, static_cast<char*>(packed_.get()));
     LLMC_RETURN_IF_ERROR(machine_->Check(
         "Copying an adapter to the GPU",
-        (*machine_)->MemcpyToDevice(adapter_at_[linear] + slot * bytes, packed_.get(), bytes, adapter_stream_.get())));
+        (*machine_)->MemcpyToDevice(at_.adapters[linear] + slot * bytes, packed_.get(), bytes, adapter_stream_.get())));
     // packed_ is reused for the next linear: wait until the copy has read it.
     LLMC_RETURN_IF_ERROR(
         machine_->Check("Copying an adapter to the GPU", (*machine_)->StreamSynchronize(adapter_stream_.get())));
@@ -122,8 +119,8 @@ Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
         artifact.weight_file().Read(split, end - split, static_cast<unsigned char*>(host_weights_.get())));
   }
   for (const WeightRecord& weight : artifact.weights()) {
-    weight_at_.push_back(weight.file_offset < split ? weights_.get() + (weight.file_offset - begin)
-                                                    : host + (weight.file_offset - split));
+    at_.weights.push_back(weight.file_offset < split ? weights_.get() + (weight.file_offset - begin)
+                                                     : host + (weight.file_offset - split));
   }
   return split > begin ? CopyFileToDevice(machine_, artifact.weight_file(), begin, split - begin, weights_.get())
                        : Status::Ok();
@@ -134,59 +131,44 @@ Status CuMemory::ClearArena(CuStreamHandle stream, const CuWork& work) const {
 }
 
 CuPointer CuMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const CuWork& work) const {
-  switch (static_cast<OperandKind>(operand.kind)) {
-    case OperandKind::kArena: return work.arena.get() + operand.offset;
-    case OperandKind::kWeight: return weight_at_[operand.index] + operand.offset;
-    case OperandKind::kInput: return work.step.get() + inputs.offsets[operand.index] + operand.offset;
-    case OperandKind::kKeyPool: return key_at_[operand.index];
-    case OperandKind::kValuePool: return value_at_[operand.index];
-    case OperandKind::kOutput: return work.logits.get() + operand.offset;
-    case OperandKind::kAdapters: return adapter_at_[operand.index];
-    case OperandKind::kStates: break;  // refused when the artifact was opened
-  }
-  return 0;
+  const auto place = PlaceOfOperand<CuPointer>(operand, inputs, at_, work);
+  return place.memory + place.offset;
 }
 
 Status CuMemory::CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(from, to, num_blocks_));
   if (from == to) return Status::Ok();
-  for (const auto* pool : {&key_at_, &value_at_}) {
-    const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
-    if (bytes == 0) continue;  // values that are part of keys
-    for (const CuPointer layer : *pool) {
-      LLMC_RETURN_IF_ERROR(machine_->Check(
-          "Copying a KV block", (*machine_)->MemcpyOnDevice(layer + to * bytes, layer + from * bytes, bytes, stream)));
-    }
-  }
-  return Status::Ok();
+  return EachKv([&](CuPointer pool, uint64_t bytes) {
+    return machine_->Check("Copying a KV block",
+                           (*machine_)->MemcpyOnDevice(pool + to * bytes, pool + from * bytes, bytes, stream));
+  });
+}
+
+Status CuMemory::ToHost(const char* doing, CuStreamHandle stream, uint32_t block, unsigned char* out) const {
+  return EachKv([&](CuPointer pool, uint64_t bytes) {
+    const Status status = machine_->Check(doing, (*machine_)->MemcpyToHost(out, pool + block * bytes, bytes, stream));
+    out += bytes;
+    return status;
+  });
+}
+
+Status CuMemory::FromHost(const char* doing, CuStreamHandle stream, uint32_t block, const unsigned char* from) const {
+  return EachKv([&](CuPointer pool, uint64_t bytes) {
+    const Status status =
+        machine_->Check(doing, (*machine_)->MemcpyToDevice(pool + block * bytes, from, bytes, stream));
+    from += bytes;
+    return status;
+  });
 }
 
 Status CuMemory::ReadBlock(CuStreamHandle stream, uint32_t block, unsigned char* out) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  for (size_t layer = 0; layer < key_at_.size(); ++layer) {
-    for (const auto* pool : {&key_at_, &value_at_}) {
-      const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
-      if (bytes == 0) continue;
-      LLMC_RETURN_IF_ERROR(machine_->Check(
-          "Reading a KV block", (*machine_)->MemcpyToHost(out, (*pool)[layer] + block * bytes, bytes, stream)));
-      out += bytes;
-    }
-  }
-  return Status::Ok();
+  return ToHost("Reading a KV block", stream, block, out);
 }
 
 Status CuMemory::WriteBlock(CuStreamHandle stream, uint32_t block, const unsigned char* from) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  for (size_t layer = 0; layer < key_at_.size(); ++layer) {
-    for (const auto* pool : {&key_at_, &value_at_}) {
-      const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
-      if (bytes == 0) continue;
-      LLMC_RETURN_IF_ERROR(machine_->Check(
-          "Writing a KV block", (*machine_)->MemcpyToDevice((*pool)[layer] + block * bytes, from, bytes, stream)));
-      from += bytes;
-    }
-  }
-  return Status::Ok();
+  return FromHost("Writing a KV block", stream, block, from);
 }
 
 Status CuMemory::OpenSwapSpace(uint32_t num_places) {
@@ -194,31 +176,11 @@ Status CuMemory::OpenSwapSpace(uint32_t num_places) {
 }
 
 Status CuMemory::SaveBlock(CuStreamHandle stream, uint32_t block, uint32_t place) const {
-  unsigned char* to = SavedAt(place);
-  for (const auto* pool : {&key_at_, &value_at_}) {
-    const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
-    if (bytes == 0) continue;
-    for (const CuPointer layer : *pool) {
-      LLMC_RETURN_IF_ERROR(
-          machine_->Check("Saving a KV block", (*machine_)->MemcpyToHost(to, layer + block * bytes, bytes, stream)));
-      to += bytes;
-    }
-  }
-  return Status::Ok();
+  return ToHost("Saving a KV block", stream, block, SavedAt(place));
 }
 
 Status CuMemory::LoadBlock(CuStreamHandle stream, uint32_t place, uint32_t block) const {
-  const unsigned char* from = SavedAt(place);
-  for (const auto* pool : {&key_at_, &value_at_}) {
-    const uint64_t bytes = pool == &key_at_ ? bytes_.key_block : bytes_.value_block;
-    if (bytes == 0) continue;
-    for (const CuPointer layer : *pool) {
-      LLMC_RETURN_IF_ERROR(machine_->Check("Bringing a KV block back",
-                                           (*machine_)->MemcpyToDevice(layer + block * bytes, from, bytes, stream)));
-      from += bytes;
-    }
-  }
-  return Status::Ok();
+  return FromHost("Bringing a KV block back", stream, block, SavedAt(place));
 }
 
 }  // namespace llmc

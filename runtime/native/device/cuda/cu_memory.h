@@ -12,15 +12,13 @@
 #include "device/adapters.h"
 #include "device/cuda/cu_handles.h"
 #include "device/gpu/device_memory.h"
+#include "device/gpu/graph_memory.h"
 #include "device/gpu/step_inputs.h"
 
 namespace llmc {
 
-// Working memory of graphs, without state; sized for the largest graph of an artifact.
-struct CuWork {
-  CuBuffer arena, step, logits;
-  uint64_t arena_bytes = 0, step_bytes = 0, logit_bytes = 0;
-};
+using CuState = GraphState<CuPointer>;
+using CuWork = GraphWork<CuBuffer>;
 
 // Call all functions in a scope of the machine.
 class CuMemory {
@@ -59,6 +57,15 @@ class CuMemory {
   Status MakePools(const Artifact& artifact, CuStreamHandle stream);
   Status MakeAdapters(const Artifact& artifact, CuStreamHandle stream);
   Status LoadWeights(const Artifact& artifact, uint64_t offload_bytes);
+  // Copy a block of every layer, in the order of the stream. doing: for the error.
+  Status ToHost(const char* doing, CuStreamHandle stream, uint32_t block, unsigned char* out) const;
+  Status FromHost(const char* doing, CuStreamHandle stream, uint32_t block, const unsigned char* from) const;
+  // Calls visit(address of a layer's pool, bytes of a block) for each part of a KV block.
+  template <class Visit>
+  Status EachKv(Visit visit) const {
+    return CuState::EachKv(bytes_, at_.keys.size(),
+                           [&](auto pool, size_t layer, uint64_t bytes) { return visit((at_.*pool)[layer], bytes); });
+  }
   // Address of a block of a layer in the swap space: places follow each other, each with all layers of a block.
   unsigned char* SavedAt(uint32_t place) const {
     return static_cast<unsigned char*>(swap_.get()) + uint64_t{place} * saved_bytes_;
@@ -70,8 +77,7 @@ class CuMemory {
   uint64_t offloaded_bytes_ = 0;
   CuBuffer weights_, pool_, adapters_;
   CuPinned host_weights_;
-  std::vector<CuPointer> weight_at_, key_at_, value_at_,
-      adapter_at_;  // [weight], [layer], [layer], [adapter pool]
+  CuState at_;
   CuPinned swap_;
   uint64_t saved_bytes_ = 0;  // bytes of a block in all layers
   std::vector<AdapterSlot> slots_;  // [linear with a pool]

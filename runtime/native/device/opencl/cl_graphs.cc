@@ -8,9 +8,7 @@ namespace llmc {
 
 ClGraphs::~ClGraphs() {
   for (const Graph& graph : graphs_) {
-    for (const OneLaunch& launch : graph.launches) {
-      if (launch.owned) (*machine_)->ReleaseKernel(launch.kernel);
-    }
+    for (cl_kernel kernel : graph.kernels) (*machine_)->ReleaseKernel(kernel);
     for (cl_command_buffer buffer : graph.buffers) machine_->command_buffers()->ReleaseCommandBuffer(buffer);
   }
 }
@@ -25,20 +23,14 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     const GraphRecord& record_of = artifact.graphs()[g];
     Graph& graph = made->graphs_[g];
-    graph.inputs = StepLayout::Of(record_of);
+    static_cast<Launches&>(graph) = Launches::Of(artifact, record_of, programs, memory, work);
+    if (!made->recorded_) continue;
+    // A recorded command gets a kernel object of its own: PoCL 3.1 reads the arguments from that when it replays.
+    graph.kernels.reserve(record_of.num_commands);
     for (uint32_t c = 0; c < record_of.num_commands; ++c) {
-      const CommandRecord& command = artifact.commands()[record_of.first_command + c];
-      const GpuLaunch& facts = programs.launch(command.kernel);
-      OneLaunch launch{programs.kernel(command.kernel), {}, facts.items, facts.items * facts.GroupsIn(record_of)};
-      for (uint32_t o = 0; o < command.num_operands; ++o) {
-        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], graph.inputs, work));
-      }
-      // A recorded command gets a kernel object of its own: PoCL 3.1 reads the arguments from that when it replays.
-      if (made->recorded_) {
-        LLMC_RETURN_IF_ERROR(programs.Another(command.kernel, &launch.kernel));
-        launch.owned = true;
-      }
-      graph.launches.push_back(std::move(launch));
+      cl_kernel* kernel = &graph.launches[c].kernel;
+      LLMC_RETURN_IF_ERROR(programs.Another(artifact.commands()[record_of.first_command + c].kernel, kernel));
+      graph.kernels.push_back(*kernel);
     }
     for (uint32_t i = 0; i < recordings; ++i) LLMC_RETURN_IF_ERROR(made->Record(&graph));
   }
@@ -48,9 +40,10 @@ Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
 
 Status ClGraphs::Launch(const OneLaunch& launch) const {
   LLMC_RETURN_IF_ERROR(SetArguments(*machine_, launch.kernel, launch.places, scalars_));
-  LLMC_RETURN_IF_CL_ERROR("Launching a kernel on '" + machine_->name() + "'",
-                          (*machine_)->EnqueueNDRangeKernel(queue_, launch.kernel, 1, nullptr, &launch.all_items,
-                                                            &launch.items, 0, nullptr, nullptr));
+  const size_t items = launch.items, all = items * launch.groups;
+  LLMC_RETURN_IF_CL_ERROR(
+      "Launching a kernel on '" + machine_->name() + "'",
+      (*machine_)->EnqueueNDRangeKernel(queue_, launch.kernel, 1, nullptr, &all, &items, 0, nullptr, nullptr));
   return Status::Ok();
 }
 
@@ -68,10 +61,11 @@ Status ClGraphs::Record(Graph* graph) const {
     LLMC_RETURN_IF_ERROR(SetArguments(*machine_, launch.kernel, launch.places, scalars_));
     // Each command waits for the one before it: some drivers do not keep the order of a recording.
     const bool first = &launch == graph->launches.data();
+    const size_t items = launch.items, all = items * launch.groups;
     cl_uint done = 0;
     LLMC_RETURN_IF_CL_ERROR(
-        doing, record.CommandNDRangeKernel(buffer, nullptr, nullptr, launch.kernel, 1, nullptr, &launch.all_items,
-                                           &launch.items, first ? 0 : 1, first ? nullptr : &last, &done, nullptr));
+        doing, record.CommandNDRangeKernel(buffer, nullptr, nullptr, launch.kernel, 1, nullptr, &all, &items,
+                                           first ? 0 : 1, first ? nullptr : &last, &done, nullptr));
     last = done;
   }
   LLMC_RETURN_IF_CL_ERROR(doing, record.FinalizeCommandBuffer(buffer));

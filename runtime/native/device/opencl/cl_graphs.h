@@ -8,6 +8,7 @@
 
 #include "artifact/artifact.h"
 #include "core/status.h"
+#include "device/gpu/graph_launches.h"
 #include "device/opencl/cl_memory.h"
 #include "device/opencl/cl_programs.h"
 
@@ -35,15 +36,10 @@ class ClGraphs {
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
  private:
-  struct OneLaunch {
-    cl_kernel kernel;
-    std::vector<ClPlace> places;
-    size_t items, all_items;
-    bool owned = false;  // the kernel is released with the graph
-  };
-  struct Graph {
-    StepLayout inputs;
-    std::vector<OneLaunch> launches;
+  using Launches = GraphLaunches<cl_kernel, ClPlace>;
+  using OneLaunch = Launches::Launch;
+  struct Graph : Launches {
+    std::vector<cl_kernel> kernels;  // its own, in the order of launches
     // Recordings, which take turns: one that runs may not be enqueued again, unless the device can do that.
     std::vector<cl_command_buffer> buffers;
     size_t next = 0;

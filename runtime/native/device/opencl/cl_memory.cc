@@ -16,16 +16,16 @@ Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
   taken.weights -= made->offloaded_bytes_;
   LLMC_RETURN_IF_ERROR(taken.CheckFits(artifact, made->machine_->name(), made->machine_->memory_bytes()));
 
-  const auto num_layers = static_cast<uint64_t>(artifact.model().num_layers);
-  for (uint64_t layer = 0; layer < num_layers; ++layer) {
-    for (auto* pool : {&made->keys_, &made->values_}) {
-      const uint64_t bytes = (pool == &made->keys_ ? made->bytes_.key_block : made->bytes_.value_block) * num_blocks;
-      pool->emplace_back();
-      if (bytes == 0) continue;  // values that are part of keys
-      LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", bytes, kClMemReadWrite, &pool->back()));
-      LLMC_RETURN_IF_ERROR(made->Fill(queue, pool->back(), bytes));
-    }
+  const auto num_layers = static_cast<size_t>(artifact.model().num_layers);
+  for (ClState* state : {&made->state_, &made->saved_}) {
+    state->keys.resize(num_layers);
+    state->values.resize(num_layers);
   }
+  LLMC_RETURN_IF_ERROR(made->EachKv([&](auto pool, size_t layer, uint64_t bytes) {
+    ClBuffer& buffer = (made->state_.*pool)[layer];
+    LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", bytes * num_blocks, kClMemReadWrite, &buffer));
+    return made->Fill(queue, buffer, bytes * num_blocks);
+  }));
   LLMC_RETURN_IF_ERROR(made->MakeAdapters(queue));
   LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, queue));
   LLMC_RETURN_IF_CL_ERROR("Filling the memory of '" + made->machine_->name() + "'", (*made->machine_)->Finish(queue));
@@ -34,14 +34,11 @@ Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
 }
 
 Status ClMemory::MakeWork(const Artifact& artifact, cl_command_queue queue, ClWork* out) const {
-  const DeviceMemory sizes = DeviceMemory::Of(artifact, num_blocks_);
   ClWork made;
-  made.arena_bytes = sizes.arena;
-  made.step_bytes = sizes.step;
-  made.logit_bytes = sizes.logits;
-  LLMC_RETURN_IF_ERROR(Allocate("arena", made.arena_bytes, kClMemReadWrite, &made.arena));
-  LLMC_RETURN_IF_ERROR(Allocate("inputs", made.step_bytes, kClMemReadWrite, &made.step));
-  LLMC_RETURN_IF_ERROR(Allocate("logits", made.logit_bytes, kClMemReadWrite, &made.logits));
+  const auto take = [this](const char* what, uint64_t bytes, ClBuffer* buffer) {
+    return Allocate(what, bytes, kClMemReadWrite, buffer);
+  };
+  LLMC_RETURN_IF_ERROR(ClWork::Make(DeviceMemory::Of(artifact, num_blocks_), take, &made));
   LLMC_RETURN_IF_ERROR(ClearArena(queue, made));
   *out = std::move(made);
   return Status::Ok();
@@ -73,15 +70,15 @@ Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   std::vector<unsigned char> host;
   for (const WeightRecord& weight : artifact.weights()) {
     // Offloaded weights stay on the host: kernels read them over the bus at each use.
-    const bool stays = weights_.size() >= first_offloaded_;
+    const bool stays = state_.weights.size() >= first_offloaded_;
     const cl_bitfield flags = stays ? kClMemReadOnly | kClMemAllocHostPtr : kClMemReadOnly;
-    weights_.emplace_back();
-    LLMC_RETURN_IF_ERROR(Allocate("a weight", weight.bytes, flags, &weights_.back()));
+    state_.weights.emplace_back();
+    LLMC_RETURN_IF_ERROR(Allocate("a weight", weight.bytes, flags, &state_.weights.back()));
     host.resize(weight.bytes);
     LLMC_RETURN_IF_ERROR(artifact.weight_file().Read(weight.file_offset, weight.bytes, host.data()));
     LLMC_RETURN_IF_CL_ERROR("Copying weights to '" + machine_->name() + "'",
-                            (*machine_)->EnqueueWriteBuffer(queue, weights_.back().get(), kClTrue, 0, weight.bytes,
-                                                            host.data(), 0, nullptr, nullptr));
+                            (*machine_)->EnqueueWriteBuffer(queue, state_.weights.back().get(), kClTrue, 0,
+                                                            weight.bytes, host.data(), 0, nullptr, nullptr));
   }
   return Status::Ok();
 }
@@ -90,9 +87,9 @@ Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
 Status ClMemory::MakeAdapters(cl_command_queue queue) {
   for (const AdapterSlot& slot : slots_) {
     const uint64_t bytes = slot.bytes() * num_slots_;
-    adapters_.emplace_back();
-    LLMC_RETURN_IF_ERROR(Allocate("slots of adapters", bytes, kClMemReadOnly, &adapters_.back()));
-    LLMC_RETURN_IF_ERROR(Fill(queue, adapters_.back(), bytes));
+    state_.adapters.emplace_back();
+    LLMC_RETURN_IF_ERROR(Allocate("slots of adapters", bytes, kClMemReadOnly, &state_.adapters.back()));
+    LLMC_RETURN_IF_ERROR(Fill(queue, state_.adapters.back(), bytes));
   }
   return Status::Ok();
 }
@@ -104,46 +101,32 @@ Status ClMemory::LoadAdapter(cl_command_queue queue, uint32_t slot, const std::v
     host.resize(bytes);
     PackAdapter(slots_[linear], linear, matrices, host.data());
     LLMC_RETURN_IF_CL_ERROR("Copying an adapter to '" + machine_->name() + "'",
-                            (*machine_)->EnqueueWriteBuffer(queue, adapters_[linear].get(), kClTrue, slot * bytes,
+                            (*machine_)->EnqueueWriteBuffer(queue, state_.adapters[linear].get(), kClTrue, slot * bytes,
                                                             bytes, host.data(), 0, nullptr, nullptr));
   }
   return Status::Ok();
 }
 
 ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const ClWork& work) const {
-  const auto at = [](uint64_t bytes) { return static_cast<cl_int>(bytes / kAlignment); };
-  switch (static_cast<OperandKind>(operand.kind)) {
-    case OperandKind::kArena: return {work.arena.get(), at(operand.offset)};
-    case OperandKind::kWeight: return {weights_[operand.index].get(), at(operand.offset)};
-    case OperandKind::kInput: return {work.step.get(), at(inputs.offsets[operand.index] + operand.offset)};
-    case OperandKind::kKeyPool: return {keys_[operand.index].get(), 0};
-    case OperandKind::kValuePool: return {values_[operand.index].get(), 0};
-    case OperandKind::kOutput: return {work.logits.get(), at(operand.offset)};
-    case OperandKind::kAdapters: return {adapters_[operand.index].get(), 0};
-    case OperandKind::kStates: break;  // refused when the artifact was opened
-  }
-  return {nullptr, 0};
+  const auto place = PlaceOfOperand<cl_mem>(operand, inputs, state_, work);
+  return {place.memory, static_cast<cl_int>(place.offset / kAlignment)};
 }
 
 Status ClMemory::CopyBlock(cl_command_queue queue, uint32_t from, uint32_t to) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(from, to, num_blocks_));
   if (from == to) return Status::Ok();
-  return CopyBetween(queue, {&keys_, &values_}, from, {&keys_, &values_}, to);
+  return CopyBetween(queue, state_, from, state_, to);
 }
 
-Status ClMemory::CopyBetween(cl_command_queue queue, const Pools& from, uint32_t from_block, const Pools& to,
+Status ClMemory::CopyBetween(cl_command_queue queue, const ClState& from, uint32_t from_block, const ClState& to,
                              uint32_t to_block) const {
-  for (uint32_t kind = 0; kind < 2; ++kind) {
-    const uint64_t bytes = kind == 0 ? bytes_.key_block : bytes_.value_block;
-    if (bytes == 0) continue;
-    for (size_t layer = 0; layer < from[kind]->size(); ++layer) {
-      LLMC_RETURN_IF_CL_ERROR(
-          "Copying a KV block on '" + machine_->name() + "'",
-          (*machine_)->EnqueueCopyBuffer(queue, (*from[kind])[layer].get(), (*to[kind])[layer].get(),
-                                         from_block * bytes, to_block * bytes, bytes, 0, nullptr, nullptr));
-    }
-  }
-  return Status::Ok();
+  return EachKv([&](auto pool, size_t layer, uint64_t bytes) {
+    LLMC_RETURN_IF_CL_ERROR(
+        "Copying a KV block on '" + machine_->name() + "'",
+        (*machine_)->EnqueueCopyBuffer(queue, (from.*pool)[layer].get(), (to.*pool)[layer].get(), from_block * bytes,
+                                       to_block * bytes, bytes, 0, nullptr, nullptr));
+    return Status::Ok();
+  });
 }
 
 Status ClMemory::ReadBlock(cl_command_queue queue, uint32_t block, unsigned char* out) const {
@@ -167,37 +150,30 @@ Status ClMemory::WriteBlock(cl_command_queue queue, uint32_t block, const unsign
 template <class Copy>
 Status ClMemory::PassBlock(cl_command_queue queue, uint32_t block, const char* doing, Copy copy) const {
   LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  cl_int code = kClSuccess;
-  for (size_t layer = 0; layer < keys_.size(); ++layer) {
-    for (const auto* pool : {&keys_, &values_}) {
-      const uint64_t bytes = pool == &keys_ ? bytes_.key_block : bytes_.value_block;
-      if (bytes != 0 && code == kClSuccess) code = copy((*pool)[layer].get(), block * bytes, bytes);
-    }
-  }
+  const std::string name = doing + machine_->name() + "'";
+  const Status status = EachKv([&](auto pool, size_t layer, uint64_t bytes) {
+    LLMC_RETURN_IF_CL_ERROR(name, copy((state_.*pool)[layer].get(), block * bytes, bytes));
+    return Status::Ok();
+  });
   const cl_int waited = (*machine_)->Finish(queue);
-  LLMC_RETURN_IF_CL_ERROR(doing + machine_->name() + "'", code == kClSuccess ? waited : code);
+  LLMC_RETURN_IF_ERROR(status);
+  LLMC_RETURN_IF_CL_ERROR(name, waited);
   return Status::Ok();
 }
 
 Status ClMemory::OpenSwapSpace(uint32_t num_places) {
-  for (size_t layer = 0; layer < keys_.size(); ++layer) {
-    for (auto* pool : {&saved_keys_, &saved_values_}) {
-      const uint64_t bytes = (pool == &saved_keys_ ? bytes_.key_block : bytes_.value_block) * num_places;
-      pool->emplace_back();
-      if (bytes == 0) continue;
-      LLMC_RETURN_IF_ERROR(Allocate("swap space", bytes, kClMemReadWrite | kClMemAllocHostPtr, &pool->back()));
-    }
-  }
   num_places_ = num_places;
-  return Status::Ok();
+  return EachKv([&](auto pool, size_t layer, uint64_t bytes) {
+    return Allocate("swap space", bytes * num_places, kClMemReadWrite | kClMemAllocHostPtr, &(saved_.*pool)[layer]);
+  });
 }
 
 Status ClMemory::SaveBlock(cl_command_queue queue, uint32_t block, uint32_t place) const {
-  return CopyBetween(queue, {&keys_, &values_}, block, {&saved_keys_, &saved_values_}, place);
+  return CopyBetween(queue, state_, block, saved_, place);
 }
 
 Status ClMemory::LoadBlock(cl_command_queue queue, uint32_t place, uint32_t block) const {
-  return CopyBetween(queue, {&saved_keys_, &saved_values_}, place, {&keys_, &values_}, block);
+  return CopyBetween(queue, saved_, place, state_, block);
 }
 
 }  // namespace llmc

@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "device/adapters.h"
 #include "device/gpu/device_memory.h"
+#include "device/gpu/graph_memory.h"
 #include "device/gpu/owned.h"
 #include "device/gpu/step_inputs.h"
 #include "device/opencl/cl_machine.h"
@@ -28,11 +29,8 @@ struct ClPlace {
   cl_int at;
 };
 
-// Working memory of graphs, without state; sized for the largest graph of an artifact.
-struct ClWork {
-  ClBuffer arena, step, logits;
-  uint64_t arena_bytes = 0, step_bytes = 0, logit_bytes = 0;
-};
+using ClState = GraphState<ClBuffer>;
+using ClWork = GraphWork<ClBuffer>;
 
 class ClMemory {
  public:
@@ -75,24 +73,25 @@ class ClMemory {
   Status Fill(cl_command_queue queue, const ClBuffer& buffer, uint64_t bytes) const;
   Status LoadWeights(const Artifact& artifact, cl_command_queue queue);
   Status MakeAdapters(cl_command_queue queue);
-  // Pools by layer: keys, then values.
-  using Pools = const std::vector<ClBuffer>* [2];
-  Status CopyBetween(cl_command_queue queue, const Pools& from, uint32_t from_block, const Pools& to,
+  Status CopyBetween(cl_command_queue queue, const ClState& from, uint32_t from_block, const ClState& to,
                      uint32_t to_block) const;
   // copy: enqueues the copy of a part of a pool, given by its offset and its bytes, and returns OpenCL's code.
   template <class Copy>
   Status PassBlock(cl_command_queue queue, uint32_t block, const char* doing, Copy copy) const;
+  // Calls visit(member of ClState, layer, bytes) for each part of a KV block.
+  template <class Visit>
+  Status EachKv(Visit visit) const {
+    return ClState::EachKv(bytes_, state_.keys.size(), visit);
+  }
 
   std::shared_ptr<const ClMachine> machine_;
   uint32_t num_blocks_ = 0;
   DeviceMemory bytes_;
   uint64_t offloaded_bytes_ = 0;
   size_t first_offloaded_ = 0;
-  std::vector<ClBuffer> weights_, keys_, values_;  // [weight], [layer], [layer]
+  ClState state_, saved_;  // saved_: keys and values in the swap space
   std::vector<AdapterSlot> slots_;  // [linear with a pool]
-  std::vector<ClBuffer> adapters_;  // [linear with a pool]
   uint32_t num_slots_ = 0, num_places_ = 0;
-  std::vector<ClBuffer> saved_keys_, saved_values_;  // [layer], of the swap space
 };
 
 }  // namespace llmc
