@@ -66,12 +66,13 @@ def test_cuda_keeps_them_behind_a_driver_that_checks_it(
     check_conformance(suite, artifact)
 
 
-@pytest.mark.parametrize("defect", ["copy", "late", "company", "spill", "stray"])
+@pytest.mark.parametrize("defect", ["copy", "late", "company", "spill", "stray", "beside"])
 def test_the_suite_notices_a_mistake(suite: Path, tiny_artifact: TinyArtifact, defect: str) -> None:
     run = subprocess.run([suite, "cpu", tiny_artifact.artifact, f"defect={defect}"], capture_output=True, text=True)
     assert run.returncode == 1
     assert "CHECK failed" in run.stderr
     assert ("in guard block" in run.stderr) == (defect in ("spill", "stray"))
+    assert ("wrote beside its operands" in run.stderr) == (defect == "beside")
 
 
 def test_the_suite_says_what_it_takes(suite: Path, tmp_path: Path) -> None:

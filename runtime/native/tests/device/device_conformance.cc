@@ -3,9 +3,9 @@
 // mistake, which must be noticed.
 //
 // Guards stand between the blocks that steps are given: every fourth block, the first and the last among them, holds keys
-// and values of a sequence that nothing else uses, and must have them after every graph, copy and mistake. A device's
-// memory is seen through its logits alone. So what a step writes beside the KV cache is seen only where it changes a
-// later logit; tests/compiler/targets/test_commands.py looks at every byte, of devices that run code on the host.
+// and values of a sequence that nothing else uses, and must have them after every graph, copy and mistake. A device that
+// runs steps command by command shows its memory after each (support/watched_step.h).
+// tests/compiler/targets/test_commands.py also looks at bytes that no operand has, of devices that run code on the host.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,6 +30,7 @@
 #include "device/replay_profile.h"
 #include "engine/engine.h"
 #include "support/check.h"
+#include "support/watched_step.h"
 
 namespace {
 
@@ -51,8 +52,8 @@ struct Part {
   uint32_t end() const { return start + count; }
 };
 
-// A device with one of these mistakes: copy, late, company, spill, stray.
-class Defective final : public Device {
+// A device with one of these mistakes: copy, late, company, spill, stray, beside.
+class Defective final : public Device, public llmc::CommandRunner {
  public:
   Defective(std::unique_ptr<Device> inner, std::string defect) : inner_(std::move(inner)), defect_(std::move(defect)) {}
 
@@ -90,10 +91,27 @@ class Defective final : public Device {
       for (uint32_t block = 1; block < num_blocks(); ++block) static_cast<void>(inner_->CopyBlock(0, block).ok());
     }
   }
+  Status ReadBlock(uint32_t block, unsigned char* out) override { return inner_->ReadBlock(block, out); }
+  Status WriteBlock(uint32_t block, const unsigned char* from) override { return inner_->WriteBlock(block, from); }
+  llmc::CommandRunner* command_runner() override { return inner_->command_runner() == nullptr ? nullptr : this; }
+  Status Begin(const StepBatch& batch) override {
+    num_run_ = 0;
+    return inner_->command_runner()->Begin(batch);
+  }
+  Status RunCommand(uint32_t command) override {
+    ++num_run_;
+    return inner_->command_runner()->RunCommand(command);
+  }
+  Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) override {
+    const Status status = inner_->command_runner()->ReadOperand(command, operand, bytes, out);
+    if (defect_ == "beside" && num_run_ >= 3) static_cast<unsigned char*>(out)[bytes - 1] ^= 1;
+    return status;
+  }
 
  private:
   std::unique_ptr<Device> inner_;
   std::string defect_;
+  uint32_t num_run_ = 0;  // commands of a step that runs one by one
   const StepBatch* batch_ = nullptr;
   bool company_ = false;
   uint32_t written_ = 0, beside_ = 0;
@@ -116,6 +134,8 @@ class Suite {
     for (uint32_t g = 0; g < model().graphs.size(); ++g) {
       for (int round = 0; round < 6; ++round) Company(g, round);
       CheckGuards("graph " + std::to_string(g));
+      for (int round = 0; round < 3; ++round) Commands(g, round);
+      CheckGuards("the commands of graph " + std::to_string(g));
     }
     if (device_->samples()) Draws();
     if (device_->overlap() == llmc::Overlap::kChained) Chains();
@@ -333,11 +353,15 @@ class Suite {
     Free(beside);
   }
 
-  // Sequences side by side, each with a context of its own, have the bits that each has alone: in a bucket that they fill
-  // or that is mostly padding, after a step that left other values in all memory between kernels.
-  void Company(uint32_t graph, int round) {
+  uint32_t ReachOf(uint32_t graph) const {
+    return std::min(Reach(model().graphs[graph]), Reach(model().graphs[fill_]));
+  }
+
+  // Sequences side by side, each with a context of its own: in a bucket that they fill or that is mostly padding. Their
+  // contexts are computed.
+  std::vector<Part> Shape(uint32_t graph, int round) {
     const GraphShape& g = model().graphs[graph];
-    const uint32_t reach = std::min(Reach(g), Reach(model().graphs[fill_]));
+    const uint32_t reach = ReachOf(graph);
     const uint32_t most = std::min(g.max_seqs, 6u);
     const uint32_t seqs = round == 0   ? 1
                           : round == 1 ? std::min(most, g.max_tokens)
@@ -359,6 +383,12 @@ class Suite {
       p.table = TableOf(p.end());
       Fill(p.sequence, 0, p.start, p.table);
     }
+    return parts;
+  }
+
+  // Sequences have the bits that each has alone, after a step that left other values in all memory between kernels.
+  void Company(uint32_t graph, int round) {
+    const std::vector<Part> parts = Shape(graph, round);
     if (round % 2 != 0) device_->Visit(graph);
     if (round % 3 != 0) device_->Reserve(BatchOf(graph, parts));
     const auto rows = Step(graph, parts);
@@ -371,11 +401,26 @@ class Suite {
     CHECK_EQ(row, rows.size());
     // What the step wrote is what the next tokens read.
     for (const Part& p : parts) {
-      if (p.end() % block_size() != 0 && p.end() < reach) {
+      if (p.end() % block_size() != 0 && p.end() < ReachOf(graph)) {
         CheckRow(Fill(p.sequence, p.end(), p.end() + 1, p.table), p.sequence, p.end() + 1, "behind a step in company");
       }
     }
     for (const Part& p : parts) Free(p.table);
+  }
+
+  // Each command of a step writes its operands alone, and all together give the bits of the step.
+  void Commands(uint32_t graph, int round) {
+    if (device_->command_runner() == nullptr) return;
+    const std::vector<Part> parts = Shape(graph, round);
+    llmc_test::WatchedStep step(*artifact_, device_.get());
+    const std::vector<float> logits = step.Run(BatchOf(graph, parts));
+    auto row = logits.begin();
+    for (const Part& p : parts) {
+      for (uint32_t i = p.num_samples; i > 0; --i, row += model().vocab_size) {
+        CheckRow({row, row + model().vocab_size}, p.sequence, p.end() - i + 1, "command by command");
+      }
+      Free(p.table);
+    }
   }
 
   // What a device draws is what the host draws of the same rows: tokens, logprobs and ranks.
