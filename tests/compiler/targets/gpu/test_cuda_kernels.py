@@ -16,6 +16,7 @@ from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.quantize import QuantConfig
 
 from support.compiled import compile_tiny
+from support.families import CASES
 from support.paged_attention import attention_params, merge_params
 from support.sass import find_nvdisasm, instructions
 from support.tiny_models import make_tiny_model
@@ -50,11 +51,19 @@ def specs_of(artifact: Path) -> list[KernelSpec]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
-@pytest.mark.parametrize("scheme", [None, "w8a8", "w4a16"])
-def test_kernels_are_built_without_spills(scheme: str | None, tmp_path: Path, kernel_cache: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", "qwen3")
-    quant = {} if scheme is None else {"quant": QuantConfig(scheme)}
-    options = {"buckets": "prefill=[1]x[16],decode=[1]x[32]", "dtype": "bf16", "target": "opencl", **quant}
+@pytest.mark.parametrize(
+    ("case", "scheme", "more"),
+    [("qwen3", None, {"lora_slots": 2, "lora_rank": 8}), ("qwen3", "w8a8", {}), ("deepseek_v2-lite", "w4a16", {})],
+)
+def test_kernels_are_built_without_spills(
+    case: str, scheme: str | None, more: dict[str, int], tmp_path: Path, kernel_cache: Path
+) -> None:
+    """Of floats with adapters, of integers, and of experts and latent attention."""
+    family, fields = CASES[case]
+    model = make_tiny_model(tmp_path / "model", family, **fields)
+    options = {"buckets": "prefill=[1]x[16],decode=[1]x[32]", "dtype": "bf16", "target": "opencl", **more}
+    if scheme is not None:
+        options["quant"] = QuantConfig(scheme)
     compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
     texts = [cuda_text(spec) for spec in specs_of(tmp_path / "out")]
     assert all("as_float" in FULL and "blockIdx.x" in text for text in texts)
