@@ -37,23 +37,19 @@ _ALONE = cast(Target, type("Alone", (), {"row_tile": 1}))
 
 
 class _Kernels:
-    """The kernels of a case: of contexts that are whole and of split ones, of one token a sequence and of runs; and the
-    merge."""
+    """The kernels of a case: of whole contexts, with one token a sequence and with runs; of split ones; the merge."""
 
     def __init__(self, op: str, params: dict[str, Any], merge: dict[str, Any]) -> None:
         def spec(name: str, given: dict[str, Any], segments: int, **more: bool) -> KernelSpec:
             return KernelSpec.of("attention", name, **given, segments=segments, **more)
 
-        self.attention = {
-            (split, runs): spec(op, params, SEGMENTS if split else 0, **({"runs": True} if runs else {}))
-            for split in (False, True)
-            for runs in (False, True)
-        }
+        self.single, self.whole = spec(op, params, 0), spec(op, params, 0, runs=True)
+        self.split = spec(op, params, SEGMENTS, runs=True)
         self.merge = spec("merge_attention", merge, SEGMENTS)
         self.library: ctypes.CDLL | None = None
 
     def texts(self) -> list[str]:
-        return [cuda_text(spec) for spec in (*self.attention.values(), self.merge)]
+        return [cuda_text(spec) for spec in (self.single, self.whole, self.split, self.merge)]
 
     def call(self, spec: KernelSpec, buffers: list[Array], rows: int, stride: int, groups: int) -> None:
         scalars = np.array([rows, 1, rows, stride, 0, 0, 0, 0], np.int32)
@@ -66,13 +62,13 @@ class _Kernels:
     def attend(self, inputs: list[Array], ends: list[Array], sinks: list[Array], out: Array, floats: int, stride: int,
                groups: int, split: bool, runs: bool) -> Array:  # fmt: skip
         """inputs: of the first kernel. ends: what the merge knows of contexts. floats: of the partial results. runs:
-        whether sequences may have several tokens."""
-        rows, attention = len(out), self.attention[split, runs]
+        whether a sequence has several tokens."""
+        rows = len(out)
         if not split:
-            self.call(attention, [*inputs, out], rows, stride, groups)
+            self.call(self.whole if runs else self.single, [*inputs, out], rows, stride, groups)
             return out
         partials = np.full(floats, np.nan, np.float32)
-        self.call(attention, [*inputs, partials, out], rows, stride, groups)
+        self.call(self.split, [*inputs, partials, out], rows, stride, groups)
         self.call(self.merge, [*ends, partials, *sinks, out], rows, stride, groups)
         return out
 
