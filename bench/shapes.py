@@ -48,6 +48,20 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
+    "llama-3-8b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
     # 26 layers as published; every sixth one sees the whole context.
     "gemma-3-1b": {
         "model_type": "gemma3_text",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,18 +123,23 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits) -> No
 
 
 def seconds_of(work: Callable[[], object], at_least_s: float) -> float:
-    """Seconds of the fastest round; rounds are repeated for `at_least_s` seconds."""
+    """Seconds of the fastest round, of at least one; rounds are repeated for `at_least_s` seconds."""
     work()
     best, end = float("inf"), time.perf_counter() + at_least_s
-    while time.perf_counter() < end:
+    while best == float("inf") or time.perf_counter() < end:
         begin = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - begin)
     return best
 
 
-def measure(artifact: Artifact, at_least_s: float) -> list[dict[str, Any]]:
-    """Seconds of a full step of every bucket, by graphs and by launches, until its logits are on the host."""
+def measure(
+    artifact: Artifact, at_least_s: float, least_s: Callable[[Sequence[tuple[int, int]]], float]
+) -> list[dict[str, Any]]:
+    """Seconds of a full step of every bucket, by graphs and by launches, until its logits are on the host.
+
+    least_s: of a step, by each sequence's (new tokens, position of the first).
+    """
     rows = []
     graphs = artifact.graphs()
     size = artifact.info.block_size
@@ -149,8 +155,12 @@ def measure(artifact: Artifact, at_least_s: float) -> list[dict[str, Any]]:
                 parts = [(seq, [7] * each, last) for seq in range(min(graph.max_seqs, graph.max_tokens))]
                 step_s = seconds_of(partial(steps.run, index, parts), at_least_s)
                 bucket = f"{graph.phase}:{graph.batch}x{graph.seq}"
-                rows.append({"bucket": bucket, "by": name, "step_s": step_s, "tokens_s": each * len(parts) / step_s})
-                say(f"    {bucket:18} {name:9} {1e3 * step_s:9.3f} ms  {each * len(parts) / step_s:10.0f} tokens/s")
+                tokens_s, of_limit = each * len(parts) / step_s, least_s([(each, last)] * len(parts)) / step_s
+                rows.append(
+                    {"bucket": bucket, "by": name, "step_s": step_s, "tokens_s": tokens_s, "of_limit": of_limit}
+                )
+                took = f"{1e3 * step_s:9.3f} ms  {tokens_s:10.0f} tokens/s"
+                say(f"    {bucket:18} {name:9} {took}  {100 * of_limit:5.1f} % of the limit")
     return rows
 
 
@@ -171,6 +181,7 @@ def main() -> None:
         say(f"    {name:20} {value}")
     import torch
 
+    from bench.gpu.limits import Model, measured_limits
     from bench.gpu.torch_model import TorchModel, read_weights
 
     model = write_random_model(shape, given.work / "model")
@@ -185,11 +196,21 @@ def main() -> None:
         reference = TorchModel(shape, read_weights(shape, model, given.torch_device, torch.float32))
         judge_numbers(artifact, tokens, reference.logits(tokens).cpu().numpy())
         del reference
-        rows = measure(artifact, given.seconds)
+        limits = measured_limits(given.torch_device, partial(seconds_of, at_least_s=given.seconds))
+        say(f"    limits: copies {limits.bytes_s / 1e9:.1f} GB/s, products of bf16 {limits.flops / 1e12:.2f} TFLOP/s")
+        info = artifact.info
+        needs = Model.of(shape, info.weight_bytes, info.kv_block_bytes // info.block_size)
+        rows = measure(artifact, given.seconds, partial(needs.least_s, limits))
     eager = TorchModel(shape, read_weights(shape, model, given.torch_device, torch.bfloat16))
     torch_s = seconds_of(lambda: eager.logits(tokens).cpu(), given.seconds)
     say(f"    torch, bf16, eager: {len(tokens)} tokens of a prompt in {1e3 * torch_s:.3f} ms")
-    report = {"device": facts, "shape": given.shape, "buckets": rows, "torch_prompt_s": torch_s}
+    report = {
+        "device": facts,
+        "shape": given.shape,
+        "limits": asdict(limits),
+        "buckets": rows,
+        "torch_prompt_s": torch_s,
+    }
     (given.work / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     say(f"    {given.work / 'report.json'}")
 

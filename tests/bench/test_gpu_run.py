@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu.limits import Limits, Model
 from bench.gpu.random_model import write_random_model
 from llmc.compiler.store.bundle import create_bundle
 from llmc.runtime.binding.abi import library_candidates
@@ -66,3 +67,15 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     report = json.loads((tmp_path / "work" / "report.json").read_text())
     assert {row["by"] for row in report["buckets"]} == {"graphs", "launches"}
     assert len(report["buckets"]) == 4
+    assert all(0 < row["of_limit"] < 1 for row in report["buckets"])  # a step of kernels on the host is slow
+
+
+def test_what_a_step_needs_at_least() -> None:
+    shape = {**_SHAPE, "tie_word_embeddings": False}
+    linear = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96)
+    needs = Model.of(shape, weight_bytes=100_000, kv_token_bytes=256)
+    assert needs == Model(100_000 - 2 * 300 * 64, 256, linear, 300 * 64, 2 * 2 * 4 * 16)
+    # Of 3 new tokens behind 10: they read 13, and are 11, 12 and 13 pairs.
+    memory, products = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    assert needs.least_s(memory, [(3, 10)]) == needs.weights + 13 * 256
+    assert needs.least_s(products, [(3, 10)]) == 2 * (3 * linear + 300 * 64 + 36 * needs.pairs)

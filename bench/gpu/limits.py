@@ -1,0 +1,80 @@
+"""What a GPU can do at most, measured through torch: copies, and products of bf16 matrices. And what a step needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from bench.shapes import named
+
+_COPIED_BYTES, _MATRIX = 1 << 30, 8192
+
+
+@dataclass(frozen=True)
+class Limits:
+    """bytes_s: read and written by a copy. flops: of a product of bf16 matrices, two operations per multiply-add."""
+
+    bytes_s: float
+    flops: float
+
+
+def measured_limits(device: str, seconds_of: Callable[[Callable[[], object]], float]) -> Limits:
+    """seconds_of: seconds of the fastest of some calls."""
+    small = 1 if device == "cuda" else 1 << 6  # a CPU stands in for a GPU in tests
+    source = torch.ones(_COPIED_BYTES // small, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    side = _MATRIX // small
+    a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
+
+    def seconds(work: Callable[[], object]) -> float:
+        def until_done() -> None:
+            work()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return seconds_of(until_done)
+
+    copied, multiplied = seconds(lambda: target.copy_(source)), seconds(lambda: a @ b)
+    return Limits(2 * source.numel() / copied, 2 * side**3 / multiplied)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a step of a model needs. Sizes in bytes.
+
+    weights: that every step reads: all but an embedding of their own. of_token: of the KV cache, all layers.
+    products: multiply-adds of a token's linear layers; head: of a row of logits; pairs: of a query and a key.
+    """
+
+    weights: int
+    of_token: int
+    products: int
+    head: int
+    pairs: int
+
+    @classmethod
+    def of(cls, shape: Mapping[str, Any], weight_bytes: int, kv_token_bytes: int) -> Model:
+        """weight_bytes: of all weights as the artifact has them. The embedding counts as bf16."""
+        sizes = {name: prod(size) for name, size in named(dict(shape)) if len(size) > 1}
+        table = sizes["model.embed_tokens.weight"]
+        head = sizes.get("lm_head.weight", table)
+        width = int(shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"])
+        return cls(
+            weight_bytes - (0 if shape["tie_word_embeddings"] else 2 * table),
+            kv_token_bytes,
+            sum(size for name, size in sizes.items() if name.startswith("model.layers.")),
+            head,
+            2 * int(shape["num_hidden_layers"]) * int(shape["num_attention_heads"]) * width,
+        )
+
+    def least_s(self, limits: Limits, parts: Sequence[tuple[int, int]]) -> float:
+        """Seconds of a step at the limits. parts: of each sequence, (new tokens, position of the first)."""
+        read = self.weights + self.of_token * sum(first + count for count, first in parts)
+        pairs = sum(count * first + count * (count + 1) // 2 for count, first in parts)
+        tokens = sum(count for count, _ in parts)
+        operations = 2 * (tokens * self.products + len(parts) * self.head + pairs * self.pairs)
+        return max(read / limits.bytes_s, operations / limits.flops)
