@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -94,9 +95,13 @@ def labels_of(fields: Fields) -> tuple[str, ...]:
     if names is None:
         count = fields.integer("num_labels", 2, maximum=1 << 16)
         return tuple(f"LABEL_{i}" for i in range(count))
-    if not isinstance(names, dict) or {str(i) for i in range(len(names))} != names.keys():
+    if not isinstance(names, dict) or not names or {str(i) for i in range(len(names))} != names.keys():
         raise ModelError(f"{fields.origin}: field 'id2label' is {brief(names)} where names of 0, 1, … were expected")
-    return tuple(str(names[str(i)]) for i in range(len(names)))
+    found = tuple(str(names[str(i)]) for i in range(len(names)))
+    name, count = Counter(found).most_common(1)[0]
+    if count > 1:
+        raise ModelError(f"{fields.origin}: field 'id2label' has the name {brief(name)} twice; give each label its own")
+    return found
 
 
 def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, name: str) -> ModelConfig:

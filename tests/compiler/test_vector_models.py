@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from llmc.buckets import Bucket, BucketError
 from llmc.cli import main as cli
 from llmc.compiler.config import CompileError
 from llmc.compiler.extend import add_buckets
-from llmc.models import ModelError
+from llmc.models import ModelError, open_source
 from llmc.runtime.binding import LlmcError
 from llmc.runtime.llm import LLM
 from llmc.runtime.request_error import RequestError
@@ -214,6 +215,19 @@ def test_dimensions_and_limits(embedder: tuple[Path, Path]) -> None:
         assert llm.embed("w1 w2 w1")[0].prompt_token_ids[-1] == 3
         assert len(llm.embed("w1 " * 99, truncate=True)[0].prompt_token_ids) == 64
         llm.engine.check_integrity()
+
+
+def test_labels_without_names_of_their_own(tmp_path: Path) -> None:
+    """Scores are given by label."""
+    model = make_encoder(tmp_path / "model", "bert", labels=3)
+    config = json.loads((model / "config.json").read_text())
+    for names, said in (
+        ({"0": "good", "1": "bad", "2": "good"}, "has the name 'good' twice"),
+        ({}, "names of 0, 1, …"),
+    ):
+        (model / "config.json").write_text(json.dumps({**config, "id2label": names}))
+        with pytest.raises(ModelError, match=f"'id2label' .*{said}"):
+            open_source(model).config()
 
 
 def test_what_cannot_be_compiled(compiled: Callable[..., Path], tmp_path: Path) -> None:
