@@ -75,7 +75,7 @@ class CompileConfig:
     task: "generate", "embed", "rank", "classify", or "auto" from the model's files.
     pooling: of embeddings: "mean", "cls", "last", or "auto" from the model's files.
     leave_states: graphs leave hidden states for a drafting head.
-    head: directory of a drafting head, compiled instead of the model; None for the model.
+    head: directory of a drafting head, compiled instead of the model unless leave_states; None for the model.
     """
 
     model: Path
@@ -145,7 +145,7 @@ class CompileConfig:
     def open_source(self) -> ModelSource:
         """The model with its adapters, set up for the task. Raises ModelError."""
         # Imported here: readers of a cache need no numpy types.
-        from llmc.models.sources.registry import open_head, open_source
+        from llmc.models.sources.registry import leaving_states, open_head, open_source
 
         model = open_source(
             self.model,
@@ -154,7 +154,9 @@ class CompileConfig:
             task=self.task,
             pooling=self.pooling,
         )
-        return model if self.head is None else open_head(self.head, model)
+        if self.head is None:
+            return model
+        return leaving_states(model, self.head) if self.leave_states else open_head(self.head, model)
 
     def num_jobs(self) -> int:
         return self.jobs or len(os.sched_getaffinity(0))

@@ -40,7 +40,7 @@ def compile_with_head(
         dump=None,
     )
     longest = of_head.open_source().config().max_position_embeddings
-    report = compile_model(replace(config, leave_states=True), progress)
+    report = compile_model(replace(config, head=head, leave_states=True), progress)
     made = read_described(config.output).resolved
     length = min(longest, made.max_model_len)
     of_head = replace(of_head, max_num_seqs=made.max_num_seqs, max_model_len=length)

@@ -243,7 +243,7 @@ class Resolved:
             adapter_slots=0 if self.adapters is None else self.adapters.slots,
             adapter_rank=0 if self.adapters is None else self.adapters.rank,
             num_ranks=self.ranks if self.ranks > 1 else 0,
-            states_width=0 if model.states == "none" else model.hidden_size,
+            states_width=model.states_width,
             takes_states=int(model.states == "taken"),
         )
 
@@ -350,7 +350,7 @@ def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
         raise CompileError("--eagle and --tensor-parallel do not go together yet: leave out one of them")
     if config.pipeline_parallel != 1:
         raise CompileError("--eagle and --pipeline-parallel do not go together yet: leave out one of them")
-    return model if config.head is not None else replace(model, states="left")
+    return model if model.states != "none" else replace(model, states="left")
 
 
 def _kv_scales(

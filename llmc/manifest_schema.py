@@ -206,6 +206,10 @@ class Model(Closed):
     task: Task | None = None
     states: Literal["none", "left", "taken"] = "none"
     fc_bias: bool = False
+    states_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
+    states_size: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    draft_vocab_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    normed_states: bool = False
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

@@ -241,8 +241,12 @@ class ModelConfig:
     token_types: number of token kinds, each with a vector added to the embedding; 0 for none. typed_inputs: an input id
     is token + kind × vocab_size; otherwise all tokens are of the first kind.
     pooled, task: None for a model that returns logits.
-    states: "left" if each row's hidden state after the last norm is exported. "taken" if another model's states are
-    read as well. fc_bias: of the linear that reads them.
+    states: "left" if a hidden state of each row is exported: the one after the last norm. "taken" if another model's
+    states are read as well. fc_bias: of the linear that reads them.
+    states_layers: layers whose inputs are exported instead, num_layers for the last one's output. Side by side they go
+    through a linear to states_size numbers; 0 for hidden_size.
+    draft_vocab_size: rows of the output projection, each of a token of the vocabulary; 0 for all tokens in order.
+    normed_states: states that are read join the residual normed.
     bos_token_id: None if the model has none.
     dtype: of the checkpoint: "f32", "f16" or "bf16" ("f32" if config.json does not say).
     """
@@ -308,11 +312,20 @@ class ModelConfig:
     task: Task | None = None
     states: States = "none"
     fc_bias: bool = False
+    states_layers: tuple[int, ...] = ()
+    states_size: int = 0
+    draft_vocab_size: int = 0
+    normed_states: bool = False
 
     @property
     def num_inputs(self) -> int:
         """The number of distinct input ids."""
         return self.vocab_size * (self.token_types if self.typed_inputs else 1)
+
+    @property
+    def states_width(self) -> int:
+        """Numbers in a hidden state that is exported or read; 0 without states."""
+        return 0 if self.states == "none" else self.states_size or self.hidden_size
 
     @property
     def output_width(self) -> int:

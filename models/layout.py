@@ -13,6 +13,8 @@ from llmc.models.latent_layout import latent_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
 RowOrder = Callable[[ModelConfig], Rows]
+STATES_FC = "of_head.fc.weight"
+"""The matrix of a drafting head that joins the rows of several layers, among the tensors of its model."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,10 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         yield from _pooled(parts, config.pooled)
         return
     yield from parts.norm("norm", layout.norm)
-    if config.states == "left":
+    if config.states_layers:
+        joined = config.states_width, len(config.states_layers) * config.hidden_size
+        yield Target("states_fc.weight", (Source(STATES_FC, joined),), "act", precise=True)
+    elif config.states == "left":
         yield from parts.norm("states_norm", layout.norm)
     if not config.tie_word_embeddings:
         lengths = _of_length_1 if config.normed_head else None

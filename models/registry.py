@@ -18,6 +18,8 @@ from llmc.models.families.dbrx import DBRX
 from llmc.models.families.deepseek import DEEPSEEK
 from llmc.models.families.deepseek_latent import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2, YOUTU
 from llmc.models.families.eagle import EAGLE
+from llmc.models.families.eagle3 import ARCHITECTURES as EAGLE_3_ARCHITECTURES
+from llmc.models.families.eagle3 import EAGLE_3
 from llmc.models.families.ernie_moe import ERNIE4_5_MOE
 from llmc.models.families.exaone import EXAONE
 from llmc.models.families.exaone4 import EXAONE4
@@ -184,7 +186,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-_UNNAMED = {family.model_type: family for family in (EAGLE, ONNX)}
+_UNNAMED = {family.model_type: family for family in (EAGLE, EAGLE_3, ONNX)}
 
 
 def get_family(model_type: str) -> Family:
@@ -201,9 +203,7 @@ _TYPES_OF_CLASSES = {"configuration_xlm_roberta.XLMRobertaFlashConfig": "xlm-rob
 
 
 # Published EAGLE heads: their model_type is that of the model they draft for.
-_GUESSING_HEADS = frozenset(
-    {"LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"}
-)
+_GUESSING_HEADS = frozenset({"LlamaForCausalLMEagle", "EagleLlamaForCausalLM", *EAGLE_3_ARCHITECTURES})
 
 
 def with_model_type(fields: Fields) -> Fields:

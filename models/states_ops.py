@@ -1,7 +1,7 @@
-"""The llmc ops that pass hidden states between graphs; `ops.py` has the others.
+"""The llmc ops of drafting heads, which pass hidden states between graphs; `ops.py` has the others.
 
 A graph has a buffer of states beside its inputs, float32 [T, D]. It may leave a state per row there for others, or read
-states placed there. T tokens, S samples, D floats per state.
+states placed there. T tokens, S samples, D floats per state, V the vocabulary, W that of a head.
 """
 
 # torch reads op schemas from the annotations, so they must be types, not strings.
@@ -35,3 +35,18 @@ def beside_states(x: Tensor) -> Tensor:
 @beside_states.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], 2 * x.shape[1]))
+
+
+@llmc_op("spread_logits")
+def spread_logits(x: Tensor, places: Tensor) -> Tensor:
+    """[S, V] of x [S, W]: column v is column places[v], or -1e30 where that is negative.
+
+    places: float32 [V] of whole numbers below W and 2²⁴.
+    """
+    index = places.long()
+    return torch.where(index < 0, -1e30, x[:, index.clamp(min=0)])
+
+
+@spread_logits.register_fake
+def _(x: Tensor, places: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], places.shape[0]))

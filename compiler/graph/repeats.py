@@ -182,7 +182,9 @@ class Repeats:
     def _run(self, at: int, x: Tensor, read: list[Tensor]) -> Tensor:
         """Leaves one mark for a whole run of layers: marks also take time."""
         last = self._last_run
-        if last is not None and x is last.result and list(map(id, read)) == list(map(id, last.read)):
+        # A run has one result; the rows inside it cannot be read.
+        joins = last is not None and x is last.result and not self._layers[at].input_is_shared
+        if joins and last is not None and list(map(id, read)) == list(map(id, last.read)):
             last.at.append(at)
             return x
         self._runs[at] = self._last_run = _Run([at], read, _run(x, read, at))

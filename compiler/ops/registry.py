@@ -21,6 +21,7 @@ from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.pool import POOL_ROWS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
+from llmc.compiler.ops.spread import SPREAD_LOGITS
 from llmc.compiler.ops.states import BESIDE_STATES, GATHER_ROWS_LEAVING
 
 OPS: dict[str, OpDef] = {
@@ -42,6 +43,7 @@ OPS: dict[str, OpDef] = {
         POOL_ROWS,
         GATHER_ROWS_LEAVING,
         BESIDE_STATES,
+        SPREAD_LOGITS,
         CHOOSE_EXPERTS,
         HELD_EXPERTS,
         EXPERTS,

@@ -48,6 +48,7 @@ class DecoderLayer(RepeatedBlock):
         super().__init__()
         self.residual = config.residual
         self.multiplier = config.residual_multiplier
+        self.input_is_shared = layer in config.states_layers
         before, after = config.residual not in ("post", "sums"), config.residual in ("sandwich", "post", "sums")
         two = config.residual != "parallel" or config.parallel_norms > 1
         normed = before and (layer > 0 or config.first_norm)
@@ -99,11 +100,13 @@ class Decoder(Block):
     With tied embeddings lm_head.weight is the embedding's parameter, without a name of its own. With ALiBi there is a
     buffer slopes, float32 [H]; where another rank holds some of E experts, expert_places, float32 [E]. A pooled model
     has no lm_head and returns no logits. states_norm is a copy of norm for exported hidden states, so that the norm
-    that rounds rows for lm_head is unchanged.
+    that rounds rows for lm_head is unchanged. states_fc [states_size, layers D] joins the rows of several layers
+    instead.
     """
 
     slopes: Tensor | None
     expert_places: Tensor | None
+    places: Tensor | None
     kind: Tensor | None
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
@@ -129,8 +132,13 @@ class Decoder(Block):
         if self.pooled is not None:
             return
         self.norm: Block = norm(config, act_dtype)
-        self.states_norm = rows_norm(config) if config.states == "left" else None
-        self.lm_head = Linear(config.vocab_size, config.hidden_size, config.head_bias, act_dtype)
+        joined = len(config.states_layers) * config.hidden_size
+        self.states_fc = Linear(config.states_width, joined, False, act_dtype) if joined else None
+        self.states_norm = rows_norm(config) if config.states == "left" and not joined else None
+        self.rounded = Rounded(act_dtype)
+        tokens = config.draft_vocab_size or config.vocab_size
+        self.lm_head = Linear(tokens, config.hidden_size, config.head_bias, act_dtype)
+        self.register_parameter("places", empty(config.vocab_size) if config.draft_vocab_size else None)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
 
@@ -138,11 +146,15 @@ class Decoder(Block):
         """A new layer."""
         return DecoderLayer(self.config, number, act_dtype)
 
-    def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> Tensor:
-        """Applies all layers: float32 [T, D], from `embedded` → float32 [T, D]. input_ids: int32 [T]."""
-        for layer in self.layers:
+    def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> tuple[Tensor, list[Tensor]]:
+        """Applies all layers: float32 [T, D], from `embedded` → (float32 [T, D], such rows for each of
+        `ModelConfig.states_layers`). input_ids: int32 [T]."""
+        wanted, found = self.config.states_layers, []
+        for number, layer in enumerate(self.layers):
+            if number in wanted:
+                found.append(x)
             x = layer(x, step)
-        return x
+        return x, [*found, x] if len(self.layers) in wanted else found
 
     def embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int32 [T] → float32 [T, D]: the input of the first layer."""
@@ -162,8 +174,11 @@ class Decoder(Block):
             x = x + self.positions(positions)
         return x if self.embed_norm is None else self.embed_norm(x)
 
-    def sampled(self, x: Tensor, sample_index: Tensor) -> Tensor:
-        """float32 [T, D] → float32 [S, D]: the rows whose logits are needed."""
+    def sampled(self, x: Tensor, sample_index: Tensor, of_layers: list[Tensor]) -> Tensor:
+        """float32 [T, D] → float32 [S, D]: the rows whose logits are needed. of_layers: see `through_layers`."""
+        if self.states_fc is not None:
+            states = self.states_fc(self.rounded(torch.cat(of_layers, dim=-1)))
+            return states_ops.gather_rows_leaving(x, sample_index, states)
         if self.states_norm is None:
             return ops.gather_rows(x, sample_index)
         return states_ops.gather_rows_leaving(x, sample_index, self.states_norm(x))
@@ -175,7 +190,7 @@ class Decoder(Block):
             logits = logits * self.config.logit_multiplier
         if self.config.logit_cap is not None:
             logits = torch.tanh(logits / self.config.logit_cap) * self.config.logit_cap
-        return logits
+        return logits if self.places is None else states_ops.spread_logits(logits, self.places)
 
     def forward(
         self,
@@ -195,7 +210,7 @@ class Decoder(Block):
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes,
             self.expert_places,
         )  # fmt: skip
-        x = self.through_layers(self.embedded(input_ids, positions), input_ids, step)
+        x, of_layers = self.through_layers(self.embedded(input_ids, positions), input_ids, step)
         if self.pooled is not None:
             return self.pooled(x, query_start, token_seq, sample_index)
-        return self.logits(self.sampled(x, sample_index))
+        return self.logits(self.sampled(x, sample_index, of_layers))

@@ -188,12 +188,12 @@ class StreamDecoder(Decoder):
     def layer(self, number: int, act_dtype: str) -> RepeatedBlock:
         return StreamLayer(self.config, self.streams, number, act_dtype)
 
-    def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> Tensor:
+    def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> tuple[Tensor, list[Tensor]]:
         inputs = parts(self.inputs(x, input_ids), len(self.layers))
         x = torch.cat((x, *(self._turned(matrix, x, x) for matrix in self.spread)), dim=-1)
         for layer, given in zip(self.layers, inputs, strict=True):
             x = layer(x, step, given)
-        return x
+        return x, []
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 [S, S D] → float32 [S, V], from the mean of all streams."""

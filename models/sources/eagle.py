@@ -1,4 +1,4 @@
-"""The directory of an EAGLE head, opened together with the model that it drafts for."""
+"""The directory of an EAGLE-1 or EAGLE-2 head, opened together with the model that it drafts for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
 
 _MATRICES = ("embed.weight", "lm_head.weight")
-_OF_EAGLE_3 = ("draft_vocab_size", "target_hidden_size", "eagle_config")
-"""Config fields of EAGLE-3 heads, which read hidden states of three layers."""
-_TENSORS_OF_EAGLE_3 = ("d2t", "t2d", "midlayer.hidden_norm.weight")
 
 
 class _HeadCheckpoint(JoinedCheckpoint):
@@ -56,9 +53,6 @@ class EagleSource(ModelSource):
     def _read_config(self) -> tuple[ModelConfig, tuple[str, ...]]:
         """(configuration: its own, completed by the model's; ignored fields)."""
         fields, model = Fields.read(self.path / "config.json"), self._model.config()
-        for name in _OF_EAGLE_3:
-            if fields.has(name):
-                self._refuse_eagle_3(name)
         family = get_family(fields.text("model_type"))
         own = family.read_config(fields, Fields({}, fields.origin))
         if model.pooled is not None or model.head_bias or model.normed_head or model.typed_inputs:
@@ -89,21 +83,12 @@ class EagleSource(ModelSource):
         allowed = self.allow_unknown_config
         return config, check_known(fields.origin, fields.unread(), family, allow_unknown=allowed)
 
-    def _refuse_eagle_3(self, found: str) -> None:
-        raise ModelError(
-            f"{self.path} has {found}, so it is a head of EAGLE-3, which reads hidden states of three layers and is "
-            "not supported yet; give one of EAGLE-1 or 2, or a smaller model as --draft"
-        )
-
     @property
     def is_quantized(self) -> bool:
         return False
 
     def checkpoint(self) -> Checkpoint:
         head, model = SafetensorsCheckpoint(self.path), self._model.checkpoint()
-        for name in _TENSORS_OF_EAGLE_3:
-            if name in head.names():
-                self._refuse_eagle_3(f"the tensor {name}")
         shared = {}
         for target in check_checkpoint(self._model.config(), model).targets:
             if target.name in _MATRICES:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from llmc.model_path import is_gguf, onnx_graph
 from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
 from llmc.models.sources.base import ModelSource
 from llmc.models.sources.eagle import EagleSource
+from llmc.models.sources.eagle3 import Eagle3Source, LeavingSource, is_eagle_3
 from llmc.models.sources.folder import FolderSource
 from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
@@ -35,9 +37,19 @@ def open_source(
 
 def open_head(path: Path, model: ModelSource) -> ModelSource:
     """Opens a drafting head for `model`. Raises ModelError unless the path is a directory."""
+    return Eagle3Source(path, model) if _is_eagle_3(path) else EagleSource(path, model)
+
+
+def leaving_states(model: ModelSource, head: Path) -> ModelSource:
+    """The model with graphs that leave what the drafting head at `head` reads. Raises ModelError unless the path is a
+    directory."""
+    return LeavingSource(model, head) if _is_eagle_3(head) else model
+
+
+def _is_eagle_3(path: Path) -> bool:
     if not path.is_dir():
         raise ModelError(f"{path} is not a directory; pass that of an EAGLE head, with config.json and safetensors")
-    return EagleSource(path, model)
+    return is_eagle_3(Fields.read(path / "config.json"))
 
 
 def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> ModelSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from llmc.compiler.graph.export import export_model
 from llmc.compiler.graph.lower import lower
 from llmc.compiler.graph.lowered import to_bytes
 from llmc.models.blocks.attention import StepInputs
-from llmc.models.blocks.decoder import DecoderLayer
+from llmc.models.blocks.decoder import Decoder, DecoderLayer
 
 from support.marks import rare
 from support.untrained import model_of
@@ -63,6 +64,23 @@ def test_copies_are_what_tracing_makes(
     deeper = model_of(case, tmp_path / "deeper", 12, **fields)
     export_model(deeper)
     assert counted.take() == few
+
+
+def test_rows_between_layers_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a drafting head reads lie between layers of which most are not traced."""
+    counted = Counted(monkeypatch)
+    config = replace(model_of("llama", tmp_path, 12).config, states="left", states_layers=(2, 6, 9), states_size=32)
+    with torch.device("meta"):
+        model = Decoder(config, "bf16", 64)
+    short = lowered(model)
+    assert counted.take() < 6
+    assert short == lowered(model, every_layer=True)
+    assert short != lowered(moved(model, (2, 6, 8)))
+
+
+def moved(model: Decoder, layers: tuple[int, ...]) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(replace(model.config, states_layers=layers), "bf16", 64)
 
 
 class ByNumber(DecoderLayer):

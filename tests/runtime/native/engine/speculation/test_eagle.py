@@ -151,8 +151,6 @@ def test_heads_that_are_refused(llama: tuple[Path, Artifact], tmp_path: Path) ->
 
     with pytest.raises(ModelError, match=r"hidden_size is 48, but that of .*model is 60; give the model"):
         refused(make_head(tmp_path / "small", llama[0], hidden_size=48))
-    with pytest.raises(ModelError, match=r"has draft_vocab_size, so it is a head of EAGLE-3, which reads hidden"):
-        refused(make_head(tmp_path / "third", llama[0], draft_vocab_size=100))
     with pytest.raises(ModelError, match=r"absent is not a directory; pass that of an EAGLE head"):
         refused(tmp_path / "absent")
     good = make_head(tmp_path / "good", llama[0])
