@@ -20,7 +20,7 @@ from .bucket import BucketError
 from .cost import BucketCost, CostModel, Floats, Ints, Lengths, ModelShape
 from .step_cost import LoadCost, StepCosts
 
-# As in mpi_collective.cc: smaller sums are gathered whole, larger ones are added up by parts.
+# As the ranks do over MPI: smaller sums are gathered whole, larger ones are added up by parts.
 _BY_PARTS = (32 << 10) // 4
 # MPICH gathers parts of more bytes than that around a ring.
 _RING_BYTES = 512 << 10
