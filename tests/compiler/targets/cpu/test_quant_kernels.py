@@ -68,8 +68,9 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 # BLOCKS takes several blocks of K where they are unpacked, DEEP everywhere, WHOLE is groups throughout; the others end
-# within a line, a group, a panel. WIDE has more panels than are read side by side.
+# within a line, a group, a panel. WIDE has more panels than are read side by side, LONG rows that are not copied whole.
 ACROSS, BLOCKS, DEEP, WHOLE, TINY, WIDE = (115, 172), (50, 1100), (50, 6000), (48, 1152), (7, 1), (450, 172)
+LONG = (7, 8200)
 
 
 def sums_of(format: WeightFormat) -> Sums:
@@ -104,6 +105,7 @@ CASES = [
     *((NATIVE, "f16", format, ACROSS) for format in (W8, W4_32, W4_64Z)),
     *((NATIVE, "f16", format, WIDE) for format in (W8, W4_64Z)),
     (NATIVE, "f16", W4_64Z, TINY),
+    (NATIVE, "f16", W8, LONG),
     (LEVELS[-1], "f16", W8, BLOCKS),
     *((NATIVE, "i8", format, BLOCKS) for format in (STEPS_32, STEPS_ROW)),
     *((NATIVE, "i8", format, DEEP) for format in (STEPS, STEPSZ)),

@@ -37,7 +37,7 @@ class PanelByPanel:
         with T.serial(unit0, unit1) as unit:
             chunk, panel = b.let(T.truncdiv(unit, p.panels)), b.let(T.truncmod(unit, p.panels))
             tile0, here = chunks.span(chunk)
-            if registers or p.copied:
+            if registers or self.plan.copied_tiles:
                 prepare = registers.registers.copy_rows if registers else self.tiles.micro.prepare
                 with b.when(T.Or(unit == unit0, panel == 0)):
                     prepare(tile0, here)

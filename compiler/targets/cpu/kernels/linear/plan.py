@@ -41,10 +41,10 @@ class Plan:
     """reader, micro, registers: chosen for the problem. registers: tile registers; None: vectors compute all rows.
 
     few, many: walk along K for few and for many row tiles. chunk_tiles: row tiles per chunk. chunk_unit: row tiles of a
-    chunk computed at a time. copied_tiles: row tiles whose activations a micro-kernel copies whole. side_by_side:
-    panels that one row tile reads at once. streams, ahead_bytes: see `Schedule`. group: panels whose sums wait in cache
-    while K is walked; 1: one panel at a time. widens: 16-bit activations of many rows become float32 once per group of
-    panels. loops: (most row tiles, order of loops), ascending; None: any number.
+    chunk computed at a time. copied_tiles: row tiles whose activations a micro-kernel copies whole; 0: none.
+    side_by_side: panels that one row tile reads at once. streams, ahead_bytes: see `Schedule`. group: panels whose sums
+    wait in cache while K is walked; 1: one panel at a time. widens: 16-bit activations of many rows become float32 once
+    per group of panels. loops: (most row tiles, order of loops), ascending; None: any number.
     """
 
     reader: Reader
@@ -55,7 +55,7 @@ class Plan:
     chunk_tiles: int
     loops: tuple[tuple[int | None, Loops], ...]
     chunk_unit: int = 1
-    copied_tiles: int = 1
+    copied_tiles: int = 0
     side_by_side: int = 1
     streams: int = 1
     ahead_bytes: int = 0
@@ -171,7 +171,7 @@ _AHEAD_BYTES = 3072  # from a line of a stream to what is prefetched with it
 _PAIRED_AHEAD_BYTES = 8192  # the same for numbers that become bf16, which are read in one stream
 _ROW_CHUNK_BYTES = 768 << 10  # activations that stay in L2 while panels pass
 _ROWS_OF_STREAMS = 2  # with more rows, exact sums leave registers for only one panel at a time
-_COPIED_FEW_BYTES = 256 << 10  # activations copied to the stack for few row tiles
+_COPIED_FEW_BYTES = 256 << 10  # activations copied to the stack, whole, for few row tiles
 _PACKED_BYTES = 128 << 10  # a panel's packed block, in L2
 _UNPACKED_BYTES = 24 << 10  # a panel's unpacked block, in L1
 
@@ -211,7 +211,10 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         chunk_tiles = max(FEW_TILES + 1, fit)
     widens = p.lanes == 2 and not p.fixed and p.tile == p.target.row_tile
     one = Loops.STREAMED_BLOCKS if p.exact and p.tile > _ROWS_OF_STREAMS else Loops.SIDE_BY_SIDE
-    most_few = min(FEW_TILES, _COPIED_FEW_BYTES // (p.tile_words * 4)) if p.paired else FEW_TILES
+    most_few, copied = FEW_TILES, chunk_tiles if p.fixed else 0
+    if (widened := _expands(p, micro)) or p.paired:
+        most_few = copied = min(FEW_TILES, _COPIED_FEW_BYTES // (p.tile_words * (8 if widened else 4)))
+    copied = max(copied, 1) if p.copied else copied  # rows that are only widened may be left as they are
     loops: list[tuple[int | None, Loops]] = [(None, one)]
     if p.tile == p.target.row_tile:  # the largest tile is for many rows; a kernel of a smaller one gets a single tile
         loops = [(1, one)]
@@ -225,7 +228,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         chunk_tiles=chunk_tiles,
         loops=tuple(loops),
         chunk_unit=min(turn, chunk_tiles) if registers else 1,
-        copied_tiles=max(1, most_few if p.paired else chunk_tiles) if p.tile == p.target.row_tile else 1,
+        copied_tiles=copied if p.tile == p.target.row_tile else min(copied, 1),
         side_by_side=_side_by_side(p, schedule.streams, reader),
         streams=schedule.streams,
         ahead_bytes=schedule.ahead_bytes,

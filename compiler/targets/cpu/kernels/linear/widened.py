@@ -1,4 +1,4 @@
-"""16-bit activations of a block converted to float32, once for all panels, where no instruction multiplies them."""
+"""16-bit activations converted to float32, once for all panels, where no instruction multiplies them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from collections.abc import Callable
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.linear.places import Tile
+from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
 from llmc.compiler.targets.cpu.kernels.linear.problem import Problem
 
 
 class WideRows:
-    """A block of `lines` lines of K of `tiles` row tiles on the stack, [row tile][half of a word][words][rows]."""
+    """`tiles` row tiles on the stack, whole or a block of K at a time: [row tile][half of a word][words][rows].
 
-    def __init__(self, p: Problem, tiles: int, lines: int) -> None:
-        self._p, self._words = p, lines * p.x_line
-        self._memory = T.alloc_buffer((tiles * 2 * self._words * p.tile,), "float32", scope="local")
+    walk: of the rows, one block if they are whole. memory: at least `elements` elements; others may use it before and
+    after.
+    """
+
+    @staticmethod
+    def elements(p: Problem, tiles: int, walk: Walk) -> int:
+        """float32 elements on the stack for `tiles` row tiles."""
+        return tiles * 2 * walk.lines * p.x_line * p.tile
+
+    def __init__(self, p: Problem, tiles: int, walk: Walk, memory: b.Expr) -> None:
+        self._p, self._words, self._whole, self._memory = p, walk.lines * p.x_line, walk.count == 1, memory
 
     def widen(self, x: b.Expr, t: b.Expr, t_local: b.Expr, kb: b.Expr, length: b.Expr) -> None:
         """Converts block kb, of `length` lines, of row tile t: first all low halves, then all high ones."""
@@ -47,9 +55,10 @@ class WideRows:
             for half, start in enumerate((low, high)):
                 b.store(wide, b.half_of(self._p.act, value, half), start + i)
 
-    def values(self, tile: Tile, local: b.Expr) -> Callable[[int, int], b.Expr]:
+    def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
         """As `MicroKernel.values`."""
         p = self._p
-        low = self._low(tile.t_local, local * p.x_line)
-        halves = low, self._high(tile.t_local, local * p.x_line, low)
+        word = (line if self._whole else local) * p.x_line
+        low = self._low(tile.t_local, word)
+        halves = low, self._high(tile.t_local, word, low)
         return lambda r, unit: b.splat(self._memory[halves[unit % 2] + (unit // 2 * p.tile + r)])

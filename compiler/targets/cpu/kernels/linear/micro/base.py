@@ -42,8 +42,8 @@ class MicroKernel(ABC):
         self.x = k["x"]
 
     def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:  # noqa: B027
-        """Reserves stack for `tiles` row tiles. middle: offset that makes the weight's numbers too large. blocks:
-        arguments of a later `BlockMicroKernel.in_blocks`; None: it is not called."""
+        """Reserves stack for `tiles` whole row tiles, if any. middle: offset that makes the weight's numbers too large.
+        blocks: arguments of a later `BlockMicroKernel.in_blocks`; None: it is not called."""
 
     def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:  # noqa: B027
         """Call before row tiles [tile0, tile0 + tiles) are multiplied."""

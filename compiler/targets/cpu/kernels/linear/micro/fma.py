@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tvm.script.ir_builder import tirx as T
+
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.linear.micro.base import F32, BlockMicroKernel
 from llmc.compiler.targets.cpu.kernels.linear.places import Tile, Walk
@@ -12,7 +14,7 @@ from llmc.compiler.targets.cpu.kernels.linear.widened import WideRows
 
 
 class Fma(BlockMicroKernel):
-    """wide: 16-bit activations of a block that were converted to float32 once for all panels."""
+    """wide: 16-bit activations that were converted to float32 once for all panels; None: each panel converts them."""
 
     operand = F32
 
@@ -24,8 +26,21 @@ class Fma(BlockMicroKernel):
     def suits(p: Problem) -> bool:
         return not p.integer
 
+    def hold(self, tiles: int, middle: int, blocks: tuple[int, Walk] | None) -> None:
+        whole = (tiles, Walk(self.p.lines, 1)) if tiles else None
+        sizes = [WideRows.elements(self.p, *held) for held in (whole, blocks) if held]
+        if sizes:
+            self._memory = T.alloc_buffer((max(sizes),), "float32", scope="local")
+        if whole:
+            self.wide = WideRows(self.p, *whole, self._memory)
+
+    def prepare(self, tile0: b.Expr, tiles: b.Expr) -> None:
+        if self.wide is not None:
+            with T.serial(tiles) as t:
+                self.wide.widen(self.x, b.let(tile0 + t), b.let(t), T.int32(0), T.int32(self.p.lines))
+
     def in_blocks(self, k: b.Kernel, tiles: int, walk: Walk) -> Fma:
-        micro = Fma(self.p, WideRows(self.p, tiles, walk.lines))
+        micro = Fma(self.p, WideRows(self.p, tiles, walk, self._memory))
         micro.bind(k)
         return micro
 
@@ -39,7 +54,7 @@ class Fma(BlockMicroKernel):
     def values(self, tile: Tile, line: b.Expr, local: b.Expr) -> Callable[[int, int], b.Expr]:
         p = self.p
         if self.wide is not None:
-            return self.wide.values(tile, local)
+            return self.wide.values(tile, line, local)
 
         def value(r: int, unit: int) -> b.Expr:
             word = self.x[tile.x0 + (line * p.x_line + unit // p.lanes) * p.tile + r]
