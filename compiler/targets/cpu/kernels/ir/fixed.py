@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, kept_sum, splat
 
 _H, _HALF, _I8 = "<32 x i16>", "<16 x i16>", "<8 x i32>"
 _LEAST = 15 << 23
@@ -22,7 +22,8 @@ def dot() -> str:
         lines.append(f"%p{part} = call {_I8} {pairs}({_HALF} %w{part}, {_HALF} %x{part})")
     lines += [
         f"%p = shufflevector {_I8} %p0, {_I8} %p1, <16 x i32> {_WHOLE}",
-        f"%r = add {I32} %acc, %p",
+        f"%s = add {I32} %acc, %p",
+        *kept_sum("%s", "%r"),
         f"ret {I32} %r",
     ]
     declaration = f"declare {_I8} {pairs}({_HALF}, {_HALF})\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmc.compiler.targets.cpu.kernels.ir.lookup import lookup
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, splat
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I32, block, constant, define, kept_sum, splat
 from llmc.compiler.targets.cpu.target import Target
 
 _B = "<64 x i8>"
@@ -49,7 +49,9 @@ def dot(target: Target) -> str:
                 call = f"call {eight_words} @llvm.x86.avx2.pmadd.wd({half} %w{i}{part}, {half} %x{i}{part})"
                 lines.append(f"%q{i}{part} = {call}")
             lines.append(f"%p{i} = shufflevector {eight_words} %q{i}0, {eight_words} %q{i}1, <16 x i32> {whole}")
-    lines += [f"%s = add {I32} %p0, %p1", f"%r = add {I32} %acc, %s", f"ret {I32} %r"]
+    lines += [f"%s = add {I32} %p0, %p1", f"%t = add {I32} %acc, %s"]
+    # With AVX2 there are too few registers in either order.
+    lines += [*kept_sum("%t", "%r"), f"ret {I32} %r"] if target.lanes == 16 else [f"ret {I32} %t"]
     return declaration + define(I32, "dot_u8s8", args, block(lines))
 
 

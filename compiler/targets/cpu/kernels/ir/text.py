@@ -32,6 +32,19 @@ def block(lines: Iterable[str]) -> str:
     return "".join(f"  {line}\n" for line in lines)
 
 
+def kept_sum(total: str, result: str) -> list[str]:
+    """Lines that set `result` to `total`, a sum of integers, after which LLVM does not add anything to its terms.
+
+    Otherwise it adds the products of several steps first and keeps them in registers, so that sums go to the stack.
+    Needs the declarations of `vector`.
+    """
+    return [
+        f"{result}.f = bitcast {I32} {total} to {F32}",
+        f"{result}.k = call {F32} @llvm.arithmetic.fence.v16f32({F32} {result}.f)",
+        f"{result} = bitcast {F32} {result}.k to {I32}",
+    ]
+
+
 def broadcast(result: str, kind: str, scalar: str) -> str:
     """IR that sets every lane of `result` to a scalar."""
     vector = f"<16 x {kind}>"
