@@ -18,6 +18,8 @@ from llmc.compiler.targets.cpu.kernels.linear.sums import Sums
 
 # rows whose sums of a group and of all groups fit the registers, beside those that a dot product needs
 _ROWS_OF_GROUPS = 4
+# vectors of sums beside which four activations of a row, weights and constants fit the registers
+_FEW_VECTORS = 12
 
 
 def merges_in_memory(p: Problem, walk: Walk) -> bool:
@@ -275,18 +277,8 @@ class VectorTiles:
         p, reader, micro, unpacked = self.p, self.reader, self.micro, tile.walk.unpacked
         where = [(panel, v) for panel in tile.panels for v in range(p.vectors)]
         vectors = len(where)
-        if p.tile == 1 and p.quantized:
-            # The line's activations stay in registers rather than its weights: there are fewer.
-            values, value = b.Vectors(units, reader.dtype), micro.values(tile, line, local)
-            for unit in range(units):
-                values[unit] = value(0, unit)
-            for at, (panel, v) in enumerate(where):
-                if tile.fetch.at_line is not None:
-                    tile.fetch.at_line(line, at)
-                of_line = [reader.word(panel, line, v, i) for i in range(reader.line_words)]
-                for unit in range(units):
-                    weight = reader.operand_of(of_line[reader.word_of(unit)], unit, of_group, at)
-                    acc[at] = micro.multiply(acc[at], weight, values[unit])
+        if p.tile == 1:
+            self._step_of_row(tile, acc, line, local, units, of_group)
             return
         value = micro.values(tile, line, local)
         if tile.fetch.at_line is not None:
@@ -310,3 +302,26 @@ class VectorTiles:
             for i, r in enumerate(tile.rows):
                 for at in range(vectors):
                     acc[i * vectors + at] = micro.multiply(acc[i * vectors + at], weights[at], value(r, unit))
+
+    def _step_of_row(
+        self, tile: Tile, acc: b.Vectors, line: b.Expr, local: b.Expr, units: int, of_group: OfGroup | None
+    ) -> None:
+        """The same for one row. A few of its activations stay in registers, rather than weights."""
+        reader, micro, fetch = self.reader, self.micro, tile.fetch
+        where = [(panel, v) for panel in tile.panels for v in range(self.p.vectors)]
+        at_once = 4 if len(where) <= _FEW_VECTORS else 2
+        values, value = b.Vectors(at_once, reader.dtype), micro.values(tile, line, local)
+        for first in range(0, units, at_once):
+            some = range(first, min(first + at_once, units))
+            if first:
+                # Otherwise LLVM keeps words in registers, which are free to read again.
+                b.do("forget_memory", b.at(reader.w, 0))
+            for unit in some:
+                values[unit - first] = value(0, unit)
+            for at, (panel, v) in enumerate(where):
+                if fetch.at_line is not None and first == 0:
+                    fetch.at_line(line, at)
+                words = {i: reader.word(panel, line, v, i) for i in sorted({reader.word_of(unit) for unit in some})}
+                for unit in some:
+                    weight = reader.operand_of(words[reader.word_of(unit)], unit, of_group, at)
+                    acc[at] = micro.multiply(acc[at], weight, values[unit - first])
