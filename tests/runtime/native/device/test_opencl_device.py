@@ -10,6 +10,7 @@ import pytest
 from llmc.compiler.targets.gpu import backend
 from llmc.compiler.targets.gpu.sampling import sampling_specs
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
+from llmc.runtime.binding.hand_over import HandedText
 
 from support.artifacts import TinyArtifact, made_once
 from support.compiled import Pages, compile_tiny, replay
@@ -167,13 +168,13 @@ def test_a_block_that_cannot_be_read_leaves_nothing_behind(
     engine.submit(prompt, max_tokens=1, ignore_eos=True)
     while engine.step():
         pass
-    waiting = ctypes.CDLL(str(stub)).stub_opencl_waiting
+    waiting, text = ctypes.CDLL(str(stub)).stub_opencl_waiting, HandedText(engine, prompt)
     monkeypatch.setenv("STUB_OPENCL", "EnqueueReadBuffer@3=-5")
     with pytest.raises(LlmcError, match="Reading a KV block of 'stub' failed: the device is out of resources"):
-        engine.export_blocks(prompt)
+        text.export()
     assert waiting() == 0
     monkeypatch.delenv("STUB_OPENCL")
-    assert engine.export_blocks(prompt).num_blocks == 1
+    assert text.export().num_blocks == 1
     assert waiting() == 0
 
 
