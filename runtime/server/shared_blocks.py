@@ -28,7 +28,8 @@ SLOTS = 4
 _HEAD, _COUNT, _HEAD_BYTES, _NONCE_BYTES = struct.Struct("<32sI"), struct.Struct("<I"), mmap.PAGESIZE, 32
 _FRAME = struct.Struct("<II")  # the number of a part, and its bytes
 _COUNT_AT = _NONCE_BYTES
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# As of linux/fcntl.h: seal, shrink, grow. A Python built on an older system lacks the names.
+_ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 1 | 2 | 4
 _WRAP = 1 << 32
 
 
@@ -38,11 +39,13 @@ class GivenMemory:
     def __init__(self, slot_bytes: int) -> None:
         self._slot_bytes, self._given = slot_bytes, 0
         size = _HEAD_BYTES + SLOTS * slot_bytes
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this Python has no memfd_create")
         self._fd = os.memfd_create("llmc-blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, size)
             # Whoever maps it could otherwise be killed by a read beyond its end.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self._fd, _ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self._fd, size)
         except BaseException:
             os.close(self._fd)
@@ -90,7 +93,7 @@ class TakenMemory:
             raise ValueError(f"{path} is no memory")
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.closing(_Descriptor(opened)):
-            if os.fstat(opened).st_size != size or fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            if os.fstat(opened).st_size != size or fcntl.fcntl(opened, _GET_SEALS) & _SEALS != _SEALS:
                 raise ValueError(f"{path} is other memory")
             self._map = mmap.mmap(opened, size)
         if not hmac.compare_digest(self._map[:_NONCE_BYTES], nonce):
