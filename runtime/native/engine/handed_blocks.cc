@@ -97,7 +97,7 @@ unsigned char* HandedBlocks::BeginRecord(const ModelShape& model, const int32_t*
 }
 
 Status HandedBlocks::Seal(const ModelShape& model, void* data, uint64_t bytes) {
-  HandedHeader h;
+  HandedHeader h{};
   LLMC_RETURN_IF_ERROR(ReadHeader(model, data, bytes, &h));
   const uint64_t record_bytes = RecordBytes(model);
   unsigned char* record = static_cast<unsigned char*>(data) + sizeof(h);
@@ -110,7 +110,7 @@ Status HandedBlocks::Seal(const ModelShape& model, void* data, uint64_t bytes) {
 
 Status HandedBlocks::Read(const ModelShape& model, const int32_t* tokens, uint64_t num_tokens, const void* data,
                           uint64_t bytes, HandedBlocks* out) {
-  HandedHeader h;
+  HandedHeader h{};
   LLMC_RETURN_IF_ERROR(ReadHeader(model, data, bytes, &h));
   const uint64_t block_size = h.block_size, end = uint64_t{h.first_block} + h.num_blocks;
   if (end > num_tokens / block_size) {
