@@ -46,7 +46,7 @@ def test_replicas_share_all_requests_by_their_beginnings() -> None:
         assert sorted(np.concatenate(parts).tolist()) == list(range(len(trace)))
         given = [int(tokens[part].sum()) for part in parts]
         assert max(given) <= 1.25 * tokens.sum() / replicas + 2 * tokens.max()
-    owners = {}
+    owners: dict[int, set[int]] = {}
     for replica, part in enumerate(share_out(trace, 3)):
         for index in part.tolist():
             owners.setdefault(int(trace.prefix_of(index)[-1]), set()).add(replica)
