@@ -181,7 +181,7 @@ def main() -> None:
         say(f"    {name:20} {value}")
     import torch
 
-    from bench.gpu.limits import Model, measured_limits
+    from bench.gpu.step_limits import Model, measured_limits
     from bench.gpu.torch_model import TorchModel, read_weights
 
     model = write_random_model(shape, given.work / "model")

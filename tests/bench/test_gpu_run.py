@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.limits import Limits, Model
 from bench.gpu.random_model import write_random_model
+from bench.gpu.step_limits import Limits, Model
 from llmc.compiler.store.bundle import create_bundle
 from llmc.runtime.binding.abi import library_candidates
 
