@@ -104,8 +104,9 @@ class Device {
     return Status::Error(LLMC_ERR_INTERNAL, "This device draws no tokens.");
   }
   // Where overlap() is kChained: enqueues the draws of the step in flight and, behind them, the step `next`, whose drawn
-  // rows the device fills. SampleChained then waits for the draws alone, and `next` is the step in flight. *chained: false
-  // if the host is needed in between; then nothing was enqueued. On an error nothing runs.
+  // rows the device fills. SampleChained, with the fence of the step before, then waits for the draws alone, and `next` is
+  // the step in flight. The caller may change `next` once this returns. *chained: false if the host is needed in between;
+  // then nothing was enqueued. On an error nothing runs.
   virtual Status Chain(const std::vector<SampleTask>& tasks, const StepBatch& next, const std::vector<DrawnRow>& drawn,
                        Fence* fence, bool* chained) {
     static_cast<void>(tasks), static_cast<void>(next), static_cast<void>(drawn), static_cast<void>(fence);

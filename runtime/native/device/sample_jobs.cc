@@ -135,7 +135,8 @@ bool SampleJobs::Takes(const SampleTask& task) const {
 }
 
 bool SampleJobs::Room(const SampleTask& task) const {
-  if (jobs_.size() + 2 > sizes_.max_jobs) return false;
+  const size_t told = task.params != nullptr && task.params->num_logprobs >= 0 ? 1 : 0;
+  if (jobs_.size() + 1 + told > sizes_.max_jobs) return false;
   if (task.params == nullptr || !Modifies(task)) return true;
   const uint64_t edits = task.params->logit_bias.size() + eos_token_ids_.size() + task.params->stop_token_ids.size() +
                          std::min(task.context.num_tokens, sizes_.vocab);

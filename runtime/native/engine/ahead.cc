@@ -80,6 +80,7 @@ Status Engine::SampleChained(bool* chained) {
   LLMC_RETURN_IF_ERROR(device_->Wait(ahead_.fence, &logits));
   ahead_.on_its_way = false;
   GiveUp(&ahead_);
+  step_.enqueued_ns = MonotonicNs();  // what ran in vain is not part of its time
   LLMC_RETURN_IF_ERROR(device_->Enqueue(step_.batch, &step_.fence));
   return device_->Sample(step_.fence, step_.tasks, &outcomes_);
 }

@@ -56,17 +56,20 @@ Status CheckNumbers(MpiLibrary* mpi, uint32_t wanted) {
   MpiRequest request;
   const Status begun = mpi->AllGather(MpiChannel::kSteps, &wanted, sizeof(wanted), all.data(), &request);
   LLMC_RETURN_IF_ERROR(AwaitUnlinked(mpi, begun, &request));
-  for (uint32_t r = 1; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "Rank " + std::to_string(r) + " has an artifact of " +
-                                                        std::to_string(all[r]) + " ranks and rank 0 one of " +
-                                                        std::to_string(all[0]) +
-                                                        "; copy rank 0's artifact to the same path of every host.");
+  uint32_t first = 0;  // rank that wants a number
+  while (first < all.size() && all[first] == 0) ++first;
+  if (first == all.size()) return Status::Ok();
+  for (uint32_t r = first + 1; r < all.size(); ++r) {
+    if (all[r] == 0 || all[r] == all[first]) continue;
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         "Rank " + std::to_string(r) + " has an artifact of " + std::to_string(all[r]) +
+                             " ranks and rank " + std::to_string(first) + " one of " + std::to_string(all[first]) +
+                             "; copy rank 0's artifact to the same path of every host.");
   }
-  if (wanted == 0 || wanted == all.size()) return Status::Ok();
+  if (all[first] == all.size()) return Status::Ok();
   return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "mpirun has started " + std::to_string(all.size()) +
-                                                      " processes for an artifact of " + std::to_string(wanted) +
-                                                      " ranks; start it with -n " + std::to_string(wanted) + ".");
+                                                      " processes for an artifact of " + std::to_string(all[first]) +
+                                                      " ranks; start it with -n " + std::to_string(all[first]) + ".");
 }
 
 }  // namespace

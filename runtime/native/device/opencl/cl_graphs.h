@@ -1,5 +1,6 @@
 // ClGraphs: the graphs of an artifact as kernel launches, recorded once if the device has command buffers.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,6 +31,8 @@ class ClGraphs {
   const ClPlace& place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
   }
+  // Forms of a graph, which Enqueue uses in turn.
+  size_t num_forms(uint32_t graph) const { return std::max<size_t>(graphs_[graph].buffers.size(), 1); }
   // Enqueues a graph.
   Status Enqueue(uint32_t graph);
   // Enqueues one command of a graph.

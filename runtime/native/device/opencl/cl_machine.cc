@@ -152,4 +152,18 @@ std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
           {"command_buffers", has_command_buffers_ ? "yes" : "no"}};
 }
 
+Status ClMachine::AwaitQueued(cl_command_queue queue, const char* doing) const {
+  const ClFunctions& cl = **api_;
+  cl_event queued = nullptr;
+  cl_int code = cl.EnqueueMarkerWithWaitList(queue, 0, nullptr, &queued);
+  if (code == kClSuccess) {
+    code = cl.Flush(queue);
+    const cl_int waited = cl.WaitForEvents(1, &queued);
+    cl.ReleaseEvent(queued);
+    if (code == kClSuccess) code = waited;
+  }
+  LLMC_RETURN_IF_CL_ERROR(doing + (" on '" + name_ + "'"), code);
+  return Status::Ok();
+}
+
 }  // namespace llmc

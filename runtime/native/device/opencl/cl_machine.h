@@ -41,6 +41,9 @@ class ClMachine {
   uint64_t memory_bytes() const { return memory_bytes_; }
   uint64_t buffer_bytes() const { return buffer_bytes_; }
   uint64_t group_items() const { return group_items_; }
+  // Waits for what the queue holds now. clFinish may wait for later work of other threads, too, and steps follow each
+  // other without a gap.
+  Status AwaitQueued(cl_command_queue queue, const char* doing) const;
   // Build options under which results do not depend on the compiler's choices.
   std::string build_options() const;
   std::vector<std::pair<std::string, std::string>> Facts() const;

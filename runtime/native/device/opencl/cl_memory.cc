@@ -95,16 +95,20 @@ Status ClMemory::MakeAdapters(cl_command_queue queue) {
 }
 
 Status ClMemory::LoadAdapter(cl_command_queue queue, uint32_t slot, const std::vector<AdapterMatrix>& matrices) const {
-  std::vector<char> host;
-  for (uint32_t linear = 0; linear < slots_.size(); ++linear) {
+  constexpr const char* kDoing = "Copying an adapter";
+  std::vector<std::vector<char>> host(slots_.size());
+  cl_int code = kClSuccess;
+  for (uint32_t linear = 0; linear < slots_.size() && code == kClSuccess; ++linear) {
     const uint64_t bytes = slots_[linear].bytes();
-    host.resize(bytes);
-    PackAdapter(slots_[linear], linear, matrices, host.data());
-    LLMC_RETURN_IF_CL_ERROR("Copying an adapter to '" + machine_->name() + "'",
-                            (*machine_)->EnqueueWriteBuffer(queue, state_.adapters[linear].get(), kClTrue, slot * bytes,
-                                                            bytes, host.data(), 0, nullptr, nullptr));
+    host[linear].resize(bytes);
+    PackAdapter(slots_[linear], linear, matrices, host[linear].data());
+    code = (*machine_)->EnqueueWriteBuffer(queue, state_.adapters[linear].get(), kClFalse, slot * bytes, bytes,
+                                           host[linear].data(), 0, nullptr, nullptr);
   }
-  return Status::Ok();
+  // Behind an error, too: copies before it read the host's memory.
+  const Status waited = machine_->AwaitQueued(queue, kDoing);
+  LLMC_RETURN_IF_CL_ERROR(kDoing + (" on '" + machine_->name() + "'"), code);
+  return waited;
 }
 
 ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs, const ClWork& work) const {

@@ -61,7 +61,8 @@ Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runn
   out->logits.resize(out->work.logit_bytes / sizeof(float));
   // A driver may finish code at its first use: after this, nothing is compiled any more.
   for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
-    LLMC_RETURN_IF_ERROR(RunEmpty(out, static_cast<uint32_t>(g)));
+    const auto graph = static_cast<uint32_t>(g);
+    for (size_t i = 0; i < out->graphs->num_forms(graph); ++i) LLMC_RETURN_IF_ERROR(RunEmpty(out, graph));
   }
   // Only with the first graphs: sampling kernels serve all graphs, and may be running when more are added.
   if (sampling_ != nullptr && first_new == 0) {
@@ -99,9 +100,9 @@ Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
   std::fill(inputs.begin(), inputs.end(), 0);
   LLMC_RETURN_IF_ERROR(memory_->ClearArena(queue_.get(), runner->work));
   LLMC_RETURN_IF_ERROR(WriteInputs(*runner, runner->graphs->inputs(graph).bytes));
-  LLMC_RETURN_IF_ERROR(runner->graphs->Enqueue(graph));
-  LLMC_RETURN_IF_CL_ERROR("Replaying a graph on '" + machine_->name() + "'", (*machine_)->Finish(queue_.get()));
-  return Status::Ok();
+  const Status enqueued = runner->graphs->Enqueue(graph);
+  const Status waited = machine_->AwaitQueued(queue_.get(), "Replaying a graph");
+  return enqueued.ok() ? waited : enqueued;
 }
 
 // The other copy of inputs may be on its way yet. *bytes: what the device needs of this one.

@@ -187,7 +187,8 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   tokens are the same.
  * - `offload_mib`: MiB of weights that stay in the host's memory, where kernels read them. Default 0.
  * - `cache`: a folder for programs that the driver has built. Default: none.
- * - `overlap`: 1, the default, prepares the next step while one runs. It is then on its way when llmc_engine_step returns.
+ * - `overlap`: 1, the default, prepares the next step while one runs, and starts it before its tokens are known. It is
+ *   then on its way when llmc_engine_step returns.
  *   0 plans a step when the one before has ended. The bits are the same.
  *
  * Kind "cuda":
@@ -577,7 +578,7 @@ LLMC_API llmc_status llmc_engine_unload_adapter(llmc_engine *engine, uint64_t id
  * last part ended, so that the next one is found at once. It holds no blocks: some may leave the cache between two parts.
  * Blocks are whole blocks of block_size tokens; texts of adapters are not handed over.
  *
- * Use it from one thread at a time, and destroy it before its engine. `seal` and `check` may run beside steps and beside
+ * Use it from one thread at a time, and not after its engine. `seal` and `check` may run beside steps and beside
  * calls of other threads. The other calls wait for a step in flight, and steps wait for them. */
 typedef struct llmc_hand_over llmc_hand_over;
 /* Copies token_ids. LLMC_ERR_INVALID_ARGUMENT: the engine has no prefix cache. */
