@@ -22,12 +22,12 @@ from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.folder import QUANT_FILES
-from llmc.models.sources.tokenizer_files import NAMED_TEMPLATES, TOKENIZER_SOURCES
+from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TOKENIZER_SOURCES
 from llmc.version import __version__
 
 _CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 _SMALL_FILES = (
-    _CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, f"{NAMED_TEMPLATES}/*.jinja", MODULES, *SENTENCE_FILES,
+    _CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, NAMED_TEMPLATE_FILES, MODULES, *SENTENCE_FILES,
     _INDEX,
 )  # fmt: skip
 """Names and patterns of files that are fetched before the weights."""

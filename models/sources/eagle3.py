@@ -34,7 +34,7 @@ def is_eagle_3(fields: Fields) -> bool:
     """Whether a config.json is that of an EAGLE-3 head."""
     named = fields.raw("architectures", [])
     known = isinstance(named, list) and any(isinstance(name, str) and name in ARCHITECTURES for name in named)
-    return known or fields.has("draft_vocab_size")
+    return known or any(fields.has(name) for name in ("draft_vocab_size", "eagle_config", "target_hidden_size"))
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ def _layers(fields: Fields, count: int, path: Path) -> tuple[int, ...]:
         named = tuple(number + 1 for number in table.integers(_IDS))
     else:
         named = ()
-    layers = tuple(sorted(named or (2, count // 2, count - 3)))
-    if len(set(layers)) < len(layers) or layers[-1] > count or layers[0] < 0:
+    layers = named or tuple(sorted((2, count // 2, count - 3)))
+    # `fc` has columns for them in this order.
+    if list(layers) != sorted(set(layers)) or layers[-1] > count or layers[0] < 0:
         listed = ", ".join(map(str, layers))
         raise ModelError(
             f"{path} has {count} layers, but the head at {fields.origin} reads what is left behind {listed} of them; "

@@ -18,7 +18,7 @@ from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.quantized import open_quantized
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
-from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
+from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TokenizerFolderFiles
 from llmc.models.tasks import with_task
 from llmc.quantize.checkpoints import quantization_settings
 from llmc.quantize.formats.base import QuantizeError
@@ -126,4 +126,5 @@ class FolderSource(ModelSource):
 
     def all_files(self) -> Iterator[Path]:
         yield from (file for file in sorted(self.path.iterdir()) if file.is_file())
-        yield from (file for pattern in SENTENCE_FILES for file in sorted(self.path.glob(pattern)) if file.is_file())
+        for pattern in (*SENTENCE_FILES, NAMED_TEMPLATE_FILES):
+            yield from (file for file in sorted(self.path.glob(pattern)) if file.is_file())

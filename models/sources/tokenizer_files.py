@@ -38,6 +38,7 @@ _NAMES = ("tokenizer.model", "qwen.tiktoken", "tiktoken.model")
 TOKENIZER_SOURCES = (*_NAMES, _ADDED, _OF_PROCESSORS)
 """Files from which tokenizer.json and chat_template.jinja may be made."""
 NAMED_TEMPLATES = "additional_chat_templates"
+NAMED_TEMPLATE_FILES = f"{NAMED_TEMPLATES}/*.jinja"
 """The folder of chat templates with names of their own, NAME.jinja."""
 _MAX_BYTES = 64 << 20
 _MAX_TEMPLATE_BYTES = 1 << 24

@@ -26,7 +26,7 @@ from llmc.models.sentence_model import MODULES, SENTENCE_FILES, SentenceModel, r
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.onnx.file import OnnxFile
 from llmc.models.sources.onnx.probe import Probe, probe_inputs
-from llmc.models.sources.tokenizer_files import TokenizerFolderFiles
+from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TokenizerFolderFiles
 from llmc.models.standard import special_tokens
 from llmc.models.tasks import labels_of, scoring_task, with_pooling
 from llmc.tvm_import import import_tvm
@@ -205,7 +205,7 @@ class OnnxSource(ModelSource):
     def all_files(self) -> Iterator[Path]:
         yield from self._file.files()
         yield from (f for f in sorted(self._folder.iterdir()) if f.is_file() and f.suffix in _BESIDE)
-        for pattern in SENTENCE_FILES:
+        for pattern in (*SENTENCE_FILES, NAMED_TEMPLATE_FILES):
             yield from (file for file in sorted(self._folder.glob(pattern)) if file.is_file())
 
 
