@@ -18,7 +18,7 @@ from starlette.types import Send
 
 from llmc.runtime.server.bodies import check_size
 from llmc.runtime.server.errors import ApiError
-from llmc.runtime.server.hand_over_headers import HANDED_OVER, KEY_HEADER, URL_HEADER
+from llmc.runtime.server.hand_over_headers import HANDED_OVER, INTERIM_HEADER, KEY_HEADER, URL_HEADER
 
 from .config import RouterConfig
 from .fleet import Excluded, Fleet
@@ -37,7 +37,7 @@ _ROOM_S = 0.1
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
     | {b"host", b"content-length", b"expect", b"x-request-id", b"x-request-timeout"}
-    | {URL_HEADER.encode(), KEY_HEADER.encode()}
+    | {URL_HEADER.encode(), KEY_HEADER.encode(), INTERIM_HEADER.encode()}
 )
 
 
@@ -121,6 +121,7 @@ class Relay:
         if prefill is not None and prefill.upstream is not None:
             headers += [(URL_HEADER.encode(), prefill.upstream.url.encode())]
             headers += [(KEY_HEADER.encode(), str(self._config.hand_over_key).encode())]
+            headers += [(INTERIM_HEADER.encode(), b"1")]
         body = self._body_for(replica)
         with ExitStack() as handing_over:
             if prefill is not None:

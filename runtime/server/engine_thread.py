@@ -164,6 +164,8 @@ class EngineThread:
         return progressed
 
     def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
+        if found.cancelled():  # whoever asked has gone
+            return
         try:
             value = work()
         except Exception as error:  # the error belongs to whoever submitted the work

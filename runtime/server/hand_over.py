@@ -35,7 +35,7 @@ from .async_engine import AsyncEngine
 from .block_frames import FrameError, FrameReader
 from .config import Role, ServerConfig
 from .event_stream import until_gone
-from .hand_over_headers import KEY_HEADER, URL_HEADER
+from .hand_over_headers import INTERIM_HEADER, KEY_HEADER, URL_HEADER
 from .http_protocol import INTERIM
 from .lanes import Lanes
 from .requests import EngineRequest, ServerStopping
@@ -47,6 +47,7 @@ PIECE_BYTES = 4 << 20
 """Size of a part of a text's blocks, if a single block is not larger. Steps wait while a part is copied."""
 _MOST_SERVERS = 64
 _SAID_EVERY_S = 10.0
+_APART_S = 60.0
 _MOST_SAID = 300  # bytes of an error that are read
 # What a manifest says that decides a token's KV, besides weights.
 _DECIDES = (
@@ -124,8 +125,8 @@ class HandOver:
         self.sending, self._receiving = asyncio.Semaphore(most_at_once), asyncio.Semaphore(most_at_once)
         self._most_memories, self._num_memories = most_at_once, 0
         self._upstreams: dict[str, Upstream] = {}
-        self._apart: set[str] = set()
-        """Servers of this host whose memory cannot be opened here."""
+        self._apart: dict[str, float] = {}
+        """Servers of this host whose memory could not be opened here, and when to try again."""
         self._said_at = -_SAID_EVERY_S
 
     def allows(self, shown: bytes) -> bool:
@@ -139,8 +140,8 @@ class HandOver:
     async def prepare(self, request: Request, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
         """Fetches KV blocks for engine requests, if a router says where; returns them with the time that is left.
 
-        Tells the router when that has ended, well or not. Raises ClientGone if the client leaves meanwhile, and nothing
-        else.
+        Tells the router, if it asks, when that has ended, well or not. Raises ClientGone if the client leaves
+        meanwhile, and nothing else.
         """
         url = request.headers.get(URL_HEADER)
         if url is None or not requests or self._key is None:
@@ -157,7 +158,7 @@ class HandOver:
         except TimeoutError:
             self._note("timeout", f"{url}: no blocks within {limit_s:g} s")
         tell: Callable[[], None] | None = request.scope.get(INTERIM)
-        if tell is not None:
+        if tell is not None and request.headers.get(INTERIM_HEADER) is not None:
             tell()
         took_s = time.monotonic() - began
         return [
@@ -243,7 +244,7 @@ class HandOver:
         assert self._key is not None
         headers = [(b"authorization", b"Bearer " + self._key), (b"content-type", b"application/json")]
         upstream = self._upstream(url)
-        shares = upstream.address.is_loopback and url not in self._apart
+        shares = upstream.address.is_loopback and time.monotonic() >= self._apart.get(url, 0.0)
         while True:
             asked = await self._lanes.run(partial(self._asked, tokens, first_block, shares), len(tokens))
             answer = await upstream.request("POST", PATH.encode(), headers, asked)
@@ -259,7 +260,7 @@ class HandOver:
                 log.info("blocks of %s come over TCP, since its memory cannot be shared: %s", url, error)
                 if len(self._apart) >= _MOST_SERVERS:
                     self._apart.clear()
-                self._apart.add(url)
+                self._apart[url] = time.monotonic() + _APART_S
                 shares = False
             except BaseException:
                 answer.close()

@@ -29,7 +29,7 @@ from ..shared_blocks import ADDRESS_HEADER, SLOTS, GivenMemory
 
 # Parts that leave between two steps, and the time that steps wait for all but the last of them.
 _MOST_PARTS, _MOST_COPYING_S = 4, 0.002
-_LOOK_S = 0.001
+_LOOK_S, _MOST_LOOK_S = 0.001, 0.02
 
 
 class _BlockBody(Response):
@@ -82,6 +82,9 @@ class _BlockBody(Response):
         while True:
             if not await self._until_free(1):
                 return False
+            if self._started and self._memory is None:
+                # Waits until the client has taken most of what was sent: a slow one must not keep a turn meanwhile.
+                await send({"type": "http.response.body", "body": b"", "more_body": True})
             # Asked before the look for blocks: what is computed later is found by another look.
             all_computed = computed.done()
             async with self._hand_over.sending:
@@ -96,11 +99,12 @@ class _BlockBody(Response):
 
     async def _until_free(self, num_slots: int) -> bool:
         """Waits until the client has taken parts out of the memory; False if that takes too long."""
-        until = time.monotonic() + self._hand_over.timeout_s
+        until, pause = time.monotonic() + self._hand_over.timeout_s, _LOOK_S
         while self._memory is not None and self._memory.num_free < num_slots:
             if time.monotonic() > until:
                 return False
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_LOOK_S)
         return True
 
     async def _computed(self) -> None:

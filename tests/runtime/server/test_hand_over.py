@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import http.server
 import json
+import math
 import os
 import random
 import threading
@@ -66,9 +67,9 @@ def forget(server: Running, number: int) -> dict[str, Any]:
 @contextmanager
 def over_tcp(decode: Running, prefill: Running) -> Iterator[None]:
     """As if they were not on one host."""
-    decode.server.hand_over._apart.add(prefill.url)
+    decode.server.hand_over._apart[prefill.url] = math.inf
     yield
-    decode.server.hand_over._apart.discard(prefill.url)
+    del decode.server.hand_over._apart[prefill.url]
 
 
 def test_a_decode_server_computes_the_rest_of_the_last_block(prefill: Running, decode: Running) -> None:
