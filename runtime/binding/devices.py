@@ -15,7 +15,7 @@ from llmc.opencl_loader import opencl_library
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
-from llmc.runtime.binding.mpi_ranks import MpiRanks, cpus_of_rank, follow_rank
+from llmc.runtime.binding.mpi_ranks import MpiRanks, all_must_start, cpus_of_rank, follow_rank
 from llmc.runtime.binding.ranks import LocalRanks
 
 DeviceOption = str | int | bool
@@ -150,10 +150,15 @@ def _started_by_mpi(
     """Raises SystemExit in a process that is not rank 0, when its part is done."""
     kind, num_ranks = artifact.info.target_kind, artifact.info.num_ranks
     given = {**given, "mpi": mpi.library, "ranks": num_ranks}
+
+    def started() -> Device:
+        with all_must_start(mpi):
+            return Device(kind, given)
+
     with cpus_of_rank(mpi, num_ranks, cpus):
         if mpi.rank > 0:
-            raise SystemExit(follow_rank(mpi, artifact.pointer, lambda: Device(kind, given)))
-        opened = Device(kind, given)
+            raise SystemExit(follow_rank(mpi, artifact.pointer, started))
+        opened = started()
         opened.ranks = MpiRanks(opened)  # keeps it open while the engine queries failures
         try:
             yield opened

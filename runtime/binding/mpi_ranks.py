@@ -15,6 +15,8 @@ from llmc.mpi_loader import MpiRank
 from llmc.runtime.binding.handle import Handle, LlmcError, call
 from llmc.runtime.binding.ranks import cores, parse_rank_cpus, shares_of
 
+_START_S = 60.0
+
 
 class MpiRanks:
     """The other ranks, as seen by rank 0's engine."""
@@ -44,6 +46,27 @@ def cpus_of_rank(mpi: MpiRank, num_ranks: int, cpus: str | None) -> Iterator[Non
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def all_must_start(mpi: MpiRank) -> Iterator[None]:
+    """Ends this process if the other ranks do not start MPI in time.
+
+    MPI waits without limit for a process that ended before, and nothing can interrupt it.
+    """
+
+    def give_up() -> None:
+        why = f"the other ranks have not started within {_START_S:g} s: one may have ended, with a message above"
+        print(f"llmc: error: rank {mpi.rank}: {why}; start them again", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(_START_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def follow_rank(mpi: MpiRank, artifact: c_void_p, open_device: Callable[[], Handle]) -> int:

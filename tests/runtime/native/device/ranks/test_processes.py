@@ -76,6 +76,27 @@ def test_ranks_of_different_artifacts_end_with_a_sentence(
     assert "Traceback" not in done.stderr
 
 
+@needs_mpi
+@pytest.mark.parametrize("ends_early", [0, 1])
+def test_a_rank_that_never_starts_is_not_waited_for(
+    artifacts: dict[int, Path], tmp_path: Path, ends_early: int
+) -> None:
+    """One host lacks the artifact."""
+    code = (
+        "from llmc.runtime.binding import mpi_ranks; from llmc.cli.main import main; mpi_ranks._START_S = 1.0; main()"
+    )
+    commands = [
+        ["-n", "1", sys.executable, "-P", "-c", code, "run", str(path), "--prompt", PROMPT]
+        for path in ((tmp_path / "none" if rank == ends_early else artifacts[2]) for rank in range(2))
+    ]
+    done = subprocess.run(
+        [str(MPIRUN), *commands[0], ":", *commands[1]], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode != 0
+    assert f"rank {1 - ends_early}: the other ranks have not started within 1 s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _ask_until_it_fails(server: LiveServer, answers: list[tuple[int, str]]) -> None:
     while True:
         try:
