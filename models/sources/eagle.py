@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
@@ -14,7 +12,8 @@ from llmc.models.fields import Fields
 from llmc.models.known_keys import check_known
 from llmc.models.loader import check_checkpoint
 from llmc.models.registry import get_family
-from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
+from llmc.models.sources.base import Checkpoint
+from llmc.models.sources.head import HeadSource
 from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
 
@@ -36,12 +35,8 @@ class _HeadCheckpoint(JoinedCheckpoint):
         return tuple(sorted((*self._whole.names(), *(f"{OF_MODEL}.{name}" for name in self._shared))))
 
 
-class EagleSource(ModelSource):
+class EagleSource(HeadSource):
     """model: the model that the head at `path` drafts for, as it is compiled."""
-
-    def __init__(self, path: Path, model: ModelSource) -> None:
-        super().__init__(path, allow_unknown_config=model.allow_unknown_config)
-        self._model = model
 
     def config(self) -> ModelConfig:
         return self._read_config[0]
@@ -83,10 +78,6 @@ class EagleSource(ModelSource):
         allowed = self.allow_unknown_config
         return config, check_known(fields.origin, fields.unread(), family, allow_unknown=allowed)
 
-    @property
-    def is_quantized(self) -> bool:
-        return False
-
     def checkpoint(self) -> Checkpoint:
         head, model = SafetensorsCheckpoint(self.path), self._model.checkpoint()
         shared = {}
@@ -99,14 +90,3 @@ class EagleSource(ModelSource):
                     )
                 shared[target.name] = target.sources[0].name
         return _HeadCheckpoint(head, model, shared)
-
-    def model_files(self) -> ModelFiles:
-        return self._model.model_files()
-
-    def weight_files(self) -> Iterator[Path]:
-        yield from sorted(self.path.glob("*.safetensors"))
-        yield from self._model.weight_files()
-
-    def all_files(self) -> Iterator[Path]:
-        yield from (file for file in sorted(self.path.iterdir()) if file.is_file())
-        yield from self._model.all_files()

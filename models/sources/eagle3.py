@@ -21,6 +21,7 @@ from llmc.models.known_keys import check_known
 from llmc.models.layout import STATES_FC
 from llmc.models.loader import check_checkpoint
 from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelFiles, ModelSource, Tensor
+from llmc.models.sources.head import HeadSource
 from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.models.weight_map import WeightMap
@@ -136,12 +137,8 @@ def _layers(fields: Fields, count: int, path: Path) -> tuple[int, ...]:
     return layers
 
 
-class Eagle3Source(ModelSource):
+class Eagle3Source(HeadSource):
     """The head at `path`. model: the one that it drafts for, as it is compiled."""
-
-    def __init__(self, path: Path, model: ModelSource) -> None:
-        super().__init__(path, allow_unknown_config=model.allow_unknown_config)
-        self._model = model
 
     @cached_property
     def _head(self) -> Eagle3Head:
@@ -153,23 +150,8 @@ class Eagle3Source(ModelSource):
     def ignored_config(self) -> tuple[str, ...]:
         return self._head.ignored
 
-    @property
-    def is_quantized(self) -> bool:
-        return False
-
     def checkpoint(self) -> Checkpoint:
         return _HeadCheckpoint(SafetensorsCheckpoint(self.path), self.config(), self._model)
-
-    def model_files(self) -> ModelFiles:
-        return self._model.model_files()
-
-    def weight_files(self) -> Iterator[Path]:
-        yield from sorted(self.path.glob("*.safetensors"))
-        yield from self._model.weight_files()
-
-    def all_files(self) -> Iterator[Path]:
-        yield from (file for file in sorted(self.path.iterdir()) if file.is_file())
-        yield from self._model.all_files()
 
 
 class _HeadCheckpoint(JoinedCheckpoint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.eagle import compile_with_head
 from llmc.compiler.resolve import resolve
 from llmc.models.errors import ModelError
-from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer, SamplingParams
-from llmc.runtime.graphs_file import read_graphs
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 
 from support.compiled import Pages, replay
 from support.eagle_heads import ReferenceHead, hidden_states, make_head
-from support.engine_driver import MIXED_LADDER, Request, bits, drive, random_ids
+from support.engine_driver import MIXED_LADDER, bits, drive, random_ids
+from support.head_runs import check_guesses, left_states, mixed_requests
 
 pytestmark = pytest.mark.native
 OPTIONS: dict[str, Any] = {"buckets": MIXED_LADDER, "dtype": "f32", "block_size": 16}
@@ -61,31 +62,9 @@ def test_logits_of_a_head_are_those_of_the_definition(
 
 def test_the_states_that_a_model_leaves(llama: tuple[Path, Artifact], pair: tuple[Path, Artifact, Artifact]) -> None:
     """Of all rows, in a graph that computes logits of the last one only."""
-    tokens, artifact = random_ids(4, 8), pair[1]
-    tables = read_graphs(artifact.path)
-    commands = tables.commands_of(tables.graphs[PREFILL])
-    leaving = next(i for i, c in enumerate(commands) if "gather_rows_leaving" in tables.name_of(c))
-    span = np.arange(8)
-    with Replayer(artifact, num_threads=1, num_blocks=8) as replayer:
-        replayer.begin(
-            PREFILL, input_ids=tokens, positions=span, slot_mapping=16 + span, block_tables=[[1]], context_lens=[8],
-            query_start=[0, 8], sample_index=[7],
-        )  # fmt: skip
-        for command in range(leaving + 1):
-            replayer.run_command(command)
-        found = replayer.read_operand(leaving, 1, 8 * 60 * 4).view(np.float32).reshape(8, 60)
+    tokens = random_ids(4, 8)
+    found = left_states(pair[1], PREFILL, tokens, 60)
     np.testing.assert_allclose(found, hidden_states(llama[0], tokens), atol=1e-4, rtol=0)
-
-
-def mixed_requests() -> list[Request]:
-    """Drawn in every way; prompts share a prefix, and some are read in several steps."""
-    shared, requests = random_ids(60, 70), []
-    for i in range(6):
-        common: dict[str, Any] = {"max_tokens": 12 + i, "ignore_eos": True, "num_logprobs": 1, "logit_bias": LIKED}
-        sampled: dict[str, Any] = {"temperature": 0.8, "seed": i, "n": 1 + i % 3, "top_p": 0.95}
-        drawn: dict[str, Any] = {"temperature": 0.0} if i % 2 else sampled
-        requests.append((shared[: 10 + 9 * i] + random_ids(90 + i, 5), SamplingParams(**common, **drawn)))
-    return requests
 
 
 @pytest.mark.parametrize("options", [{"num_blocks": 60}, {"num_blocks": 9}], ids=["room", "preemptions"])
@@ -94,7 +73,7 @@ def test_guesses_of_a_head_change_no_bit(
 ) -> None:
     """Nor do the states that are left: the plain run is of a model that leaves none."""
     _, model, head = pair
-    requests, found = mixed_requests(), []
+    requests, found = mixed_requests(LIKED), []
     guesses: dict[str, Any] = {"draft": head, "speculate_tokens": 3}
     for artifact, more in ((llama[1], {}), (model, {**guesses, "speculate_always": 1}), (model, guesses)):
         with Engine(artifact, num_threads=1, max_num_seqs=4, **options, **more) as engine:
@@ -110,29 +89,9 @@ def test_guesses_of_a_head_change_no_bit(
 def test_a_head_guesses_what_the_definition_guesses(
     llama: tuple[Path, Artifact], pair: tuple[Path, Artifact, Artifact]
 ) -> None:
-    """Step by step: from the states of the model, then from its own. So as many guesses are right as there are."""
-    folder, model, head = pair
-    prompt, most, limit = random_ids(11, 6), 3, 24
-    params = SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True, logit_bias=LIKED)
-    with Engine(model, num_threads=1, draft=head, speculate_tokens=most, speculate_always=1) as engine:
-        text = prompt + drive(engine, [(prompt, params)])[0][0].ids
-        stats = engine.stats
-    reference, left = ReferenceHead(folder, llama[0]), hidden_states(llama[0], text)
-    bias = torch.zeros(reference.output.shape[0])
-    for token, value in LIKED.items():
-        bias[token] = value
-    size, drafted, accepted, steps = len(prompt) + 1, 0, 0, 1  # the first token comes of the prompt
-    while size < len(text):
-        known, states = text[1:size], left[: size - 1]
-        for _ in range(min(most, len(text) - 1 - size)):
-            guessed = reference.states(known, states)
-            known = [*known, int((reference.logits(guessed[-1]) + bias).argmax())]
-            states = torch.cat((states, guessed[-1:]))
-        guesses = known[size - 1 :]
-        right = next((i for i, token in enumerate(guesses) if text[size + i] != token), len(guesses))
-        drafted, accepted, steps, size = drafted + len(guesses), accepted + right, steps + 1, size + right + 1
-    assert (stats.drafted_tokens, stats.accepted_tokens, stats.num_steps) == (drafted, accepted, steps)
-    assert 0 < accepted < drafted
+    reference = ReferenceHead(pair[0], llama[0])
+    states_of = partial(hidden_states, llama[0])
+    check_guesses(*pair[1:], reference, states_of, LIKED, reference.output.shape[0])
 
 
 def test_heads_that_do_not_fit(llama: tuple[Path, Artifact], pair: tuple[Path, Artifact, Artifact]) -> None:
