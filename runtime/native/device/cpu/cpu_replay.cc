@@ -178,7 +178,8 @@ Status CpuReplay::Find(uint32_t command, const Step** out) const {
   *out = std::lower_bound(current_.begin, current_.end, command,
                           [](const Step& step, uint32_t wanted) { return step.command < wanted; });
   if (*out != current_.end && (*out)->command == command) return Status::Ok();
-  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "command " + std::to_string(command) + " is run by another stage; choose one of this stage's");
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE,
+                       "command " + std::to_string(command) + " is run by another stage; choose one of this stage's");
 }
 
 // Runs the command as a single task: the number of tasks changes no bit.
