@@ -8,6 +8,11 @@
 #include "device/gpu/swap_time.h"
 
 namespace llmc {
+namespace {
+
+constexpr uint64_t kInputWordBytes = sizeof(int32_t);
+
+}  // namespace
 
 Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
                           const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out) {
@@ -183,7 +188,7 @@ Status CudaDevice::SubmitChain(const std::vector<SampleTask>& tasks, const StepB
   uint64_t bytes = 0;
   LLMC_RETURN_IF_ERROR(FillInputs(next, &bytes));
   const StepLayout& layout = run_.graphs->inputs(next.graph);
-  sampling_->Mark(drawn, run_.words() + layout.offsets[kInputIds] / sizeof(int32_t));
+  sampling_->Mark(drawn, run_.words() + layout.offsets[kInputIds] / kInputWordBytes);
   LLMC_RETURN_IF_ERROR(WriteInputs(run_, bytes));
   sampling_->set_inputs(run_.work.step.get(), layout);
   LLMC_RETURN_IF_ERROR(sampling_->Feed(next.num_tokens));

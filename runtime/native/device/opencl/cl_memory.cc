@@ -106,7 +106,7 @@ Status ClMemory::LoadAdapter(cl_command_queue queue, uint32_t slot, const std::v
                                            host[linear].data(), 0, nullptr, nullptr);
   }
   // Behind an error, too: copies before it read the host's memory.
-  const Status waited = machine_->AwaitQueued(queue, kDoing);
+  Status waited = machine_->AwaitQueued(queue, kDoing);
   LLMC_RETURN_IF_CL_ERROR(kDoing + (" on '" + machine_->name() + "'"), code);
   return waited;
 }
