@@ -14,7 +14,7 @@ gsm8k (bench/repeating_texts.py).
 
 One engine decodes without guesses, one with guesses from the prompt, and one with those of each draft. They take turns,
 text by text. The best turn of each counts, except the first, in which costs are learnt. Steps with prefill do not
-count. A draft's time to read a prompt does, since it reads beside decoding. With one thread the clock is the thread's
+count, and with --forced neither do those of a draft that lack guesses of a sequence. A draft's time to read a prompt does, since it reads beside decoding. With one thread the clock is the thread's
 CPU time, which excludes other programs. Outputs are compared: they must be the script, token by token.
 """
 
@@ -110,6 +110,9 @@ def main() -> int:
     run.add_argument("--most", type=int, default=400, help="tokens of an answer; longer ones are cut")
     run.add_argument("--draft", type=Path, nargs="*", default=[], help="artifacts of OUT/draft")
     run.add_argument("--wrong", type=float, default=0.3, help="share of tokens that a draft knows wrongly")
+    run.add_argument(
+        "--forced", type=int, default=0, metavar="N", help="drafts make N guesses, whether these pay or not"
+    )
     run.add_argument("--threads", type=int, default=1)
     run.add_argument("--turns", type=int, default=3)
     run.add_argument("--machine", default="", help="what the file says of the machine")
@@ -162,11 +165,14 @@ def measure(given: argparse.Namespace, sequences: int) -> Iterator[Measured]:
         engines: dict[str, Engine] = {}
         for name, path in (("", None), ("ngram", None), *((path.stem, path) for path in given.draft)):
             guessing = parse_speculation(None if path is not None else name or "off", path)
+            options: dict[str, Any] = guessing.engine_options()
+            if path is not None and given.forced:
+                options |= {"speculate_tokens": given.forced, "speculate_always": 1}
             draft = stack.enter_context(opened_draft(guessing.draft, given.artifact))
             engines[name] = stack.enter_context(
                 Engine(
                     artifact, num_threads=given.threads, max_num_seqs=sequences, weight_memory="copied",
-                    draft=draft, **guessing.engine_options(),
+                    draft=draft, **options,
                 )
             )  # fmt: skip
             if draft is not None:
@@ -200,8 +206,9 @@ def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Na
         scripts[engine.submit(prompt, params)] = script
     said: dict[int, list[int]] = {request: [] for request in scripts}
     tokens, seconds, ended, before = 0, 0.0, 0, engine.stats
+    guesses = given.forced * len(texts) if engine.has_draft else 0
     while ended < len(scripts):
-        prefills, start = engine.stats.num_prefill_steps, clock()
+        prefills, drafted, start = engine.stats.num_prefill_steps, engine.stats.drafted_tokens, clock()
         engine.step()
         took = clock() - start
         events = engine.poll()
@@ -209,7 +216,8 @@ def decode(engine: Engine, names: int, texts: Sequence[Pair], given: argparse.Na
             ended += event.kind == "finished"
             if event.kind == "token":
                 said[event.request_id].append(event.token_id)
-        if engine.stats.num_prefill_steps == prefills:
+        whole = guesses == 0 or engine.stats.drafted_tokens - drafted == guesses
+        if engine.stats.num_prefill_steps == prefills and whole:
             seconds += took
             tokens += sum(event.kind == "token" for event in events)
     for request, script in scripts.items():

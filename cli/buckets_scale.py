@@ -72,10 +72,12 @@ def scale_command(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON on stdout."),
 ) -> None:
     from llmc.buckets.arrangement import Arrangement, DividedModel, Link
+    from llmc.buckets.bucket import BucketError
     from llmc.buckets.cost import ModelShape
     from llmc.buckets.model_config import read_config
     from llmc.buckets.trace import read_trace
     from llmc.cli.buckets_simulate import costs_of, ladders_of, progress_bar
+    from llmc.manifest import read_manifest
     from llmc.runtime.simulation.scaling import scaled
     from llmc.runtime.simulation.what_if import WhatIf
 
@@ -84,6 +86,10 @@ def scale_command(
     models = [DividedModel(shape, Arrangement.parse(text), link, undivided_us * 1e-6) for text in ranks]
     for one in models:
         one.check()
+    if cost_table is not None and cost_table.is_dir():
+        manifest = read_manifest(cost_table)
+        if "tensor_parallel" in manifest or "pipeline_parallel" in manifest:
+            raise BucketError(f"{cost_table} runs on several ranks: give costs of one rank, which are divided here")
     requests = read_trace(trace)
     if limit:
         requests = requests.first(limit)

@@ -97,3 +97,8 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.Capt
     assert main([*asked, "--ranks", "3"]) == 1
     error = capsys.readouterr().err
     assert "8 attention heads cannot be divided among 3 ranks" in error
+    ranked = tmp_path / "ranked.llmc"
+    ranked.mkdir()
+    (ranked / "manifest.json").write_text(json.dumps({"tensor_parallel": 2}))
+    assert main([*asked, "--cost-table", str(ranked)]) == 1
+    assert "ranked.llmc runs on several ranks: give costs of one rank" in capsys.readouterr().err
