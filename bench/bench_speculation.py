@@ -14,8 +14,9 @@ gsm8k (bench/repeating_texts.py).
 
 One engine decodes without guesses, one with guesses from the prompt, and one with those of each draft. They take turns,
 text by text. The best turn of each counts, except the first, in which costs are learnt. Steps with prefill do not
-count, and with --forced neither do those of a draft that lack guesses of a sequence. A draft's time to read a prompt does, since it reads beside decoding. With one thread the clock is the thread's
-CPU time, which excludes other programs. Outputs are compared: they must be the script, token by token.
+count, and with --forced neither do those of a draft that lack guesses of a sequence. A draft's time to read a prompt
+does, since it reads beside decoding. With one thread the clock is the thread's CPU time, which excludes other programs.
+Outputs are compared: they must be the script, token by token.
 """
 
 from __future__ import annotations
