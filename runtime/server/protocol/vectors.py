@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
 from .api_model import ApiModel
 from .common import is_token_ids
 from .completions import Prompt
-from .shapes import Text, list_of, one_of, shaped, text_or_list
+from .shapes import Text, list_of, one_of, shaped, text_or_list, text_part
 
 _INT32 = 2**31
 MAX_DOCUMENTS = 1024
+_MAX_PARTS = 64
 
 
 class VectorFields(ApiModel):
@@ -47,47 +49,86 @@ class ClassifyRequest(InputFields):
     """Texts whose labels are wanted."""
 
 
-class DocumentPart(TypedDict):
+class TextItem(TypedDict):
     text: str
 
 
+class ContentItem(TypedDict):
+    content: Annotated[list[dict[str, Any]], shaped(list_of(text_part(), min_length=1, max_length=_MAX_PARTS))]
+
+
+class ContentItems(TypedDict):
+    content: Annotated[list[dict[str, Any]], shaped(list_of(text_part(), min_length=1, max_length=MAX_DOCUMENTS))]
+
+
 def _kind(value: Any) -> str | None:
-    return "text" if isinstance(value, str) else "object" if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return "content" if "content" in value else "object"
+    return text_or_list(value)
 
 
-_DOCUMENT = one_of('give a string, or an object with "text"', _kind, {"text": str, "object": DocumentPart})
-Documents = Annotated[list[Any], shaped(list_of(_DOCUMENT, min_length=1, max_length=MAX_DOCUMENTS))]
-_TEXTS = list_of(str, min_length=1, max_length=MAX_DOCUMENTS)
-Texts = Annotated[Any, shaped(one_of("give a string, or a list of them", text_or_list, {"text": str, "list": _TEXTS}))]
+_HINT = 'a string, or an object with "text" or "content"'
+_SHAPES = {"text": str, "object": TextItem, "content": ContentItem}
+_ITEM = one_of(f"give {_HINT}", _kind, _SHAPES)
+_LISTS = {"content": ContentItems, "list": list_of(_ITEM, min_length=1, max_length=MAX_DOCUMENTS)}
+Item = Annotated[Any, shaped(_ITEM)]
+Items = Annotated[Any, shaped(one_of(f"give {_HINT}, or a list of them", _kind, {**_SHAPES, **_LISTS}))]
+
+
+def _text(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    return item["text"] if "content" not in item else "\n".join(part["text"] for part in item["content"])
+
+
+def _texts(items: Any) -> list[str]:
+    """Each part of an object's content is a text of its own, as in vLLM."""
+    if isinstance(items, dict) and "content" in items:
+        return [part["text"] for part in items["content"]]
+    return [_text(item) for item in (items if isinstance(items, list) else [items])]
 
 
 class RerankRequest(VectorFields):
-    """documents are sorted by how well they answer the query. top_n: how many of the best to return. instruction:
-    what the model is told to look for, where it takes that."""
+    """documents are sorted by how well they answer the query. top_n: how many of the best to return; 0: all.
+    instruction: what the model is told to look for, where it takes that."""
 
-    query: Text
-    documents: Documents
-    top_n: int | None = Field(None, ge=1, lt=_INT32)
+    query: Item
+    documents: Items
+    top_n: int | None = Field(None, ge=0, lt=_INT32)
     return_documents: bool | None = None
     instruction: Text | None = None
 
     @property
-    def texts(self) -> list[str]:
-        return [one if isinstance(one, str) else one["text"] for one in self.documents]
+    def pairs(self) -> list[tuple[str, str]]:
+        query = _text(self.query)
+        return [(query, text) for text in _texts(self.documents)]
+
+
+# vLLM's names of both sides.
+_NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+_SIDES = tuple(tuple(dict.fromkeys(side)) for side in zip(*_NAMES, strict=True))
 
 
 class ScoreRequest(VectorFields):
-    """Pairs of texts: one text_1 for all of text_2, or one each."""
+    """Pairs of texts: one text_1 for all of text_2, or one each. They have other names, too: queries and documents,
+    queries and items, data_1 and data_2."""
 
-    text_1: Texts
-    text_2: Texts
+    text_1: Items = Field(validation_alias=AliasChoices(*_SIDES[0]))
+    text_2: Items = Field(validation_alias=AliasChoices(*_SIDES[1]))
     instruction: Text | None = None
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """A request has both sides by any of their names."""
+        for side in _SIDES:
+            schema["properties"] |= dict.fromkeys(side, schema["properties"][side[0]])
+        del schema["required"]
+        schema["anyOf"] = [{"required": list(names)} for names in itertools.product(*_SIDES)]
 
     @property
     def pairs(self) -> list[tuple[str, str]] | None:
         """The pairs; None if the counts of both texts do not match."""
-        second = [self.text_2] if isinstance(self.text_2, str) else list(self.text_2)
-        first = [self.text_1] * len(second) if isinstance(self.text_1, str) else list(self.text_1)
+        first, second = _texts(self.text_1), _texts(self.text_2)
         if len(first) == 1:
             first *= len(second)
         return list(zip(first, second, strict=True)) if len(first) == len(second) else None

@@ -38,27 +38,30 @@ def router(server: ServerContext) -> APIRouter:
         rows = await rows_of(server, request, ids, answer_id, body.priority)
         return [task.score(row) for row in rows], usage_of(ids)
 
+    @routes.post("/rerank", response_model=None, include_in_schema=False)
+    @routes.post("/v2/rerank", response_model=None, include_in_schema=False)
     @routes.post("/v1/rerank", response_model=None)
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Documents, those that answer the query best first."""
         task_of(server, "rank")
         model = server.check_model(body.model)
-        texts, answer_id = body.texts, answers.new_id("rerank")
-        scores, usage = await scored(request, body, [(body.query, text) for text in texts], answer_id)
+        pairs, answer_id = body.pairs, answers.new_id("rerank")
+        scores, usage = await scored(request, body, pairs, answer_id)
         # With equal scores, the earlier document comes first.
-        order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
+        order = sorted(range(len(pairs)), key=lambda i: -scores[i])[: body.top_n or None]
 
         def answer() -> dict[str, Any]:
             results = []
             for i in order:
                 result: dict[str, Any] = {"index": i, "relevance_score": scores[i]}
                 if body.return_documents is not False:
-                    result["document"] = {"text": texts[i]}
+                    result["document"] = {"text": pairs[i][1]}
                 results.append(result)
             return {"id": answer_id, "model": model, "results": results, "usage": usage}
 
-        return await json_response(server.lanes, answer, sum(map(len, texts)))
+        return await json_response(server.lanes, answer, sum(len(text) for _, text in pairs))
 
+    @routes.post("/score", response_model=None, include_in_schema=False)
     @routes.post("/v1/score", response_model=None)
     async def score(body: ScoreRequest, request: Request) -> Response:
         """Scores of pairs of texts, in their order."""

@@ -121,13 +121,45 @@ def test_rerank_and_score(ranks: Running, ranker: tuple[Path, Path]) -> None:
     assert answer["results"] == wanted
     assert scores[0] == scores[3]
     assert order.index(0) < order.index(3)
-    parts = [{"text": text} for text in documents]
-    best = answer_of(ranks, "/v1/rerank", query=query, documents=parts, top_n=1, return_documents=False)
+    best = answer_of(ranks, "/v1/rerank", query=query, documents=documents, top_n=1, return_documents=False)
     assert best["results"] == [{"index": order[0], "relevance_score": scores[order[0]]}]
     pairs = answer_of(ranks, "/v1/score", text_1=query, text_2=documents)
     assert [one["score"] for one in pairs["data"]] == scores
-    both = answer_of(ranks, "/v1/score", text_1=[query] * 4, text_2=documents)
-    assert both["data"] == pairs["data"]
+
+
+def parts_of(*texts: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text} for text in texts]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"documents": [{"text": text, "title": "t"} for text in TEXTS], "top_n": 9}),
+        ("/v2/rerank", {"documents": TEXTS, "max_tokens_per_doc": 4096}),
+        ("/rerank", {"query": {"text": TEXTS[0]}, "documents": [parts_of(text) for text in TEXTS], "top_n": 0}),
+        ("/v1/rerank", {"query": parts_of(TEXTS[0]), "documents": parts_of(*TEXTS)}),
+        ("/v1/score", {"text_1": [TEXTS[0]] * 3, "text_2": TEXTS}),
+        ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
+        ("/score", {"queries": parts_of(TEXTS[0]), "items": [TEXTS[0], {"text": TEXTS[1]}, parts_of(TEXTS[2])]}),
+        ("/v1/score", {"data_1": [TEXTS[0]], "data_2": parts_of(*TEXTS)}),
+    ],
+)
+def test_what_clients_send(ranks: Running, path: str, body: dict[str, Any]) -> None:
+    """Jina's, Cohere's and vLLM's forms of a request for the same texts have the same scores."""
+    by_score = path.endswith("score")
+    if not by_score:
+        body = {"query": TEXTS[0], **body}
+    response = ranks.post(path, **body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    key = "score" if by_score else "relevance_score"
+    found = {one["index"]: one[key] for one in answer["data" if by_score else "results"]}
+    expected = answer_of(ranks, "/v1/score", text_1=TEXTS[0], text_2=TEXTS)
+    assert found == {one["index"]: one["score"] for one in expected["data"]}
+    assert answer["usage"] == expected["usage"]
+    allowed = ranks.client.get("/openapi.json").json()
+    schema = allowed["components"]["schemas"]["ScoreRequest" if by_score else "RerankRequest"]
+    jsonschema_rs.Draft202012Validator({**schema, "components": allowed["components"]}).validate(body)
 
 
 def test_what_scores_refuse(ranks: Running) -> None:
@@ -136,6 +168,10 @@ def test_what_scores_refuse(ranks: Running) -> None:
     assert error_of(ranks.post("/v1/rerank", query="w1", documents=[]), 400)["param"] == "documents"
     assert error_of(ranks.post("/v1/rerank", query="w1", documents=[5]), 400)["param"] == "documents.0"
     assert error_of(ranks.post("/v1/score", text_1=5, text_2="a"), 400)["param"] == "text_1"
+    assert error_of(ranks.post("/v1/score", queries="a", documents=[[]]), 400)["param"] == "documents.0"
+    assert error_of(ranks.post("/v1/score", text_2="a"), 400)["param"] == "text_1"
+    image = {"content": [{"type": "image_url", "image_url": {"url": "a"}}]}
+    assert "models here read text" in error_of(ranks.post("/v1/rerank", query="a", documents=[image]), 400)["message"]
     error = error_of(ranks.post("/v1/rerank", query="w1", documents=["w2"], instruction="w3"), 400)
     assert "takes no instruction" in error["message"]
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/classify", {"input": "a"})):
