@@ -209,6 +209,21 @@ def test_published_templates_render_as_in_transformers(file: Path, tools: list[A
     assert any(rendered)
 
 
+SHARED_TEMPLATES = SHARED / "templates" / "chat_templates"
+
+
+@pytest.mark.skipif(not SHARED_TEMPLATES.is_dir(), reason=f"no templates at {SHARED_TEMPLATES}")
+@pytest.mark.parametrize("file", sorted(SHARED_TEMPLATES.glob("*.jinja")), ids=lambda file: file.stem)
+def test_common_templates_render_as_in_transformers(file: Path) -> None:
+    template = file.read_text()
+    rendered = [
+        assert_as_transformers(template, SPECIAL, messages=messages, add_generation_prompt=add)[0]
+        for messages in CONVERSATIONS.values()
+        for add in (True, False)
+    ]
+    assert any(rendered)
+
+
 def shared_tokenizers() -> list[Path]:
     return [file.parent for file in shared_configs() if (file.parent / "tokenizer.json").is_file()]
 
