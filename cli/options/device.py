@@ -43,10 +43,12 @@ class DeviceFlags:
         ),
     ] = 0.0
 
-    rank_cpus: Annotated[
+    ranks: Annotated[
         str | None,
         typer.Option(
-            "--rank-cpus", metavar="LISTS", help="CPUs of each rank, for artifacts with ranks, such as 0-7|8-15."
+            "--ranks",
+            metavar="N|LISTS",
+            help="Number of ranks, for artifacts with ranks, or the CPUs of each, such as 0-7|8-15.",
         ),
     ] = None
 
@@ -60,5 +62,5 @@ class DeviceFlags:
             "eager": self.enforce_eager or None,
             "device_number": self.device_number,
             "offload_mib": ceil(self.cpu_offload_gib * 2**10) or None,
-            "rank_cpus": self.rank_cpus,
+            "ranks": self.ranks,
         }

@@ -110,7 +110,7 @@ HEADINGS: Mapping[str, Headings] = {
             "logprobs",
         ),
         "Engine": (
-            "threads", "rank_cpus", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number",
+            "threads", "ranks", "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number",
             "cpu_offload_gib",
             "swap_space", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
         ),
@@ -143,7 +143,7 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Adapters": ("lora", "allow_runtime_lora"),
         "Engine": (
-            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "rank_cpus",
+            "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "ranks",
             "enforce_eager", "device_number", "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft",
             "miss_policy", "record_misses",
         ),

@@ -16,7 +16,7 @@ from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
 from llmc.runtime.binding.mpi_ranks import MpiRanks, all_must_start, cpus_of_rank, follow_rank
-from llmc.runtime.binding.ranks import LocalRanks
+from llmc.runtime.binding.ranks import LocalRanks, parse_ranks
 
 DeviceOption = str | int | bool
 
@@ -115,13 +115,13 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Per kind: keyword arguments of engines and replayers that are passed to the device, and the device's names for
 them."""
-RANK_CPUS = "rank_cpus"
-"""The CPUs of each rank of a multi-rank artifact, as parsed by `parse_rank_cpus`."""
-OPTION_NAMES = frozenset({RANK_CPUS, *(name for names in DEVICE_OPTIONS.values() for name in names)})
+RANKS = "ranks"
+"""Number of ranks, or the CPUs of each, as in `parse_ranks`."""
+OPTION_NAMES = frozenset({RANKS, *(name for names in DEVICE_OPTIONS.values() for name in names)})
 """Options of all kinds. None means the default; an option unknown to the artifact's kind has no effect."""
 
 
-def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None) -> Iterator[Device]:
+def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], wanted: str | None) -> Iterator[Device]:
     """Rank 0's device. The other ranks run as child processes, or, under mpirun, as processes started by it.
 
     A process that mpirun started as another rank ends here, when its part is done.
@@ -129,10 +129,10 @@ def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str |
     kind = artifact.info.target_kind
     mpi = mpi_rank()
     if mpi is not None:
-        with _started_by_mpi(mpi, artifact, given, cpus) as opened:
+        with _started_by_mpi(mpi, artifact, given, wanted) as opened:
             yield opened
         return
-    ranks = LocalRanks(artifact.info.num_ranks, cpus)
+    ranks = LocalRanks(artifact.info.num_ranks, wanted)
     with Device(kind, {**given, **ranks.options(0)}) as opened:
         ranks.start(artifact.path, kind, {name: _text(value) for name, value in given.items()})
         opened.ranks = ranks
@@ -145,7 +145,7 @@ def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str |
 
 @contextlib.contextmanager
 def _started_by_mpi(
-    mpi: MpiRank, artifact: Artifact, given: Mapping[str, DeviceOption], cpus: str | None
+    mpi: MpiRank, artifact: Artifact, given: Mapping[str, DeviceOption], wanted: str | None
 ) -> Iterator[Device]:
     """Raises SystemExit in a process that is not rank 0, when its part is done."""
     kind, num_ranks = artifact.info.target_kind, artifact.info.num_ranks
@@ -155,7 +155,7 @@ def _started_by_mpi(
         with all_must_start(mpi):
             return Device(kind, given)
 
-    with cpus_of_rank(mpi, num_ranks, cpus):
+    with cpus_of_rank(mpi, num_ranks, wanted):
         if mpi.rank > 0:
             raise SystemExit(follow_rank(mpi, artifact.pointer, started))
         opened = started()
@@ -175,15 +175,17 @@ def device_for(
 ) -> Iterator[Device]:
     """`device`, or else a temporary one of the artifact's kind, on which something can be made.
 
-    options: those among OPTION_NAMES; not allowed for an open device. Raises LlmcError or TypeError.
+    options: those among OPTION_NAMES; not allowed for an open device. Raises LlmcError, RanksError or TypeError.
     """
     kind = artifact.info.target_kind
     names = DEVICE_OPTIONS.get(kind, {})
     given = {names[name]: value for name, value in options.items() if name in names and value is not None}
+    wanted = None if options.get(RANKS) is None else str(options[RANKS])
     if device is None and artifact.info.num_ranks > 1:
-        cpus = options.get(RANK_CPUS)
-        yield from _of_ranks(artifact, {**_defaults(kind), **given}, None if cpus is None else str(cpus))
+        yield from _of_ranks(artifact, {**_defaults(kind), **given}, wanted)
         return
+    if wanted is not None:
+        parse_ranks(wanted, 1)
     if device is None:
         with Device(kind, given) as opened:
             yield opened

@@ -13,7 +13,7 @@ from ctypes import c_void_p
 
 from llmc.mpi_loader import MpiRank
 from llmc.runtime.binding.handle import Handle, LlmcError, call
-from llmc.runtime.binding.ranks import cores, parse_rank_cpus, shares_of
+from llmc.runtime.binding.ranks import own_cpus, parse_ranks, shares_of
 
 _START_S = 60.0
 
@@ -31,17 +31,18 @@ class MpiRanks:
 
 
 @contextlib.contextmanager
-def cpus_of_rank(mpi: MpiRank, num_ranks: int, cpus: str | None) -> Iterator[None]:
-    """Binds the calling thread, and threads it starts, to this rank's CPUs. Raises ValueError.
+def cpus_of_rank(mpi: MpiRank, num_ranks: int, wanted: str | None) -> Iterator[None]:
+    """Binds the calling thread, and threads it starts, to this rank's CPUs. Raises RanksError.
 
-    cpus: for all ranks, as in `parse_rank_cpus`. None uses mpirun's binding; if every rank has all CPUs, the ranks of
-    this host divide them.
+    wanted: for all ranks, as in `parse_ranks`. Without CPUs there, mpirun's binding counts; if every rank has all CPUs,
+    the ranks of this host divide them.
     """
     before = os.sched_getaffinity(0)
+    cpus = None if wanted is None else parse_ranks(wanted, num_ranks, own=mpi.rank)
     if cpus is not None:
-        os.sched_setaffinity(0, parse_rank_cpus(cpus, num_ranks, own=mpi.rank)[mpi.rank])
+        os.sched_setaffinity(0, cpus[mpi.rank])
     elif mpi.local_ranks > 1 and before == os.sched_getaffinity(os.getppid()):
-        os.sched_setaffinity(0, shares_of(cores(), mpi.local_ranks)[mpi.local_rank])
+        os.sched_setaffinity(0, shares_of(own_cpus(), mpi.local_ranks)[mpi.local_rank])
     try:
         yield
     finally:

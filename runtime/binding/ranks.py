@@ -15,32 +15,64 @@ from pathlib import Path
 from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError, call
 
 
-def parse_rank_cpus(text: str, num_ranks: int, own: int | None = None) -> list[set[int]]:
-    """The CPUs of each rank: "0-3,8|4-7" gives rank 0 the CPUs 0 to 3 and 8. Raises ValueError.
+class RanksError(ValueError):
+    """Ranks that the artifact or this machine does not have; the message is one sentence with the offending value."""
 
-    own: the only rank whose CPUs must be available to this process; None if all must.
+
+def parse_ranks(text: str, num_ranks: int, own: int | None = None) -> list[set[int]] | None:
+    """The CPUs of each rank: "0-3,8|4-7" gives rank 0 the CPUs 0 to 3 and 8. None for a number of ranks, such as "2".
+
+    num_ranks: of the artifact. own: the only rank whose CPUs must be available to this process; None if all must.
+    Raises RanksError.
     """
-    parts = []
-    for part in text.split("|"):
-        cpus: set[int] = set()
-        for cpu_range in part.split(","):
-            first, _, last = (bound.strip() for bound in cpu_range.partition("-"))
-            if not first.isdecimal() or not (last or first).isdecimal() or int(first) > int(last or first):
-                raise ValueError(
-                    f"rank-cpus {text!r} has {cpu_range!r}: list the CPUs of each rank, such as 0-3|4-7 or 0,2|1,3"
-                )
-            cpus.update(range(int(first), int(last or first) + 1))
-        parts.append(cpus)
-    if len(parts) != num_ranks:
-        raise ValueError(f"rank-cpus {text!r} is for {len(parts)} ranks and the artifact for {num_ranks}")
-    missing = set().union(*(parts if own is None else [parts[own]])) - os.sched_getaffinity(0)
+    parts = [] if text.strip().isdecimal() else [_cpus(part, text) for part in text.split("|")]
+    number = len(parts) or int(text)
+    if number != num_ranks:
+        fit = "leave ranks out, or compile it with --tensor-parallel or --pipeline-parallel"
+        raise RanksError(f"ranks {text!r} is for {number} ranks and the artifact for {num_ranks}: {fit}")
+    if num_ranks == 1 and parts:
+        raise RanksError(f"ranks {text!r} binds a rank and the artifact runs without ranks: use taskset or --threads")
+    missing = set().union(*(parts if own is None else parts[own : own + 1])) - os.sched_getaffinity(0)
     if missing:
-        raise ValueError(f"rank-cpus {text!r} names CPU {min(missing)}, which this process may not use")
-    return parts
+        raise RanksError(f"ranks {text!r} names CPU {min(missing)}, which this process may not use")
+    return parts or None
 
 
-def shares_of(by_core: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]]:
-    """Divides CPUs among ranks by whole cores, neighbours together, as far as there are enough cores."""
+def _cpus(listed: str, text: str) -> set[int]:
+    """The CPUs of a list such as "0-3,8", which is part of the option `text`. Raises RanksError."""
+    cpus: set[int] = set()
+    for cpu_range in listed.split(","):
+        first, _, last = (bound.strip() for bound in cpu_range.partition("-"))
+        if not first.isdecimal() or not (last or first).isdecimal() or int(first) > int(last or first):
+            raise RanksError(
+                f"ranks {text!r} has {cpu_range!r}: give the number of ranks, or the CPUs of each, such as 0-3|4-7 or "
+                "0,2|1,3"
+            )
+        cpus.update(range(int(first), min(int(last or first), int(first) + _MOST_CPUS) + 1))
+    return cpus
+
+
+_MOST_CPUS = 1 << 16  # of a range: more than any machine has
+Cores = Sequence[Sequence[int]]
+"""The CPUs of each core."""
+
+
+def shares_of(by_node: Sequence[Cores], num_ranks: int) -> list[set[int]]:
+    """Divides CPUs among ranks by memory nodes and whole cores, neighbours together, as far as there are enough."""
+    each, rest = divmod(num_ranks, len(by_node))
+    if rest == 0 and all(len(cores) >= each for cores in by_node):
+        return [share for cores in by_node for share in _shares_of_node(cores, each)]
+    if len(by_node) % num_ranks == 0:
+        of_rank = len(by_node) // num_ranks
+        by_node = [
+            [core for cores in by_node[first : first + of_rank] for core in cores]
+            for first in range(0, len(by_node), of_rank)
+        ]
+        return [{cpu for core in cores for cpu in core} for cores in by_node]
+    return _shares_of_node([core for cores in by_node for core in cores], num_ranks)
+
+
+def _shares_of_node(by_core: Cores, num_ranks: int) -> list[set[int]]:
     units = list(by_core) if len(by_core) >= num_ranks else [[cpu] for core in by_core for cpu in core]
     if len(units) < num_ranks:
         return [{cpu for unit in units for cpu in unit}] * num_ranks
@@ -48,27 +80,33 @@ def shares_of(by_core: Sequence[Sequence[int]], num_ranks: int) -> list[set[int]
     return [{cpu for unit in units[first:end] for cpu in unit} for first, end in itertools.pairwise(ends)]
 
 
-def cores() -> list[list[int]]:
-    """The CPUs available to this process, by core."""
-    found: dict[str, list[int]] = {}
+_SYSTEM = Path("/sys/devices/system")
+
+
+def own_cpus(system: Path = _SYSTEM) -> list[list[list[int]]]:
+    """The CPUs available to this process, by memory node and core. system: where the kernel describes them."""
+    nodes: dict[str, dict[str, list[int]]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
+        described = system / "cpu" / f"cpu{cpu}"
         try:
-            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+            core = (described / "topology" / "thread_siblings_list").read_text()
         except OSError:
             core = str(cpu)
-        found.setdefault(core, []).append(cpu)
-    return list(found.values())
+        node = next((found.name for found in described.glob("node[0-9]*")), "")
+        nodes.setdefault(node, {}).setdefault(core, []).append(cpu)
+    return [list(cores.values()) for cores in nodes.values()]
 
 
 class LocalRanks:
     """Starts ranks 1 … of an artifact after rank 0 has opened its device with `options`, and watches them.
 
-    They end with rank 0's engine or process. Raises ValueError.
+    They end with rank 0's engine or process. Raises RanksError.
     """
 
-    def __init__(self, num_ranks: int, rank_cpus: str | None = None) -> None:
-        """rank_cpus: as in `parse_rank_cpus`; None divides this process's CPUs."""
-        self._cpus = shares_of(cores(), num_ranks) if rank_cpus is None else parse_rank_cpus(rank_cpus, num_ranks)
+    def __init__(self, num_ranks: int, wanted: str | None = None) -> None:
+        """wanted: as in `parse_ranks`. Without CPUs there, this process's are divided."""
+        cpus = None if wanted is None else parse_ranks(wanted, num_ranks)
+        self._cpus = cpus or shares_of(own_cpus(), num_ranks)
         self._num_ranks = num_ranks
         self._memory = os.memfd_create("llmc-ranks")
         self._room = f"/proc/self/fd/{self._memory}"

@@ -42,6 +42,16 @@ def test_stages_have_the_same_bits_over_mpi(staged: dict[tuple[int, int], Path])
     assert run_llmc(staged[2, 2], str(MPIRUN), "-n", "4") == run_llmc(staged[2, 1])
 
 
+def test_ranks_that_the_artifact_lacks_end_with_a_sentence(artifacts: dict[int, Path]) -> None:
+    done = subprocess.run(
+        [*LLMC, "run", str(artifacts[2]), "--ranks", "3", "--prompt", PROMPT],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "llmc: error: ranks '3' is for 3 ranks and the artifact for 2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @needs_mpi
 def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[int, Path]) -> None:
     command = [str(MPIRUN), "-n", "3", *LLMC, "run", str(artifacts[2]), "--prompt", PROMPT]

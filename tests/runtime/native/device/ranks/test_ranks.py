@@ -17,7 +17,7 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
-from llmc.runtime.binding.ranks import LocalRanks, parse_rank_cpus, shares_of
+from llmc.runtime.binding.ranks import LocalRanks, RanksError, own_cpus, parse_ranks, shares_of
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
@@ -49,7 +49,7 @@ def test_several_ranks_generate_what_one_does_and_the_same_bits_in_any_company(
 ) -> None:
     with LLM(artifacts[1], num_threads=1) as llm:
         one = _greedy(llm, PROMPTS)
-    with LLM(artifacts[ranks], num_threads=1) as llm:
+    with LLM(artifacts[ranks], num_threads=1, device_options={"ranks": ranks}) as llm:
         together = _greedy(llm, PROMPTS)
         alone = [_greedy(llm, [prompt])[0] for prompt in PROMPTS]  # the prefix cache has some of them by now
         pids = llm.engine.ranks.pids
@@ -131,21 +131,53 @@ def test_what_ranks_refuse_leaves_no_process(artifacts: dict[int, Path]) -> None
             Engine(artifact, num_threads=1, draft=draft, speculate_tokens=2)
         with Engine(artifact, num_threads=1) as engine, pytest.raises(LlmcError, match="takes no graphs once it was"):
             engine.add_graphs(artifact)
-        with pytest.raises(ValueError, match="is for 1 ranks and the artifact for 2"):
-            Engine(artifact, rank_cpus="0")
+        with pytest.raises(RanksError, match="is for 3 ranks and the artifact for 2"):
+            Engine(artifact, ranks="0|0|0")
+        with pytest.raises(RanksError, match="'2' is for 2 ranks and the artifact for 1: leave ranks out, or compile"):
+            Engine(draft, ranks=2)
 
 
-def test_cpus_are_shared_by_cores() -> None:
-    assert shares_of([[0, 4], [1, 5], [2, 6], [3, 7]], 2) == [{0, 4, 1, 5}, {2, 6, 3, 7}]
-    assert shares_of([[0], [1], [2]], 2) == [{0}, {1, 2}]
-    assert shares_of([[0, 2], [1, 3]], 4) == [{0}, {2}, {1}, {3}]
-    assert shares_of([[0], [1]], 3) == [{0, 1}] * 3
-    assert parse_rank_cpus("0-1|1, 0", 2) == [{0, 1}, {0, 1}]
-    with pytest.raises(ValueError, match=r"'4-2': list the CPUs of each rank, such as 0-3\|4-7"):
-        parse_rank_cpus("0|4-2", 2)
-    with pytest.raises(ValueError, match="names CPU 99999"):
-        parse_rank_cpus("0|99999", 2)
-    assert parse_rank_cpus("0|99999", 2, own=0)[0] == {0}
+def test_cpus_are_shared_by_nodes_and_cores() -> None:
+    assert shares_of([[[0, 4], [1, 5], [2, 6], [3, 7]]], 2) == [{0, 4, 1, 5}, {2, 6, 3, 7}]
+    assert shares_of([[[0], [1], [2]]], 2) == [{0}, {1, 2}]
+    assert shares_of([[[0, 2], [1, 3]]], 4) == [{0}, {2}, {1}, {3}]
+    assert shares_of([[[0], [1]]], 3) == [{0, 1}] * 3
+    two = [[[0], [2], [4]], [[1], [3], [5], [7]]]
+    assert shares_of(two, 2) == [{0, 2, 4}, {1, 3, 5, 7}]
+    assert shares_of(two, 4) == [{0}, {2, 4}, {1, 3}, {5, 7}]
+    assert shares_of([*two, [[6]], [[8]]], 2) == [{0, 2, 4, 1, 3, 5, 7}, {6, 8}]
+    assert shares_of(two, 3) == [{0, 2}, {4, 1}, {3, 5, 7}]
+    assert shares_of([[[0]], [[1], [3]]], 4) == [{0, 1, 3}] * 4
+
+
+def test_own_cpus_are_found_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine whose nodes have every other CPU; CPU 4 is not ours."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+    for cpu in range(6):
+        folder = tmp_path / "cpu" / f"cpu{cpu}"
+        (folder / f"node{cpu % 2}").mkdir(parents=True)
+        (folder / "topology").mkdir()
+        (folder / "topology" / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}")
+    assert own_cpus(tmp_path) == [[[0], [2]], [[1, 5], [3]]]
+    assert own_cpus(tmp_path / "none") == [[[0], [1], [2], [3], [5]]]
+
+
+def test_ranks_are_a_number_or_lists_of_cpus() -> None:
+    assert parse_ranks("0-1|1, 0", 2) == [{0, 1}, {0, 1}]
+    assert parse_ranks(" 2", 2) is parse_ranks("1", 1) is None
+    assert parse_ranks("0|99999", 2, own=0) == [{0}, {99999}]
+    for text, num_ranks, said in (
+        ("0|4-2", 2, r"'4-2': give the number of ranks, or the CPUs of each, such as 0-3\|4-7"),
+        ("two", 2, "'two': give the number of ranks"),
+        ("0|", 2, "'': give the number"),
+        ("-1", 2, "'-1': give the number"),
+        ("0|99999", 2, "names CPU 99999"),
+        ("0|1-99999999999999", 2, "which this process may not use"),
+        ("4", 2, "'4' is for 4 ranks and the artifact for 2"),
+        ("0-1", 1, "runs without ranks"),
+    ):
+        with pytest.raises(RanksError, match=said):
+            parse_ranks(text, num_ranks)
 
 
 def test_each_rank_has_its_part_of_a_budget(artifacts: dict[int, Path]) -> None:
