@@ -15,7 +15,7 @@ class DeviceFlags:
 
     enforce_eager: Annotated[
         bool,
-        typer.Option("--enforce-eager", help="On a GPU: launch kernels one by one instead of as graphs. Same bits."),
+        typer.Option("--enforce-eager", help="Launch kernels one by one instead of replaying graphs. Same bits."),
     ] = False
     device_number: Annotated[
         int | None,

@@ -89,6 +89,7 @@ WEIGHT_MEMORY = ("auto", "mapped", "copied")
 """
 DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "cpu": {
+        "eager": "eager",
         "num_threads": "threads",
         "pin_threads": "pin",
         "idle_spin_us": "idle_spin_us",

@@ -28,7 +28,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """Kind, fields of its config, and how it is compiled."""
 OPTIONS = {
-    "cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"}),
+    "cpu": ({"threads": "1"}, {"threads": "3", "pin": "0"}, {"threads": "2", "eager": "1"}),
     "opencl": ({}, {"eager": "1"}),
     "cuda": ({}, {"eager": "1"}, {"graph_mib": "2"}),
 }

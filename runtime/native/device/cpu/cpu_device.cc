@@ -75,13 +75,14 @@ class CpuNewGraphs final : public NewGraphs {
 };
 
 CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team,
-                     std::shared_ptr<Collective> collective)
+                     const CpuDeviceOptions& options)
     : shape_(std::move(shape)),
       pool_(std::move(pool)),
       adapters_(std::move(adapters)),
       team_(std::move(team)),
-      stage_(collective == nullptr ? 0 : collective->stage()),
-      replay_(team_.get(), pool_.num_blocks(), std::move(collective)) {}
+      eager_(options.eager),
+      stage_(options.collective == nullptr ? 0 : options.collective->stage()),
+      replay_(team_.get(), pool_.num_blocks(), eager_, options.collective) {}
 
 Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                          std::unique_ptr<CpuDevice>* out) {
@@ -115,7 +116,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
     team = std::move(made);
   }
   std::unique_ptr<CpuDevice> device(
-      new CpuDevice(artifact->shape(), std::move(pool), std::move(adapters), std::move(team), options.collective));
+      new CpuDevice(artifact->shape(), std::move(pool), std::move(adapters), std::move(team), options));
   LLMC_RETURN_IF_ERROR(device->PlaceMemory(artifact, options));
   LLMC_RETURN_IF_ERROR(device->LoadProgram(std::move(artifact), std::move(code)));
   *out = std::move(device);
@@ -226,8 +227,14 @@ TeamUse CpuDevice::team_use() const {
 void CpuDevice::GetStats(std::vector<DeviceStat>* out) const {
   const TeamUse use = team_use();
   const MemorySpread spread = memory_spread();
-  *out = {{"threads", team_->num_threads()},
+  const uint64_t graphs = replay_.program().artifact().graphs().size(), steps = replay_.times().stats().num_replays;
+  *out = {{"recorded_graphs", eager_ ? 0 : graphs},
+          {"launched_graphs", eager_ ? graphs : 0},
+          {"replayed_steps", eager_ ? 0 : steps},
+          {"launched_steps", eager_ ? steps : 0},
+          {"threads", team_->num_threads()},
           {"working_threads", use.size},
+          {"team_jobs", team_->Stats().jobs},
           {"thread_cuts", use.cuts},
           {"weight_bytes", weight_bytes()},
           {"copied_weight_bytes", copied_weight_bytes()},

@@ -25,6 +25,7 @@ struct CpuDeviceOptions {
   bool pin = true;
   uint32_t idle_spin_us = 1000;
   bool adapt = false;  // see TeamOptions; off here because a measurement needs all threads
+  bool eager = false;  // start the team at every command, instead of once for all commands of a graph
   TeamClock* clock = nullptr;
   WeightOptions weights;
   NodeSystem nodes;
@@ -87,7 +88,7 @@ class CpuDevice final : public Device, public CommandRunner {
 
  private:
   CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::shared_ptr<Team> team,
-            std::shared_ptr<Collective> collective);
+            const CpuDeviceOptions& options);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
   CpuProgram::Memory memory() const { return {&weights_, pool_, adapters_, stage_}; }
@@ -96,6 +97,7 @@ class CpuDevice final : public Device, public CommandRunner {
   KvPool pool_;
   AdapterPools adapters_;
   std::shared_ptr<Team> team_;
+  const bool eager_;
   NodeSpread spread_;
   uint64_t spread_pool_bytes_ = 0;
   WeightMemory weights_;  // of the first artifact, for the device's lifetime

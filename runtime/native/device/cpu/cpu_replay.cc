@@ -28,9 +28,10 @@ uint64_t MostAheadBytes() {
 
 }  // namespace
 
-CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, std::shared_ptr<Collective> collective)
+CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective)
     : team_(team),
       num_blocks_(num_blocks),
+      eager_(eager),
       most_ahead_bytes_(MostAheadBytes()),
       collective_(std::move(collective)),
       times_(team->num_threads()) {}
@@ -207,11 +208,21 @@ void CpuReplay::Visit(uint32_t graph) {
   RunTeam(graph);
 }
 
-// Replays a graph. Inputs and scalars must be set.
+// Replays a graph. Inputs and scalars must be set. Command by command, the team may have another size at each.
 void CpuReplay::RunTeam(uint32_t graph) {
-  const uint32_t size = team_->size();
-  current_ = program_.Dealt(graph, size);
   spent_ = {};
+  const uint32_t size = team_->size();
+  const CpuProgram::StepRange whole = program_.Dealt(graph, size);
+  if (!eager_) return RunJob(whole, size);
+  for (Step* step = whole.begin; step != whole.end; ++step) {
+    const uint32_t size_now = team_->size();
+    program_.Dealt(graph, size_now);
+    RunJob({step, step + 1, size_now}, size_now);
+  }
+}
+
+void CpuReplay::RunJob(CpuProgram::StepRange steps, uint32_t size) {
+  current_ = steps;
   turn_ = 1 - turn_;
   // Threads that were left out of the last replay have not reset their claims for this one.
   for (; last_size_ < size; ++last_size_) claims_.Reset(turn_, last_size_);

@@ -1,4 +1,4 @@
-// CpuReplay: a thread team's pass over the commands of a graph.
+// CpuReplay: a thread team's pass over the commands of a graph: one job for all of them, or one for each.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -46,8 +46,9 @@ class Claims {
 
 class CpuReplay {
  public:
-  // The team must outlive it. num_blocks: of the KV pool. collective: for several ranks.
-  CpuReplay(Team* team, uint32_t num_blocks, std::shared_ptr<Collective> collective);
+  // The team must outlive it. num_blocks: of the KV pool. eager: the team starts and ends at every command. collective:
+  // for several ranks.
+  CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective);
 
   // Call between two replays; *program then holds the previous one. On an exception nothing has changed.
   void Adopt(CpuProgram* program);
@@ -75,6 +76,7 @@ class CpuReplay {
   // The step of a command of the graph that was begun.
   Status Find(uint32_t command, const Step** out) const;
   void RunTeam(uint32_t graph);
+  void RunJob(CpuProgram::StepRange steps, uint32_t size);
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
   void RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const;
   void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
@@ -83,6 +85,7 @@ class CpuReplay {
 
   Team* team_;
   uint32_t num_blocks_;
+  const bool eager_;
   uint64_t most_ahead_bytes_;
   std::shared_ptr<Collective> collective_;  // null: this rank is alone
   CpuProgram program_;

@@ -48,6 +48,7 @@ Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   reader.Flag("pin", &options.pin);
   reader.Number("idle_spin_us", kMostSpinUs, &options.idle_spin_us);
   reader.Choice("weights", {"auto", "mapped", "copied"}, &weights);
+  reader.Flag("eager", &options.eager);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   options.weights.mode = static_cast<WeightMode>(weights);
   *out = std::make_unique<OpenCpu>(std::move(options));

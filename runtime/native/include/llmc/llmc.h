@@ -170,6 +170,8 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * - `threads`: threads of the team. Default 0: every CPU of this process, see above.
  * - `pin`: 1, the default: bind each team thread to one allowed CPU. 0: do not.
  * - `idle_spin_us`: microseconds for which idle team threads spin before they sleep. Default 1000.
+ * - `eager`: 0, the default: the team's threads walk all commands of a graph in one job. 1: each command is a job of
+ *   its own, at whose end all threads meet. The bits are the same.
  * - `weights`: memory from which weights are read; changes no result. `mapped`: the mapping of their file, which all
  *   processes that serve it share. `copied`: huge pages of this process, filled when the engine or replayer is
  *   created. These are faster to read (docs/performance.md), and an unreadable file fails there with LLMC_ERR_IO.

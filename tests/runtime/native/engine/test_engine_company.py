@@ -86,9 +86,11 @@ def test_bits_do_not_depend_on_company(
     max_num_seqs = 8 if tiny_pool else int(rng.choice([1, 2, 3, 5, 8]))
     requests = mixed_requests()
     order = [int(i) for i in rng.permutation(len(requests))]
+    eager = trial % 5 == 4
     with Engine(
         llama[1],
         num_threads=1 + trial % 3,
+        eager=eager,
         max_tokens_per_step=tokens_per_step,
         prefix_cache=int(prefix_cache),
         num_blocks=num_blocks,
@@ -108,6 +110,7 @@ def test_bits_do_not_depend_on_company(
     assert stats.prompt_tokens == sum(len(p) for p, _ in requests) * (1 + trial % 2)
     assert stats.output_tokens == sum(len(o[0]) for of in alone for o in of) * (1 + trial % 2)
     assert stats.num_steps == stats.num_prefill_steps + stats.num_decode_steps == sum(r for r, _ in use)
+    assert stats.device["launched_steps" if eager else "replayed_steps"] == stats.num_steps
     assert stats.scheduled_tokens == sum(t for _, t in use)
     capacity = sum(r * g.max_tokens for (r, _), g in zip(use, llama[1].graphs(), strict=True))
     assert stats.padded_tokens == capacity - stats.scheduled_tokens > 0
@@ -169,3 +172,18 @@ def test_bits_of_requests_that_arrive_late(llama: tuple[Path, Artifact], alone: 
             evicted, promoted = evicted + stats.num_evictions, promoted + stats.num_promotions
     assert evicted > 0
     assert promoted > 0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_eager_launches_each_command(eager: bool, llama: tuple[Path, Artifact]) -> None:
+    """A job of the thread team is a whole graph, or one command of it."""
+    with Engine(llama[1], num_threads=2, num_blocks=64, eager=eager) as engine:
+        before = engine.stats.device
+        drive(engine, [mixed_requests()[0]])
+        after, use = engine.stats.device, engine.graph_use()
+    commands = sum(replays * g.num_commands for (replays, _), g in zip(use, llama[1].graphs(), strict=True))
+    steps = sum(replays for replays, _ in use)
+    assert after["team_jobs"] - before["team_jobs"] == (commands if eager else steps)
+    assert after["launched_graphs" if eager else "recorded_graphs"] == len(use)
+    assert after["recorded_graphs" if eager else "launched_graphs"] == 0
+    assert (after["replayed_steps"], after["launched_steps"]) == ((0, steps) if eager else (steps, 0))
