@@ -16,7 +16,7 @@ import pytest
 
 from llmc.compiler.targets.gpu import nvcc
 from llmc.compiler.targets.gpu.cuda_images import PTX, unpack
-from llmc.compiler.targets.gpu.cuda_prelude import NUMBERS, PRELUDE
+from llmc.compiler.targets.gpu.cuda_prelude import PORTABLE
 
 from support.paths import ROOT
 
@@ -85,7 +85,7 @@ def host_library(texts: Sequence[str], folder: Path) -> Path:
     ]
     source = folder / "kernels.cc"
     # What only a GPU has cuda_on_host.h has under the same names.
-    source.write_text("\n".join(['#include "cuda_on_host.h"', PRELUDE, NUMBERS, *texts, *runs]))
+    source.write_text("\n".join(['#include "cuda_on_host.h"', *PORTABLE, *texts, *runs]))
     return _shared(source, folder / "kernels.so")
 
 

@@ -218,6 +218,32 @@ inline unsigned ExactF16(float x) {
   return sign | static_cast<unsigned>(exponent + 14) << 10 | (whole & 1023);
 }
 
+// What the lanes of a warp give each other, as fragments.
+inline unsigned g_words[kMostItems / kWarp][2][kWarp];
+inline const unsigned* Exchange(unsigned word) {
+  const unsigned item = g_item.x;
+  unsigned* words = g_words[item / kWarp][g_products[item] ^= 1];
+  words[item % kWarp] = word;
+  g_now.Wait(Group::State::kInWarp);
+  return words;
+}
+inline unsigned RoundedBf16(float x) {
+  const auto bits = Bits<unsigned>(x);
+  return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline unsigned RoundedF16(float x) {
+  const unsigned sign = std::signbit(x) ? 0x8000 : 0;
+  if (std::isnan(x)) return 0x7fff;
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  // 11 digits, or down to the smallest subnormal.
+  const int unit = std::max(exponent - 11, -24);
+  const float nearest = std::ldexp(std::nearbyint(std::ldexp(x, -unit)), unit);
+  if (std::fabs(nearest) > 65504.0f) return sign | 0x7c00;
+  if (std::fabs(nearest) < 0x1p-14f) return sign | static_cast<unsigned>(std::ldexp(std::fabs(nearest), 24));
+  return ExactF16(nearest);
+}
+
 // Copies of an item that were asked for, and how many of them ended groups have. They come when they are waited for.
 struct Copies {
   struct One {
@@ -269,6 +295,23 @@ inline void llmc_mma_i8(int* c, unsigned a0, unsigned a1, unsigned a2, unsigned 
 inline unsigned llmc_pair_f16(float low, float high) {
   return cuda_on_host::ExactF16(low) | cuda_on_host::ExactF16(high) << 16;
 }
+inline unsigned llmc_rounded_bf16(float low, float high) {
+  return cuda_on_host::RoundedBf16(low) | cuda_on_host::RoundedBf16(high) << 16;
+}
+inline unsigned llmc_rounded_f16(float low, float high) {
+  return cuda_on_host::RoundedF16(low) | cuda_on_host::RoundedF16(high) << 16;
+}
+inline float llmc_low_f16(unsigned pair) { return cuda_on_host::OfF16(pair & 0xffff); }
+inline float llmc_of_lane(float own, int lanes) {
+  using namespace cuda_on_host;
+  return Bits<float>(Exchange(Bits<unsigned>(own))[g_item.x % kWarp ^ static_cast<unsigned>(lanes)]);
+}
+inline unsigned llmc_transposed(unsigned pair) {
+  const unsigned lane = cuda_on_host::g_item.x % cuda_on_host::kWarp, column = lane / 4, row = 2 * (lane % 4);
+  const unsigned* words = cuda_on_host::Exchange(pair);
+  auto number = [&](unsigned of) { return words[4 * of + column / 2] >> 16 * (column % 2) & 0xffff; };
+  return number(row) | number(row + 1) << 16;
+}
 inline void llmc_copy16(void* to, const void* from) { cuda_on_host::Copy(to, from, 16); }
 inline void llmc_copy4(void* to, const void* from) { cuda_on_host::Copy(to, from, 4); }
 inline void llmc_copies_end() {
@@ -279,4 +322,5 @@ inline void llmc_copies_wait1() { cuda_on_host::g_copies[cuda_on_host::g_item.x]
 inline void llmc_copies_wait0() { cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(0); }
 inline void llmc_load16(unsigned* to, const void* from) { std::memcpy(to, from, 16); }
 inline void llmc_load8(unsigned* to, const void* from) { std::memcpy(to, from, 8); }
+inline void llmc_store16(void* to, const unsigned* from) { std::memcpy(to, from, 16); }
 inline void llmc_load4(unsigned* to, const void* from) { std::memcpy(to, from, 4); }

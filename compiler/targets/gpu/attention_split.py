@@ -50,9 +50,14 @@ def rows_together(heads: int, kv_heads: int, width: int) -> int:
     return max(rows for rows in range(1, most + 1) if group % rows == 0)
 
 
+def side_by_side(segments: int) -> int:
+    """Groups for the partitions of one unit that are worth launching."""
+    return max(1, min(segments, _MOST_GROUPS))
+
+
 def groups_of(heads: int, kv_heads: int, width: int, segments: int) -> int:
     """Groups per token that are worth launching."""
-    return heads // rows_together(heads, kv_heads, width) * max(1, min(segments, _MOST_GROUPS))
+    return heads // rows_together(heads, kv_heads, width) * side_by_side(segments)
 
 
 def tokens_together(heads: int, kv_heads: int, width: int) -> int:

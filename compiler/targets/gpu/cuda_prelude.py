@@ -16,7 +16,7 @@ __device__ __forceinline__ float as_float(uint x) { return __uint_as_float(x); }
 __device__ __forceinline__ long long as_long(double x) { return __double_as_longlong(x); }
 __device__ __forceinline__ double as_double(long long x) { return __longlong_as_double(x); }
 """
-"""For all kernels; also compiles as host C++ where CUDA's functions are defined."""
+"""For all kernels."""
 
 TENSOR_CORES = """\
 // Fragments are as the PTX manual has them for m16n8k16 and m16n8k32: a is 16 rows by K, b 8 columns by K, c 16 by 8.
@@ -36,6 +36,28 @@ __device__ __forceinline__ uint llmc_pair_f16(float low, float high) {
   uint pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+// Nearest, ties to even.
+__device__ __forceinline__ uint llmc_rounded_bf16(float low, float high) {
+  uint pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint llmc_rounded_f16(float low, float high) { return llmc_pair_f16(low, high); }
+__device__ __forceinline__ float llmc_low_f16(uint pair) {
+  float number;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"((ushort)pair));
+  return number;
+}
+// The number that the lane has whose bits differ by `lanes`.
+__device__ __forceinline__ float llmc_of_lane(float own, int lanes) {
+  return __shfl_xor_sync(0xFFFFFFFFu, own, lanes);
+}
+// A matrix of 8 by 8 halves, of which lane 4r + t has two neighbours of row r from 2t on, with rows as columns.
+__device__ __forceinline__ uint llmc_transposed(uint pair) {
+  uint turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
 }
 // From global memory to shared memory while the kernel goes on.
 __device__ __forceinline__ void llmc_copy16(void* to, const void* from) {
@@ -59,6 +81,9 @@ __device__ __forceinline__ void llmc_load8(uint* to, const void* from) {
   to[0] = words.x, to[1] = words.y;
 }
 __device__ __forceinline__ void llmc_load4(uint* to, const void* from) { to[0] = *(const uint*)from; }
+__device__ __forceinline__ void llmc_store16(void* to, const uint* from) {
+  *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]);
+}
 """
 """Parts that need a GPU; tests define host functions of the same names."""
 
@@ -89,4 +114,16 @@ __device__ __forceinline__ void llmc_nibbles_i8(uint* to, uint packed) {
 """
 """Converts numbers of quantized weights to tensor core operands."""
 
-FULL = PRELUDE + TENSOR_CORES + NUMBERS
+HALVES = """\
+// Parts of pairs of halves.
+__device__ __forceinline__ float llmc_low_bf16(uint pair) { return as_float(pair << 16); }
+__device__ __forceinline__ float llmc_high_bf16(uint pair) { return as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float llmc_high_f16(uint pair) { return llmc_low_f16(pair >> 16); }
+__device__ __forceinline__ uint llmc_lows(uint a, uint b) { return (a & 0xFFFFu) | b << 16; }
+__device__ __forceinline__ uint llmc_highs(uint a, uint b) { return a >> 16 | (b & 0xFFFF0000u); }
+"""
+"""Takes pairs of halves apart, for attention on tensor cores."""
+
+PORTABLE = PRELUDE, NUMBERS, HALVES
+"""Parts that also compile as host C++."""
+FULL = PRELUDE + TENSOR_CORES + NUMBERS + HALVES

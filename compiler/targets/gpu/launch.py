@@ -9,8 +9,9 @@ from math import prod
 from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.gpu import tensor_attention as attentions
 from llmc.compiler.targets.gpu import tensor_cores as tensors
-from llmc.compiler.targets.gpu.attention_split import groups_of, tokens_together
+from llmc.compiler.targets.gpu.attention_split import groups_of, side_by_side, tokens_together
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
@@ -68,6 +69,11 @@ def _attention(rows: int, p: Params, width: int) -> Launch:
     return Launch(rows, groups * min(tokens, _MOST_RUNS), tokens)
 
 
+def _tensor_attention(rows: int, p: Params, of: attentions.TensorAttention) -> Launch:
+    groups = of.units * side_by_side(int(p["segments"]))
+    return Launch(rows, groups * min(of.tokens, _MOST_RUNS), of.tokens, items=attentions.ITEMS)
+
+
 # Units per row for single items, by op; 1 for all others.
 _UNITS: dict[str, Callable[[Params], int]] = {
     "rope_kv_write": lambda p: int(p["num_heads"]) + 2 * int(p["num_kv_heads"]),
@@ -106,6 +112,8 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
     if tensor_cores and tensors.tensor_layer(spec) is not None:
         groups = tensors.launch_groups(int(p["n"]))
         return Launch(rows, groups, tensors.X_ROWS, items=tensors.ITEMS)
+    if tensor_cores and (attention := attentions.tensor_attention(spec)) is not None:
+        return _tensor_attention(rows, p, attention)
     if spec.op in _LINEARS:
         return Launch(rows, _tiles(p), LINEAR_ROWS)
     if spec.op in _BY_COLUMNS:

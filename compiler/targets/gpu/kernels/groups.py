@@ -94,6 +94,13 @@ def turns(k: Frame, count: int) -> Iterator[Expr]:
 
 
 @contextmanager
+def unrolled(count: int) -> Iterator[Expr]:
+    """Loop over 0 … count − 1 that the device's compiler unrolls: arrays stay in registers, and text stays short."""
+    with T.attr(T.int32(0), "pragma_unroll_explicit", T.int32(0)), T.unroll(count) as index:
+        yield index
+
+
+@contextmanager
 def spread(k: Frame, count: int) -> Iterator[Expr]:
     """Loops over 0 … count − 1, each item taking every 64th."""
     item = calling(k).item

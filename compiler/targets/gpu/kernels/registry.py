@@ -26,7 +26,10 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_sum,
 )
 from llmc.compiler.targets.gpu.kernels.sampling_top import sample_rank, sample_top
+from llmc.compiler.targets.gpu.kernels.tensor_attention import tensor_attention
 from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
+from llmc.compiler.targets.gpu.tensor_attention import ITEMS as ATTENTION_ITEMS
+from llmc.compiler.targets.gpu.tensor_attention import tensor_attention as attention_on_tensor_cores
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, tensor_layer
 from llmc.compiler.targets.reference.kernels.frame import called
 from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
@@ -66,6 +69,9 @@ def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False) -> Any:
     if tensor_cores and (layer := tensor_layer(spec)) is not None:
         with called(partial(Groups, ITEMS)):
             return tensor_linear(spec, layer)
+    if tensor_cores and (attention := attention_on_tensor_cores(spec)) is not None:
+        with called(partial(Groups, ATTENTION_ITEMS)):
+            return tensor_attention(spec, attention)
     build = KERNELS.get(spec.op) or brought_template(spec.op, KIND) or build_plain
     with called(Groups):
         return build(spec)

@@ -67,6 +67,10 @@ class Run:
         start, end = let(T.truncdiv(self.lowest, PARTITION)), let(T.truncdiv(self.highest, PARTITION) + 1)
         return start, end if self.most == 1 else let(start + (end - start) * T.min(self.count, 1))
 
+    def first(self, token: Expr) -> Expr:
+        """The first key that token `token` of the run sees."""
+        return self.lowest if self.most == 1 else self._first[token]
+
     def last(self, token: Expr) -> Expr:
         """The last key that token `token` of the run sees."""
         return self.highest if self.most == 1 else self._last[token]

@@ -13,7 +13,8 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.target import Target
 from llmc.compiler.targets.gpu.attention_split import num_partitions, partial_floats, rows_together, segments_of
 from llmc.compiler.targets.gpu.cuda import cuda_text
-from llmc.compiler.targets.gpu.launch import ITEMS, launch_of
+from llmc.compiler.targets.gpu.launch import launch_of
+from llmc.compiler.targets.gpu.tensor_attention import tensor_attention
 
 from support.cuda import host_library
 from support.kernel_harness import Tolerance
@@ -57,7 +58,7 @@ class _Kernels:
         arguments += [ctypes.c_int32(0) for _ in buffers]
         arguments.append(ctypes.c_void_p(scalars.ctypes.data))
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
-        getattr(self.library, f"run_{spec.symbol()}")(pointers, groups, ITEMS)
+        getattr(self.library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
 
     def attend(self, inputs: list[Array], ends: list[Array], sinks: list[Array], out: Array, floats: int, stride: int,
                groups: int, split: bool, runs: bool) -> Array:  # fmt: skip
@@ -123,6 +124,9 @@ class _Latent(LatentCache):
 _PAGED: dict[str, dict[str, Any]] = {
     "f32": attention_params(6, 2, 24, "f32", "f32", 16, 0),
     "bf16, a window, sinks": attention_params(8, 2, 80, "bf16", "bf16", 16, 150, sinks=True),
+    "f16, chunks, a cap, a bias": attention_params(
+        11, 1, 32, "f16", "f16", 48, 0, chunk=200, score_cap=20.0, bias="distance"
+    ),
     "int8, chunks, a cap, a bias": attention_params(
         4, 4, 32, "f32", "int8", 48, 0, chunk=200, score_cap=20.0, bias="distance"
     ),
@@ -134,6 +138,16 @@ _TOLERANCES: dict[str, Tolerance] = {
     "bf16": {"rtol": 2.0**-8, "atol": 1e-5},
     "f16": {"rtol": 2.0**-10, "atol": 1e-5},
 }
+# On tensor cores, queries and weights are rounded, too, and cancel.
+_OF_TENSOR_CORES: dict[str, Tolerance] = {
+    "bf16": {"rtol": 2.0**-6, "atol": 2.0**-6},
+    "f16": {"rtol": 2.0**-9, "atol": 2.0**-9},
+}
+
+
+def _tolerance(params: dict[str, Any]) -> Tolerance:
+    act, kv = params.get("act_dtype", "f32"), params["kv_dtype"]
+    return _OF_TENSOR_CORES[kv] if act != "f32" and kv in _OF_TENSOR_CORES else _TOLERANCES[act]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +174,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dic
 def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     cache, params = caches[name]
     if "both_ways" not in params:
-        check_companies(cast(Attends, cache), _ALONE, params, _TOLERANCES[params.get("act_dtype", "f32")])
+        check_companies(cast(Attends, cache), _ALONE, params, _tolerance(params))
     # Tokens on both sides of the ends of partitions.
     chunks = [(0, 126, 130), (1, 30, 33), (0, 382, 386), (2, 0, 1), (0, 528, 530)]
     whole = cache.attend(_ALONE, params, chunks, 1, 3)
@@ -168,24 +182,24 @@ def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tup
         assert same_bits(cache.attend(_ALONE, params, chunks, 1, groups, SEGMENTS), whole)
     tokens = [(s, t) for s, a, e in chunks for t in range(a, e)]
     want = np.stack([cache.expected(s, t, params) for s, t in tokens])
-    np.testing.assert_allclose(
-        whole.astype(np.float64), want, **_TOLERANCES[params.get("act_dtype", "f32")], err_msg=name
-    )
+    np.testing.assert_allclose(whole.astype(np.float64), want, **_tolerance(params), err_msg=name)
 
 
-def test_a_key_that_is_no_number_spoils_those_that_see_it(caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+def test_what_is_no_number_spoils_those_that_see_it(caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    """Keys and values, on tensor cores: also among rows of one product."""
     cache, params = caches["bf16, a window, sinks"]
     chunks: Chunks = [(0, 300, 304), (1, 30, 33), (0, 460, 464)]
     clean = cache.attend(_ALONE, params, chunks, 1, 2)
-    at, within = cache.tables[0, 302 // 16], 302 % 16
-    saved = cache.k_pool[at].copy()
-    cache.k_pool[at, :, :, within] = np.nan
-    for segments in (0, SEGMENTS):
-        got = cache.attend(_ALONE, params, chunks, 1, 5, segments)
-        sees = np.array([False] * 2 + [True] * 2 + [False] * 7)
-        assert same_bits(got[~sees], clean[~sees])
-        assert not np.isfinite(got[sees].astype(np.float32)).any()
-    cache.k_pool[at] = saved
+    at, within = cache.tables[0, 301 // 16], 301 % 16
+    sees = np.array([False] + [True] * 3 + [False] * 7)
+    for pool, bad in ((cache.k_pool.swapaxes(-1, -2), np.nan), (cache.v_pool[..., : cache.dim], np.inf)):
+        saved = pool[at].copy()
+        pool[at, :, within] = bad
+        for segments in (0, SEGMENTS):
+            got = cache.attend(_ALONE, params, chunks, 1, 5, segments)
+            assert same_bits(got[~sees], clean[~sees])
+            assert not np.isfinite(got[sees].astype(np.float32)).any()
+        pool[at] = saved
 
 
 @pytest.mark.parametrize(
@@ -214,3 +228,40 @@ def test_heads_that_share_their_keys(heads: int, kv_heads: int, width: int, rows
     params = attention_params(heads, kv_heads, width, "f32", "f32", 16, 0)
     spec = KernelSpec.of("attention", "paged_attention", **params, segments=16)
     assert launch_of(spec).groups == heads // rows * 16
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "rows", "tokens", "groups"),
+    [
+        (32, 8, 128, 4, 12, 8),
+        (64, 8, 128, 8, 6, 8),
+        (71, 1, 64, 8, 8, 9),  # the last group of a token has 7 heads
+        (32, 32, 96, 1, 48, 32),
+        (8, 1, 256, 8, 3, 1),
+    ],
+)
+def test_tiles_of_tensor_cores(heads: int, kv_heads: int, width: int, rows: int, tokens: int, groups: int) -> None:
+    params = attention_params(heads, kv_heads, width, "bf16", "bf16", 16, 0)
+    spec = KernelSpec.of("attention", "paged_attention", **params, segments=0, runs=True)
+    found = tensor_attention(spec)
+    assert found is not None
+    assert (found.heads, found.tokens, found.units) == (rows, tokens, groups)
+    alone = tensor_attention(KernelSpec.of("attention", "paged_attention", **params, segments=4))
+    assert alone is not None
+    assert alone.tokens == 1
+    assert launch_of(spec, tensor_cores=True).items == 128
+
+
+def test_attention_that_tensor_cores_do_not_take() -> None:
+    for act, kv, width, block in (
+        ("f32", "bf16", 64, 16),
+        ("bf16", "f32", 64, 16),
+        ("bf16", "int8", 64, 16),
+        ("bf16", "bf16", 24, 16),
+        ("bf16", "bf16", 320, 16),
+        ("bf16", "bf16", 64, 24),
+    ):
+        params = attention_params(4, 2, width, act, kv, block, 0)
+        spec = KernelSpec.of("attention", "paged_attention", **params, segments=0)
+        assert tensor_attention(spec) is None
+        assert launch_of(spec, tensor_cores=True) == launch_of(spec)

@@ -1,0 +1,125 @@
+"""Query rows of a unit as tensor core operands: tiles of 8, each row a head of a token of the run, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
+from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, unrolled
+from llmc.compiler.targets.gpu.kernels.runs import Run
+from llmc.compiler.targets.gpu.tensor_attention import STEP, TILE_ROWS, WARPS, TensorAttention
+from llmc.compiler.targets.gpu.tensor_cores import WARP
+from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, when
+
+_WORDS = 4  # of a lane's part of a row, for two products
+
+
+class Lane:
+    """This item's place. warp: of the group. row: of operands, also the key of a product. pair: of a row's elements,
+    also the columns of a product."""
+
+    def __init__(self, k: Frame) -> None:
+        item = calling(k).item
+        self.item = item
+        self.warp, self.number = let(T.truncdiv(item, WARP)), let(T.truncmod(item, WARP))
+        self.row, self.pair = let(T.truncdiv(self.number, LANES)), let(T.truncmod(self.number, LANES))
+
+
+class QueryTiles:
+    """Rows past the last one, and those of heads that a unit lacks, are zeros."""
+
+    def __init__(self, k: Frame, of: TensorAttention, run: Run, lane: Lane) -> None:
+        self._k, self._of, self._run, self._lane = k, of, run, lane
+        self.count, self.rows = of.tiles, of.tiles * TILE_ROWS
+        self.pieces = [(begin, min(2 * STEP, of.width - begin)) for begin in range(0, of.width, 2 * STEP)]
+        """(first element, elements) of what a row's lanes read at once."""
+        self._staged = Shared(of.tiles * len(self.pieces) * WARP * _WORDS, "uint32")
+
+    def begin(self, head: Expr, of_part: Expr) -> None:
+        """head: the first of a unit. of_part: heads from there on that share its keys."""
+        self._head, self._heads = head, let(T.min(of_part, self._of.heads))
+
+    def token(self, row: Expr) -> Expr:
+        """The token of a row within the run; for those that there are not, the last one that a run may have."""
+        return let(T.min(T.truncdiv(row, self._of.heads), self._run.most - 1))
+
+    def head(self, row: Expr) -> Expr:
+        """The head of a row; for those that a unit lacks, its last one."""
+        return let(self._head + T.min(T.truncmod(row, self._of.heads), self._heads - 1))
+
+    def exists(self, row: Expr) -> Expr:
+        token, within = T.truncdiv(row, self._of.heads), T.truncmod(row, self._of.heads)
+        return T.And(token < self._run.count, within < self._heads)
+
+    def column(self, tile: Expr, odd: Expr) -> Expr:
+        """The row that is one of this lane's two columns of a product."""
+        return let(tile * TILE_ROWS + self._lane.pair * 2 + odd)
+
+    def tokens_of(self, tile: Expr) -> tuple[Expr, Expr]:
+        """The first and the last token of a tile, within the run."""
+        return self.token(let(tile * TILE_ROWS)), self.token(let(tile * TILE_ROWS + (TILE_ROWS - 1)))
+
+    @property
+    def shared(self) -> bool:
+        """Whether a tile may have rows of several tokens."""
+        return self._run.most > 1 and self._of.heads < TILE_ROWS
+
+    @contextmanager
+    def each(self) -> Iterator[Expr]:
+        """Loops over the tiles that have rows."""
+        with unrolled(self.count) as tile:
+            if self._run.most == 1:
+                yield tile
+                return
+            with when(self._run.count > self.tokens_of(tile)[0]):
+                yield tile
+
+    def load(self) -> None:
+        """Stages the rows, rounded. Afterwards items must `sync`."""
+        of, lane, total = self._of, self._lane, self._of.tiles * len(self.pieces)
+        with T.serial(-(-total // WARPS)) as turn:
+            place = let(turn * WARPS + lane.warp)
+            with when(place < total):
+                tile, piece = let(T.truncdiv(place, len(self.pieces))), let(T.truncmod(place, len(self.pieces)))
+                row = let(tile * TILE_ROWS + lane.row)
+                words = Array(_WORDS, "uint32")
+                for i in range(_WORDS):
+                    words[i] = T.uint32(0)
+                with when(self.exists(row)):
+                    token = let(self._run.token + T.truncdiv(row, of.heads))
+                    first = let((token * (of.kv_heads * of.group) + self.head(row)) * of.width + piece * (2 * STEP))
+                    self._round(words, first, piece)
+                call("llmc_store16", self._at(tile, piece), words.address(0))
+
+    def _round(self, words: Array, first: Expr, piece: Expr) -> None:
+        """Fills a lane's words. first: index of the first element of a piece."""
+        lane, whole = self._lane, self._of.width // (2 * STEP)
+
+        def fill(count: int) -> None:
+            with unrolled(count // 4) as half:
+                numbers = Array(4, "uint32")
+                call("llmc_load16", numbers.address(0), self._k.address("q", let(first + lane.pair * count + half * 4)))
+                for i in range(2):
+                    pair = [T.reinterpret("float32", numbers[2 * i + odd]) for odd in range(2)]
+                    words[half * 2 + i] = T.call_pure_extern("uint32", f"llmc_rounded_{self._of.dtype}", *pair)
+
+        if whole == len(self.pieces):
+            fill(8)
+            return
+        with T.If(piece < whole):
+            with T.Then():
+                fill(8)
+            with T.Else():
+                fill(4)
+
+    def _at(self, tile: Expr, piece: Expr) -> Expr:
+        return self._staged.address(let(((tile * len(self.pieces) + piece) * WARP + self._lane.number) * _WORDS))
+
+    def words(self, tile: Expr, piece: Expr) -> Array:
+        """This lane's part of a piece of its row of a tile."""
+        words = Array(_WORDS, "uint32")
+        call("llmc_load16", words.address(0), self._at(tile, piece))
+        return words

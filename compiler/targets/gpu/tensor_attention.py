@@ -1,0 +1,86 @@
+"""Attention that runs on tensor cores, and its tiles. Imports no tvm.
+
+A graph's kernels all use them, or none does, so that a query has one order of sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from llmc.compiler.dtypes import HALVES
+from llmc.compiler.kernel_spec import KernelSpec
+
+ITEMS = 128
+"""Work items per group: four warps, which divide keys where they find scores, and elements where they add values."""
+WARPS = ITEMS // 32
+TILE_ROWS = 8
+"""Query rows of one product."""
+STEP = 16
+"""Keys of one product, and elements of a tile of values."""
+_MOST_TILES = 8  # of rows in a group
+_MOST_SUMS = 12  # tiles of rows times tiles of elements per warp, so that sums stay in registers
+_MOST_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class TensorAttention:
+    """dtype: of keys and values, in which queries and weights are multiplied. width: of a head. group: query heads that
+    share keys. kv_heads: of a token. runs: whether a sequence may have several tokens in a step."""
+
+    dtype: str
+    width: int
+    group: int
+    kv_heads: int
+    runs: bool
+
+    @property
+    def splits(self) -> int:
+        """Tiles into which query heads that share keys are divided."""
+        return -(-self.group // TILE_ROWS)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a unit; the last unit of a KV head may have fewer."""
+        return -(-self.group // self.splits)
+
+    @property
+    def tokens(self) -> int:
+        """Neighbouring tokens of a sequence that share one read of keys and values."""
+        most = min(_MOST_TILES, max(1, _MOST_SUMS // (self.pieces_per_warp * self.piece)))
+        return max(1, most * TILE_ROWS // self.heads) if self.runs else 1
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of query rows of a unit."""
+        return -(-self.heads * self.tokens // TILE_ROWS)
+
+    @property
+    def units(self) -> int:
+        """Units of a token, or of a tile of tokens."""
+        return self.kv_heads * self.splits
+
+    @property
+    def piece(self) -> int:
+        """Tiles of elements whose values a lane reads at once: 4 bytes of each position for every tile."""
+        return gcd(self.width // STEP // WARPS, 4) if self.width % (STEP * WARPS) == 0 else 1
+
+    @property
+    def pieces(self) -> int:
+        return self.width // (STEP * self.piece)
+
+    @property
+    def pieces_per_warp(self) -> int:
+        return -(-self.pieces // WARPS)
+
+
+def tensor_attention(spec: KernelSpec) -> TensorAttention | None:
+    """The attention on tensor cores; None if it needs plain multiply-adds."""
+    p = spec.as_dict()
+    if spec.op != "paged_attention" or p["kv_dtype"] not in HALVES or p["act_dtype"] == "f32":
+        return None
+    width, block = int(p["head_dim"]), int(p["block_size"])
+    if width % STEP or width > _MOST_WIDTH or block % STEP:
+        return None
+    heads, kv_heads = int(p["num_heads"]), int(p["num_kv_heads"])
+    return TensorAttention(str(p["kv_dtype"]), width, heads // kv_heads, kv_heads, bool(p.get("runs")))
