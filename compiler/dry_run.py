@@ -36,7 +36,8 @@ from llmc.models.sources.config_file import ConfigFileSource
 from llmc.models.sources.registry import open_source
 
 _MULTIPLIED = (
-    "linear", "gated_linear", "linear_quant", "gated_linear_quant", "head_linear", "packed_head_linear",
+    "linear", "gated_linear", "activated_linear", "linear_quant", "gated_linear_quant", "activated_linear_quant",
+    "head_linear", "packed_head_linear",
 )  # fmt: skip
 """Ops that multiply every row by their `weight`."""
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmc.models.activations import activated
 from llmc.models.reference import active_cache
 
 _ACT_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -84,15 +85,34 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | 
 
 
 @llmc_op("gated_linear")
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
-    """silu(gate) · up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
+def gated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32", activation: str = "silu"
+) -> Tensor:
+    """activation(gate) · up, both linear in x act [T, K]; weight [2 I, K] and bias [2 I], gate first: act [T, I]."""
     gate, up = linear(x, weight, bias).chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(torch_act_dtype(act_dtype))
+    return (activated(gate, activation) * up).to(torch_act_dtype(act_dtype))
 
 
 @gated_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32") -> Tensor:
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32", activation: str = "silu"
+) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0] // 2), dtype=torch_act_dtype(act_dtype))
+
+
+@llmc_op("activated_linear")
+def activated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32", activation: str = "silu"
+) -> Tensor:
+    """activation(x act [T, K] · weightᵀ + bias), weight [N, K], bias [N]: act [T, N]."""
+    return activated(linear(x, weight, bias), activation).to(torch_act_dtype(act_dtype))
+
+
+@activated_linear.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, act_dtype: str = "f32", activation: str = "silu"
+) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch_act_dtype(act_dtype))
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
 # Kernels of latent attention with float32 rows where others of their family have packed activations.
 _PLAIN_ROWS = ("head_linear", "latent_attention")
 # Kernels of other families that write packed activations.
-_PACKING = ("packed_head_linear", "silu_gate")
+_PACKING = ("packed_head_linear", "activate")
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,25 @@ import inspect
 from pathlib import Path
 
 from llmc.compiler.config import CompileError
+from llmc.compiler.ops.activate import ACTIVATE
 from llmc.compiler.ops.attention import PAGED_ATTENTION
 from llmc.compiler.ops.choose import CHOOSE_EXPERTS
 from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE
 from llmc.compiler.ops.definition import OpDef, Template
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.experts import EXPERTS
-from llmc.compiler.ops.gate import SILU_GATE
 from llmc.compiler.ops.gather import GATHER_ROWS
 from llmc.compiler.ops.held import HELD_EXPERTS
 from llmc.compiler.ops.latent import HEAD_LINEAR, LATENT_ATTENTION, LATENT_KV_WRITE, PACKED_HEAD_LINEAR
-from llmc.compiler.ops.linear import GATED_LINEAR, GATED_LINEAR_QUANT, LINEAR, LINEAR_QUANT, QUANTIZE_ROWS
+from llmc.compiler.ops.linear import (
+    ACTIVATED_LINEAR,
+    ACTIVATED_LINEAR_QUANT,
+    GATED_LINEAR,
+    GATED_LINEAR_QUANT,
+    LINEAR,
+    LINEAR_QUANT,
+    QUANTIZE_ROWS,
+)
 from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.pool import POOL_ROWS
@@ -34,7 +42,9 @@ OPS: dict[str, OpDef] = {
         LINEAR_QUANT,
         GATED_LINEAR,
         GATED_LINEAR_QUANT,
-        SILU_GATE,
+        ACTIVATED_LINEAR,
+        ACTIVATED_LINEAR_QUANT,
+        ACTIVATE,
         QUANTIZE_ROWS,
         PERMUTE_COLUMNS,
         ROPE_KV_WRITE,

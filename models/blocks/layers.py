@@ -54,11 +54,24 @@ class Linear(Projection):
 class GatedLinear(Projection):
     """Two stacked matrices of I rows each: gate, then up."""
 
-    def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str) -> None:
-        """num_out: I."""
+    def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str, activation: str = "silu") -> None:
+        """num_out: I. activation: one of `models.activations`."""
         super().__init__(2 * num_out, num_in, bias, act_dtype)
-        self.act_dtype = act_dtype
+        self.act_dtype, self.activation = act_dtype, activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """act [T, K] → act [T, I]: silu(gate) · up."""
-        return ops.gated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype)
+        """act [T, K] → act [T, I]: activation(gate) · up."""
+        return ops.gated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype, activation=self.activation)
+
+
+class ActivatedLinear(Projection):
+    """One matrix, whose result passes an activation."""
+
+    def __init__(self, num_out: int, num_in: int, bias: bool, act_dtype: str, activation: str) -> None:
+        """activation: one of `models.activations`."""
+        super().__init__(num_out, num_in, bias, act_dtype)
+        self.act_dtype, self.activation = act_dtype, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """act [T, K] → act [T, N]."""
+        return ops.activated_linear(x, self.weight, self.bias, act_dtype=self.act_dtype, activation=self.activation)

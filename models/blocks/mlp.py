@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmc.models import ops
-from llmc.models.blocks.layers import Block, GatedLinear, Linear, empty
-from llmc.models.config import Activation, ModelConfig
+from llmc.models.activations import activated
+from llmc.models.blocks.layers import ActivatedLinear, Block, GatedLinear, Linear, empty
+from llmc.models.config import ModelConfig
 
 
 class Xielu(Block):
@@ -27,41 +27,31 @@ class Xielu(Block):
         return torch.where(x > 0, self.alpha_p * x * x, self.alpha_n * negative) + self.BETA * x
 
 
-def activated(x: Tensor, activation: Activation) -> Tensor:
-    """Parameter-free activations by transformers' names: float32, elementwise."""
-    match activation:
-        case "silu":
-            return F.silu(x)
-        case "gelu":
-            return F.gelu(x)
-        case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-        case "quick_gelu":
-            return x * torch.sigmoid(1.702 * x)
-        case "relu":
-            return F.relu(x)
-        case "relu2":
-            return F.relu(x) * F.relu(x)
-        case "xielu":
-            raise ValueError("xielu has parameters: call Xielu")
-
-
 class Mlp(Block):
     """gate_up [2 I, D], gate first, or up [I, D]; then down [D, I]."""
+
+    fuses = True
+    """Whether the first layer may apply the activation; a subclass that overrides `_activated` says False."""
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__()
         self.activation, self.gated = config.activation, config.gated
         self.act_dtype = act_dtype
-        inner, hidden, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
-        if not config.gated:
-            self.up: Block = Linear(inner, hidden, bias, act_dtype)
-        elif config.activation == "silu":
-            self.gate_up: Block = GatedLinear(inner, hidden, bias, act_dtype)
-        else:
-            self.gate_up = Linear(2 * inner, hidden, bias, act_dtype)
         self.xielu = Xielu() if config.activation == "xielu" else None
-        self.down = Linear(hidden, inner, bias or config.down_bias, act_dtype)
+        self.fused = self.fuses and self.xielu is None
+        first = self._first(config)
+        if config.gated:
+            self.gate_up = first
+        else:
+            self.up = first
+        self.down = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias or config.down_bias, act_dtype)
+
+    def _first(self, config: ModelConfig) -> Block:
+        inner, hidden, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        if not self.fused:
+            return Linear(2 * inner if config.gated else inner, hidden, bias, self.act_dtype)
+        layer = GatedLinear if config.gated else ActivatedLinear
+        return layer(inner, hidden, bias, self.act_dtype, config.activation)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
@@ -72,11 +62,12 @@ class Mlp(Block):
 
     def _inner(self, x: Tensor) -> Tensor:
         """act [T, D] → act [T, I]."""
-        if not self.gated:
-            inner = self._activated(self.up(x))
-        elif self.activation == "silu":
-            return self.gate_up(x)
-        else:
-            gate, up = self.gate_up(x).chunk(2, dim=-1)
+        first: Tensor = self.gate_up(x) if self.gated else self.up(x)
+        if self.fused:
+            return first
+        if self.gated:
+            gate, up = first.chunk(2, dim=-1)
             inner = self._activated(gate) * up
+        else:
+            inner = self._activated(first)
         return inner.to(ops.torch_act_dtype(self.act_dtype))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from llmc.models import ops
+from llmc.models.activations import activated
 from llmc.models.blocks.layers import Block, Linear
-from llmc.models.blocks.mlp import activated
 from llmc.models.blocks.norms import result_norm
 from llmc.models.config import Dense, ModelConfig
 

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmc.models import ops
+from llmc.models.activations import activated
 from llmc.models.blocks.attention import Attention, StepInputs
 from llmc.models.blocks.decoder import Decoder, Embedding
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
-from llmc.models.blocks.mlp import Mlp, activated
+from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import norm, over_root_mean_square, result_norm
 from llmc.models.config import ModelConfig, Streams
 
@@ -32,6 +33,8 @@ def parts(x: Tensor, count: int) -> list[Tensor]:
 
 class CutMlp(Mlp):
     """A feed-forward block whose gate is cut off below its mean plus a number of standard deviations."""
+
+    fuses = False
 
     def __init__(self, config: ModelConfig, act_dtype: str, cutoff: float) -> None:
         super().__init__(config, act_dtype)

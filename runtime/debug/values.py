@@ -100,13 +100,15 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
             return [ValueLayout(-1, False, (p["dim"],), "f32")]
         case "gather_rows":
             return [ValueLayout(-1, True, (p["dim"],), "f32")]
-        case "rms_norm" | "permute_columns" | "silu_gate":
+        case "rms_norm" | "permute_columns" | "activate":
             return activation(p["dim"], p["act_dtype"])
         case "quantize_rows":
             return activation(p["dim"], "i8")
         case "linear" | "linear_quant":
             if p["gated"]:
                 return activation(p["n"] // 2, p["gated"])
+            if p.get("activated"):
+                return activation(p["n"], p["activated"])
             return [ValueLayout(-1, on_samples, (p["n"],), "f32")]
         case "head_linear":
             return [ValueLayout(-1, False, (p["n"],), "f32")]

@@ -1,4 +1,4 @@
-"""LoRA adapters: gives linears a pool of adapters. A gated linear adds its adapters before the gate is applied."""
+"""LoRA adapters: gives linears a pool of adapters. Adapters are added before an activation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from llmc.compiler.dtypes import F32
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
+from llmc.compiler.ops.activate import ACTIVATE
 from llmc.compiler.ops.adapters import ADAPTER_X, ADAPTERS
-from llmc.compiler.ops.gate import SILU_GATE
-from llmc.compiler.ops.linear import GATED_LINEAR, LINEAR
+from llmc.compiler.ops.linear import ACTIVATED_LINEAR, GATED_LINEAR, LINEAR
+
+_LINEARS = (LINEAR.name, ACTIVATED_LINEAR.name, GATED_LINEAR.name)
 
 
 def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
@@ -34,7 +36,7 @@ class _Adapter(Rewriter):
 
     def rewrite(self, step: Step) -> relax.Expr:
         site = step.site
-        if site is None or site.op not in (LINEAR.name, GATED_LINEAR.name) or site.attributes["on_samples"]:
+        if site is None or site.op not in _LINEARS or site.attributes["on_samples"]:
             return self.replaced(step.value)
         linear = self._linears.get(step.tensors["weight"])
         if linear is None:
@@ -46,5 +48,6 @@ class _Adapter(Rewriter):
         made = self.call(site, LINEAR.name, attributes, tensors, kind)
         if site.op == LINEAR.name:
             return made
-        gate = Site(SILU_GATE.name, {"widths": {"x": sum(linear.rows)}, "on_samples": False}, ("x",))
-        return self.call(gate, gate.op, {}, {"x": self.builder.emit(made)}, step.var.ty)
+        of_linear = {"activation": site.attributes["activation"], "gated": site.op == GATED_LINEAR.name}
+        last = Site(ACTIVATE.name, {"widths": {"x": sum(linear.rows)}, "on_samples": False, **of_linear}, ("x",))
+        return self.call(last, last.op, {}, {"x": self.builder.emit(made)}, step.var.ty)

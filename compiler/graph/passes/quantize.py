@@ -13,7 +13,7 @@ from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of, variables
 from llmc.compiler.ops.adapters import ADAPTER_X
 from llmc.compiler.ops.experts import EXPERTS, QUANTIZED, WEIGHTS
-from llmc.compiler.ops.linear import GATED_LINEAR, QUANTIZE_ROWS
+from llmc.compiler.ops.linear import GATED_LINEAR, QUANTIZE_ROWS, activated_width
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.targets.base import Target
@@ -215,4 +215,4 @@ def _width(step: Step) -> int:
     assert step.site is not None
     if step.site.op == "rms_norm":
         return int(step.site.attributes["widths"]["x"])
-    return int(step.site.attributes["weight_shapes"]["weight"][0]) // 2
+    return activated_width(step.site)

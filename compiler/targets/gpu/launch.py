@@ -80,7 +80,7 @@ _UNITS: dict[str, Callable[[Params], int]] = {
     "latent_kv_write": lambda p: int(p["num_heads"]) + 1,
     "expert_order": lambda p: int(p["top_k"]),
     "expert_gather": lambda p: int(p["top_k"]),
-    "silu_gate": lambda p: int(p["dim"]),
+    "activate": lambda p: int(p["dim"]),
     "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())),
 }
 # Units per row for whole groups, by op.

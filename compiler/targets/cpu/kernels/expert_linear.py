@@ -43,7 +43,7 @@ def _strides(p: Problem) -> Strides:
     """Strides of the buffers. p: the problem with row tiles of one row."""
     reader, _ = operands(p)
     panels = p.parts * p.panels
-    y = b.ceil_div(p.width, b.lanes_of(p.gated)) if p.gated else p.n
+    y = b.ceil_div(p.width, b.lanes_of(p.activated)) if p.activated else p.n
     planes = {name: panels * plane.count * p.columns * plane.numpy_dtype.itemsize for name, plane in p.planes.items()}
     weight = prod((4, panels, reader.panel_words, p.columns))
     return Strides({"x": 4 * p.tile_words, "y": 4 * y}, {"w": weight, "bias": 4 * p.n, **planes})

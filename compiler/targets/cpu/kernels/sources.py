@@ -24,7 +24,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "linear_quant": "linear.kernel",
     "adapter_shrink": "adapter_shrink",
     "adapter_expand": "adapter_expand",
-    "silu_gate": "silu_gate",
+    "activate": "activate",
     "quantize_rows": "quantize_rows",
     "permute_columns": "permute",
     "rope_kv_write": "rope",

@@ -1,4 +1,4 @@
-"""LoRA adapters of a linear layer, and the separate gate of a gated layer with adapters.
+"""LoRA adapters of a linear layer, and the separate activation of a layer with adapters.
 
 `adapter_shrink`: a group computes one number; each item takes every 64th column, and one tree adds the sums.
 `adapter_expand`: an item computes one number, as a chain over ascending ranks.
@@ -16,8 +16,7 @@ from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
-from llmc.compiler.targets.reference.kernels.functions import silu
-from llmc.compiler.targets.reference.kernels.rows import write_activation
+from llmc.compiler.targets.reference.kernels.rows import activated_element, write_activation
 
 
 def _chosen(number: Expr, starts: list[int], values: list[Expr]) -> Expr:
@@ -91,11 +90,10 @@ def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
     return k.function()
 
 
-def silu_gate(spec: KernelSpec) -> tirx.PrimFunc:
+def activate(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, act = int(p["dim"]), str(p["act_dtype"])
     with Frame(spec.symbol(), {"x": "f32", "out": act}) as k, k.share(let(k.scalar(int(p["rows"])) * dim)) as unit:
         row, i = let(T.truncdiv(unit, dim)), let(T.truncmod(unit, dim))
-        at = let(row * (2 * dim) + i)
-        write_activation(k, row, dim, act, i, silu(k.raw("x", at)) * k.raw("x", at + dim))
+        write_activation(k, row, dim, act, i, activated_element(k, p, row, i))
     return k.function()

@@ -17,7 +17,7 @@ from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, spread, sy
 from llmc.compiler.targets.gpu.launch import ITEMS, LINEAR_ROWS
 from llmc.compiler.targets.reference.kernels.experts import check_index
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
-from llmc.compiler.targets.reference.kernels.linear import gate_of
+from llmc.compiler.targets.reference.kernels.linear import activated, activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
@@ -185,18 +185,16 @@ class _Tile:
 
 def linear(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
-    n, gated, of_experts = int(p["n"]), str(p["gated"]), "experts" in p
-    columns, parts = (n // 2, 2) if gated else (n, 1)
+    n, act, of_experts = int(p["n"]), activated_dtype(p), "experts" in p
+    columns, parts = (n // 2, 2) if p["gated"] else (n, 1)
     # An expert's rows are scattered among those of x.
     num_rows = 1 if of_experts else LINEAR_ROWS
     problem = _Problem(spec)
     optional = [name for name in ("bias", "residual") if p.get(name)]
     index = {"index": "i32"} if of_experts else {}
-    stride = row_width(columns, gated) if gated else n
+    stride = row_width(columns, act) if act else n
     tiles = -(-columns // ITEMS)
-    with Frame(
-        spec.symbol(), {**problem.inputs, **dict.fromkeys(optional, "f32"), **index, "out": gated or "f32"}
-    ) as k:
+    with Frame(spec.symbol(), {**problem.inputs, **dict.fromkeys(optional, "f32"), **index, "out": act or "f32"}) as k:
         rows = let(k.raw("index", T.int32(0))) if of_experts else k.scalar(int(p["rows"]))
         tile = _Tile(k, problem, parts, columns, num_rows)
         row_tiles = let(T.truncdiv(rows + (num_rows - 1), num_rows))
@@ -216,8 +214,8 @@ def linear(spec: KernelSpec) -> tirx.PrimFunc:
             for of in range(num_rows):
                 at = let(row + of)
                 with when(T.And(column < columns, at < rows)):
-                    if gated:
-                        k.store("out", gate_of(p, value(0, of, at), value(1, of, at)), at * stride + column)
+                    if act:
+                        k.store("out", activated(p, *(value(i, of, at) for i in range(parts))), at * stride + column)
                         if stride > columns:
                             with when(column == columns - 1):
                                 k.store("out", T.float32(0.0), at * stride + columns)

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_template
-from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_shrink, silu_gate
+from llmc.compiler.targets.gpu.kernels.adapters import activate, adapter_expand, adapter_shrink
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
 from llmc.compiler.targets.gpu.kernels.fused import fused
@@ -49,7 +49,7 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "fused": fused,
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,
-    "silu_gate": silu_gate,
+    "activate": activate,
     "sample_mask": sample_mask,
     "sample_edit": sample_edit,
     "sample_scan": sample_scan,

@@ -18,7 +18,7 @@ from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.tensor_cores import FEW_ROWS, ITEMS, WARP, WEIGHT_ROWS, X_ROWS, TensorLayer
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, row_width, when
-from llmc.compiler.targets.reference.kernels.linear import gate_of
+from llmc.compiler.targets.reference.kernels.linear import activated, activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
@@ -36,8 +36,8 @@ class _Layer:
     def __init__(self, k: Frame, spec: KernelSpec, layer: TensorLayer, matrix: IntegerMatrix | None) -> None:
         p = spec.as_dict()
         self.k, self.p, self.layer, self.matrix = k, p, layer, matrix
-        self.n, self.gated = int(p["n"]), str(p["gated"])
-        self.parts = 2 if self.gated else 1
+        self.n, self.act = int(p["n"]), activated_dtype(p)
+        self.parts = 2 if p["gated"] else 1
         self.columns = self.n // self.parts
         self.rows = k.scalar(int(p["rows"]))
         self.int8 = Int8Rows(layer.width, matrix.scales) if matrix is not None and layer.dtype == "i8" else None
@@ -147,7 +147,7 @@ class _Sums:
 def _write(of: _Layer, sums: _Sums, columns: list[list[Expr]]) -> None:
     """Writes the sums. columns: of the result, by fragment and half; with a gate, those of the first fragment."""
     k, n, width = of.k, of.n, of.columns
-    stride = row_width(width, of.gated) if of.gated else n
+    stride = row_width(width, of.act) if of.act else n
     for tile in range(sums.tiles):
         for odd in range(2):
             row = sums.x_row(tile, odd)
@@ -155,9 +155,9 @@ def _write(of: _Layer, sums: _Sums, columns: list[list[Expr]]) -> None:
                 for half, column in enumerate(columns[fragment]):
                     with when(T.And(column < width, row < of.rows)):
                         value = sums.value(fragment, tile, half, odd, row)
-                        if of.gated:
-                            up = sums.value(1, tile, half, odd, row)
-                            k.store("out", gate_of(of.p, value, up), row * stride + column)
+                        if of.act:
+                            up = [sums.value(1, tile, half, odd, row)] if of.parts == 2 else []
+                            k.store("out", activated(of.p, value, *up), row * stride + column)
                             if stride > width:
                                 with when(column == width - 1):
                                     k.store("out", T.float32(0.0), row * stride + width)
@@ -317,7 +317,7 @@ def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
         assert isinstance(found, IntegerMatrix)
         matrix, inputs = found, {"x": layer.dtype, **found.operands()}
     optional = [name for name in ("bias", "residual") if p.get(name)]
-    with Frame(spec.symbol(), {**inputs, **dict.fromkeys(optional, "f32"), "out": str(p["gated"]) or "f32"}) as k:
+    with Frame(spec.symbol(), {**inputs, **dict.fromkeys(optional, "f32"), "out": activated_dtype(p) or "f32"}) as k:
         of = _Layer(k, spec, layer, matrix)
         with T.If(of.rows <= FEW_ROWS):
             with T.Then():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
@@ -129,3 +130,42 @@ def ceil(x: Expr) -> Expr:
 def silu(x: Expr) -> Expr:
     x = let(x, "float32")
     return let(x * sigmoid(x), "float32")
+
+
+def gelu(x: Expr) -> Expr:
+    x = let(x, "float32")
+    return let(x * T.float32(0.5) * (T.float32(1.0) + erf(x * T.float32(math.sqrt(0.5)))), "float32")
+
+
+def gelu_tanh(x: Expr) -> Expr:
+    """x · (1 + tanh(u)) / 2 = x · sigmoid(2 u), where u = √(2/π) · (x + 0.044715 x³)."""
+    x = let(x, "float32")
+    wide = let(_wide(x), "float64")
+    twice = wide * (T.float64(1.0) + wide * wide * T.float64(0.044715)) * T.float64(2 * math.sqrt(2 / math.pi))
+    return _keep_nan(x, _narrow(wide / (T.float64(1.0) + _exp64(-twice))))
+
+
+def quick_gelu(x: Expr) -> Expr:
+    x = let(x, "float32")
+    return let(x * sigmoid(x * T.float32(1.702)), "float32")
+
+
+def relu(x: Expr) -> Expr:
+    x = let(x, "float32")
+    return let(T.Select(x < T.float32(0.0), T.float32(0.0), x), "float32")
+
+
+def relu2(x: Expr) -> Expr:
+    positive = relu(x)
+    return let(positive * positive, "float32")
+
+
+ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "relu2": relu2,
+}
+"""Activations of linear layers, by name."""

@@ -1,4 +1,4 @@
-"""linear and linear_quant: sums over ascending K, then bias and residual, or the gate."""
+"""linear and linear_quant: sums over ascending K, then bias and residual, or an activation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
-from llmc.compiler.targets.reference.kernels.functions import sigmoid, silu
+from llmc.compiler.targets.reference.kernels.functions import ACTIVATIONS, sigmoid
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
@@ -59,12 +59,18 @@ def linear_quant(spec: KernelSpec) -> tirx.PrimFunc:
     return linear_of(spec, {"x": act, **matrix.operands()}, dot_of_int8 if act == "i8" else dot_of_floats)
 
 
-def gate_of(p: Mapping[str, Param], gate: Expr, up: Expr) -> Expr:
-    """silu(gate) · up, or with gate_limit the gate of `expert_ops.experts`."""
-    if not (limit := float(p.get("gate_limit", 0.0))):
-        return silu(gate) * up
+def activated_dtype(p: Mapping[str, Param]) -> str:
+    """Dtype of the packed result of a layer with an activation; empty: float32 sums are the result."""
+    return str(p["gated"]) or str(p.get("activated", ""))
+
+
+def activated(p: Mapping[str, Param], x: Expr, up: Expr | None = None) -> Expr:
+    """f(x), or f(x) · up of a gated layer, or with gate_limit the gate of `expert_ops.experts`."""
+    activation, limit = ACTIVATIONS[str(p.get("activation", "silu"))], float(p.get("gate_limit", 0.0))
+    if up is None or not limit:
+        return activation(x) if up is None else activation(x) * up
     most, least = T.float32(limit), T.float32(-limit)
-    gate = let(T.Select(gate > most, most, gate), "float32")
+    gate = let(T.Select(x > most, most, x), "float32")
     up = let(T.Select(up > most, most, T.Select(up < least, least, up)), "float32")
     return gate * sigmoid(gate * T.float32(float(p["gate_gain"]))) * (up + T.float32(1.0))
 
@@ -75,12 +81,12 @@ def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFu
     For experts, the index gives each row's expert, whose part of the weight is used (`experts.py`).
     """
     p = spec.as_dict()
-    n, gated, of_experts = int(p["n"]), str(p["gated"]), "experts" in p
+    n, act, of_experts = int(p["n"]), activated_dtype(p), "experts" in p
     optional = [name for name in ("bias", "residual") if p.get(name)]
     index = {"index": "i32"} if of_experts else {}
-    buffers = {**inputs, **dict.fromkeys(optional, "f32"), **index, "out": gated or "f32"}
-    columns = n // 2 if gated else n
-    stride = row_width(columns, gated) if gated else n
+    buffers = {**inputs, **dict.fromkeys(optional, "f32"), **index, "out": act or "f32"}
+    columns = n // 2 if p["gated"] else n
+    stride = row_width(columns, act) if act else n
     with Frame(spec.symbol(), buffers) as k:
         rows = let(k.raw("index", T.int32(0))) if of_experts else k.scalar(int(p["rows"]))
 
@@ -93,9 +99,9 @@ def linear_of(spec: KernelSpec, inputs: dict[str, str], dot: Dot) -> tirx.PrimFu
         # Columns outermost: a weight row is read once for all rows of x.
         with k.share(columns) as column, T.serial(rows) as row:
             first = let(k.raw("index", 1 + row) * n + column) if of_experts else column
-            if gated:
-                gate, up = value(row, first), value(row, first + columns)
-                k.store("out", gate_of(p, gate, up), row * stride + column)
+            if act:
+                parts = [value(row, first + start) for start in range(0, n, columns)]
+                k.store("out", activated(p, *parts), row * stride + column)
                 if stride > columns:
                     with when(column == columns - 1):
                         k.store("out", T.float32(0.0), row * stride + columns)

@@ -21,11 +21,11 @@ from llmc.compiler.targets.reference.kernels.fused import fused
 from llmc.compiler.targets.reference.kernels.latent import head_linear, latent_attention, latent_kv_write
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
 from llmc.compiler.targets.reference.kernels.rows import (
+    activate,
     gather_rows,
     permute_columns,
     quantize_rows,
     rms_norm,
-    silu_gate,
 )
 
 KIND = "reference"
@@ -37,7 +37,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "linear_quant": linear_quant,
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,
-    "silu_gate": silu_gate,
+    "activate": activate,
     "quantize_rows": quantize_rows,
     "permute_columns": permute_columns,
     "rope_kv_write": rope_kv_write,

@@ -1,13 +1,15 @@
-"""rms_norm, silu_gate, quantize_rows, permute_columns and gather_rows: kernels that work row by row."""
+"""rms_norm, activate, quantize_rows, permute_columns and gather_rows: kernels that work row by row."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width
-from llmc.compiler.targets.reference.kernels.functions import silu
+from llmc.compiler.targets.reference.kernels.functions import ACTIVATIONS
 from llmc.compiler.targets.reference.kernels.rows_int8 import write_int8_row
 
 
@@ -66,7 +68,15 @@ def permute_columns(spec: KernelSpec) -> tirx.PrimFunc:
     return k.function()
 
 
-def silu_gate(spec: KernelSpec) -> tirx.PrimFunc:
+def activated_element(k: Frame, p: Mapping[str, Param], row: Expr, i: Expr) -> Expr:
+    """Element `i` of a row that `activate` makes."""
+    dim, parts = int(p["dim"]), 2 if p["gated"] else 1
+    at = let(row * (parts * dim) + i)
+    value = ACTIVATIONS[str(p["activation"])](k.raw("x", at))
+    return value * k.raw("x", at + dim) if p["gated"] else value
+
+
+def activate(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, act = int(p["dim"]), str(p["act_dtype"])
     with (
@@ -74,8 +84,7 @@ def silu_gate(spec: KernelSpec) -> tirx.PrimFunc:
         k.share(k.scalar(int(p["rows"]))) as row,
         T.serial(dim) as i,
     ):
-        at = row * (2 * dim) + i
-        write_activation(k, row, dim, act, i, silu(k.raw("x", at)) * k.raw("x", at + dim))
+        write_activation(k, row, dim, act, i, activated_element(k, p, row, i))
     return k.function()
 
 

@@ -68,27 +68,31 @@ SIZES = [(9, 1), (16, 2), (19, 3), (33, 1), (170, 1), (170, 3)]  # rows, tasks; 
 
 
 @needs_avx512
-@pytest.mark.parametrize("gated", ["", "f32"])
-@pytest.mark.parametrize(("format", "n", "k"), CASES, ids=str)
-def test_tiles_have_the_bits_of_vectors(emulated: None, format: WeightFormat, n: int, k: int, gated: str) -> None:
-    n *= 2 if gated else 1
-    rows_most, width = max(rows for rows, _ in SIZES), n // 2 if gated else n
-    packed = pack_quantized(random(n, k, seed=1), 48, format, 2 if gated else 1)
+@pytest.mark.parametrize(
+    ("format", "width", "k", "after"),
+    [(*case, after) for after in ("", "gated") for case in CASES] + [(*case, "activated") for case in CASES[-2:]],
+    ids=str,
+)
+def test_tiles_have_the_bits_of_vectors(emulated: None, format: WeightFormat, width: int, k: int, after: str) -> None:
+    parts, rows_most = 2 if after == "gated" else 1, max(rows for rows, _ in SIZES)
+    n = width * parts
+    packed = pack_quantized(random(n, k, seed=1), 48, format, parts)
     numbers, row_scale = quantize_activation(random(rows_most, k))
     sums = format.sums
     assert sums is not None
     numbers[5], numbers[6] = -128, 127  # the lowest number, too, which rounding never gives
-    spec = linear_quant_spec(n, k, 8, "i8", format, bias=True, residual=not gated, gated=gated)
+    of_sums = {after: "f32"} if after else {}
+    spec = linear_quant_spec(n, k, 8, "i8", format, bias=True, residual=not after, **of_sums)
     arrays: dict[str, NDArray[Any]] = {"x": pack_quantized_activation(numbers, row_scale, 8, sums)}
     arrays |= {"w": packed["numbers"], "bias": random(n, seed=2)}
     arrays |= {plane.name: packed[plane.name] for plane in format.planes(k)}
-    arrays |= {} if gated else {"residual": random(rows_most, n, seed=3)}
+    arrays |= {} if after else {"residual": random(rows_most, n, seed=3)}
     empty = np.full((rows_most, width), np.nan, np.float32)
-    arrays["y"] = pack_activation(empty, 8) if gated else empty
+    arrays["y"] = pack_activation(empty, 8) if after else empty
 
     def rows_by(target: Target, rows: int, tasks: int) -> NDArray[Any]:
         y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
-        return unpack_activation(y, rows_most, width) if gated else y
+        return unpack_activation(y, rows_most, width) if after else y
 
     expected = rows_by(VECTORS, rows_most, 1)
     assert np.isfinite(expected).all()

@@ -9,9 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.cpu.kernels.ir import (
+    activations,
     bf16,
     elementary,
     fives,
@@ -24,6 +26,7 @@ from llmc.compiler.targets.cpu.kernels.ir import (
     vector,
 )
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
+from llmc.models.activations import activated
 
 from support.ir_probe import assembly, call, signatures
 from support.kernel_harness import targets_here
@@ -431,6 +434,20 @@ def test_a_limited_gate(target: Target) -> None:
     text = vector.helpers(target.mcpu) + gates.limited(limit, gain)
     found = call(text, "limited_gate", target, gate, up)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-35)  # exp ends at some 88
+
+
+@on_targets
+@pytest.mark.parametrize("name", activations.ACTIVATIONS)
+def test_activations_equal_torch_in_float64(name: str, target: Target) -> None:
+    """Tiny results, too, except of GELU, where 1 + erf cancels, as 1 + tanh does in float64; no number stays none."""
+    text = vector.helpers(target.mcpu) + activations.ACTIVATIONS[name]()
+    for x in np.concatenate([np.linspace(-12, 12, 253), [np.nan, 1e18, -0.0]]).astype(np.float32).reshape(16, 16):
+        wanted = activated(torch.from_numpy(x).double(), name).numpy()
+        found = call(text, name, target, x)
+        np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=1e-6 if name == "gelu" else 1e-14)
+    if name != "silu":
+        least = np.full(16, -1e30, np.float32)
+        same(call(text, name, target, least), -np.zeros(16) if "gelu" in name else np.zeros(16))
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------

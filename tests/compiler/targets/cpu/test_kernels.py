@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
@@ -19,6 +20,7 @@ from llmc.compiler.targets.cpu.kernels.sources import TEMPLATE_FILES, source_dig
 from llmc.compiler.targets.cpu.packing import pack_activation, pack_linear, unpack_activation, unpack_linear
 from llmc.compiler.targets.cpu.target import TARGETS, Target, native_target
 from llmc.compiler.targets.elf.link import link_shared
+from llmc.models.activations import activated
 
 from support.kernel_harness import Tolerance, run, targets_here
 from support.marks import on_levels
@@ -269,10 +271,42 @@ def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) ->
     np.testing.assert_allclose(results["f32"], expected, rtol=2e-6, atol=1e-30)
 
 
-def test_what_cannot_be_gated_is_refused() -> None:
-    for arguments in ({"gated": "i8"}, {"gated": "f32", "residual": True}):
-        with pytest.raises(KernelSpecError, match="no layer of 64 columns is gated as"):
+@on_cpus
+@pytest.mark.parametrize(("dtype", "activation", "parts"), [("bf16", "gelu_tanh", 1), ("f32", "gelu", 2)])
+def test_activations(target: Target, dtype: str, activation: str, parts: int) -> None:
+    """Of the same sums as without activation; a row has the same bits in every tile, in a batch and alone."""
+    rows_most, width, k = 19, 100, 300
+    n = width * parts
+    x, weight, bias = random(rows_most, k, dtype=dtype), random(n, k, seed=1, dtype=dtype), random(n, seed=2)
+    weight = (weight.astype(np.float32) / 8).astype(weight.dtype)
+    plain = {"bias": bias, "x": pack_activation(x, 1), "w": pack_linear(weight, target.panel_columns)}
+    plain["y"] = np.full((rows_most, n), np.nan, np.float32)
+    sums = run(linear_spec(n, k, 1, dtype, bias=True), target, plain, written=("y",), scalars={0: rows_most})["y"]
+    first, *up = torch.from_numpy(sums).double().split(width, dim=1)
+    expected = activated(first, activation) * (up[0] if up else 1)
+    results: dict[str, NDArray[Any]] = {}
+    inputs = {"bias": bias, "w": pack_linear(weight, target.panel_columns, parts)}
+    for act, tile in ((act, tile) for act in ("f32", dtype) for tile in sorted({1, target.row_tile})):
+        of = {"gated": act} if parts == 2 else {"activated": act}
+        spec = linear_spec(n, k, tile, dtype, bias=True, activation=activation, **of)
+        for rows, tasks in ((19, 2), (1, 1), (9, 1)):
+            arrays = {**inputs, "x": pack_activation(x, tile), "y": empty_act(rows_most, width, tile, act)}
+            y = run(spec, target, arrays, written=("y",), scalars={0: rows}, num_tasks=tasks)["y"]
+            assert padding_is_zero(y, rows, width)
+            y = unpack_activation(y, rows_most, width)
+            known = results.setdefault(act, y)
+            assert same_bits(y[:rows], known[:rows]), f"{act}, tile {tile}, {rows} rows, {tasks} tasks"
+            assert np.isnan(y[rows:].astype(np.float32)).all()
+    assert same_bits(results[dtype], results["f32"].astype(NUMPY[dtype]))
+    np.testing.assert_allclose(results["f32"], expected.numpy(), rtol=5e-6, atol=1e-5)
+
+
+def test_what_cannot_be_activated_is_refused() -> None:
+    for arguments in ({"gated": "i8"}, {"gated": "f32", "residual": True}, {"activated": "f32", "residual": True}):
+        with pytest.raises(KernelSpecError, match="no layer of 64 columns is activated as"):
             build_kernel(linear_spec(64, 64, 1, "f32", **arguments), NATIVE)
+    with pytest.raises(KernelSpecError, match="the activation 'xielu' is not one of silu, gelu, gelu_tanh"):
+        build_kernel(linear_spec(64, 64, 1, "f32", activated="f32", activation="xielu"), NATIVE)
 
 
 @on_cpus

@@ -208,6 +208,30 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
         assert same_bits(first[half], first["f32"].astype(NUMPY[half]))
 
 
+@pytest.mark.parametrize("act", ["i8", "bf16", "f32"])
+@pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)
+def test_activated_linear_quant(format: WeightFormat, act: str) -> None:
+    """relu of the sums of a layer without activation, to the bit."""
+    n, k = 100, 130
+    weight, x = random(n, k, seed=1), random(ROWS, k).astype(NUMPY.get(act, np.float32))
+    packed = packed_tensors(pack_quantized(weight, NATIVE.panel_columns, format))
+
+    def result(tile: int, rows: int, **activated: str) -> NDArray[Any]:
+        given = pack_activation(x, tile)
+        if act == "i8":
+            given = pack_quantized_activation(*quantize_activation(x), tile, sums_of(format))
+        empty = np.full((ROWS, n), np.nan, np.float32)
+        arrays = {"x": given, **packed, "y": pack_activation(empty, tile) if activated else empty}
+        spec = linear_quant_spec(n, k, tile, act, format, **activated)
+        y = run(spec, NATIVE, arrays, written=("y",), scalars={0: rows}, num_tasks=2)["y"]
+        return unpack_activation(y, ROWS, n) if activated else y
+
+    sums = result(NATIVE.row_tile, ROWS)
+    for tile, rows in ((1, ROWS), (NATIVE.row_tile, ROWS), (NATIVE.row_tile, 19), (NATIVE.row_tile, 3)):
+        y = result(tile, rows, activated="f32", activation="relu")
+        assert same_bits(y[:rows], np.where(sums < 0, np.float32(0), sums)[:rows]), f"tile {tile}, {rows} rows"
+
+
 @on_levels
 @pytest.mark.parametrize("act", ["bf16", "f16"])
 @pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from llmc.buckets import Bucket
 from llmc.compiler.config import CompileConfig, CompileError
@@ -28,6 +29,7 @@ from llmc.compiler.targets.reference.kernels.frame import Frame
 from llmc.compiler.targets.reference.kernels.registry import KERNELS
 from llmc.graphs_format import COLLECTIVES
 from llmc.models import registry
+from llmc.models.activations import activated
 from llmc.models.convert import DTYPES
 from llmc.runtime.binding import Artifact
 from llmc.runtime.graphs_file import read_graphs
@@ -89,12 +91,13 @@ def test_generic_ops_match_eager(tmp_path: Path, quirky_cache: Path, monkeypatch
 
 
 def test_every_op_has_a_plain_kernel() -> None:
-    # One kernel computes a linear layer with and without a gate; `fused` is what generic ops become; the ops of experts
-    # and of adapters have several kernels; what ranks do together is no kernel.
+    # One kernel computes a linear layer with and without an activation; `fused` is what generic ops become; the ops of
+    # experts and of adapters have several kernels; what ranks do together is no kernel.
     own = {name for name, op in OPS.items() if "reference" not in op.templates and name not in COLLECTIVES}
     of_several = {name for name in KERNELS if name.startswith(("expert_", "adapter_"))}
     assert of_several
-    assert KERNELS.keys() - of_several - {"fused"} == own - {"gated_linear", "gated_linear_quant", "experts"}
+    of_linear = {"gated_linear", "gated_linear_quant", "activated_linear", "activated_linear_quant"}
+    assert KERNELS.keys() - of_several - {"fused"} == own - of_linear - {"experts"}
 
 
 def compiled_function(function: Callable[[Any], Any], folder: Path) -> Callable[[np.ndarray], np.ndarray]:
@@ -182,6 +185,15 @@ def test_functions_are_exact_to_a_unit(name: str, expected: Callable[[Any], Any]
         error = np.abs(found.astype(np.float64) - wanted) / np.maximum(np.spacing(np.abs(wanted)), 1.2e-38)
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     assert (same | (error <= 1)).all(), x[~(same | (error <= 1))][:5]
+
+
+@pytest.mark.parametrize("name", sorted(functions.ACTIVATIONS))
+def test_activations_equal_torch_in_float64(name: str, tmp_path: Path) -> None:
+    x = np.concatenate([np.linspace(-12, 12, 4001), [-1e18, 1e18, 0.0, -0.0, 1e-8, np.nan]]).astype(np.float32)
+    found = compiled_function(functions.ACTIVATIONS[name], tmp_path)(x)
+    wanted = activated(torch.from_numpy(x).double(), name).numpy()
+    # 1 + erf, and 1 + tanh of a float64, cancel near -1.
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=4e-7 if name == "gelu" else 1e-14)
 
 
 def test_an_artifact_says_what_it_is_for_and_grows(tmp_path: Path, kernel_cache: Path) -> None:

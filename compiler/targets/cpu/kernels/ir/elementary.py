@@ -5,10 +5,9 @@ They use only fma, fenced products, sums and quotients, so the code generator ca
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I32, block, define, float_bits, splat
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I32, block, define, number, splat
 from llmc.compiler.targets.cpu.kernels.ir.vector import fold
 
 _DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
@@ -28,17 +27,11 @@ _ERF = (
     (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
      -1.42647390514189e-02),
 )  # fmt: skip
+_ERF_FORM = ("erf", 4.0, 0.0, _ERF)
 _LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
-
-
-def _f(value: float) -> str:
-    """A constant vector of `value` rounded to float32."""
-    (single,) = struct.unpack("<f", struct.pack("<f", value))
-    (bits,) = struct.unpack("<Q", struct.pack("<d", single))
-    return float_bits(f"0x{bits:016X}")
 
 
 def _define(name: str, lines: Sequence[str], args: str = f"{F32} %v") -> str:
@@ -52,10 +45,10 @@ def _mul(result: str, a: str, b: str) -> list[str]:
 
 
 def _horner(prefix: str, x: str, coefficients: Sequence[float]) -> tuple[list[str], str]:
-    lines, value = [], _f(coefficients[0])
+    lines, value = [], number(coefficients[0])
     for index, coefficient in enumerate(coefficients[1:]):
         result = f"%{prefix}{index}"
-        lines.append(f"{result} = {FMA.format(value, x, _f(coefficient))}")
+        lines.append(f"{result} = {FMA.format(value, x, number(coefficient))}")
         value = result
     return lines, value
 
@@ -65,15 +58,15 @@ def _rational(name: str, limit: float, identity_below: float, forms: tuple[Seque
     numerator, p = _horner("p", "%x2", forms[0])
     denominator, q = _horner("q", "%x2", forms[1])
     lines = [
-        f"%cap = call {F32} @llvm.minnum.v16f32({F32} %v, {F32} {_f(limit)})",
-        f"%x = call {F32} @llvm.maxnum.v16f32({F32} %cap, {F32} {_f(-limit)})",
+        f"%cap = call {F32} @llvm.minnum.v16f32({F32} %v, {F32} {number(limit)})",
+        f"%x = call {F32} @llvm.maxnum.v16f32({F32} %cap, {F32} {number(-limit)})",
         *_mul("%x2", "%x", "%x"),
         *numerator,
         *denominator,
         *_mul("%odd", "%x", p),
         f"%y = fdiv {F32} %odd, {q}",
         f"%size = call {F32} @llvm.fabs.v16f32({F32} %v)",
-        f"%tiny = fcmp ult {F32} %size, {_f(identity_below)}",
+        f"%tiny = fcmp ult {F32} %size, {number(identity_below)}",
         f"%r = select {I1} %tiny, {F32} %v, {F32} %y",
         f"ret {F32} %r",
     ]
@@ -90,28 +83,28 @@ def _log() -> str:
         f"%low = and {I32} %bits, {splat(0x007FFFFF)}",
         f"%half = or {I32} %low, {splat(0x3F000000)}",
         f"%m0 = bitcast {I32} %half to {F32}",
-        f"%small = fcmp olt {F32} %m0, {_f(0.70710678118654752)}",
+        f"%small = fcmp olt {F32} %m0, {number(0.70710678118654752)}",
         f"%e1 = add {I32} %e0, {splat(-1)}",
         f"%ei = select {I1} %small, {I32} %e1, {I32} %e0",
         f"%e = sitofp {I32} %ei to {F32}",
         f"%twice = fadd {F32} %m0, %m0",
         f"%m1 = select {I1} %small, {F32} %twice, {F32} %m0",
-        f"%m = fsub {F32} %m1, {_f(1.0)}",
+        f"%m = fsub {F32} %m1, {number(1.0)}",
         *_mul("%z", "%m", "%m"),
         *poly,
         *_mul("%mz", "%m", "%z"),
         *_mul("%y0", "%mz", value),
-        f"%y1 = {FMA.format('%e', _f(-2.12194440e-4), '%y0')}",
-        f"%y2 = {FMA.format('%z', _f(-0.5), '%y1')}",
+        f"%y1 = {FMA.format('%e', number(-2.12194440e-4), '%y0')}",
+        f"%y2 = {FMA.format('%z', number(-0.5), '%y1')}",
         f"%y3 = fadd {F32} %m, %y2",
-        f"%y4 = {FMA.format('%e', _f(0.693359375), '%y3')}",
-        f"%positive = fcmp oge {F32} %v, {_f(1.17549435e-38)}",
-        f"%negative = fcmp olt {F32} %v, {_f(0.0)}",
+        f"%y4 = {FMA.format('%e', number(0.693359375), '%y3')}",
+        f"%positive = fcmp oge {F32} %v, {number(1.17549435e-38)}",
+        f"%negative = fcmp olt {F32} %v, {number(0.0)}",
         f"%isnan = fcmp uno {F32} %v, %v",
         f"%bad = or {I1} %negative, %isnan",
-        f"%edge = select {I1} %bad, {F32} {_f(float('nan'))}, {F32} {_f(float('-inf'))}",
+        f"%edge = select {I1} %bad, {F32} {number(float('nan'))}, {F32} {number(float('-inf'))}",
         f"%y5 = select {I1} %positive, {F32} %y4, {F32} %edge",
-        f"%isinf = fcmp oeq {F32} %v, {_f(float('inf'))}",
+        f"%isinf = fcmp oeq {F32} %v, {number(float('inf'))}",
         f"%r = select {I1} %isinf, {F32} %v, {F32} %y5",
         f"ret {F32} %r",
     ]
@@ -125,9 +118,9 @@ def _intrinsic(name: str, intrinsic: str) -> str:
 def _exp_any() -> str:
     """exp(x) for any x: inf on overflow, NaN for NaN, 0 below −87.33."""
     lines = [
-        f"%big = fcmp ogt {F32} %v, {_f(88.0)}",
+        f"%big = fcmp ogt {F32} %v, {number(88.0)}",
         # Beyond the range of llmc_exp: square exp(x / 2).
-        *_mul("%half", "%v", _f(0.5)),
+        *_mul("%half", "%v", number(0.5)),
         f"%x = select {I1} %big, {F32} %half, {F32} %v",
         f"%e = call {F32} @llmc_exp({F32} %x)",
         *_mul("%square", "%e", "%e"),
@@ -143,8 +136,8 @@ def _sigmoid() -> str:
     lines = [
         f"%n = fneg {F32} %v",
         f"%e = call {F32} @llmc_exp_any({F32} %n)",
-        f"%d = fadd {F32} %e, {_f(1.0)}",
-        f"%r = fdiv {F32} {_f(1.0)}, %d",
+        f"%d = fadd {F32} %e, {number(1.0)}",
+        f"%r = fdiv {F32} {number(1.0)}, %d",
         f"ret {F32} %r",
     ]
     return _define("sigmoid", lines)
@@ -160,9 +153,18 @@ def _extreme_lanes(name: str) -> str:
     return fold(f"{name}_lanes", f"call {F32} @llvm.{name}.v16f32({F32} {{a}}, {F32} {{b}})")
 
 
+def _alone(form: tuple[str, float, float, tuple[Sequence[float], Sequence[float]]]) -> str:
+    return f"declare {F32} @llvm.fabs.v16f32({F32})\n" + _rational(*form)
+
+
 def tanh() -> str:
     """The IR text of tanh alone, for kernels without `helpers`."""
-    return f"declare {F32} @llvm.fabs.v16f32({F32})\n" + _rational(*_TANH_FORM)
+    return _alone(_TANH_FORM)
+
+
+def erf() -> str:
+    """The IR text of erf alone."""
+    return _alone(_ERF_FORM)
 
 
 def helpers() -> str:
@@ -171,7 +173,7 @@ def helpers() -> str:
         (
             _DECLARATIONS,
             _rational(*_TANH_FORM),
-            _rational("erf", 4.0, 0.0, _ERF),
+            _rational(*_ERF_FORM),
             _log(),
             _exp_any(),
             _sigmoid(),

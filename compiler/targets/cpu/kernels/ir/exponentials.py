@@ -28,6 +28,21 @@ def _scale(value: str) -> list[str]:
 _ONE = "0x3FF0000000000000"
 
 
+def power_of_two() -> list[str]:
+    """%y = 2^%x, relative error below 2e-7, for %x from -126 to 128; exact for integers."""
+    rounder = float_bits("0x4168000000000000")  # adding 1.5 · 2^23 leaves the nearest integer in the low bits
+    powers = ("0x3F55BBA140000000", "0x3F83CEA880000000", "0x3FAC6B7520000000", "0x3FCEBF9BC0000000",
+              "0x3FE62E42A0000000", _ONE)  # fmt: skip
+    return [
+        f"%t = fadd {F32} %x, {rounder}",
+        f"%n = fsub {F32} %t, {rounder}",
+        f"%r = fsub {F32} %x, %n",
+        *_polynomial(*powers),
+        f"%i = bitcast {F32} %t to {I32}",
+        *_scale("%q5"),
+    ]
+
+
 def exp() -> str:
     """exp(x), relative error below 2e-7; 0 below -87.33, exp(0) = 1 exactly; x above 88 is taken as 88."""
     log2e, ln2_high, ln2_low = (
@@ -59,18 +74,10 @@ def exp() -> str:
 def exp2() -> str:
     """2^x for x ≤ 0, relative error below 2e-7; 2^0 = 1 exactly, 0 for x ≤ -127 and for NaN."""
     bottom = float_bits("0xC05FC00000000000")
-    rounder = float_bits("0x4168000000000000")  # adding 1.5 · 2^23 leaves the nearest integer in the low bits
-    powers = ("0x3F55BBA140000000", "0x3F83CEA880000000", "0x3FAC6B7520000000", "0x3FCEBF9BC0000000",
-              "0x3FE62E42A0000000", _ONE)  # fmt: skip
     lines = [
         f"%in = fcmp ogt {F32} %v, {bottom}",
         f"%x = select {I1} %in, {F32} %v, {F32} {bottom}",
-        f"%t = fadd {F32} %x, {rounder}",
-        f"%n = fsub {F32} %t, {rounder}",
-        f"%r = fsub {F32} %x, %n",
-        *_polynomial(*powers),
-        f"%i = bitcast {F32} %t to {I32}",
-        *_scale("%q5"),
+        *power_of_two(),
         f"ret {F32} %y",
     ]
     return define(F32, "exp2", f"{F32} %v", block(lines))

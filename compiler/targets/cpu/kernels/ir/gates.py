@@ -1,22 +1,14 @@
-"""Gates other than silu."""
+"""The gate of experts that has a limit."""
 
 from __future__ import annotations
 
-import struct
-
-from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, block, define, float_bits, splat
-
-
-def _number(value: float) -> str:
-    """A constant vector of `value` rounded to float32."""
-    (nearest,) = struct.unpack("f", struct.pack("f", value))
-    return float_bits("0x" + struct.pack(">d", nearest).hex().upper())
+from llmc.compiler.targets.cpu.kernels.ir.text import F32, I1, block, define, number, splat
 
 
 def limited(limit: float, gain: float) -> str:
     """limited_gate: g · sigmoid(gain · g) · (u + 1), with g clamped above by the limit and u to ±limit; NaN stays
     NaN."""
-    above, below, one = _number(limit), _number(-limit), splat("1.0", "float")
+    above, below, one = number(limit), number(-limit), splat("1.0", "float")
     body = block(
         [
             f"%ga = fcmp ogt {F32} %g, {above}",
@@ -25,7 +17,7 @@ def limited(limit: float, gain: float) -> str:
             f"%um = select {I1} %ua, {F32} {above}, {F32} %u",
             f"%ub = fcmp olt {F32} %um, {below}",
             f"%ul = select {I1} %ub, {F32} {below}, {F32} %um",
-            f"%n = call {F32} @llmc_mul({F32} %gl, {F32} {_number(-gain)})",
+            f"%n = call {F32} @llmc_mul({F32} %gl, {F32} {number(-gain)})",
             f"%e = call {F32} @llmc_exp({F32} %n)",
             f"%d = fadd {F32} %e, {one}",
             f"%s = fdiv {F32} %gl, %d",

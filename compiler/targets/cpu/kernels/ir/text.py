@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 F32 = "<16 x float>"
@@ -25,6 +26,12 @@ def splat(value: object, kind: str = "i32", lanes: int = 16) -> str:
 def float_bits(double: str) -> str:
     """A constant vector of a float32, given as LLVM wants it: the bits of the equal double."""
     return splat(double, "float")
+
+
+def number(value: float) -> str:
+    """A constant vector of `value` rounded to float32."""
+    (nearest,) = struct.unpack("<f", struct.pack("<f", value))
+    return float_bits("0x" + struct.pack(">d", nearest).hex().upper())
 
 
 def block(lines: Iterable[str]) -> str:

@@ -49,9 +49,9 @@ class PanelByPanel:
                     self.tiles.reader.unpack(self.tiles.wide, b.let(p.panel(part, panel)), line0, length)
                 following = b.let(T.min((unit * p.parts + part) * walk.count + kb + 1, last))
                 self._block(tile0, here, panel, part, kb, walk, self._start(following, walk))
-            if p.gated:
+            if p.activated:
                 with T.serial(here) as t:
-                    self.tiles.write_gated(panel, (0, 1), b.let(tile0 + t), b.let(t))
+                    self.tiles.write_activated(panel, range(p.parts), b.let(tile0 + t), b.let(t))
         if registers:
             b.do("tile_release")
 
@@ -120,9 +120,10 @@ class GroupsOfPanels:
                     else:
                         with T.serial(count * p.parts) as turn:
                             self._float_panel(tile0, here, first, count, turn, kb, line0, length)
-                if p.gated:
+                if p.activated:
                     with T.serial(count) as i, T.serial(here) as t:
-                        self.tiles.write_gated(first + i, (i, most + i), tile0 + t, t)
+                        places = [part * most + i for part in range(p.parts)]
+                        self.tiles.write_activated(first + i, places, tile0 + t, t)
 
     def _panels_of_parts(
         self, tile0: b.Expr, here: b.Expr, first: b.Expr, count: b.Expr, kb: b.Expr, line0: b.Expr, length: b.Expr

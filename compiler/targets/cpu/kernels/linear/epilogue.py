@@ -1,4 +1,4 @@
-"""Finishes sums: scales, bias and residual; then writes a row of y, or the input of the gate."""
+"""Finishes sums: scales, bias and residual; then writes a row of y, or the input of the activation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def _as_is(value: b.Expr) -> b.Expr:
 
 
 class Epilogue:
-    """Epilogue of one kernel `k`. sums: where the gate finds its sums; None: no gate."""
+    """Epilogue of one kernel `k`. sums: where the activation finds them; None: there is none."""
 
     def __init__(self, p: Problem, k: b.Kernel, reader: Reader, micro: MicroKernel, sums: Sums | None) -> None:
         self.p, self.k, self.reader, self.micro, self._sums = p, k, reader, micro, sums
 
     @property
     def nothing(self) -> bool:
-        """Whether finished sums go to the gate unchanged."""
-        return bool(self.p.gated) and not self.p.quantized and not self.p.bias
+        """Whether finished sums go to the activation unchanged."""
+        return bool(self.p.activated) and not self.p.quantized and not self.p.bias
 
     def add_bias(self, tile: Tile, total: b.Vectors) -> None:
         """Adds the bias to all rows of a tile at once."""
@@ -69,7 +69,7 @@ class Epilogue:
                 value = b.call("mul", value, b.splat(self.reader.factor))
             if p.bias and not biased:
                 value = b.call("add", value, self._bias(tile, first, count))
-            if p.gated:
+            if p.activated:
                 assert self._sums is not None
                 self._sums.store(value, place, tile.t_local, r, v)
                 continue

@@ -132,7 +132,7 @@ class Fetches:
             if tile.rows.start == 0:
                 with b.when(turn * of_turn < share):
                     lines(ahead, tile.t_local * share + turn * of_turn)
-            if not p.gated:
+            if not p.activated:
                 self._output(tile, turn, turns)
 
         def of_tile(t_local: b.Expr) -> Fetch:

@@ -3,7 +3,8 @@
 Each output element has one chain of operations per group of numbers along K, ascending: fma, dot products, or exact
 integers. Groups are merged by one ascending chain of fma: y = (Σ scale · Σ (number − zero) · x) · (scale of the row) +
 bias + residual. K is walked in blocks. Sums are stored and reloaded between blocks, which keeps the chain; for AMX see
-`micro.amx`. A gated layer has a weight of two parts, gate and up, and y = silu(x · gateᵀ) · (x · upᵀ).
+`micro.amx`. With an activation f, y = f(x · wᵀ + bias); a gated layer has a weight of two parts, gate and up, and
+y = f(x · gateᵀ) · (x · upᵀ).
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class _Linear:
     def function(self, part: str = "") -> tirx.PrimFunc:
         """part: symbol of the kernel as part of another kernel; empty: a kernel of its own."""
         p, plan = self.p, self.plan
-        helpers = vector.helpers(p.target.mcpu, puts=p.gate.puts() if p.gate else ())
+        helpers = vector.helpers(p.target.mcpu, puts=p.activation.puts() if p.activation else ())
         helpers += plan.reader.helpers(p.target) + plan.micro.helpers()
-        helpers += p.gate.helpers() if p.gate else ""
+        helpers += p.activation.helpers() if p.activation else ""
         helpers += plan.registers.helpers(p) if plan.registers else ""
         kernel = b.Kernel(part or p.spec.symbol(), p.buffer_dtypes(), helpers, ranged=bool(part))
         with kernel as k:
@@ -82,8 +83,8 @@ class _Linear:
             registers = plan.registers(p, self.k["x"], plan.chunk_tiles)
         if p.quantized and plan.chunked and plan.many.unpacked:
             self.wide = b.Scratch(plan.many.lines * p.columns * plan.reader.units, plan.reader.dtype)
-        if (p.quantized or registers) and (p.gated or waits):
-            places = max(p.parts, 2 * plan.side_by_side if p.gated else 0)
+        if (p.quantized or registers) and (p.activated or waits):
+            places = p.parts * (plan.side_by_side if p.activated else 1)
             tiles = plan.copied_tiles if p.paired else plan.chunk_tiles if plan.chunked else 1
             sums = Sums(places, tiles, p.tile, p.columns)
         elif plan.registers:
@@ -91,7 +92,9 @@ class _Linear:
         self.tiles = VectorTiles(p, self.k, self.num_rows, plan.reader, plan.micro, sums, self.wide)
         if plan.registers and sums:
             registers = registers or plan.registers(p, self.k["x"], plan.chunk_tiles)
-            self.registers = RegisterTiles(registers, self.tiles, plan.many, sums, whole_chunk=bool(p.gated or waits))
+            self.registers = RegisterTiles(
+                registers, self.tiles, plan.many, sums, whole_chunk=bool(p.activated or waits)
+            )
 
     def _all_rows(self, row_tiles: b.Expr) -> None:
         above = 0

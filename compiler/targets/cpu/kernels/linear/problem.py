@@ -9,7 +9,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError, Param
 from llmc.compiler.targets.cpu.kernels import builder as b
-from llmc.compiler.targets.cpu.kernels.linear.gate import GATED, GatedOutput
+from llmc.compiler.targets.cpu.kernels.ir.activations import ACTIVATIONS
+from llmc.compiler.targets.cpu.kernels.linear.activated import DTYPES, ActivatedOutput
 from llmc.compiler.targets.cpu.target import Target
 from llmc.quantize.formats.base import WeightFormat
 
@@ -34,6 +35,8 @@ def operand_names(spec: KernelSpec, planes: Iterable[str]) -> tuple[str, ...]:
 
 class Problem:
     """The spec of a kernel for a target, and what follows from it.
+
+    activated: dtype of the packed result of a layer with an activation, which `activation` writes; empty: none.
 
     parts: of the weight (gate and up of a gated layer). Each part has `panels` panels of `columns` columns, which cover
     `width` columns of y. format: of a quantized weight. planes: what is stored beside its numbers. kind: of the format,
@@ -65,7 +68,8 @@ class Problem:
         p = spec.as_dict()
         self.spec, self.target, self.format, self.quantized = spec, target, format, format is not None
         self.kdim, self.n, self.tile, self.rows = int(p["k"]), int(p["n"]), int(p["row_tile"]), int(p["rows"])
-        self.act, self.gated = str(p["act_dtype"]), str(p["gated"])
+        self.act, gated = str(p["act_dtype"]), str(p["gated"])
+        self.activated = gated or str(p.get("activated", ""))
         self.bias, self.residual = bool(p["bias"]), bool(p["residual"])
         self.kind = format.kind if format else self.act
         self.planes = {plane.name: plane for plane in format.planes(self.kdim)} if format else {}
@@ -79,7 +83,7 @@ class Problem:
         self.paired = in_bf16 and self.quantized and self.act == "bf16" and target.bf16_dot
         self.copied = self.fixed or self.paired
         self.lanes = 4 if self.integer else b.lanes_of(self.act)
-        self.parts = 2 if self.gated else 1
+        self.parts = 2 if gated else 1
         self.width = self.n // self.parts
         self.columns = target.panel_columns
         self.panels, self.vectors = b.ceil_div(self.width, self.columns), self.columns // b.WIDTH
@@ -101,9 +105,10 @@ class Problem:
         self.tile_words = self.tile * (self.x_words + (1 + self.groups if self.integer else 0))
         self.exact = self.integer and self.groups == 1
         limit, gain = float(p.get("gate_limit", 0.0)), float(p.get("gate_gain", 1.0))
-        self.gate = None
-        if self.gated:
-            self.gate = GatedOutput(self.gated, self.width, self.tile, self.columns, limit=limit, gain=gain)
+        self.activation = None
+        if self.activated:
+            name, of_tile = str(p.get("activation", "silu")), (self.width, self.tile, self.columns)
+            self.activation = ActivatedOutput(self.activated, name, *of_tile, limit=limit, gain=gain)
 
     def _check(self, p: dict[str, Param], group_size: int) -> None:
         op = self.spec.op
@@ -112,8 +117,10 @@ class Problem:
         unit = TURN * LINE if self.format and self.format.sums else LINE
         if self.quantized and (group_size == 0 or (group_size > 0 and group_size % unit)):
             raise KernelSpecError(f"linear_quant: {self.kind} in groups of {group_size} have no layout")
-        if self.gated not in GATED or (self.gated and (self.residual or self.n % 2)):
-            raise KernelSpecError(f"{op}: no layer of {self.n} columns is gated as {self.gated!r}")
+        if self.activated not in DTYPES or (self.activated and self.residual) or (p["gated"] and self.n % 2):
+            raise KernelSpecError(f"{op}: no layer of {self.n} columns is activated as {self.activated!r}")
+        if (activation := p.get("activation", "silu")) not in ACTIVATIONS:
+            raise KernelSpecError(f"{op}: the activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.quantized and self.act == "i8" and self.kdim > _MAX_K:
             raise KernelSpecError(f"linear_quant: sums of {self.kdim} products of int8 may overflow; at most {_MAX_K}")
 
@@ -122,7 +129,7 @@ class Problem:
         x = "int32" if self.integer else b.word_dtype(self.act)
         kinds = {"x": x, "w": "int32" if self.quantized else x}
         kinds |= {name: _DTYPES[plane.dtype] for name, plane in self.planes.items()}
-        kinds |= {"y": self.gate.dtype()} if self.gate else {}
+        kinds |= {"y": self.activation.dtype()} if self.activation else {}
         return [(name, kinds.get(name, "float32")) for name in operand_names(self.spec, self.planes)]
 
     def scale_group(self, group: b.Expr) -> b.Expr:

@@ -167,7 +167,7 @@ class RegisterTiles:
                 self.vectors.hold(one, total)
 
     def _finish(self, tile: Tile, tiles: b.Expr, home: b.Expr) -> None:
-        """Writes finished rows, to y or for the gate."""
+        """Writes finished rows, to y or for the activation."""
         p = self.p
         with T.serial(tiles) as i:
             one = self._row_tile(tile, i, home, range(1))

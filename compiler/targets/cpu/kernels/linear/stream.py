@@ -37,7 +37,7 @@ def side_by_side(tiles: VectorTiles, row_tiles: b.Expr, most: int, fetches: Fetc
     """Row tiles × groups of at most `most` panels."""
     p = tiles.p
     groups, whole = _PanelGroups(tiles.k, p.panels, most), Walk(p.lines, 1)
-    tiles = tiles.with_sums(2 * most)
+    tiles = tiles.with_sums(p.parts * most)
     with T.serial(row_tiles) as t:
         tiles.micro.prepare(t, 1)
         with T.serial(groups.count) as group:
@@ -49,9 +49,9 @@ def side_by_side(tiles: VectorTiles, row_tiles: b.Expr, most: int, fetches: Fetc
                         places = [part * most + i for i in range(some)]
                         fetch = fetches.streams([b.let(p.panel(part, unit)) for unit in units])
                         tiles.row_tile(t, 0, units, part, places, whole, T.int32(0), fetch)
-            if p.gated:
+            if p.activated:
                 with T.serial(size) as i:
-                    tiles.write_gated(first + i, (i, most + i), t, 0)
+                    tiles.write_activated(first + i, [part * most + i for part in range(p.parts)], t, 0)
 
 
 class StreamedBlocks:
@@ -92,14 +92,15 @@ class StreamedBlocks:
                     panel = b.let(p.panel(part, first + i))
                     fetch = Fetch(at_line=self._fetch, at_group=self.fetches.groups([panel], self.most))
                     self.tiles.row_tile(t, 0, [first + i], part, [place], self.walk, kb, fetch)
-            if p.gated:
+            if p.activated:
                 # Memory would be idle meanwhile: the next group's first block is in cache, its second one, if any, is
                 # not.
                 meanwhile = self._fetch_block if self.walk.count > 1 else None
                 following, its_size = groups.span(b.let(T.min(group + 1, groups.count - 1)))
                 self.cursor.begin(p.panel(0, following), its_size, T.int32(self.walk.lines))
                 with T.serial(size) as i:
-                    self.tiles.write_gated(first + i, (i, self.most + i), t, 0, meanwhile)
+                    places = [part * self.most + i for part in range(p.parts)]
+                    self.tiles.write_activated(first + i, places, t, 0, meanwhile)
 
     def _fetch(self, _line: b.Expr, v: int) -> None:
         """Prefetches as many vectors as are read from a line meanwhile."""

@@ -29,7 +29,7 @@ def merges_in_memory(p: Problem, walk: Walk) -> bool:
 
 
 class VectorTiles:
-    """Emits tiles of a kernel. sums: of tiles between blocks, or for the gate. wide: the unpacked block."""
+    """Emits tiles of a kernel. sums: of tiles between blocks, or for the activation. wide: the unpacked block."""
 
     def __init__(
         self, p: Problem, k: b.Kernel, num_rows: b.Expr, reader: Reader, micro: MicroKernel, sums: Sums | None,
@@ -50,9 +50,9 @@ class VectorTiles:
         return self._wide
 
     def with_sums(self, places: int) -> VectorTiles:
-        """The same, with sums of one row tile in `places` places if the gate needs them and has none yet."""
+        """The same, with sums of one row tile in `places` places if the activation needs them and has none yet."""
         p = self.p
-        if self._sums is not None or not p.gated:
+        if self._sums is not None or not p.activated:
             return self
         sums = Sums(places, 1, p.tile, p.columns)
         return VectorTiles(p, self.k, self.num_rows, self.reader, self.micro, sums, self._wide)
@@ -83,19 +83,19 @@ class VectorTiles:
             else:
                 self._tile(tile)
 
-    def write_gated(
-        self, unit: b.Expr, places: tuple[b.Expr, b.Expr], t: b.Expr, t_local: b.Expr,
+    def write_activated(
+        self, unit: b.Expr, places: Sequence[b.Expr], t: b.Expr, t_local: b.Expr,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """As `GatedOutput.write`."""
-        assert self.p.gate is not None
-        self.p.gate.write(
+        """As `ActivatedOutput.write`."""
+        assert self.p.activation is not None
+        self.p.activation.write(
             self.k["y"], self.sums, places, self.p.let(unit), self.p.let(t), t_local, self.num_rows, meanwhile
         )
 
     def _tile(self, tile: Tile) -> None:
         p, kb, walk = self.p, tile.kb, tile.walk
-        if p.quantized or p.gated:
+        if p.quantized or p.activated:
             # Otherwise LLVM keeps constants of other loops in registers, and too few remain for the sums.
             b.do("forget_registers")
         vectors = len(tile.panels) * p.vectors
@@ -169,7 +169,7 @@ class VectorTiles:
         p = self.p
         if not p.quantized:
             self.epilogue.add_bias(tile, total)
-            if p.gated:
+            if p.activated:
                 self.hold(tile, total)
                 return
         for i, r in enumerate(tile.rows):

@@ -1,4 +1,4 @@
-"""silu_gate: silu(gate) · up, for rows that hold gate and up side by side, as a packed activation."""
+"""activate: f(x) of plain rows, or f(gate) · up of rows that hold both side by side, as a packed activation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.ir import vector
+from llmc.compiler.targets.cpu.kernels.ir.activations import ACTIVATIONS
 from llmc.compiler.targets.cpu.target import Target
 
 _BLOCK = 256  # columns per unit of work, so that one row tile occupies several tasks
@@ -21,7 +22,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, row_tile, act = int(p["dim"]), int(p["row_tile"]), str(p["act_dtype"])
     words, blocks, tail = b.ceil_div(dim, b.lanes_of(act)), b.ceil_div(dim, _BLOCK), dim % b.WIDTH
+    activation, parts = str(p["activation"]), 2 if p["gated"] else 1
     helpers = vector.helpers(target.mcpu, puts=tuple((act, row_tile, n) for n in (b.WIDTH, tail) if n))
+    helpers += ACTIVATIONS[activation]()
     kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("out", b.word_dtype(act))], helpers)
     with kernel as k:
         rows = k.scalar(int(p["rows"]))
@@ -33,9 +36,10 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 base = b.let(b.packed_position(row, row_tile, words))
 
                 def emit(column: b.Expr, count: int) -> None:
-                    at = b.let(row * (2 * dim) + column)
-                    gate, up = (b.load_vector(k["x"], start, count) for start in (at, at + dim))
-                    value = b.call("mul", b.call("silu", gate), up)
+                    at = b.let(row * (parts * dim) + column)
+                    value = b.call(activation, b.load_vector(k["x"], at, count))
+                    if p["gated"]:
+                        value = b.call("mul", value, b.load_vector(k["x"], at + dim, count))
                     b.put(k["out"], value, base, column, act, row_tile, count)
 
                 with T.serial(T.truncdiv(end - first, b.WIDTH)) as v:
