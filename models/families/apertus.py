@@ -33,4 +33,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-APERTUS = Family("apertus", read_config, _LAYOUT.weight_map)
+APERTUS = Family("apertus", read_config, _LAYOUT.weight_map, neutral={"post_norm": False, "qk_norm": True})

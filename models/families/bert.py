@@ -98,11 +98,16 @@ def _head(config: ModelConfig, fields: Fields, labels: int) -> Pooled:
     return Pooled("first", (Dense(config.hidden_size, True, "tanh"), Dense(labels, True)))
 
 
+# Left of the first BERT's config.
+_OF_POOLERS = """
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    """
 BERT = Family(
     "bert",
     read_config,
     _LAYOUT.weight_map,
     other_maps=(_LAYOUT.moved("", "bert.").weight_map,),
+    harmless=frozenset(_OF_POOLERS.split()),
     generates=False,
     vectors=Vectors("first", "BertForSequenceClassification", _head),
 )

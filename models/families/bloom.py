@@ -51,13 +51,16 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# Precision of softmax and sums; the latter split into pretraining_tp parts.
-_EXACTNESS = frozenset({"attention_softmax_in_fp32", "masked_softmax_fusion", "slow_but_exact"})
+# Precision of softmax and sums; the latter split into pretraining_tp parts. The rest is of the training code.
+_HARMLESS = """
+    attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add skip_bias_add_qkv
+    slow_but_exact
+    """
 # Most checkpoints contain only the decoder.
 BLOOM = Family(
     "bloom",
     read_config,
     _LAYOUT.weight_map,
     other_maps=(without(_LAYOUT, "transformer.").weight_map,),
-    harmless=_EXACTNESS,
+    harmless=frozenset(_HARMLESS.split()),
 )

@@ -91,5 +91,5 @@ CHATGLM = Family(
     read_config,
     weight_map,
     harmless=frozenset(_HARMLESS.split()),
-    neutral={"pre_seq_len": 0, "quantization_bit": 0, "interleaved_qkv": False},
+    neutral={"pre_seq_len": 0, "quantization_bit": 0, "interleaved_qkv": False, "rotary_percent": 0.5},
 )

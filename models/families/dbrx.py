@@ -86,5 +86,8 @@ DBRX = Family(
     harmless=frozenset({"emb_pdrop", "num_key_value_heads"})
     | nested("attn_config", HARMLESS | {"model_type"})
     | nested("ffn_config", _OF_EXPERTS),
-    neutral={f"{table}.{name}": value for table in ("attn_config", "ffn_config") for name, value in NEUTRAL.items()},
+    neutral={
+        **{f"{table}.{name}": value for table in ("attn_config", "ffn_config") for name, value in NEUTRAL.items()},
+        "ffn_config.uniform_expert_assignment": False,
+    },
 )

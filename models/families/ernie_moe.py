@@ -51,4 +51,12 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-ERNIE4_5_MOE = Family("ernie4_5_moe", read_config, _LAYOUT.weight_map, other_maps=(stacked(_LAYOUT).weight_map,))
+# No expert is too full in inference; layers for multi-token prediction are unused.
+ERNIE4_5_MOE = Family(
+    "ernie4_5_moe",
+    read_config,
+    _LAYOUT.weight_map,
+    other_maps=(stacked(_LAYOUT).weight_map,),
+    harmless=frozenset({"moe_capacity", "num_nextn_predict_layers"}),
+    neutral={"moe_gate": "topk", "moe_use_aux_free": True},
+)

@@ -194,7 +194,8 @@ def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 # Bounds of weights in training.
-_HARMLESS = frozenset({"altup_coef_clip", "altup_lr_multiplier", "laurel_lr_multiplier"})
+# Scores are not scaled; the rest is of training.
+_HARMLESS = frozenset({"altup_coef_clip", "altup_lr_multiplier", "laurel_lr_multiplier", "query_pre_attn_scalar"})
 _OF_SOUNDS = frozenset({
     "audio_config", "audio_soft_tokens_per_image", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
     "vision_soft_tokens_per_image",

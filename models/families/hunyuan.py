@@ -10,6 +10,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
+from llmc.models.known_keys import nested
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
 from llmc.models.standard import head_sizes, standard_config
@@ -24,12 +25,18 @@ def _rope(fields: Fields) -> Rope:
     kind = table.text("rope_type" if table.has("rope_type") else "type", "default")
     if kind != "dynamic" or not table.has("alpha"):
         return read_rope(fields, positions, dim)
-    theta = (table if table.has("rope_theta") else fields).number("rope_theta", 10000.0)
-    stretched = theta * table.number("alpha") ** (dim / (dim - 2))
-    return rope_of(fields, table.with_values(rope_type="default", rope_theta=stretched), positions, dim)
+    plain = rope_of(fields, table.with_values(rope_type="default", type="default"), positions, dim)
+    return replace(plain, theta=plain.theta * table.number("alpha") ** (dim / (dim - 2)))
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    if fields.has("attention_head_dim"):
+        dim = fields.integer("attention_head_dim")
+        if fields.integer("head_dim", dim) != dim:
+            raise ModelError(f"{fields.origin}: head_dim is not attention_head_dim, which is {dim}; take out one")
+        fields = fields.with_values(head_dim=dim)
+    if (norm := fields.text("norm_type", "rms")) not in ("rms", "hf_rms"):
+        raise ModelError(f"{fields.origin}: norm_type {brief(norm)} is not supported; rms and hf_rms are")
     bias = fields.flag("attention_bias", False)
     return standard_config(
         fields,
@@ -72,13 +79,40 @@ def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
     return replace(read_config(fields, generation), experts=experts)
 
 
+# Beside the text model: classification, images and videos.
+_OTHER_HEADS = """
+    anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views class_num dense_list eod_token_id im_end_id
+    im_newline_id im_start_id mask_init_id num_media_embeds org_vocab_size pad_id pool_type skip_cls_token text_end_id
+    text_start_id video_end_id video_start_id vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type
+    vit_patch vit_path vit_remove_prenorm vit_token vit_type vit_used_rms_norm
+    """
+# Layers share keys and values with use_cla alone; alpha is all that the rotation reads.
+_HARMLESS = frozenset(_OTHER_HEADS.split()) | {"cla_share_factor"}
+_HARMLESS |= nested("rope_scaling", ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "type"))
+_NEUTRAL = {
+    "add_classification_head": False,
+    "position_embedding_xdrope": False,
+    "use_cla": False,
+    "use_mla": False,
+    "use_qk_norm": True,
+    "use_rotary_pos_emb": True,
+}
 _MIXTURE = replace(_LAYOUT, router="mlp.gate.wg", shared="mlp.shared_mlp")
 HUNYUAN_V1_MOE = Family(
     "hunyuan_v1_moe",
     read_mixture,
     _MIXTURE.weight_map,
     other_maps=(stacked(_MIXTURE).weight_map,),
-    harmless=frozenset({"eod_token_id", "moe_drop_tokens", "moe_random_routing_dropped_token"}),
-    neutral={"moe_layer_num_skipped": 0, "norm_type": "rms", "use_cla": False, "use_qk_norm": True},
+    harmless=_HARMLESS | {"moe_drop_tokens", "moe_random_routing_dropped_token"},
+    neutral={
+        **_NEUTRAL,
+        "group_limited_greedy": False,
+        "moe_layer_num_skipped": 0,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": False,
+        "use_mixed_mlp_moe": True,
+    },
 )
-HUNYUAN_V1_DENSE = Family("hunyuan_v1_dense", read_config, _LAYOUT.weight_map, harmless=frozenset({"eod_token_id"}))
+HUNYUAN_V1_DENSE = Family(
+    "hunyuan_v1_dense", read_config, _LAYOUT.weight_map, harmless=_HARMLESS, neutral={**_NEUTRAL, "num_experts": 1}
+)

@@ -156,7 +156,8 @@ MIMO = Family(
     harmless=frozenset({"sliding_window", "max_window_layers", "num_nextn_predict_layers"}),
     neutral={"attention_bias": True},
 )
-MINICPM = Family("minicpm", read_minicpm, neutral={"num_experts": 0})
+# mup_denominator: of drafting heads, which have fewer layers than the model.
+MINICPM = Family("minicpm", read_minicpm, harmless=frozenset({"mup_denominator"}), neutral={"num_experts": 0})
 # Names of rotary share and head_dim in tools of the first checkpoints; shapes determine the latter.
 NEMOTRON = Family(
     "nemotron",

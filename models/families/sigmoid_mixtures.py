@@ -90,7 +90,20 @@ GLM4_MOE = Family(
     other_maps=(stacked(_GLM_LAYOUT).weight_map,),
     harmless=frozenset({"num_nextn_predict_layers"}),  # multi-token prediction layers
 )
-DOTS1 = Family("dots1", read_dots1, _LAYOUT.weight_map, other_maps=(stacked(_LAYOUT).weight_map,))
+DOTS1 = Family(
+    "dots1",
+    read_dots1,
+    _LAYOUT.weight_map,
+    other_maps=(stacked(_LAYOUT).weight_map,),
+    harmless=frozenset({"ep_size"}),
+    # The name of the choice with a bias, which is of sigmoids.
+    neutral={
+        "moe_layer_freq": 1,
+        "scoring_func": "noaux_tc",
+        "topk_method": "noaux_tc",
+        "use_sliding_window": False,
+    },
+)
 SOLAR_OPEN = Family("solar_open", read_solar, _LAYOUT.weight_map, other_maps=(stacked(_LAYOUT).weight_map,))
 _EXAONE = replace(_LAYOUT, choice_bias="mlp.e_score_correction_bias", other_modules=("mtp.",))
 _RENAMED = stacked(replace(_EXAONE, choice_bias=_LAYOUT.choice_bias))

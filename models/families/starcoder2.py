@@ -30,4 +30,14 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-STARCODER2 = Family("starcoder2", read_config, _LAYOUT.weight_map)
+# Left of StarCoder's config.
+_OF_STARCODER = """
+    activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32
+    """
+STARCODER2 = Family(
+    "starcoder2",
+    read_config,
+    _LAYOUT.weight_map,
+    harmless=frozenset(_OF_STARCODER.split()),
+    neutral={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+)

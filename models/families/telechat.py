@@ -54,5 +54,8 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 # How it was run, and the maximum text length.
-_HARMLESS = frozenset({"flash_attn", "logn", "seq_length", "max_position_embeddings"})
-TELECHAT = Family("telechat", read_config, _LAYOUT.weight_map, harmless=_HARMLESS)
+_HARMLESS = """
+    attention_softmax_in_fp32 bias_dropout_fusion flash_attn logn masked_softmax_fusion max_position_embeddings
+    seq_length skip_bias_add skip_bias_add_qkv slow_but_exact
+    """
+TELECHAT = Family("telechat", read_config, _LAYOUT.weight_map, harmless=frozenset(_HARMLESS.split()))

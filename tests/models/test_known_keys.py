@@ -92,6 +92,37 @@ def default_config(model_type: str) -> dict[str, Any]:
     return config
 
 
+_OF_BLOOM: dict[str, Any] = {
+    "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "masked_softmax_fusion": True,
+    "skip_bias_add": True, "skip_bias_add_qkv": False, "slow_but_exact": False, "unk_token_id": 0,
+}  # fmt: skip
+_OF_HUNYUAN: dict[str, Any] = {
+    "add_classification_head": False, "anyres_pooling_size": 2, "attention_head_dim": 128, "cla_share_factor": 2,
+    "class_num": 0, "dense_list": [4096, 0], "eod_token_id": 127967, "im_start_id": 5, "mask_init_id": 13,
+    "norm_type": "hf_rms", "org_vocab_size": 128167, "pad_id": 127961, "pool_type": "last", "use_cla": False,
+    "use_qk_norm": True, "use_rotary_pos_emb": True, "rope_theta": 10000.0, "rope_parameters": None,
+    "rope_scaling": {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0,
+        "type": "dynamic",
+    },
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "apertus": {"post_norm": False, "qk_norm": True},
+    "bert": {"directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform"},
+    "bloom": {**_OF_BLOOM, "offset_alibi": 100},
+    "chatglm": {"interleaved_qkv": False, "rotary_percent": 0.5},
+    "dots1": {"ep_size": 1, "moe_layer_freq": 1, "scoring_func": "noaux_tc", "topk_method": "noaux_tc"},
+    "ernie4_5_moe": {"moe_capacity": [64, 64, 64], "moe_use_aux_free": True, "num_nextn_predict_layers": 1},
+    "gemma3n_text": {"query_pre_attn_scalar": 256},
+    "hunyuan_v1_dense": {**_OF_HUNYUAN, "num_experts": 1},
+    "hunyuan_v1_moe": {**_OF_HUNYUAN, "num_experts": 64, "moe_topk": [8] * 32, "use_mixed_mlp_moe": True},
+    "minicpm": {"mup_denominator": 32},
+    "starcoder2": {"activation_function": "gelu", "mlp_type": "default", "norm_type": "layer_norm"},
+    "telechat": _OF_BLOOM,
+}
+"""What published configs say beyond that: of other code that was trained with, or of other models."""
+
+
 def unknown(family: Family, config: dict[str, Any], *, allow: bool = False) -> tuple[str, ...]:
     fields = Fields(config, "config.json")
     family.read_config(fields, Fields({}, "generation_config.json"))
@@ -113,6 +144,28 @@ def test_an_added_key_is_refused(model_type: str) -> None:
         (warning,) = unknown(family, {**config, name: value}, allow=True)
         assert re.match(f"{said} and ignores", warning)
         assert unknown(family, {**config, name: NEUTRAL.get(name)}) == ()
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_keys_of_published_configs_are_known(model_type: str) -> None:
+    family, config = FAMILIES[model_type], {**default_config(model_type), **PUBLISHED[model_type]}
+    assert unknown(family, config) == ()
+    for name in family.neutral.keys() & PUBLISHED[model_type].keys():
+        with pytest.raises(ModelError, match=f"{name} is 'other', which llmc does not know"):
+            unknown(family, {**config, name: "other"})
+
+
+def test_hunyuan_stretches_its_base_wherever_that_is_written() -> None:
+    bases = set()
+    scaling = {"alpha": 1000.0, "factor": 1.0}
+    for changes in (
+        {"rope_theta": 5000.0, "rope_scaling": {**scaling, "type": "dynamic"}},
+        {"rope_parameters": {**scaling, "rope_type": "dynamic", "rope_theta": 5000.0}},
+    ):
+        values = {**default_config("hunyuan_v1_dense"), "rope_parameters": None, "head_dim": 128, **changes}
+        config = FAMILIES["hunyuan_v1_dense"].read_config(Fields(values, "config.json"), Fields({}, "none"))
+        bases.add(config.rope.theta)
+    assert bases == {5000.0 * 1000.0 ** (128 / 126)}
 
 
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if "rope_parameters" in default_config(name)])
