@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "collective/mpi/mpi_collective.h"
+#include "collective/mpi/rank_greeting.h"
 #include "core/clock.h"
 #include "core/pause.h"
 
@@ -50,26 +51,13 @@ Status AwaitUnlinked(MpiLibrary* mpi, const Status& begun, MpiRequest* request) 
   return status;
 }
 
-// Compares how many ranks the processes want, 0: any. All learn of a difference, so that none waits for another one.
-Status CheckNumbers(MpiLibrary* mpi, uint32_t wanted) {
-  std::vector<uint32_t> all(mpi->num_ranks());
+Status Greet(MpiLibrary* mpi, uint32_t num_ranks) {
+  const RankGreeting own = GreetingOf(num_ranks);
+  std::vector<RankGreeting> all(mpi->num_ranks());
   MpiRequest request;
-  const Status begun = mpi->AllGather(MpiChannel::kSteps, &wanted, sizeof(wanted), all.data(), &request);
+  const Status begun = mpi->AllGather(MpiChannel::kSteps, &own, sizeof(own), all.data(), &request);
   LLMC_RETURN_IF_ERROR(AwaitUnlinked(mpi, begun, &request));
-  uint32_t first = 0;  // rank that wants a number
-  while (first < all.size() && all[first] == 0) ++first;
-  if (first == all.size()) return Status::Ok();
-  for (uint32_t r = first + 1; r < all.size(); ++r) {
-    if (all[r] == 0 || all[r] == all[first]) continue;
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
-                         "Rank " + std::to_string(r) + " has an artifact of " + std::to_string(all[r]) +
-                             " ranks and rank " + std::to_string(first) + " one of " + std::to_string(all[first]) +
-                             "; copy rank 0's artifact to the same path of every host.");
-  }
-  if (all[first] == all.size()) return Status::Ok();
-  return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "mpirun has started " + std::to_string(all.size()) +
-                                                      " processes for an artifact of " + std::to_string(all[first]) +
-                                                      " ranks; start it with -n " + std::to_string(all[first]) + ".");
+  return CheckGreetings(all);
 }
 
 }  // namespace
@@ -77,7 +65,7 @@ Status CheckNumbers(MpiLibrary* mpi, uint32_t wanted) {
 Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::shared_ptr<Group>* out) {
   std::unique_ptr<MpiLibrary> mpi;
   LLMC_RETURN_IF_ERROR(MpiLibrary::Start(library, &mpi));
-  if (const Status agreed = CheckNumbers(mpi.get(), num_ranks); !agreed.ok()) {
+  if (const Status agreed = Greet(mpi.get(), num_ranks); !agreed.ok()) {
     mpi->Finish();
     return agreed;
   }

@@ -118,19 +118,30 @@ int RunRank(const char* library, const char* room_path) {
   return llmc_test::Finish("mpi_group_test");
 }
 
-const char* Library() {
-  for (const char* name : {"libmpi.so.12", "libmpich.so.12", "libmpi.so.40"}) {
-    if (::dlopen(name, RTLD_NOW | RTLD_LOCAL) != nullptr) return name;
+// The mpirun of this machine, with its library; an empty command if there is none.
+struct Launcher {
+  std::string command;
+  const char* library = nullptr;
+};
+
+Launcher Find() {
+  if (std::system("command -v mpirun > /dev/null") != 0) return {};
+  const bool open = std::system("mpirun --version | grep -q 'Open MPI'") == 0;
+  const std::vector<const char*> names =
+      open ? std::vector<const char*>{"libmpi.so.40", "libmpi.so"} : std::vector{"libmpi.so.12", "libmpich.so.12"};
+  for (const char* name : names) {
+    if (::dlopen(name, RTLD_NOW | RTLD_LOCAL) == nullptr) continue;
+    return {open ? "mpirun --oversubscribe --allow-run-as-root -n 4" : "mpirun -n 4", name};
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc == 3) return RunRank(argv[1], argv[2]);
-  const char* library = Library();
-  if (library == nullptr || std::system("command -v mpirun > /dev/null") != 0) {
+  const Launcher launcher = Find();
+  if (launcher.command.empty()) {
     std::printf("mpi_group_test: skipped, there is no MPI here\n");
     return 0;
   }
@@ -138,7 +149,7 @@ int main(int argc, char** argv) {
   const int fd = ::mkstemp(path);
   CHECK(fd >= 0);
   ::close(fd);
-  const std::string command = "mpirun -n 4 '" + std::string(argv[0]) + "' " + library + " " + path;
+  const std::string command = launcher.command + " '" + argv[0] + "' " + launcher.library + " " + path;
   const int ended = std::system(command.c_str());
   ::unlink(path);
   return ended == 0 ? 0 : 1;

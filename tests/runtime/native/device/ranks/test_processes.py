@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +16,9 @@ from typing import Any
 import pytest
 
 from support.live_server import LiveServer, serving
+from support.mpi import MPIS, Mpi, each_mpi
 from support.processes import descendants, gone, until
 
-MPIRUN = shutil.which("mpiexec.hydra")  # of MPICH and of Intel MPI
-needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="MPICH is not here")
 LLMC = [sys.executable, "-P", "-m", "llmc.cli.main"]
 PROMPT = "w5 w6 w7 w8 w9 w10 w11"
 
@@ -32,14 +30,14 @@ def run_llmc(artifact: Path, *launcher: str) -> Any:
     return json.loads(done.stdout)["results"]
 
 
-@needs_mpi
-def test_mpi_gives_the_bits_of_shared_memory(artifacts: dict[int, Path]) -> None:
-    assert run_llmc(artifacts[4], str(MPIRUN), "-n", "4") == run_llmc(artifacts[4])
+@each_mpi
+def test_mpi_gives_the_bits_of_shared_memory(artifacts: dict[int, Path], mpi: Mpi) -> None:
+    assert run_llmc(artifacts[4], *mpi.launcher, "-n", "4") == run_llmc(artifacts[4])
 
 
-@needs_mpi
-def test_stages_have_the_same_bits_over_mpi(staged: dict[tuple[int, int], Path]) -> None:
-    assert run_llmc(staged[2, 2], str(MPIRUN), "-n", "4") == run_llmc(staged[2, 1])
+@each_mpi
+def test_stages_have_the_same_bits_over_mpi(staged: dict[tuple[int, int], Path], mpi: Mpi) -> None:
+    assert run_llmc(staged[2, 2], *mpi.launcher, "-n", "4") == run_llmc(staged[2, 1])
 
 
 def test_ranks_that_the_artifact_lacks_end_with_a_sentence(artifacts: dict[int, Path]) -> None:
@@ -52,16 +50,16 @@ def test_ranks_that_the_artifact_lacks_end_with_a_sentence(artifacts: dict[int, 
     assert "Traceback" not in done.stderr
 
 
-@needs_mpi
-def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[int, Path]) -> None:
-    command = [str(MPIRUN), "-n", "3", *LLMC, "run", str(artifacts[2]), "--prompt", PROMPT]
+@each_mpi
+def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[int, Path], mpi: Mpi) -> None:
+    command = [*mpi.launcher, "-n", "3", *LLMC, "run", str(artifacts[2]), "--prompt", PROMPT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "mpirun has started 3 processes for an artifact of 2 ranks; start it with -n 2." in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@needs_mpi
+@each_mpi
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -74,23 +72,23 @@ def test_mpirun_must_start_as_many_processes_as_there_are_ranks(artifacts: dict[
     ],
 )
 def test_ranks_of_different_artifacts_end_with_a_sentence(
-    artifacts: dict[int, Path], staged: dict[tuple[int, int], Path], other: str, said: str
+    artifacts: dict[int, Path], staged: dict[tuple[int, int], Path], other: str, said: str, mpi: Mpi
 ) -> None:
     commands = (
         ["-n", "1", *LLMC, "run", str(artifact), "--prompt", PROMPT]
         for artifact in (artifacts[2], artifacts[4] if other == "four" else staged[1, 2])
     )
-    command = [str(MPIRUN), *next(commands), ":", *next(commands)]
+    command = [*mpi.launcher, *next(commands), ":", *next(commands)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@needs_mpi
+@each_mpi
 @pytest.mark.parametrize("ends_early", [0, 1])
 def test_a_rank_that_never_starts_is_not_waited_for(
-    artifacts: dict[int, Path], tmp_path: Path, ends_early: int
+    artifacts: dict[int, Path], tmp_path: Path, ends_early: int, mpi: Mpi
 ) -> None:
     """One host lacks the artifact."""
     code = (
@@ -101,7 +99,7 @@ def test_a_rank_that_never_starts_is_not_waited_for(
         for path in ((tmp_path / "none" if rank == ends_early else artifacts[2]) for rank in range(2))
     ]
     done = subprocess.run(
-        [str(MPIRUN), *commands[0], ":", *commands[1]], capture_output=True, text=True, check=False, timeout=60
+        [*mpi.launcher, *commands[0], ":", *commands[1]], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode != 0
     assert f"rank {1 - ends_early}: the other ranks have not started within 1 s" in done.stderr
@@ -120,9 +118,11 @@ def _ask_until_it_fails(server: LiveServer, answers: list[tuple[int, str]]) -> N
             return
 
 
-@pytest.mark.parametrize("launcher", ["llmc", pytest.param("mpirun", marks=[needs_mpi, pytest.mark.slow])])
-def test_a_server_ends_with_a_rank_that_is_killed(artifacts: dict[int, Path], launcher: str) -> None:
-    started = () if launcher == "llmc" else (str(MPIRUN), "-n", "2")
+@pytest.mark.parametrize(
+    "mpi", [pytest.param(None, id="llmc"), *(pytest.param(mpi, marks=pytest.mark.slow, id=mpi.name) for mpi in MPIS)]
+)
+def test_a_server_ends_with_a_rank_that_is_killed(artifacts: dict[int, Path], mpi: Mpi | None) -> None:
+    started = () if mpi is None else (*mpi.launcher, "-n", "2")
     flags = ("--threads", "1", "--served-model-name", "x", "--skip-warmup")
     with serving(artifacts[2], *flags, launcher=started, fails=True) as server:
         answers: list[tuple[int, str]] = []
@@ -134,11 +134,11 @@ def test_a_server_ends_with_a_rank_that_is_killed(artifacts: dict[int, Path], la
         os.kill(victim, signal.SIGKILL)
     client.join()
     log = "".join(server.log)
-    if launcher == "llmc":
+    if mpi is None:
         assert f"Rank 1 of 2 has failed: its process {victim} was killed by signal 9 (SIGKILL)" in log
     else:  # it ends the others, often before rank 0 has said what it knows
         assert f"rank 1 of 2 is process {victim} on " in log
-        assert re.search(rf"PID {victim} RUNNING AT .*Killed \(signal 9\)", log, re.DOTALL), log
+        assert re.search(mpi.cleans_up.format(pid=victim), log, re.DOTALL), log
     assert answers[0][0] == 200
     assert answers[-1][0] != 200
     until(lambda: all(map(gone, ranks)))
