@@ -16,10 +16,11 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +50,17 @@ _MOST_SERVERS = 64
 _SAID_EVERY_S = 10.0
 _APART_S = 60.0
 _MOST_SAID = 300  # bytes of an error that are read
+# Errors of the engine that blame the blocks: damaged, of another text or artifact, of another version.
+_OF_BLOCKS = frozenset({"corrupt", "invalid_argument", "out_of_range", "version"})
 # What a manifest says that decides a token's KV, besides weights.
 _DECIDES = (
     "fingerprint", "llmc_version", "target", "act_dtype", "kv_dtype", "kv_scales", "block_size", "tensor_parallel",
     "expert_parallel", "weights_crc32", "tools",
 )  # fmt: skip
+# What decides the code of a kernel, besides its shapes and its schedule, neither of which changes a result.
+_DECIDES_CODE = ("target", "template", "tvm")
+# Only some ladders have graphs that need it. Without it attention has the same bits.
+_OF_SOME_LADDERS = "merge_attention"
 
 
 def kv_identity(artifact: Path) -> str:
@@ -63,7 +70,19 @@ def kv_identity(artifact: Path) -> str:
     """
     manifest = read_manifest(artifact)
     facts = {name: manifest.get(name) for name in _DECIDES}
+    facts["kernels"] = _kernels(manifest)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _kernels(manifest: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """By op: the sources that made its kernels, which change without the version of llmc."""
+    return sorted(
+        {
+            (op, *(kernel["components"].get(name, "") for name in _DECIDES_CODE))
+            for kernel in manifest.get("kernels") or ()
+            if (op := kernel.get("op") or "") != _OF_SOME_LADDERS
+        }
+    )
 
 
 def no_hand_over(config: ServerConfig, engine: AsyncEngine) -> str | None:
@@ -208,8 +227,10 @@ class HandOver:
             await self._fetch(url, prompt)
         except (ReplicaLost, UrlError, UnicodeError) as error:
             raise _Fallback("lost", str(error)) from error
-        except (FrameError, LlmcError) as error:
+        except FrameError as error:
             raise _Fallback("damaged", str(error)) from error
+        except LlmcError as error:
+            raise _Fallback("damaged" if error.name in _OF_BLOCKS else "engine", str(error)) from error
         except ServerStopping as error:
             raise _Fallback("stopping", str(error)) from error
 

@@ -20,7 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llmc.runtime.binding.hand_over import HEADER_BYTES
+from llmc.runtime.binding.hand_over import HEADER_BYTES, HandedText
+from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError
 from llmc.runtime.server.block_frames import END, FrameError, FrameReader, length_of
 from llmc.runtime.server.hand_over import PATH
 from llmc.runtime.server.hand_over_headers import KEY_HEADER, URL_HEADER
@@ -247,6 +248,20 @@ def test_what_a_bad_prefill_server_gives_is_not_believed(reason: str, act: Act, 
     assert counts.fallbacks[reason] == before + 1
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert decode.complete(**body)["choices"] == found["choices"]
+
+
+def test_an_engine_that_fails_is_not_called_damaged_blocks(prefill: Running, decode: Running) -> None:
+    fallbacks, body = decode.server.hand_over.counts.fallbacks, forget(decode, 5)
+
+    def fails(*_: Any) -> int:
+        raise LlmcError(ERROR_NAMES.index("internal"), "The device is lost.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HandedText, "enter", fails)
+        before = fallbacks.copy()
+        found = ask(decode, prefill.url, body)
+    assert fallbacks - before == {"engine": 1}
+    assert found["choices"] == decode.complete(**body)["choices"]
 
 
 def test_memory_that_cannot_be_opened_is_asked_for_once(decode: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.resolve import resolve
 from llmc.compiler.store import described
 from llmc.manifest import NAME as MANIFEST
-from llmc.manifest import write_manifest
+from llmc.manifest import OWN_SUM, read_manifest, write_manifest
 from llmc.quantize import QuantConfig
 from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.hand_over import HEADER_BYTES, HandedBlocks, HandedText
@@ -99,6 +100,28 @@ def test_artifacts_with_other_keys_have_another_identity(
         write_manifest(tmp_path / name / MANIFEST, described.settings(resolved))
         identities.append(kv_identity(tmp_path / name))
     assert (identities[0] == identities[1]) == same
+
+
+def test_artifacts_of_other_kernels_have_another_identity(artifacts: tuple[Artifact, Artifact], tmp_path: Path) -> None:
+    """Made by the same version of llmc, as between two releases."""
+    manifest = read_manifest(artifacts[0].path)
+    manifest.pop(OWN_SUM)
+
+    def identity(op: str, component: str) -> str:
+        kernels = copy.deepcopy(manifest["kernels"])
+        kernels.append({**copy.deepcopy(kernels[0]), "op": "merge_attention"})
+        changed = [kernel["components"] for kernel in kernels if kernel["op"] == op]
+        assert changed
+        for components in changed:
+            components[component] = "another"
+        write_manifest(tmp_path / MANIFEST, {**manifest, "kernels": kernels})
+        return kv_identity(tmp_path)
+
+    own = kv_identity(artifacts[0].path)
+    assert own not in {identity("linear", "template"), identity("rms_norm", "tvm"), identity("linear", "target")}
+    # Shapes and schedules change no bit, and not every ladder has a graph that merges.
+    assert own == identity("linear", "params") == identity("linear", "schedule")
+    assert own == identity("merge_attention", "template")
 
 
 @pytest.mark.native
