@@ -239,9 +239,8 @@ class AsyncEngine:
     async def beside_steps(self, work: Callable[[], _Value]) -> _Value:
         """Runs a call of the engine that is safe beside steps: between two of them, or at once while there are none.
         Raises what it raises, and ServerStopping."""
-        if not self.num_active and self.failure is None and not self.thread.stopping.is_set():
-            return await self.aside(work)  # the engine's thread may sleep
-        return await self.between_steps(work)
+        queued = self.thread.unless_asleep(work)
+        return await (self.aside(work) if queued is None else queued)
 
     async def aside(self, work: Callable[[], _Value]) -> _Value:
         """Runs a call of the engine for which no step has to wait. Raises what it raises, and ServerStopping."""

@@ -50,6 +50,8 @@ class EngineThread:
         self._caught_up = threading.Event()
         self._caught_up.set()
         self._jobs: collections.deque[_Job] = collections.deque()
+        self._asleep, self._falling_asleep = True, threading.Lock()
+        """Whether the thread waits for something to step; the lock is held to compare that with `_jobs`."""
         self._ended = False
 
     @property
@@ -85,11 +87,19 @@ class EngineThread:
     async def between_steps(self, work: Callable[[], _Value]) -> _Value:
         """Runs `work` on the engine's thread between two steps. Raises what `work` raises, and ServerStopping if the
         thread does not run."""
+        return await self._queued(work)
+
+    def unless_asleep(self, work: Callable[[], _Value]) -> asyncio.Future[_Value] | None:
+        """As `between_steps`; None if the thread waits for something to step, as it may do for long."""
+        with self._falling_asleep:
+            return None if self._asleep else self._queued(work)
+
+    def _queued(self, work: Callable[[], _Value]) -> asyncio.Future[_Value]:
         found: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
         self._jobs.append((work, found))
         if self._ended:
             self._abandon_jobs()
-        return await found
+        return found
 
     def call_between_steps(self, work: Callable[[], _Value]) -> _Value:
         """Like `between_steps`, but blocks; from any thread but the event loop's. Quick work waits here rather than for
@@ -118,7 +128,8 @@ class EngineThread:
                 if not self._caught_up.wait(_IDLE_LOOK_S):
                     continue
                 if idle:
-                    ready = self._engine.wait(0 if self._jobs else _IDLE_LOOK_S)
+                    ready = self._engine.wait(self._sleep_s())
+                    self._asleep = False
                     if ready.events and not ready.work:
                         self.notify()
                         # Requests that are ready stay ready until the loop takes the events, so let it.
@@ -137,8 +148,14 @@ class EngineThread:
             self.failure = f"the engine failed: {error}"
             self.call(self._on_failure)
         finally:
-            self._ended = True
+            self._ended, self._asleep = True, False
             self.call(self._abandon_jobs)
+
+    def _sleep_s(self) -> float:
+        """How long to wait for something to step: not at all if there is other work."""
+        with self._falling_asleep:
+            self._asleep = not self._jobs
+        return _IDLE_LOOK_S if self._asleep else 0.0
 
     def _work_off(self) -> None:
         """Runs what waits for a place between two steps. Work that keeps coming must not hold up the next step."""
