@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 @dataclass(frozen=True)
 class ValueLayout:
     """One tensor that a command writes. operand: its operand index. on_samples: rows are samples instead of tokens.
-    shape: of a row. dtype: f32, bf16, f16, i8, i32 or bool. groups: sums in an int8 row."""
+    shape: of a row. dtype: f32, bf16, f16, i8, i32 or bool. held: rows that the operand has, of int8 rows."""
 
     operand: int
     on_samples: bool
@@ -36,7 +36,7 @@ class ValueLayout:
     dtype: str
     packed: bool = False
     row_unit: int = 1
-    groups: int = 0
+    held: int = 0
 
     @property
     def width(self) -> int:
@@ -59,7 +59,8 @@ class ValueLayout:
 
     def _int8(self, data: NDArray[np.uint8], units: int) -> Floats:
         number_words = -(-self.width // _LINE) * _LINE // 4
-        words = number_words + 1 + self.groups
+        # Sums and padding follow the scale, as many as the target has.
+        words = data.size // 4 // (-(-self.held // self.row_unit) * self.row_unit)
         words_of_unit = data[: units * words * self.row_unit * 4].view(np.int32).reshape(units, words, self.row_unit)
         lying = np.ascontiguousarray(words_of_unit.transpose(0, 2, 1)).reshape(units * self.row_unit, words)
         numbers = np.ascontiguousarray(lying[:, :number_words]).view(np.int8)[:, : self.width]
@@ -85,11 +86,12 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
     understand them."""
     p: dict[str, Any] = dict(json.loads(parameters))
     on_samples = p.get("rows", 0) == _NUM_SAMPLES
-    unit = row_unit(graph, graph.max_samples if on_samples else graph.max_tokens)
+    held = graph.max_samples if on_samples else graph.max_tokens
+    unit = row_unit(graph, held)
 
     def activation(width: int, dtype: str) -> list[ValueLayout]:
         """A row that linear layers read."""
-        return [ValueLayout(-1, on_samples, (width,), dtype, True, unit, _groups(p, width) if dtype == "i8" else 0)]
+        return [ValueLayout(-1, on_samples, (width,), dtype, True, unit, held)]
 
     match op:
         case "embedding" | "embedding_quant":
@@ -127,10 +129,6 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
         case "fused":
             return _written_by_fused(json.loads(p["program"]), on_samples=on_samples, row_unit=unit)
     return []
-
-
-def _groups(p: Mapping[str, Any], width: int) -> int:
-    return 1 if p["group_size"] < 0 else -(-width // int(p["group_size"]))
 
 
 def _written_by_fused(program: Mapping[str, Any], *, on_samples: bool, row_unit: int) -> list[ValueLayout]:

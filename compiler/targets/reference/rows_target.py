@@ -29,6 +29,7 @@ from llmc.tvm_import import import_tvm
 _HERE = Path(__file__).parent
 _KERNELS = _HERE / "kernels"
 _WORDS_BESIDE_NUMBERS = 1  # of an int8 row: its scale
+_WORDS_AT_ONCE = 4  # that an int8 row has a multiple of
 
 
 class RowsTarget(base.Target):
@@ -64,7 +65,7 @@ class RowsTarget(base.Target):
         return {}
 
     def int8_row_words(self, width: int, groups: int) -> int:
-        return number_bytes(width, 8) // 4 + _WORDS_BESIDE_NUMBERS + groups
+        return round_up(number_bytes(width, 8) // 4 + _WORDS_BESIDE_NUMBERS + groups, _WORDS_AT_ONCE)
 
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 0

@@ -28,8 +28,8 @@ class Int8Rows:
 
     @property
     def words(self) -> int:
-        """Words per row."""
-        return self.number_words + 1 + self.groups
+        """Words per row: whole units of 16 bytes, which GPUs copy at a time."""
+        return -(-(self.number_words + 1 + self.groups) // 4) * 4
 
     def number(self, k: Frame, name: str, row: Expr, element: Expr) -> Expr:
         """An int8 number, as int32."""
