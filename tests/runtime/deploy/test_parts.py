@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,3 +221,42 @@ def test_files_for_clusters_have_arguments_that_fit() -> None:
     mounts += [(values[part]["volumes"], values[part]["volumeMounts"]) for part in ("head", "worker")]
     for volumes, mounted in mounts:
         assert {one["name"] for one in mounted} == {one["name"] for one in volumes}
+
+
+def test_pods_for_kubernetes_are_found_and_found_ready() -> None:
+    folder = ROOT / "deploy" / "ray"
+    texts = {name: (folder / name).read_text() for name in ("kuberay.yaml", "values.yaml", "serve.yaml", "Dockerfile")}
+    service, values = yaml.safe_load(texts["kuberay.yaml"])["spec"], yaml.safe_load(texts["values.yaml"])
+    cluster = service["rayClusterConfig"]
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    (workers,) = cluster["workerGroupSpecs"]
+    (head,), (worker,) = (one["template"]["spec"]["containers"] for one in (cluster["headGroupSpec"], workers))
+    # Serve's proxy runs on the head alone: KubeRay finds it by that name, and must not wait for one elsewhere.
+    assert {"containerPort": 8000, "name": "serve"} in head["ports"]
+    assert worker["readinessProbe"]["httpGet"] == {"path": "/api/local_raylet_healthz", "port": 52365}
+    assert workers["maxReplicas"] >= application["args"]["max_replicas"]
+    assert int(worker["resources"]["limits"]["cpu"]) >= application["args"]["cpus"]
+    image = f"{values['image']['repository']}:{values['image']['tag']}"
+    assert head["image"] == worker["image"] == image == "llmc-ray:latest"
+    for group in (cluster["headGroupSpec"], values["head"]):
+        assert group["rayStartParams"] == {"num-cpus": "0"}, "replicas would share the router's CPUs"
+    steps = [line for line in texts["Dockerfile"].splitlines() if line and not line.startswith("#")]
+    assert "-t llmc-ray " in texts["Dockerfile"]
+    assert steps[0] == "FROM llmc"
+    assert "wget" in " ".join(steps), "KubeRay's probes need it"
+    assert "ENTRYPOINT []" in steps, "KubeRay starts nodes by a command of its own"
+    assert [step for step in steps if step.startswith("USER")][-1] == "USER 10001:10001"
+
+
+def test_flags_in_files_for_clusters_exist() -> None:
+    folder = ROOT / "deploy" / "ray"
+    serve_config = yaml.safe_load((folder / "serve.yaml").read_text())
+    (command,) = re.findall(r"llmc deploy .*", (folder / "values.yaml").read_text())
+    for name, words in (("serve", serve_config["applications"][0]["args"]["serve_flags"]), ("deploy", command.split())):
+        run = [sys.executable, "-P", "-m", "llmc.cli.main", name, "--help"]
+        text = subprocess.run(
+            run, capture_output=True, text=True, check=True, env={"COLUMNS": "200", "PATH": ""}
+        ).stdout
+        used = {word for word in words if word.startswith("--")}
+        assert used
+        assert used <= set(re.findall(r"--[a-z][a-z0-9-]*", text)), name

@@ -5,6 +5,7 @@ One is killed, another artifact takes over, replicas come and go with the load; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ import pytest
 
 from support.live_router import SERVE_FLAGS
 from support.paths import ROOT
+from support.processes import descendants, gone, until
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="llmc's extra `ray` is not installed")
 pytestmark = pytest.mark.exhaustive
@@ -162,3 +164,51 @@ def test_a_node_is_killed_and_an_artifact_exchanged(
     assert len(deployment.until(2)) == 2
     assert deployment.text(3) == undisturbed[3]
     assert old
+
+
+def test_a_lost_head_ends_streams_and_replicas(english_artifact: Path) -> None:
+    """Clients see their streams break off at once; replicas end with their nodes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # a minute by default
+        made = ray_cluster.Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        made.add_node(num_cpus=2)
+    try:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        run(made, english_artifact, port)
+        deployment = Deployment(port)
+        deployment.until(1)
+        wanted = deployment.text(1)
+        replicas = _replica_processes()
+        assert replicas
+        lost: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                while True:
+                    assert deployment.text(1) == wanted
+            except httpx.TransportError as error:
+                lost.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        made.remove_node(made.head_node, allow_graceful=False)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(lost) == 4
+        until(lambda: all(map(gone, replicas)), PATIENCE_S)
+    finally:
+        made.shutdown()
+
+
+def _replica_processes() -> list[int]:
+    """Of `llmc serve`, as descendants of this process."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
