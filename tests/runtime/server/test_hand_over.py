@@ -10,6 +10,9 @@ import json
 import math
 import os
 import random
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -312,6 +315,44 @@ def test_frames_that_tell_of_no_part_are_refused() -> None:
         given.close()
     with pytest.raises((OSError, ValueError)):
         TakenMemory(given.address, 4096)
+
+
+_TAKES = """
+import sys
+from llmc.runtime.server.shared_blocks import TakenMemory
+try:
+    memory = TakenMemory(sys.argv[1], 4096)
+except (OSError, ValueError):
+    print("over TCP")
+else:
+    print("shared", bytes(memory.part(bytes.fromhex(sys.argv[2]))).decode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "said"),
+    [(("--mount", "--uts", "--ipc"), "shared blocks"), (("--pid", "--fork", "--mount-proc"), "over TCP")],
+)
+def test_containers_share_memory_if_they_see_each_others_processes(namespaces: tuple[str, ...], said: str) -> None:
+    given = GivenMemory(4096)
+    try:
+        given.slot()[:6] = b"blocks"
+        command = [
+            shutil.which("unshare") or pytest.skip("unshare is not here"),
+            *namespaces,
+            sys.executable,
+            "-P",
+            "-c",
+            _TAKES,
+            given.address,
+            given.give(6).hex(),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+    finally:
+        given.close()
+    if done.stderr.startswith("unshare:"):
+        pytest.skip(f"no namespaces can be made here: {done.stderr}")
+    assert (done.stdout, done.stderr) == (f"{said}\n", "")
 
 
 def test_nothing_depends_on_the_prefill_server(prefill: Running, decode: Running) -> None:
