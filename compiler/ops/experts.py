@@ -45,8 +45,8 @@ _INDEX, _ROWS, _INNER, _INT8 = (BufferSource.of_scratch(name) for name in ("inde
 
 
 def index_ints(experts: int, pairs: int) -> int:
-    """Most integers that `expert_order` writes, for `pairs` (token, expert) pairs."""
-    return 8 * (experts + 1) + pairs
+    """Most integers that `expert_order` writes on any target, for `pairs` (token, expert) pairs."""
+    return max(8 * (experts + 1) + pairs, experts + 2 + 2 * pairs)
 
 
 def held_rows(experts: int, pairs: int) -> int:

@@ -318,8 +318,10 @@ inline void llmc_copies_end() {
   auto& copies = cuda_on_host::g_copies[cuda_on_host::g_item.x];
   copies.ends.push_back(copies.asked.size());
 }
-inline void llmc_copies_wait1() { cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(1); }
-inline void llmc_copies_wait0() { cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(0); }
+template <int count>
+void llmc_copies_wait() {
+  cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(count);
+}
 inline void llmc_load16(unsigned* to, const void* from) { std::memcpy(to, from, 16); }
 inline void llmc_load8(unsigned* to, const void* from) { std::memcpy(to, from, 8); }
 inline void llmc_store16(void* to, const unsigned* from) { std::memcpy(to, from, 16); }

@@ -69,9 +69,11 @@ __device__ __forceinline__ void llmc_copy4(void* to, const void* from) {
                :: "r"((uint)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 __device__ __forceinline__ void llmc_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// For all copies of this item but those that ended last.
-__device__ __forceinline__ void llmc_copies_wait1() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-__device__ __forceinline__ void llmc_copies_wait0() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// For all copies of this item but the `count` groups that ended last.
+template <int count>
+__device__ __forceinline__ void llmc_copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(count) : "memory");
+}
 __device__ __forceinline__ void llmc_load16(uint* to, const void* from) {
   const uint4 words = *(const uint4*)from;
   to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;

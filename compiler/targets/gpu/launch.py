@@ -18,6 +18,7 @@ ITEMS = 64
 """Work items per group."""
 LINEAR_ROWS = 4
 """Rows per tile of a linear layer."""
+EXPERT_ORDER = "expert_order"
 _MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond it
 _FIXED, _TOKENS, _SAMPLES = 0, 1, 2
 _NUM_SAMPLES = 2  # number of the scalar that counts samples
@@ -78,7 +79,7 @@ def _tensor_attention(rows: int, p: Params, of: attentions.TensorAttention) -> L
 _UNITS: dict[str, Callable[[Params], int]] = {
     "rope_kv_write": lambda p: int(p["num_heads"]) + 2 * int(p["num_kv_heads"]),
     "latent_kv_write": lambda p: int(p["num_heads"]) + 1,
-    "expert_order": lambda p: int(p["top_k"]),
+    EXPERT_ORDER: lambda p: int(p["top_k"]),
     "expert_gather": lambda p: int(p["top_k"]),
     "activate": lambda p: int(p["dim"]),
     "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())),
@@ -109,11 +110,13 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
     if spec.op in STAGES:
         vocab = int(p["vocab"])
         return Launch(_FIXED, 1, stage=(STAGES.index(spec.op) + 1, block_of(vocab), candidates_of(vocab)))
-    if tensor_cores and tensors.tensor_layer(spec) is not None:
-        groups = tensors.launch_groups(int(p["n"]))
-        return Launch(rows, groups, tensors.X_ROWS, items=tensors.ITEMS)
+    if tensor_cores and (layer := tensors.tensor_layer(spec)) is not None:
+        groups, tile_rows = tensors.launch_tiles(layer, int(p.get("top_k", 1)))
+        return Launch(rows, groups, tile_rows, items=tensors.ITEMS)
     if tensor_cores and (attention := attentions.tensor_attention(spec)) is not None:
         return _tensor_attention(rows, p, attention)
+    if tensor_cores and spec.op == EXPERT_ORDER:
+        return Launch(_FIXED, int(p["experts"]))
     if spec.op in _LINEARS:
         return Launch(rows, _tiles(p), LINEAR_ROWS)
     if spec.op in _BY_COLUMNS:

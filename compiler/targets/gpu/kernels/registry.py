@@ -11,6 +11,7 @@ from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.gpu.kernels.adapters import activate, adapter_expand, adapter_shrink
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
+from llmc.compiler.targets.gpu.kernels.expert_order import expert_order
 from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
 from llmc.compiler.targets.gpu.kernels.latent_attention import latent_attention
@@ -28,6 +29,7 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
 from llmc.compiler.targets.gpu.kernels.sampling_top import sample_rank, sample_top
 from llmc.compiler.targets.gpu.kernels.tensor_attention import tensor_attention
 from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
+from llmc.compiler.targets.gpu.launch import EXPERT_ORDER
 from llmc.compiler.targets.gpu.tensor_attention import ITEMS as ATTENTION_ITEMS
 from llmc.compiler.targets.gpu.tensor_attention import tensor_attention as attention_on_tensor_cores
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, tensor_layer
@@ -72,6 +74,9 @@ def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False) -> Any:
     if tensor_cores and (attention := attention_on_tensor_cores(spec)) is not None:
         with called(partial(Groups, ATTENTION_ITEMS)):
             return tensor_attention(spec, attention)
+    if tensor_cores and spec.op == EXPERT_ORDER:
+        with called(Groups):
+            return expert_order(spec)
     build = KERNELS.get(spec.op) or brought_template(spec.op, KIND) or build_plain
     with called(Groups):
         return build(spec)

@@ -1,8 +1,9 @@
-"""linear and linear_quant on tensor cores: mma.sync of 16 weight rows by 8 rows of x, over ascending K.
+"""Linear layers on tensor cores: mma.sync of 16 weight rows by 8 rows of x, over ascending K.
 
 A sum is one chain of products of 16 or 32 elements, in any tile. The weight is always the first operand. For up to 8
 rows of x, a warp reads both operands from global memory. For more, a group stages a tile's steps in shared memory, with
-two steps in flight. A chain is scaled into a float where a scale group ends.
+all stages but one in flight. A chain is scaled into a float where a scale group ends. Rows of experts have tiles by
+expert, wherever they lie.
 """
 
 from __future__ import annotations
@@ -13,193 +14,56 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.kernels.fragments import LANES, Operand, call, weight_of, x_operand
+from llmc.compiler.targets.gpu.kernels.fragments import Operand, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
-from llmc.compiler.targets.gpu.kernels.linear import fma
-from llmc.compiler.targets.gpu.tensor_cores import FEW_ROWS, ITEMS, WARP, WEIGHT_ROWS, X_ROWS, TensorLayer
-from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, row_width, when
-from llmc.compiler.targets.reference.kernels.linear import activated, activated_dtype
+from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
+from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer, Sums
+from llmc.compiler.targets.gpu.tensor_cores import (
+    ITEMS,
+    MATRIX_COLUMNS,
+    MATRIX_ROWS,
+    STEP_BYTES,
+    WARPS,
+    Form,
+    TensorLayer,
+    forms,
+)
+from llmc.compiler.targets.reference.kernels.experts import check_index
+from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let
+from llmc.compiler.targets.reference.kernels.linear import activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
-from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
-_STAGES = 3
-_M, _N = 16, 8  # rows of the weight, and of x, per product
-_HALF = 8  # distance between the two weight rows of a lane's results
-_WARPS = ITEMS // WARP
-_AHEAD = 4  # steps that a warp reads ahead of its products
+_READ_AHEAD = 96  # registers for what a warp reads ahead of its products
 
 
-class _Layer:
-    """The layer, and this item's position in it."""
-
-    def __init__(self, k: Frame, spec: KernelSpec, layer: TensorLayer, matrix: IntegerMatrix | None) -> None:
-        p = spec.as_dict()
-        self.k, self.p, self.layer, self.matrix = k, p, layer, matrix
-        self.n, self.act = int(p["n"]), activated_dtype(p)
-        self.parts = 2 if p["gated"] else 1
-        self.columns = self.n // self.parts
-        self.rows = k.scalar(int(p["rows"]))
-        self.int8 = Int8Rows(layer.width, matrix.scales) if matrix is not None and layer.dtype == "i8" else None
-        self.weight = weight_of(layer, matrix)
-        self.x = x_operand(layer, 0 if matrix is None else matrix.scales)
-        item = calling(k).item
-        self.warp, within = let(T.truncdiv(item, WARP)), let(T.truncmod(item, WARP))
-        self.of_row, self.lane = let(T.truncdiv(within, LANES)), let(T.truncmod(within, LANES))
-
-
-class _Sums:
-    """A warp's sums: `fragments` of 16 weight rows by `tiles` of 8 rows of x.
-
-    rows: by fragment and half, the weight row of this lane's results.
-    """
-
-    def __init__(self, of: _Layer, fragments: int, tiles: int) -> None:
-        self._of, self.fragments, self.tiles = of, fragments, tiles
-        layer, size = of.layer, fragments * tiles * 4
-        self._kind = "int32" if layer.dtype == "i8" else "float32"
-        self._chain = Array(size, self._kind)
-        self._total = Array(size) if layer.length else self._chain
-
-    def begin(self, rows: list[list[Expr]], row: Expr) -> None:
-        """row: the warp's first row of x."""
-        self._rows, self._row = rows, row
-        for i in range(self.fragments * self.tiles * 4):
-            self._chain[i] = T.Cast(self._kind, T.int32(0))
-            if self._total is not self._chain:
-                self._total[i] = T.float32(0.0)
-
-    def x_row(self, tile: int, odd: int = 0) -> Expr:
-        """The row of x of a result of this lane."""
-        return let(self._row + tile * _N + self._of.lane * 2 + odd)
-
-    def multiply(self, step: Expr, stored: list[list[Array]], x: Callable[[int], Array]) -> None:
-        """Multiplies a step. stored: a lane's part of each weight row. x: of the x row of a tile."""
-        of = self._of
-        words = [
-            [of.weight.words(of.k, row, step, part) for row, part in zip(rows, parts, strict=True)]
-            for rows, parts in zip(self._rows, stored, strict=True)
-        ]
-        for tile in range(self.tiles):
-            b = x(tile)
-            for fragment, (low, high) in enumerate(words):
-                c = self._chain.address((fragment * self.tiles + tile) * 4)
-                for half in (0, 2):
-                    a = (low[half], high[half], low[half + 1], high[half + 1])
-                    call(f"llmc_mma_{of.layer.dtype}", c, *a, b[half], b[half + 1])
-
-    def end_step(self, step: Expr) -> None:
-        layer = self._of.layer
-        if layer.length and layer.length < layer.width:
-            steps = layer.length // layer.step
-            with when(T.truncmod(step + 1, steps) == 0):
-                self._fold(let(T.truncdiv(step, steps)))
-
-    def end(self) -> None:
-        layer = self._of.layer
-        if layer.length and (layer.length == layer.width or layer.width % layer.length):
-            assert self._of.matrix is not None
-            self._fold(T.int32(self._of.matrix.scales - 1))
-
-    def _fold(self, group: Expr) -> None:
-        of, k, matrix = self._of, self._of.k, self._of.matrix
-        assert matrix is not None
-        scales = [[let(matrix.scale(k, row, group), "float32") for row in rows] for rows in self._rows]
-        at_group = let(group * of.layer.length)
-        zeros = [
-            [let(T.Cast("int32", matrix.of_group(k, "zero", row, at_group))) for row in rows]
-            if of.layer.asymmetric and of.int8 is not None
-            else [T.int32(1)] * 2
-            for rows in self._rows
-        ]
-        for tile in range(self.tiles):
-            sums = [self._sum_of(group, self.x_row(tile, odd)) for odd in range(2)]
-            for fragment in range(self.fragments):
-                for half in range(2):
-                    for odd in range(2):
-                        i = (fragment * self.tiles + tile) * 4 + 2 * half + odd
-                        chain, scale = self._chain[i], scales[fragment][half]
-                        if of.int8 is None:
-                            self._total[i] = fma(chain, scale, self._total[i])
-                        else:
-                            whole = chain + zeros[fragment][half] * sums[odd]
-                            self._total[i] = self._total[i] + T.Cast("float32", let(whole)) * scale
-                        self._chain[i] = T.Cast(self._kind, T.int32(0))
-
-    def _sum_of(self, group: Expr, row: Expr) -> Expr:
-        """The stored sum of an int8 row for its group: the sum of its numbers times −zero point, or times −1."""
-        of = self._of
-        if of.int8 is None:
-            return T.int32(0)
-        within = let(T.min(row, of.rows - 1))
-        return let(of.k.raw("x", within * of.int8.words + (of.int8.number_words + 1) + group))
-
-    def value(self, fragment: int, tile: int, half: int, odd: int, row: Expr) -> Expr:
-        """A finished result, with the bias."""
-        of, total = self._of, self._total[(fragment * self.tiles + tile) * 4 + 2 * half + odd]
-        if of.int8 is not None:
-            total = total * of.int8.scale(of.k, "x", row)
-        if of.p["bias"]:
-            total = let(total, "float32") + of.k.raw("bias", self._rows[fragment][half])
-        return let(total, "float32")
-
-
-def _write(of: _Layer, sums: _Sums, columns: list[list[Expr]]) -> None:
-    """Writes the sums. columns: of the result, by fragment and half; with a gate, those of the first fragment."""
-    k, n, width = of.k, of.n, of.columns
-    stride = row_width(width, of.act) if of.act else n
-    for tile in range(sums.tiles):
-        for odd in range(2):
-            row = sums.x_row(tile, odd)
-            for fragment in range(sums.fragments // of.parts):
-                for half, column in enumerate(columns[fragment]):
-                    with when(T.And(column < width, row < of.rows)):
-                        value = sums.value(fragment, tile, half, odd, row)
-                        if of.act:
-                            up = [sums.value(1, tile, half, odd, row)] if of.parts == 2 else []
-                            k.store("out", activated(of.p, value, *up), row * stride + column)
-                            if stride > width:
-                                with when(column == width - 1):
-                                    k.store("out", T.float32(0.0), row * stride + width)
-                            continue
-                        if of.p.get("residual"):
-                            value = value + k.raw("residual", row * n + column)
-                        k.store("out", value, row * stride + column)
-
-
-def _places(of: _Layer, fragments: int, first: Expr) -> tuple[list[list[Expr]], list[list[Expr]]]:
-    """(result columns, weight rows) of this lane's results. first: the warp's first column."""
-    columns: list[list[Expr]] = []
-    rows: list[list[Expr]] = []
-    for fragment in range(fragments):
-        part, block = (fragment, 0) if of.parts == 2 else (0, fragment)
-        columns.append([let(first + block * _M + half * _HALF + of.of_row) for half in range(2)])
-        rows.append([let(T.min(column, of.columns - 1) + part * of.columns) for column in columns[-1]])
-    return columns, rows
-
-
-def _the_only(x: Array) -> Callable[[int], Array]:
+def _the_only(x: Array) -> Callable[[Expr], Array]:
     """The x row of a lane, if there is one tile of rows."""
     return lambda _: x
 
 
-def _few(of: _Layer) -> None:
+def _few(of: Layer, rows: Expr) -> None:
     """Few rows of x: one unit is a warp's 16 columns of all rows."""
-    k, steps = of.k, of.layer.steps
-    sums = _Sums(of, of.parts, 1)
-    units = -(-of.columns // _M)
+    k, layer, steps = of.k, of.layer, of.layer.steps
+    tiles, sums = row_tiles(k, layer, rows, None), Sums(of, of.parts, 1)
+    blocks = -(-of.columns // MATRIX_ROWS)
     groups = calling(k).num_groups
     first = let(of.warp * groups + calling(k).group)  # groups vary fastest: few units still spread over many processors
-    step_units = let(groups * _WARPS)
-    whole, rest = divmod(steps, _AHEAD)
-    with T.serial(let(T.truncdiv(units - first + (step_units - 1), step_units))) as turn:
-        columns, rows = _places(of, of.parts, let((first + turn * step_units) * _M))
-        sums.begin(rows, T.int32(0))
-        x_row = let(T.min(of.of_row, of.rows - 1))
+    units, unit_step = let(tiles.count * blocks), let(groups * WARPS)
+    # Words of a weight row per lane, of two rows of each part, and four of x.
+    ahead = _READ_AHEAD // (2 * of.parts * (layer.weight_step_bytes // 16) + STEP_BYTES // 16)
+    whole, rest = divmod(steps, ahead)
+    with T.serial(let(T.truncdiv(units - first + (unit_step - 1), unit_step))) as turn:
+        unit = let(first + turn * unit_step)
+        tile = tiles.at(let(T.truncdiv(unit, blocks)))
+        sums.begin(tile, let(T.truncmod(unit, blocks) * MATRIX_ROWS), T.int32(0))
+        x_row = tile.row(let(T.min(of.of_row, tile.count - 1)))
 
         def multiply(begin: Expr, count: int) -> None:
             at = [let(begin + i) for i in range(count)]
-            weights = [[[_loaded(of.weight.operand, of, row, step) for row in pair] for pair in rows] for step in at]
+            weights = [
+                [[_loaded(of.weight.operand, of, row, step) for row in pair] for pair in sums.rows] for step in at
+            ]
             xs = [_loaded(of.x, of, x_row, step) for step in at]
             for step, stored, x in zip(at, weights, xs, strict=True):
                 sums.multiply(step, stored, _the_only(x))
@@ -207,121 +71,123 @@ def _few(of: _Layer) -> None:
 
         if whole:
             with T.serial(whole) as some:
-                multiply(let(some * _AHEAD), _AHEAD)
+                multiply(let(some * ahead), ahead)
         if rest:
-            multiply(T.int32(whole * _AHEAD), rest)
+            multiply(T.int32(whole * ahead), rest)
         sums.end()
-        _write(of, sums, columns)
+        sums.write()
 
 
-def _loaded(operand: Operand, of: _Layer, row: Expr, step: Expr) -> Array:
+def _loaded(operand: Operand, of: Layer, row: Expr, step: Expr) -> Array:
     words = Array(4, "uint32")
     operand.load(words, of.k, row, step, of.lane)
     return words
 
 
 class _Staged:
-    """Rows of an operand staged in shared memory, for _STAGES steps. row_of: buffer row, by staged position."""
+    """Rows of an operand staged in shared memory, for some steps. memory: words, from `begin` on."""
 
-    def __init__(self, of: _Layer, operand: Operand, count: int) -> None:
-        self._of, self.operand, self._count = of, operand, count
-        self.row_words = operand.step_bytes // 4
-        self.memory = Shared(_STAGES * count * self.row_words, "uint32")
+    def __init__(self, of: Layer, operand: Operand, count: int, stages: int, memory: Shared, begin: int) -> None:
+        self._of, self._operand, self._count, self._stages = of, operand, count, stages
+        self._row_words, self._memory, self._begin = operand.step_bytes // 4, memory, begin
 
     def rows(self, row_of: Callable[[Expr], Expr]) -> None:
-        """Sets the rows to be copied from now on."""
+        """Sets the rows to be copied from now on. row_of: buffer row, by staged position."""
         self._turns = []
-        item, copied = calling(self._of.k).item, self.operand.copied
-        pieces = self.operand.step_bytes // copied
+        item, copied = calling(self._of.k).item, self._operand.copied
+        pieces = self._operand.step_bytes // copied
         for done in range(0, self._count * pieces, ITEMS):
             index = let(item + done)
             place, at = let(T.truncdiv(index, pieces)), let(T.truncmod(index, pieces) * copied)
             self._turns.append((place, at, row_of(place)))
 
+    def _stage(self, step: Expr) -> Expr:
+        return let(T.truncmod(step, self._stages) * (self._count * self._row_words) + self._begin)
+
     def copy(self, step: Expr) -> None:
-        stage = let(T.truncmod(step, _STAGES) * (self._count * self.row_words))
+        stage, operand = self._stage(step), self._operand
         for place, at, row in self._turns:
-            to = self.memory.address(let(stage + place * self.row_words + T.truncdiv(at, 4)))
-            call(f"llmc_copy{self.operand.copied}", to, self.operand.address(self._of.k, row, step, at))
+            to = self._memory.address(let(stage + place * self._row_words + T.truncdiv(at, 4)))
+            call(f"llmc_copy{operand.copied}", to, operand.address(self._of.k, row, step, at))
 
     def read(self, step: Expr, place: Expr) -> Array:
         words = Array(4, "uint32")
-        stage = let((T.truncmod(step, _STAGES) * self._count + place) * self.row_words)
-        self.operand.read(words, self.memory, stage, self._of.lane)
+        self._operand.read(words, self._memory, let(self._stage(step) + place * self._row_words), self._of.lane)
         return words
 
 
-def _many(of: _Layer) -> None:
-    """Many rows of x: one unit is a group's tile of 128 weight rows by 64 rows of x; each warp takes a 32 by 32
-    piece."""
-    k, steps, fragments = of.k, of.layer.steps, 2
-    weight, x = _Staged(of, of.weight.operand, WEIGHT_ROWS), _Staged(of, of.x, X_ROWS)
-    across = WEIGHT_ROWS // (fragments * _M)  # warps side by side
-    x_of_warp = X_ROWS * across // _WARPS
-    sums = _Sums(of, fragments, x_of_warp // _N)
-    warp = let(T.truncmod(of.warp, across))
-    below = let(T.truncdiv(of.warp, across) * x_of_warp)
-    wide = WEIGHT_ROWS // of.parts  # columns of a tile
-    tiles = -(-of.columns // wide)
-    row_tiles = let(T.truncdiv(of.rows + (X_ROWS - 1), X_ROWS))
-    with calling(k).share_groups(let(row_tiles * tiles)) as unit:
-        row, column = let(T.truncmod(unit, row_tiles) * X_ROWS), let(T.truncdiv(unit, row_tiles) * wide)
+def _many(of: Layer, rows: Expr, form: Form, memory: Shared) -> None:
+    """Many rows of x: one unit is a group's tile of weight rows by rows of x; each warp takes a piece."""
+    k, steps, stages, parts = of.k, of.layer.steps, form.stages(of.layer), of.parts
+    row_tile = row_tiles(k, of.layer, rows, form)
+    weight = _Staged(of, of.weight.operand, form.weight_rows, stages, memory, 0)
+    begin = stages * form.weight_rows * of.layer.weight_step_bytes // 4
+    x = _Staged(of, of.x, form.x_rows, stages, memory, begin)
+    sums = Sums(of, form.fragments, form.tiles)
+    warp_rows, warp_places = form.fragments * MATRIX_ROWS, form.tiles * MATRIX_COLUMNS
+    warp, below = let(T.truncmod(of.warp, form.across)), let(T.truncdiv(of.warp, form.across) * warp_places)
+    wide = form.weight_rows // parts  # columns of a tile
+    count = row_tile.count
+    # Neighbouring groups have the same weight rows.
+    with calling(k).share_groups(let(count * -(-of.columns // wide))) as unit:
+        number, column = let(T.truncmod(unit, count)), let(T.truncdiv(unit, count) * wide)
+        tile: Tile = row_tile.at(number)
 
         def weight_row(place: Expr) -> Expr:
-            """Warps take neighbouring rows; with a gate, 16 of each part."""
-            if of.parts == 1:
-                return let(T.min(column + place, of.columns - 1))
-            part, within = let(T.truncmod(T.truncdiv(place, _M), 2)), let(T.truncmod(place, _M))
-            of_part = let(T.min(column + T.truncdiv(place, 2 * _M) * _M + within, of.columns - 1))
-            return let(of_part + part * of.columns)
+            """Warps take neighbouring rows; with a gate, 16 of each part in turn."""
+            block, within = let(T.truncdiv(place, MATRIX_ROWS)), let(T.truncmod(place, MATRIX_ROWS))
+            of_part = let(T.min(column + T.truncdiv(block, parts) * MATRIX_ROWS + within, of.columns - 1))
+            return let(tile.base + of_part + T.truncmod(block, parts) * of.columns)
 
         weight.rows(weight_row)
-        x.rows(lambda place: let(T.min(row + place, of.rows - 1)))
-        columns, rows = _places(of, fragments, let(column + warp * (wide // across)))
-        sums.begin(rows, let(row + below))
+        x.rows(lambda place: tile.row(let(T.min(place, tile.count - 1))))
+        sums.begin(tile, let(column + warp * (warp_rows // parts)), below)
 
         def copy(step: Expr) -> None:
-            with when(step < steps):
+            with T.If(step < steps), T.Then():
                 weight.copy(step)
                 x.copy(step)
             call("llmc_copies_end")
 
         sync()
-        for ahead in range(_STAGES - 1):
+        for ahead in range(stages - 1):
             copy(let(T.int32(ahead)))
         with T.serial(steps) as step:
-            call("llmc_copies_wait1")
+            call(f"llmc_copies_wait<{stages - 2}>")
             sync()
-            copy(let(step + (_STAGES - 1)))
+            copy(let(step + (stages - 1)))
             stored = [
                 [
-                    weight.read(step, let(warp * (fragments * _M) + (fragment * _M + half * _HALF) + of.of_row))
+                    weight.read(step, let(warp * warp_rows + (fragment * MATRIX_ROWS + half * HALF) + of.of_row))
                     for half in range(2)
                 ]
-                for fragment in range(fragments)
+                for fragment in range(form.fragments)
             ]
-            sums.multiply(step, stored, lambda tile: x.read(step, let(below + of.of_row + tile * _N)))
+            sums.multiply(step, stored, lambda tile: x.read(step, let(below + of.of_row + tile * MATRIX_COLUMNS)))
             sums.end_step(step)
-        call("llmc_copies_wait0")
+        call("llmc_copies_wait<0>")
         sums.end()
-        _write(of, sums, columns)
+        sums.write()
 
 
 def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
-    """layer: from `tensor_layer`."""
+    """layer: from `tensor_layer`. Raises KernelSpecError."""
     p = spec.as_dict()
     matrix = None
     inputs = {"x": layer.dtype, "weight": layer.dtype}
+    if layer.experts:
+        check_index(spec)
     if layer.length:
         found = matrix_of(p, layer.width)
         assert isinstance(found, IntegerMatrix)
         matrix, inputs = found, {"x": layer.dtype, **found.operands()}
-    optional = [name for name in ("bias", "residual") if p.get(name)]
-    with Frame(spec.symbol(), {**inputs, **dict.fromkeys(optional, "f32"), "out": activated_dtype(p) or "f32"}) as k:
-        of = _Layer(k, spec, layer, matrix)
-        with T.If(of.rows <= FEW_ROWS):
-            with T.Then():
-                _few(of)
-            with T.Else():
-                _many(of)
+    optional = dict.fromkeys((name for name in ("bias", "residual") if p.get(name)), "f32")
+    index = {"index": "i32"} if layer.experts else {}
+    with Frame(spec.symbol(), {**inputs, **optional, **index, "out": activated_dtype(p) or "f32"}) as k:
+        of, found_forms = Layer(k, spec, layer, matrix), forms(layer)
+        rows = T.int32(0) if layer.experts else k.scalar(int(p["rows"]))
+        memory = Shared(max(form.shared_bytes(layer) for form in found_forms) // 4, "uint32")
+        _few(of, rows)
+        for form in found_forms:
+            _many(of, rows, form, memory)
     return k.function()

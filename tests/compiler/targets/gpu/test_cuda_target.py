@@ -68,11 +68,14 @@ def test_a_model_matches_transformers_and_itself(
 def test_tensor_cores_give_every_bucket_and_chunk_the_same_bits(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
-    model = make_tiny_model(tmp_path / "model", "qwen3", **sizes)
+    """Of dense layers, and of experts."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 32}
+    model = make_tiny_model(tmp_path / "model", "qwen3_moe", **sizes, num_experts=5, num_experts_per_tok=4)
     stub = compiled(model, tmp_path, kernel_cache, monkeypatch, buckets=_SMALL, dtype="bf16")
     with Artifact(tmp_path / "out") as artifact:
-        assert (tmp_path / "out" / "kernels.cuda").read_bytes().count(b"void __launch_bounds__(256, 1) linear_") > 9
+        code = (tmp_path / "out" / "kernels.cuda").read_bytes()
+        assert code.count(b"void __launch_bounds__(128, 1) linear_") > 3
+        assert code.count(b"void __launch_bounds__(128, 1) expert_linear_") > 3
         tokens = random_tokens(artifact.info.vocab_size, 48)
         check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
         check_bits(artifact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.experts import index_ints
 from llmc.compiler.targets.gpu import cuda_prelude
 from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
@@ -38,6 +40,11 @@ def _quantized(dtype: str, k: int, n: int, format: Integers, gated: str = "", **
     return KernelSpec.of("linear", "linear_quant", **{"bias": False, "residual": False, **given, **more})
 
 
+def _of_experts(spec: KernelSpec) -> KernelSpec:
+    given = {name: value for name, value in spec.as_dict().items() if name not in ("residual", "rows")}
+    return KernelSpec.of("linear", f"expert_{spec.op}", **given, experts=_EXPERTS, top_k=_TOP_K)
+
+
 _SPECS = {
     "bf16": _floats("bf16", 160, 200, bias=True, residual=True),
     "f16-gated": _floats("f16", 96, 2 * 72, gated="f16"),
@@ -46,23 +53,32 @@ _SPECS = {
     "w4a16-groups": _quantized("bf16", 160, 136, Integers(4, 32), bias=True),
     "w8a16-zeros": _quantized("f16", 160, 136, Integers(8, 64, True)),
 }
+_EXPERTS, _TOP_K = 7, 3
+_OF_EXPERTS: dict[str, Param] = {"experts": _EXPERTS, "top_k": _TOP_K}
+_ORDER = KernelSpec.of("other", "expert_order", row_unit=16, rows=0, some=True, **_OF_EXPERTS)
+_EXPERT_SPECS = {
+    "bf16-gated": _of_experts(_floats("bf16", 96, 2 * 24, gated="bf16", bias=True)),
+    "w8a8": _of_experts(_quantized("i8", 192, 40, Integers(8))),
+    "w4a16-groups-zeros": _of_experts(_quantized("f16", 160, 136, Integers(4, 32, True), bias=True)),
+}
 
 
 class _Layer:
-    """Numbers of a layer, and what it should give, as float64 sums."""
+    """Numbers of a layer, and what it should give, as float64 sums. experts: of each row, of those of the layer."""
 
-    def __init__(self, spec: KernelSpec, rows: int) -> None:
+    def __init__(self, spec: KernelSpec, rows: int, experts: np.ndarray | None = None) -> None:
         p, random = spec.as_dict(), np.random.default_rng(7)
         self.n, self.k, act = int(p["n"]), int(p["k"]), str(p["act_dtype"])
+        weights = int(p.get("experts", 1))
         x = random.standard_normal((rows, self.k), dtype=np.float32)
-        weight = random.standard_normal((self.n, self.k), dtype=np.float32) / np.float32(self.k**0.5)
-        self.bias = random.standard_normal(self.n, dtype=np.float32)
+        weight = random.standard_normal((weights * self.n, self.k), dtype=np.float32) / np.float32(self.k**0.5)
+        self.bias = random.standard_normal(weights * self.n, dtype=np.float32)
         self.residual = random.standard_normal((rows, self.n), dtype=np.float32)
-        if spec.op == "linear":
+        if not spec.op.endswith("_quant"):
             self.weights, wide = [_stored(weight, act)], _widened(weight, act)
         else:
             format = Integers(int(p["bits"]), int(p["group_size"]), bool(p["asymmetric"]))
-            quantized = Quantized.empty(format, self.n, self.k)
+            quantized = Quantized.empty(format, len(weight), self.k)
             format.quantize_rows(weight, quantized)
             wide, numbers = format.value(quantized), quantized.numbers
             if format.bits == 4:
@@ -75,7 +91,9 @@ class _Layer:
         total = x_wide @ wide.T
         if p["bias"]:
             total = total + self.bias
-        if p["residual"]:
+        if experts is not None:
+            total = total.reshape(rows, weights, self.n)[np.arange(rows), experts]
+        if p.get("residual"):
             total = total + self.residual
         if p["gated"]:
             gate, up = total[:, : self.n // 2], total[:, self.n // 2 :]
@@ -101,30 +119,35 @@ def _int8_rows(x: np.ndarray, format: Integers) -> tuple[np.ndarray, np.ndarray]
     words[:, rows.number_words] = scale[:, 0].view(np.int32)
     sums = numbers.astype(np.int32).reshape(len(x), groups, -1).sum(2)
     assert format.sums is not None
-    words[:, rows.number_words + 1 :] = sums * format.sums.factor
+    words[:, rows.number_words + 1 :][:, :groups] = sums * format.sums.factor
     return words, numbers.astype(np.float64) * scale.astype(np.float64)
 
 
-def _run(library: ctypes.CDLL, spec: KernelSpec, layer: _Layer, rows: int, groups: int) -> np.ndarray:
-    """The result of the first `rows` rows, as it is stored."""
+def _run(
+    library: ctypes.CDLL, spec: KernelSpec, layer: _Layer, rows: int, groups: int, *index: np.ndarray
+) -> np.ndarray:
+    """The result of the first `rows` rows, as it is stored. index: of experts."""
     p = spec.as_dict()
     width = layer.n // (2 if p["gated"] else 1)
     out = np.full((rows + 1, width), 77, np.int16 if p["gated"] in _TORCH else np.float32)
-    optional = [array for name, array in (("bias", layer.bias), ("residual", layer.residual)) if p[name]]
-    buffers = [layer.x[:rows].copy(), *layer.weights, *optional, out]
+    optional = [array for name, array in (("bias", layer.bias), ("residual", layer.residual)) if p.get(name)]
+    _call(library, spec, [layer.x[:rows].copy(), *layer.weights, *optional, *index, out], rows, groups)
+    assert (out[rows] == 77).all()  # nothing is written behind the last row
+    return out[:rows]
+
+
+def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], rows: int, groups: int) -> None:
     scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
     arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
     arguments += [ctypes.c_int32(0) for _ in buffers]
     arguments.append(ctypes.c_void_p(scalars.ctypes.data))
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
     getattr(library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
-    assert (out[rows] == 77).all()  # nothing is written behind the last row
-    return out[:rows]
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    texts = [cuda_text(spec) for spec in _SPECS.values()]
+    texts = [cuda_text(spec) for spec in (*_SPECS.values(), _ORDER, *_EXPERT_SPECS.values())]
     return ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
 
 
@@ -135,12 +158,57 @@ def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(n
     most = max(_ROWS)
     layer = _Layer(spec, most)
     whole = _run(library, spec, layer, most, groups=3)
-    as_float = whole if whole.dtype == np.float32 else torch.from_numpy(whole).view(torch.float16).float().numpy()
-    error = np.abs(as_float - layer.expected).max() / np.abs(layer.expected).max()
-    assert error < (1e-3 if whole.dtype == np.int16 else 2e-6)
+    _check_numbers(spec, whole, layer.expected)
     for rows in _ROWS[:-1]:
         for groups in (1, 5):
             assert np.array_equal(_run(library, spec, layer, rows, groups).view(np.uint8), whole[:rows].view(np.uint8))
+
+
+def _check_numbers(spec: KernelSpec, found: np.ndarray, expected: np.ndarray) -> None:
+    gated = spec.as_dict()["gated"]
+    as_float = torch.from_numpy(found).view(_TORCH[str(gated)]).float().numpy() if gated in _TORCH else found
+    error = np.abs(as_float - expected).max() / np.abs(expected).max()
+    assert error < {"bf16": 4e-3, "f16": 1e-3}.get(str(gated), 2e-6)
+
+
+def _index(library: ctypes.CDLL, ids: np.ndarray, groups: int) -> np.ndarray:
+    """The index of tokens with these experts; `_EXPERTS` stands for those of another rank."""
+    tokens, pairs = len(ids), ids.size
+    index = np.full(index_ints(_EXPERTS, pairs) + 1, -77, np.int32)
+    _call(library, _ORDER, [np.concatenate([ids, np.zeros_like(ids)], 1).copy(), index], tokens, groups)
+    assert index[-1] == -77
+    return index
+
+
+def test_pairs_are_listed_by_expert(library: ctypes.CDLL) -> None:
+    ids = np.random.default_rng(3).integers(0, _EXPERTS + 1, (50, _TOP_K), np.int32)
+    index, pairs = _index(library, ids, 3), ids.size
+    assert index[0] == pairs
+    assert np.array_equal(index[1 : 1 + pairs], np.minimum(ids.ravel(), _EXPERTS - 1))
+    starts = index[1 + 2 * pairs :][: _EXPERTS + 1]
+    for expert, (first, end) in enumerate(itertools.pairwise(starts)):
+        assert sorted(index[1 + pairs + first : 1 + pairs + end]) == list(np.flatnonzero(ids.ravel() == expert))
+
+
+@pytest.mark.parametrize("name", list(_EXPERT_SPECS))
+def test_rows_of_experts_have_the_same_bits_in_any_company(name: str, library: ctypes.CDLL) -> None:
+    """Of an expert with several tiles of many rows, of those with few, and of one with none."""
+    spec, random = _EXPERT_SPECS[name], np.random.default_rng(3)
+    assert tensor_layer(spec) is not None
+    liking = random.standard_normal((73, _EXPERTS)) - 2.0 * np.arange(_EXPERTS)
+    liking[:, -2] = -100.0
+    ids = np.argsort(-liking, 1)[:, :_TOP_K].astype(np.int32)
+    layer = _Layer(spec, ids.size, ids.ravel())
+    whole = _run(library, spec, layer, ids.size, 3, _index(library, ids, 3))
+    _check_numbers(spec, whole, layer.expected)
+    for tokens in (1, 2, 20):
+        some = _run(library, spec, layer, tokens * _TOP_K, 5, _index(library, ids[:tokens], 1))
+        assert np.array_equal(some, whole[: tokens * _TOP_K])
+    # Rows of experts that another rank holds are left alone.
+    ids[1, 2] = _EXPERTS
+    some = _run(library, spec, layer, 2 * _TOP_K, 2, _index(library, ids[:2], 2))
+    assert np.array_equal(some[:-1], whole[: 2 * _TOP_K - 1])
+    assert (some[-1] == 77).all()
 
 
 def test_what_tensor_cores_do_not_take() -> None:
@@ -168,6 +236,7 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
         _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 8),
         _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 0),
         _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 4),
+        _of_experts(_floats("bf16", 2048, 1536, gated="bf16")): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
     }
     """And how many loads of 128 bits there are without shared memory."""
     ptx = build_ptx("\n".join((cuda_prelude.FULL, *map(cuda_text, wanted))), "compute_80")
