@@ -40,27 +40,25 @@ class Run:
         self.token = token = let(T.min(wanted, num_tokens - 1))
         sequence = let(k.raw("token_seq", token))
         before = let(k.raw("token_seq", T.max(token - 1, 0)))
-        starts = T.And(wanted < num_tokens, T.Or(offset == 0, before != sequence))
+        starts = let(T.Cast("int32", T.And(wanted < num_tokens, T.Or(offset == 0, before != sequence))))
         count = Cell(T.int32(1), "int32")
-        with T.serial(let(token + 1), end) as other, when(k.raw("token_seq", other) == sequence):
+        # Most units have no run: they look at no other token.
+        with (
+            T.serial(let(token + 1), let(token + 1 + (end - token - 1) * starts)) as other,
+            when(k.raw("token_seq", other) == sequence),
+        ):
             count.set(count.get() + 1)
         last_token = let(token + count.get() - 1)
-        self.count = let(count.get() * T.Cast("int32", starts))
+        self.count = let(count.get() * starts)
         self.alone = let(T.Cast("int32", self.count == 1))
-        first, last = self._seen(token)
-        lowest, highest, common_first, common_last = (Cell(one, "int32") for one in (first, last, first, last))
+        # Later tokens see no earlier keys, and at least as many later ones.
+        self.lowest, self.common_last = self._seen(token)
+        self.common_first, self.highest = self._seen(last_token)
         sync()  # all items have read those of the run before
-        with T.serial(self.most) as i:
+        item = calling(k).item
+        with when(item < self.most):
             # Past the last token, it stands for those that there are not.
-            first, last = self._seen(let(T.min(token + i, last_token)))
-            lowest.set(T.min(lowest.get(), first))
-            highest.set(T.max(highest.get(), last))
-            common_first.set(T.max(common_first.get(), first))
-            common_last.set(T.min(common_last.get(), last))
-            with when(calling(k).item == i):
-                self._first[i], self._last[i] = first, last
-        self.lowest, self.highest = let(lowest.get()), let(highest.get())
-        self.common_first, self.common_last = let(common_first.get()), let(common_last.get())
+            self._first[item], self._last[item] = self._seen(let(T.min(token + item, last_token)))
 
     def partitions(self) -> tuple[Expr, Expr]:
         """The first partition of keys, and the one behind the last; none for a unit without tokens."""
