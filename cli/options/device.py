@@ -8,6 +8,17 @@ from typing import Annotated
 
 import typer
 
+_MOST_DEVICE_NUMBER = 1024
+
+
+def _device_numbers(text: str | None) -> str | None:
+    for number in () if text is None else text.split(","):
+        if not number.isdecimal() or int(number) > _MOST_DEVICE_NUMBER:
+            raise typer.BadParameter(
+                f"{text!r} is no number from 0 to {_MOST_DEVICE_NUMBER}, nor a list of such as 0,1: see llmc devices"
+            )
+    return text
+
 
 @dataclass(frozen=True)
 class DeviceFlags:
@@ -18,8 +29,13 @@ class DeviceFlags:
         typer.Option("--enforce-eager", help="Launch kernels one by one instead of replaying graphs. Same bits."),
     ] = False
     device_number: Annotated[
-        int | None,
-        typer.Option("--device-number", min=0, max=1024, metavar="N", help="Number of the GPU in llmc devices."),
+        str | None,
+        typer.Option(
+            "--device-number",
+            metavar="NUMBERS",
+            callback=_device_numbers,
+            help="Number of the GPU in llmc devices; for several ranks one each, such as 0,1.",
+        ),
     ] = None
     swap_space: Annotated[
         float,

@@ -122,6 +122,27 @@ OPTION_NAMES = frozenset({RANKS, *(name for names in DEVICE_OPTIONS.values() for
 """Options of all kinds. None means the default; an option unknown to the artifact's kind has no effect."""
 
 
+def _of_rank(
+    kind: str, given: Mapping[str, DeviceOption], local_rank: int, local_ranks: int
+) -> dict[str, DeviceOption]:
+    """Options of the device of one of the ranks on this host. Raises ValueError.
+
+    GPUs are shared out rank by rank, or taken from the list that `device_number` has; a single number is for all ranks.
+    """
+    options = dict(given)
+    if "device" not in DEVICE_OPTIONS.get(kind, {}).values():
+        return options
+    numbers = str(options.get("device", "")).split(",")
+    if len(numbers) not in (1, local_ranks):
+        raise ValueError(
+            f"device-number {options['device']!r} lists {len(numbers)} GPUs and this host has {local_ranks} ranks: "
+            "name one for each"
+        )
+    if numbers[0]:
+        options["device"] = numbers[local_rank % len(numbers)]
+    return {**options, "local_rank": local_rank}
+
+
 def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], wanted: str | None) -> Iterator[Device]:
     """Rank 0's device. The other ranks run as child processes, or, under mpirun, as processes started by it.
 
@@ -133,9 +154,11 @@ def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], wanted: str
         with _started_by_mpi(mpi, artifact, given, wanted) as opened:
             yield opened
         return
-    ranks = LocalRanks(artifact.info.num_ranks, wanted)
-    with Device(kind, {**given, **ranks.options(0)}) as opened:
-        ranks.start(artifact.path, kind, {name: _text(value) for name, value in given.items()})
+    num_ranks = artifact.info.num_ranks
+    by_rank = [_of_rank(kind, given, rank, num_ranks) for rank in range(num_ranks)]
+    ranks = LocalRanks(num_ranks, wanted)
+    with Device(kind, {**by_rank[0], **ranks.options(0)}) as opened:
+        ranks.start(artifact.path, kind, [{name: _text(value) for name, value in one.items()} for one in by_rank])
         opened.ranks = ranks
         ranks.bind()
         try:
@@ -150,7 +173,7 @@ def _started_by_mpi(
 ) -> Iterator[Device]:
     """Raises SystemExit in a process that is not rank 0, when its part is done."""
     kind, num_ranks = artifact.info.target_kind, artifact.info.num_ranks
-    given = {**given, "mpi": mpi.library, "ranks": num_ranks}
+    given = {**_of_rank(kind, given, mpi.local_rank, mpi.local_ranks), "mpi": mpi.library, "ranks": num_ranks}
 
     def started() -> Device:
         with all_must_start(mpi):

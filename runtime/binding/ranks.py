@@ -120,12 +120,12 @@ class LocalRanks:
         """Device options of a rank."""
         return {"room": self._room, "rank": str(rank), "ranks": str(self._num_ranks)}
 
-    def start(self, artifact: Path, kind: str, options: Mapping[str, str]) -> None:
-        """Starts the processes, after rank 0 has opened its device. options: further device options."""
+    def start(self, artifact: Path, kind: str, options: Sequence[Mapping[str, str]]) -> None:
+        """Starts the processes, after rank 0 has opened its device. options: further device options, by rank."""
         for rank in range(1, self._num_ranks):
             work = {
                 "artifact": str(artifact), "kind": kind, "cpus": sorted(self._cpus[rank]),
-                "options": {**options, **self.options(rank)},
+                "options": {**options[rank], **self.options(rank)},
             }  # fmt: skip
             child = subprocess.Popen(
                 [sys.executable, "-m", "llmc.runtime.follow", json.dumps(work)],

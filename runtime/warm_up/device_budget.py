@@ -32,6 +32,8 @@ def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
     if "graph_mib" not in names:
         return None
     given = {names[name]: value for name, value in options.items() if name in names and value is not None}
+    if "device" in given:  # of rank 0, whose device all others are like
+        given["device"] = str(given["device"]).split(",")[0]
     with Device(kind, given) as device:
         free = device.facts.get(_FREE, "")
     return int(free) if free.isdecimal() else None
@@ -47,7 +49,8 @@ def plan_on_device(
     """Decides under `free` bytes of the device. Raises BudgetError."""
     usable = int(free * options.utilization)
     for_draft = 0 if draft is None else draft.fixed
-    left = usable - info.weight_bytes - for_draft
+    weight_bytes = info.rank_weight_bytes  # of several ranks, each has a device
+    left = usable - weight_bytes - for_draft
     shared = graph_set_bytes(graphs, info.vocab_size)
     least_blocks = -(-info.max_model_len // info.block_size) + 1
     least_kv = least_blocks * info.kv_block_bytes
@@ -57,8 +60,8 @@ def plan_on_device(
     if left < shared + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of the device's {free} free bytes is {usable}, but weights "
-            f"({info.weight_bytes}), {held}what graphs share ({shared}) and the KV cache of one sequence "
-            f"({least_kv}) need {info.weight_bytes + for_draft + shared + least_kv}: raise it, free memory of the "
+            f"({weight_bytes}), {held}what graphs share ({shared}) and the KV cache of one sequence "
+            f"({least_kv}) need {weight_bytes + for_draft + shared + least_kv}: raise it, free memory of the "
             "device, or choose another one"
         )
     # No graph is lost without its instance: they give way to the KV cache of one sequence.
@@ -74,7 +77,7 @@ def plan_on_device(
     tokens = blocks * info.block_size
     lines = (
         f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
-        f"weights {size_text(info.weight_bytes)}{draft_text(draft)}, {size_text(left)} left",
+        f"weights {size_text(weight_bytes)}{draft_text(draft)}, {size_text(left)} left",
         f"{len(graphs)} graphs share {size_text(shared)}; graph-reserved-memory {options.graph_reserved:g} leaves "
         f"{size_text(instances)} for their instances, and those beyond it run as launches of kernels",
         f"KV cache {size_text(kv_bytes)}: {blocks} blocks of {info.block_size} tokens, {tokens} tokens, "

@@ -80,7 +80,6 @@ def test_a_large_output_projection_counts(tmp_path: Path) -> None:
         ("llama", {}, {"pipeline_parallel": 0}, "pipeline-parallel 0 must be at least 1 stage"),
         ("llama", {}, {"lora_slots": 2}, "--lora-slots and --pipeline-parallel do not go together"),
         ("llama", {}, {"leave_states": True}, "--eagle and --pipeline-parallel do not go together"),
-        ("llama", {}, {"target": "opencl"}, "ranks do not run yet: leave out --pipeline-parallel"),
         (
             "llama",
             {"num_hidden_layers": 130, "num_attention_heads": 2, "head_dim": 32},

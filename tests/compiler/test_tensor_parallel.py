@@ -18,6 +18,7 @@ from llmc.compiler.partition import check_divisible
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
 from llmc.compiler.store.bundle import BundleError, create_bundle
+from llmc.compiler.targets.gpu.backend import GpuTarget
 from llmc.graphs_format import PHASES, name_in_model
 from llmc.quantize import QuantConfig, Recipe, get_scheme
 from llmc.runtime.graphs_file import read_graphs
@@ -215,7 +216,6 @@ def test_quantized_weights_are_divided(scheme: str, tied: Path, tmp_path: Path, 
         ({}, {"tensor_parallel": 257}, "tensor-parallel is 257, but 2 to 256 ranks"),
         ({}, {"expert_parallel": True}, "llama has no experts: leave out --expert-parallel"),
         ({}, {"lora_slots": 2}, "--lora-slots and --tensor-parallel do not go together"),
-        ({}, {"target": "opencl"}, "opencl is for devices of kind opencl, as which ranks do not run yet"),
         (
             {},
             {"quant": QuantConfig("w4a16", group_size=128)},
@@ -231,6 +231,17 @@ def test_what_cannot_be_divided_is_refused(
     with pytest.raises(CompileError, match=said) as caught:
         resolve(CompileConfig(model=model, output=tmp_path / "out", **given))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["tensor_parallel", "pipeline_parallel"])
+def test_a_target_without_ranks_is_refused(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", **SIZES)
+    monkeypatch.setattr(GpuTarget, "runs_ranks", False)
+    said = (
+        f"opencl is for devices of kind opencl, as which ranks do not run yet: leave out --{option.replace('_', '-')}"
+    )
+    with pytest.raises(CompileError, match=said):
+        resolve(CompileConfig(model, tmp_path / "out", target="opencl", buckets=LADDER, **{option: 2}))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class GpuTarget(RowsTarget):
     """A GPU of some kind. Immutable; equal targets have equal records."""
 
     template_kinds: ClassVar[tuple[str, ...]] = ("gpu", "reference")
+    runs_ranks: ClassVar[bool] = True
     tensor_cores: ClassVar[bool] = False
     """Whether linear layers use tensor cores where they can."""
 

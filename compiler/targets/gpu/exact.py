@@ -30,6 +30,8 @@ _CASTS = {
     ("int64", "float64"): "as_double",
 }
 """Reinterpreting functions, by (argument dtype, result dtype)."""
+_LEAST_INT = -(1 << 31)
+"""Has no literal in C: the sign is an operator, and what is behind it a long."""
 
 
 class UnknownNodeError(RuntimeError):
@@ -59,6 +61,8 @@ def constant(value: float, dtype: str) -> Any:
 def _expr(e: Any) -> Any:
     if isinstance(e, prim.FloatImm):
         return constant(e.value, _dtype(e))
+    if isinstance(e, prim.IntImm) and _dtype(e) == "int32" and e.value == _LEAST_INT:
+        return prim.Sub(prim.IntImm("int32", _LEAST_INT + 1), prim.IntImm("int32", 1))
     if isinstance(e, _LEAVES):
         return e
     if isinstance(e, _BINARY):

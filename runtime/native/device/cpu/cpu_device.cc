@@ -5,19 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "device/rank_count.h"
+
 namespace llmc {
 namespace {
 
 constexpr uint64_t kReplaysBeforeMove = 16;
-
-Status CheckRanks(const Artifact& artifact, const Collective* collective) {
-  const uint32_t there = collective == nullptr ? 1 : collective->num_ranks(), wanted = artifact.num_ranks();
-  if (there == wanted) return Status::Ok();
-  return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
-                       "the artifact " + artifact.directory() + " is for " + std::to_string(wanted) +
-                           (wanted == 1 ? " rank" : " ranks") + " and the device is opened for " +
-                           std::to_string(there) + "; open it with the options room, rank and ranks, as llmc run does");
-}
 
 }  // namespace
 
@@ -94,7 +87,7 @@ Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDevi
                                                         ", outside 2 … " + std::to_string(max_blocks) +
                                                         "; choose another pool size");
   }
-  LLMC_RETURN_IF_ERROR(CheckRanks(*artifact, options.collective.get()));
+  LLMC_RETURN_IF_ERROR(CheckRankCount(*artifact, options.collective.get()));
   // Before anything large is allocated or copied: code that this CPU cannot run is refused at once.
   std::shared_ptr<const CpuCode> code;
   LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));

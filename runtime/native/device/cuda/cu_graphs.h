@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "artifact/artifact.h"
+#include "collective/collective.h"
 #include "core/status.h"
 #include "device/cuda/cu_memory.h"
 #include "device/cuda/cu_programs.h"
 #include "device/gpu/graph_launches.h"
+#include "device/gpu/host_collective.h"
 
 namespace llmc {
 
@@ -28,10 +30,11 @@ struct CuGraphBudget {
 class CuGraphs {
  public:
   // Call in a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as
-  // launches. Decode graphs come first, since launches are most of their steps.
+  // launches. Decode graphs come first, since launches are most of their steps. ranks: what this device is one of;
+  // nullptr: it is alone.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
                      const CuWork& work, CuStreamHandle stream, const CuGraphBudget& budget,
-                     std::unique_ptr<CuGraphs>* out);
+                     std::shared_ptr<Collective> ranks, std::unique_ptr<CuGraphs>* out);
 
   const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
   uint32_t num_instances() const { return num_instances_; }
@@ -39,29 +42,35 @@ class CuGraphs {
   CuPointer place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
   }
-  bool has_instance(uint32_t graph) const { return graphs_[graph].exec.get() != nullptr; }
-  // Enqueues a graph.
-  Status Enqueue(uint32_t graph) const;
+  bool has_instance(uint32_t graph) const { return !graphs_[graph].execs.empty(); }
+  // Enqueues a graph. Of several ranks it returns behind the last result that they exchange.
+  Status Enqueue(uint32_t graph, const StepRows& rows) const;
   // Enqueues one command of a graph.
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
  private:
   using Launches = GraphLaunches<CuFunction, CuPointer>;
   using OneLaunch = Launches::Launch;
+  // An instance of each segment; one without launches has none.
+  using Execs = std::vector<CuOwned<CuGraphExec, CuDestroyExec>>;
   struct Graph : Launches {
-    CuOwned<CuGraphExec, CuDestroyExec> exec;
+    Execs execs;  // empty: its kernels are launched
   };
-  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream)
-      : machine_(std::move(machine)), scalars_(scalars), stream_(stream) {}
+  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, std::shared_ptr<Collective> ranks)
+      : machine_(std::move(machine)), scalars_(scalars), stream_(stream), ranks_(std::move(ranks)) {}
   Status Launch(const OneLaunch& launch) const;
-  // Makes an instance. *out stays empty if the budget has no room for it.
-  Status Instantiate(const Graph& graph, uint64_t free_before, uint64_t budget,
-                     CuOwned<CuGraphExec, CuDestroyExec>* out);
-  Status Record(const Graph& graph, CuGraph into) const;
+  // Makes instances. *out stays empty if the budget has no room for them.
+  Status Instantiate(const Graph& graph, uint64_t free_before, uint64_t budget, Execs* out);
+  // Instantiates the launches of a segment. *code: kCuOutOfMemory: there is no room for it.
+  Status InstantiateSegment(const Graph& graph, const Launches::Segment& segment, Execs* out, CuResult* code) const;
+  Status Record(const Graph& graph, const Launches::Segment& segment, CuGraph into) const;
+  Status Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows) const;
 
   CuMachinePtr machine_;
   CuPointer scalars_;
   CuStreamHandle stream_;
+  std::shared_ptr<Collective> ranks_;
+  CuPinned exchanged_;  // operands of a collective on their way
   uint32_t num_instances_ = 0;
   uint64_t instance_bytes_ = 0;
   std::vector<Graph> graphs_;

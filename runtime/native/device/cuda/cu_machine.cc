@@ -17,7 +17,7 @@ Status CuMachine::Open(const CuChoice& choice, std::shared_ptr<const CuMachine>*
   CuApi api;
   LLMC_RETURN_IF_ERROR(CuLibrary::Load(choice.library, &api));
   std::shared_ptr<CuMachine> machine(new CuMachine(std::move(api)));
-  LLMC_RETURN_IF_ERROR(machine->Choose(choice.device));
+  LLMC_RETURN_IF_ERROR(machine->Choose(choice));
   LLMC_RETURN_IF_ERROR(machine->Describe());
   const std::string doing = "Opening the GPU '" + machine->name_ + "'";
   LLMC_RETURN_IF_ERROR(
@@ -26,13 +26,15 @@ Status CuMachine::Open(const CuChoice& choice, std::shared_ptr<const CuMachine>*
   return Status::Ok();
 }
 
-Status CuMachine::Choose(uint32_t wanted) {
+Status CuMachine::Choose(const CuChoice& choice) {
   const CuMachine& cuda = *this;
   LLMC_RETURN_IF_ERROR(Check("Starting the CUDA driver", cuda->Init(0)));
   int32_t count = 0;
   LLMC_RETURN_IF_ERROR(Check("Counting GPUs", cuda->DeviceGetCount(&count)));
   if (count == 0) return Check("Looking for a GPU", kCuNoDevice);
-  if (wanted >= static_cast<uint32_t>(count)) {
+  const auto there = static_cast<uint32_t>(count);
+  const uint32_t wanted = choice.device != UINT32_MAX ? choice.device : choice.local_rank % there;
+  if (wanted >= there) {
     return Status::Error(LLMC_ERR_NOT_FOUND, "There is no GPU number " + std::to_string(wanted) +
                                                  "; this process may use numbers 0 … " + std::to_string(count - 1) +
                                                  " (CUDA_VISIBLE_DEVICES decides which).");

@@ -17,7 +17,9 @@ constexpr uint32_t kMaxCuLevel = 1;
 
 struct CuChoice {
   std::string library = kCuLibrary;
-  uint32_t device = 0;  // number among the devices that this process may use, as in the driver
+  // Number among the devices that this process may use, as in the driver. UINT32_MAX: ranks share them out.
+  uint32_t device = UINT32_MAX;
+  uint32_t local_rank = 0;  // among the ranks of this machine
 };
 
 class CuMachine {
@@ -43,7 +45,7 @@ class CuMachine {
 
  private:
   explicit CuMachine(CuApi api) : api_(std::move(api)) {}
-  Status Choose(uint32_t wanted);
+  Status Choose(const CuChoice& choice);
   Status Describe();
 
   CuApi api_;

@@ -1,19 +1,22 @@
 #include "device/cuda/cu_memory.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
 #include "device/cuda/cu_staging.h"
+#include "device/gpu/file_runs.h"
 
 namespace llmc {
 
-Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint64_t offload_bytes,
-                      CuStreamHandle stream, std::unique_ptr<CuMemory>* out) {
+Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint32_t rank,
+                      uint64_t offload_bytes, CuStreamHandle stream, std::unique_ptr<CuMemory>* out) {
   std::unique_ptr<CuMemory> made(new CuMemory(std::move(machine)));
   const CuMachinePtr& cuda = made->machine_;
   made->num_blocks_ = num_blocks;
-  made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
+  made->rank_ = rank;
+  made->bytes_ = DeviceMemory::Of(artifact, num_blocks, rank);
   const CuDrain drain(*cuda, stream);
   LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, offload_bytes));
   LLMC_RETURN_IF_ERROR(made->MakePools(artifact, stream));
@@ -37,7 +40,7 @@ Status CuMemory::MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWor
   const auto take = [this](const char* what, uint64_t bytes, CuBuffer* buffer) {
     return TakeMemory(machine_, what, bytes, buffer);
   };
-  LLMC_RETURN_IF_ERROR(CuWork::Make(DeviceMemory::Of(artifact, num_blocks_), take, &made));
+  LLMC_RETURN_IF_ERROR(CuWork::Make(DeviceMemory::Of(artifact, num_blocks_, rank_), take, &made));
   const CuDrain drain(*machine_, stream);
   LLMC_RETURN_IF_ERROR(ClearArena(stream, made));
   *out = std::move(made);
@@ -50,11 +53,14 @@ Status CuMemory::MakePools(const Artifact& artifact, CuStreamHandle stream) {
     LLMC_RETURN_IF_ERROR(
         machine_->Check("Clearing the KV pool", (*machine_)->Memset(pool_.get(), 0, bytes_.pool, stream)));
   }
+  const auto num_layers = static_cast<size_t>(artifact.model().num_layers);
+  at_.keys.resize(num_layers);
+  at_.values.resize(num_layers);
   CuPointer at = pool_.get();
-  for (int32_t layer = 0; layer < artifact.model().num_layers; ++layer) {
+  for (uint32_t i = 0; i < bytes_.layers.num_layers; ++i) {
     for (auto* pool : {&at_.keys, &at_.values}) {
       const uint64_t block = pool == &at_.keys ? bytes_.key_block : bytes_.value_block;
-      pool->push_back(at);
+      (*pool)[bytes_.layers.first_layer + i] = at;
       at += block * num_blocks_;
       saved_bytes_ += block;
     }
@@ -95,35 +101,42 @@ Status CuMemory::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& ma
   return Status::Ok();
 }
 
-// Weights keep the order of the file, so that they are one copy, or two: offloaded ones are its end.
+// Weights keep the order of the file, so that neighbours there are one copy. Offloaded ones are the last.
 Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
+  const std::vector<const WeightRecord*> named = WeightsOfRank(artifact, rank_);
   std::vector<const WeightRecord*> ordered;
-  for (const WeightRecord& weight : artifact.weights()) ordered.push_back(&weight);
+  std::copy_if(named.begin(), named.end(), std::back_inserter(ordered), [](const auto* one) { return one != nullptr; });
   std::sort(ordered.begin(), ordered.end(),
             [](const WeightRecord* a, const WeightRecord* b) { return a->file_offset < b->file_offset; });
   size_t first_offloaded = ordered.size();
   while (first_offloaded > 0 && offloaded_bytes_ < offload_bytes) offloaded_bytes_ += ordered[--first_offloaded]->bytes;
   LLMC_RETURN_IF_ERROR(CheckRoom(artifact));
-  if (ordered.empty()) return Status::Ok();
 
-  const auto end_of = [](const WeightRecord* weight) { return weight->file_offset + weight->bytes; };
-  const uint64_t begin = ordered.front()->file_offset, end = end_of(ordered.back());
-  const uint64_t split = first_offloaded == ordered.size() ? end : ordered[first_offloaded]->file_offset;
+  const FileRuns stay(ordered.data(), first_offloaded);
+  const FileRuns leave(ordered.data() + first_offloaded, ordered.size() - first_offloaded);
   CuPointer host = 0;
-  if (split > begin) LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "weights", split - begin, &weights_));
-  if (end > split) {
-    LLMC_RETURN_IF_ERROR(TakePinned(machine_, "weights of --cpu-offload-gib", end - split, &host_weights_));
+  if (stay.bytes() > 0) LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "weights", stay.bytes(), &weights_));
+  if (leave.bytes() > 0) {
+    LLMC_RETURN_IF_ERROR(TakePinned(machine_, "weights of --cpu-offload-gib", leave.bytes(), &host_weights_));
     LLMC_RETURN_IF_ERROR(machine_->Check("Finding weights of the host",
                                          (*machine_)->MemHostGetDevicePointer(&host, host_weights_.get(), 0)));
+    for (const FileRun& run : leave.runs()) {
+      LLMC_RETURN_IF_ERROR(artifact.weight_file().Read(run.begin, run.end - run.begin,
+                                                       static_cast<unsigned char*>(host_weights_.get()) + run.at));
+    }
+  }
+  for (const WeightRecord* weight : named) {
+    CuPointer at = 0;
+    if (weight != nullptr) {
+      at = stay.Holds(*weight) ? weights_.get() + stay.At(*weight) : host + leave.At(*weight);
+    }
+    at_.weights.push_back(at);
+  }
+  for (const FileRun& run : stay.runs()) {
     LLMC_RETURN_IF_ERROR(
-        artifact.weight_file().Read(split, end - split, static_cast<unsigned char*>(host_weights_.get())));
+        CopyFileToDevice(machine_, artifact.weight_file(), run.begin, run.end - run.begin, weights_.get() + run.at));
   }
-  for (const WeightRecord& weight : artifact.weights()) {
-    at_.weights.push_back(weight.file_offset < split ? weights_.get() + (weight.file_offset - begin)
-                                                     : host + (weight.file_offset - split));
-  }
-  return split > begin ? CopyFileToDevice(machine_, artifact.weight_file(), begin, split - begin, weights_.get())
-                       : Status::Ok();
+  return Status::Ok();
 }
 
 Status CuMemory::ClearArena(CuStreamHandle stream, const CuWork& work) const {

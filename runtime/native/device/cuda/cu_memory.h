@@ -23,10 +23,11 @@ using CuWork = GraphWork<CuBuffer>;
 // Call all functions in a scope of the machine.
 class CuMemory {
  public:
-  // Allocates and fills all but the work. num_blocks: with the dummy block. offload_bytes: weights to leave in the
-  // host's memory, those at the file's end. The stream's work has ended when this returns.
-  static Status Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint64_t offload_bytes,
-                     CuStreamHandle stream, std::unique_ptr<CuMemory>* out);
+  // Allocates and fills all but the work. num_blocks: with the dummy block. rank: whose weights and layers it is for.
+  // offload_bytes: weights to leave in the host's memory, those at the file's end. The stream's work has ended when this
+  // returns.
+  static Status Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint32_t rank,
+                     uint64_t offload_bytes, CuStreamHandle stream, std::unique_ptr<CuMemory>* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
   const DeviceMemory& bytes() const { return bytes_; }
@@ -63,7 +64,7 @@ class CuMemory {
   // Calls visit(address of a layer's pool, bytes of a block) for each part of a KV block.
   template <class Visit>
   Status EachKv(Visit visit) const {
-    return CuState::EachKv(bytes_, at_.keys.size(),
+    return CuState::EachKv(bytes_,
                            [&](auto pool, size_t layer, uint64_t bytes) { return visit((at_.*pool)[layer], bytes); });
   }
   // Address of a block of a layer in the swap space: places follow each other, each with all layers of a block.
@@ -72,7 +73,7 @@ class CuMemory {
   }
 
   CuMachinePtr machine_;
-  uint32_t num_blocks_ = 0;
+  uint32_t num_blocks_ = 0, rank_ = 0;
   DeviceMemory bytes_;
   uint64_t offloaded_bytes_ = 0;
   CuBuffer weights_, pool_, adapters_;

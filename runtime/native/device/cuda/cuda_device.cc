@@ -6,6 +6,7 @@
 
 #include "device/gpu/joining_graphs.h"
 #include "device/gpu/swap_time.h"
+#include "device/rank_count.h"
 
 namespace llmc {
 namespace {
@@ -14,13 +15,14 @@ constexpr uint64_t kInputWordBytes = sizeof(int32_t);
 
 }  // namespace
 
-Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
-                          const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out) {
-  LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, num_blocks));
+Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact,
+                          const LoadOptions& load, const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out) {
+  LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, load.num_blocks));
+  LLMC_RETURN_IF_ERROR(CheckRankCount(*artifact, load.collective.get()));
   const CuScope scope(*machine);
   LLMC_RETURN_IF_ERROR(scope.status());
-  std::unique_ptr<CudaDevice> device(new CudaDevice(machine, std::move(artifact)));
-  LLMC_RETURN_IF_ERROR(device->Load(num_blocks, options));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(machine, std::move(artifact), load.collective));
+  LLMC_RETURN_IF_ERROR(device->Load(load.num_blocks, options));
   *out = std::move(device);
   return Status::Ok();
 }
@@ -31,10 +33,12 @@ Status CudaDevice::Load(uint32_t num_blocks, const CudaDeviceOptions& options) {
   LLMC_RETURN_IF_ERROR(CuPrograms::Load(machine_, *artifact_, nullptr, &run_.programs));
   LLMC_RETURN_IF_ERROR(MakeStream(machine_, &stream_));
   LLMC_RETURN_IF_ERROR(MakeEvent(machine_, &done_));
+  const uint32_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
   LLMC_RETURN_IF_ERROR(
-      CuMemory::Make(machine_, *artifact_, num_blocks, options.offload_bytes, stream_.get(), &memory_));
+      CuMemory::Make(machine_, *artifact_, num_blocks, rank, options.offload_bytes, stream_.get(), &memory_));
   LLMC_RETURN_IF_ERROR(MakeRunner(*artifact_, 0, &run_));
-  if (!options.sample) return Status::Ok();
+  // Of several ranks, the host of rank 0 draws.
+  if (!options.sample || ranks_ != nullptr) return Status::Ok();
   LLMC_RETURN_IF_ERROR(CuSampling::Make(machine_, *artifact_, run_.programs, stream_.get(), &sampling_));
   if (sampling_ == nullptr) return Status::Ok();
   sampling_->set_logits(run_.work.logits.get());
@@ -49,7 +53,7 @@ Status CudaDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner
   }
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", out->work.logit_bytes, &out->logits));
   LLMC_RETURN_IF_ERROR(CuGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, stream_.get(),
-                                      options_.graphs, &out->graphs));
+                                      options_.graphs, ranks_, &out->graphs));
   // A driver may load code at its first use: after this, nothing is loaded or allocated any more.
   for (size_t g = first_new; g < artifact.graphs().size(); ++g) {
     LLMC_RETURN_IF_ERROR(RunEmpty(*out, static_cast<uint32_t>(g)));
@@ -89,7 +93,7 @@ Status CudaDevice::RunEmpty(const Runner& runner, uint32_t graph) {
   std::memset(runner.inputs[runner.filled].get(), 0, bytes);
   LLMC_RETURN_IF_ERROR(memory_->ClearArena(stream_.get(), runner.work));
   LLMC_RETURN_IF_ERROR(WriteInputs(runner, bytes));
-  LLMC_RETURN_IF_ERROR(runner.graphs->Enqueue(graph));
+  LLMC_RETURN_IF_ERROR(runner.graphs->Enqueue(graph, {}));
   return Finish("Replaying a graph");
 }
 
@@ -131,7 +135,7 @@ Status CudaDevice::Submit(const StepBatch& batch) {
 
 Status CudaDevice::Replay(const StepBatch& batch) {
   const CuMachine& cuda = *machine_;
-  LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(batch.graph));
+  LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(batch.graph, {batch.num_tokens, batch.num_samples}));
   num_samples_ = batch.num_samples;
   if (batch.num_samples != 0 && !samples()) {
     const uint64_t bytes = uint64_t{batch.num_samples} * model().output_width() * sizeof(float);

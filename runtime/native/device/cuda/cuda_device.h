@@ -12,6 +12,7 @@
 #include "device/cuda/cu_programs.h"
 #include "device/cuda/cu_sampling.h"
 #include "device/device.h"
+#include "device/registry.h"
 
 namespace llmc {
 
@@ -24,7 +25,7 @@ struct CudaDeviceOptions {
 
 class CudaDevice final : public Device, public CommandRunner {
  public:
-  static Status Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, uint32_t num_blocks,
+  static Status Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
                        const CudaDeviceOptions& options, std::unique_ptr<CudaDevice>* out);
 
   const ModelShape& model() const override { return shape_; }
@@ -55,8 +56,11 @@ class CudaDevice final : public Device, public CommandRunner {
   Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) override;
 
  private:
-  CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact)
-      : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()) {}
+  CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact, std::shared_ptr<Collective> ranks)
+      : machine_(std::move(machine)),
+        artifact_(std::move(artifact)),
+        ranks_(std::move(ranks)),
+        shape_(artifact_->shape()) {}
   // Call the functions below in a scope of the machine.
   // Allocates block_ at the first call.
   Status TakeBlock();
@@ -88,6 +92,7 @@ class CudaDevice final : public Device, public CommandRunner {
 
   CuMachinePtr machine_;
   std::shared_ptr<const Artifact> artifact_;
+  std::shared_ptr<Collective> ranks_;  // nullptr: it is alone
   ModelShape shape_;  // the engine keeps a reference
   CudaDeviceOptions options_;
   std::unique_ptr<CuMemory> memory_;

@@ -23,6 +23,7 @@ Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* o
   reader.Number("graph_mib", kMostMib, &graph_mib);
   reader.Number("offload_mib", kMostMib, &offload_mib);
   reader.Flag("overlap", &options.overlap);
+  reader.Number("local_rank", 1024, &choice.local_rank);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   options.graphs.bytes = uint64_t{graph_mib} << 20;
   options.offload_bytes = uint64_t{offload_mib} << 20;

@@ -8,8 +8,9 @@ namespace llmc {
 
 std::string MemorySize(uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
-DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks) {
+DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks, uint32_t rank) {
   DeviceMemory of;
+  of.layers = artifact.layers_of(artifact.stage_of(rank));
   of.key_block = artifact.key_block_bytes();
   of.value_block = artifact.value_block_bytes();
   of.arena = std::max<uint64_t>(artifact.max_arena_bytes(), kAlignment);
@@ -18,10 +19,10 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks) {
     of.max_samples = std::max(of.max_samples, graph.max_samples);
   }
   of.logits = RoundUp(uint64_t{of.max_samples} * artifact.shape().output_width() * sizeof(float), kAlignment);
-  for (const WeightRecord& weight : artifact.weights()) of.weights += weight.bytes;
+  for (const WeightRecord* weight : WeightsOfRank(artifact, rank)) of.weights += weight == nullptr ? 0 : weight->bytes;
   for (const AdapterSlot& slot : artifact.shape().adapters)
     of.adapters += slot.bytes() * artifact.shape().adapter_slots;
-  of.pool = (of.key_block + of.value_block) * num_blocks * static_cast<uint64_t>(artifact.model().num_layers);
+  of.pool = (of.key_block + of.value_block) * num_blocks * of.layers.num_layers;
   return of;
 }
 
@@ -39,6 +40,15 @@ Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name
                            (adapters == 0 ? "" : ", adapters " + MemorySize(adapters)) + ", arena " +
                            MemorySize(arena) + ") and '" + name + "' has " + MemorySize(bytes) +
                            (of.empty() ? "" : " " + of) + "; ask for a smaller KV pool, or choose another device");
+}
+
+std::vector<const WeightRecord*> WeightsOfRank(const Artifact& artifact, uint32_t rank) {
+  const std::vector<bool> read = artifact.WeightsOf(artifact.stage_of(rank));
+  std::vector<const WeightRecord*> weights(read.size(), nullptr);
+  for (uint32_t i = 0; i < read.size(); ++i) {
+    if (read[i]) weights[i] = &artifact.weights()[artifact.weight_of(i, rank)];
+  }
+  return weights;
 }
 
 Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "artifact/artifact.h"
 #include "core/status.h"
@@ -11,14 +12,18 @@ namespace llmc {
 struct DeviceMemory {
   uint64_t weights = 0, pool = 0, adapters = 0, arena = 0, step = 0, logits = 0;
   uint64_t key_block = 0, value_block = 0;  // of one layer
+  StageRecord layers{};  // those that have pools
   uint32_t max_samples = 1;                 // of any graph
 
-  // num_blocks: blocks of the KV pool, with the dummy block.
-  static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks);
+  // num_blocks: blocks of the KV pool, with the dummy block. rank: whose part of the artifact it is.
+  static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks, uint32_t rank);
   uint64_t total() const { return weights + pool + adapters + arena + step + logits; }
   // Whether a device called `name` with `bytes` bytes has room for it. of: what these bytes are, for the error.
   Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes, const std::string& of = "") const;
 };
+
+// The weights that a rank reads, as its operands name them; nullptr: one that it does not read.
+std::vector<const WeightRecord*> WeightsOfRank(const Artifact& artifact, uint32_t rank);
 
 // Bytes as text with a unit.
 std::string MemorySize(uint64_t bytes);

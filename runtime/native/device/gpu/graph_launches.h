@@ -1,6 +1,8 @@
-// GraphLaunches: the commands of a graph as launches of kernels.
+// GraphLaunches: the commands of a graph as launches of kernels, with what ranks do together in between.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "artifact/artifact.h"
@@ -17,25 +19,46 @@ struct GraphLaunches {
     std::vector<Place> places;
     uint32_t groups, items;  // items: in a group
   };
+  // Commands [begin, end), which are launches, and behind them a collective.
+  struct Segment {
+    size_t begin = 0, end = 0;
+    const CollectiveRecord* collective = nullptr;  // nullptr: the graph ends
+    size_t joint = 0;  // the command of the collective
+  };
   StepLayout inputs;
-  std::vector<Launch> launches;  // [command]
+  std::vector<Launch> launches;  // [command]; empty: a command of another stage
+  std::vector<Segment> segments;  // in the order in which they run
 
-  // Memory has PlaceOf for operands.
+  // Memory has PlaceOf for operands. stage: whose commands run.
   template <class Programs, class Memory, class Work>
   static GraphLaunches Of(const Artifact& artifact, const GraphRecord& graph, const Programs& programs,
-                          const Memory& memory, const Work& work) {
+                          const Memory& memory, const Work& work, uint32_t stage) {
     GraphLaunches made;
     made.inputs = StepLayout::Of(graph);
+    StageWalk walk(artifact);
+    Segment segment;
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
-      const GpuLaunch& facts = programs.launch(command.kernel);
-      made.launches.push_back(
-          {programs.kernel(command.kernel), {}, static_cast<uint32_t>(facts.GroupsIn(graph)), facts.items});
+      made.launches.push_back({});
+      if (!walk.Runs(command, stage)) continue;
+      Launch& launch = made.launches.back();
       for (uint32_t o = 0; o < command.num_operands; ++o) {
-        made.launches.back().places.push_back(
-            memory.PlaceOf(artifact.operands()[command.first_operand + o], made.inputs, work));
+        launch.places.push_back(memory.PlaceOf(artifact.operands()[command.first_operand + o], made.inputs, work));
       }
+      if (const CollectiveRecord* collective = artifact.collective(command); collective != nullptr) {
+        segment.collective = collective;
+        segment.joint = c;
+        made.segments.push_back(std::exchange(segment, {}));
+        continue;
+      }
+      const GpuLaunch& facts = programs.launch(command.kernel);
+      launch.kernel = programs.kernel(command.kernel);
+      launch.groups = static_cast<uint32_t>(facts.GroupsIn(graph));
+      launch.items = facts.items;
+      if (segment.begin == segment.end) segment.begin = c;
+      segment.end = c + 1;
     }
+    if (segment.begin != segment.end) made.segments.push_back(segment);
     return made;
   }
 };

@@ -20,8 +20,9 @@ struct GraphState {
   // Calls visit(member, layer, bytes) for each part of a KV block: layer after layer, keys before values. Values that
   // are part of keys have none.
   template <class Visit>
-  static Status EachKv(const DeviceMemory& sizes, size_t num_layers, Visit visit) {
-    for (size_t layer = 0; layer < num_layers; ++layer) {
+  static Status EachKv(const DeviceMemory& sizes, Visit visit) {
+    const size_t end = size_t{sizes.layers.first_layer} + sizes.layers.num_layers;
+    for (size_t layer = sizes.layers.first_layer; layer < end; ++layer) {
       for (auto member : {&GraphState::keys, &GraphState::values}) {
         const uint64_t bytes = member == &GraphState::keys ? sizes.key_block : sizes.value_block;
         if (bytes != 0) LLMC_RETURN_IF_ERROR(visit(member, layer, bytes));

@@ -27,11 +27,6 @@ Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_
                                              ") and this one is of kind '" + kind +
                                              "'; open one of that kind, or compile it for this");
   }
-  if (artifact.num_ranks() > 1) {
-    return UnsupportedArtifact(artifact, "is for " + std::to_string(artifact.num_ranks()) +
-                                             " ranks, as which devices of kind '" + kind +
-                                             "' do not run; compile it without --tensor-parallel");
-  }
   if (target.level > max_level) {
     return UnsupportedArtifact(artifact, "needs level " + std::to_string(target.level) +
                                              " and this runtime knows levels up to " + std::to_string(max_level) +

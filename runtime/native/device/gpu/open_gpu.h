@@ -19,7 +19,7 @@ class OpenGpu final : public OpenDevice {
   Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
               std::unique_ptr<Device>* out) const override {
     std::unique_ptr<Loaded> device;
-    LLMC_RETURN_IF_ERROR(Loaded::Create(machine_, std::move(artifact), load.num_blocks, options_, &device));
+    LLMC_RETURN_IF_ERROR(Loaded::Create(machine_, std::move(artifact), load, options_, &device));
     *out = std::move(device);
     return Status::Ok();
   }

@@ -9,26 +9,33 @@ namespace llmc {
 ClGraphs::~ClGraphs() {
   for (const Graph& graph : graphs_) {
     for (cl_kernel kernel : graph.kernels) (*machine_)->ReleaseKernel(kernel);
-    for (cl_command_buffer buffer : graph.buffers) machine_->command_buffers()->ReleaseCommandBuffer(buffer);
+    for (const Recording& recording : graph.recordings) {
+      for (cl_command_buffer buffer : recording) {
+        if (buffer != nullptr) machine_->command_buffers()->ReleaseCommandBuffer(buffer);
+      }
+    }
   }
 }
 
 Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
                       const ClMemory& memory, const ClWork& work, cl_command_queue queue, uint32_t in_flight,
-                      std::unique_ptr<ClGraphs>* out) {
-  std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), work.step.get(), queue));
+                      std::shared_ptr<Collective> ranks, std::unique_ptr<ClGraphs>* out) {
+  const uint32_t stage = ranks == nullptr ? 0 : ranks->stage();
+  std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), work.step.get(), queue, std::move(ranks)));
+  made->exchanged_.resize(HostCollective::MostFloats(artifact));
   made->recorded_ = in_flight > 0 && made->machine_->command_buffers() != nullptr;
   const uint32_t recordings = !made->recorded_ ? 0 : made->machine_->replays_overlap() ? 1 : in_flight;
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     const GraphRecord& record_of = artifact.graphs()[g];
     Graph& graph = made->graphs_[g];
-    static_cast<Launches&>(graph) = Launches::Of(artifact, record_of, programs, memory, work);
+    static_cast<Launches&>(graph) = Launches::Of(artifact, record_of, programs, memory, work, stage);
     if (!made->recorded_) continue;
     // A recorded command gets a kernel object of its own: PoCL 3.1 reads the arguments from that when it replays.
     graph.kernels.reserve(record_of.num_commands);
     for (uint32_t c = 0; c < record_of.num_commands; ++c) {
       cl_kernel* kernel = &graph.launches[c].kernel;
+      if (*kernel == nullptr) continue;  // of another stage, or a collective
       LLMC_RETURN_IF_ERROR(programs.Another(artifact.commands()[record_of.first_command + c].kernel, kernel));
       graph.kernels.push_back(*kernel);
     }
@@ -48,40 +55,85 @@ Status ClGraphs::Launch(const OneLaunch& launch) const {
 }
 
 Status ClGraphs::Record(Graph* graph) const {
+  graph->recordings.emplace_back();
+  for (const Launches::Segment& segment : graph->segments) {
+    graph->recordings.back().push_back(nullptr);
+    if (segment.begin == segment.end) continue;
+    LLMC_RETURN_IF_ERROR(RecordSegment(*graph, segment, &graph->recordings.back().back()));
+  }
+  return Status::Ok();
+}
+
+Status ClGraphs::RecordSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer* out) const {
   const ClCommandBufferFunctions& record = *machine_->command_buffers();
   const std::string doing = "Recording a graph on '" + machine_->name() + "'";
   cl_int code = kClSuccess;
   const cl_properties overlaps[] = {kClCommandBufferFlags, kClCommandBufferOverlaps, 0};
-  cl_command_buffer buffer =
-      record.CreateCommandBuffer(1, &queue_, machine_->replays_overlap() ? overlaps : nullptr, &code);
+  *out = record.CreateCommandBuffer(1, &queue_, machine_->replays_overlap() ? overlaps : nullptr, &code);
   LLMC_RETURN_IF_CL_ERROR(doing, code);
-  graph->buffers.push_back(buffer);
   cl_uint last = 0;
-  for (const OneLaunch& launch : graph->launches) {
+  for (size_t c = segment.begin; c < segment.end; ++c) {
+    const OneLaunch& launch = graph.launches[c];
     LLMC_RETURN_IF_ERROR(SetArguments(*machine_, launch.kernel, launch.places, scalars_));
     // Each command waits for the one before it: some drivers do not keep the order of a recording.
-    const bool first = &launch == graph->launches.data();
+    const bool first = c == segment.begin;
     const size_t items = launch.items, all = items * launch.groups;
     cl_uint done = 0;
-    LLMC_RETURN_IF_CL_ERROR(
-        doing, record.CommandNDRangeKernel(buffer, nullptr, nullptr, launch.kernel, 1, nullptr, &all, &items,
-                                           first ? 0 : 1, first ? nullptr : &last, &done, nullptr));
+    LLMC_RETURN_IF_CL_ERROR(doing,
+                            record.CommandNDRangeKernel(*out, nullptr, nullptr, launch.kernel, 1, nullptr, &all, &items,
+                                                        first ? 0 : 1, first ? nullptr : &last, &done, nullptr));
     last = done;
   }
-  LLMC_RETURN_IF_CL_ERROR(doing, record.FinalizeCommandBuffer(buffer));
+  LLMC_RETURN_IF_CL_ERROR(doing, record.FinalizeCommandBuffer(*out));
   return Status::Ok();
 }
 
-Status ClGraphs::Enqueue(uint32_t graph) {
-  Graph& of = graphs_[graph];
-  if (!of.buffers.empty()) {
-    cl_command_buffer buffer = of.buffers[of.next];
-    of.next = (of.next + 1) % of.buffers.size();
+// buffer: nullptr: none was recorded.
+Status ClGraphs::EnqueueSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer buffer) const {
+  if (buffer != nullptr) {
     LLMC_RETURN_IF_CL_ERROR("Replaying a graph on '" + machine_->name() + "'",
                             machine_->command_buffers()->EnqueueCommandBuffer(0, nullptr, buffer, 0, nullptr, nullptr));
     return Status::Ok();
   }
-  for (const OneLaunch& launch : of.launches) LLMC_RETURN_IF_ERROR(Launch(launch));
+  for (size_t c = segment.begin; c < segment.end; ++c) LLMC_RETURN_IF_ERROR(Launch(graph.launches[c]));
+  return Status::Ok();
+}
+
+Status ClGraphs::Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows) {
+  const ClMachine& cl = *machine_;
+  const auto offset = [&](uint32_t operand) { return static_cast<uint64_t>(operands.places[operand].at) * kAlignment; };
+  const auto to_host = [&](uint32_t operand, uint64_t bytes, float* to) {
+    LLMC_RETURN_IF_CL_ERROR("Reading results for other ranks from '" + cl.name() + "'",
+                            cl->EnqueueReadBuffer(queue_, operands.places[operand].memory, kClFalse, offset(operand),
+                                                  bytes, to, 0, nullptr, nullptr));
+    return Status::Ok();
+  };
+  const auto wait = [&] {
+    LLMC_RETURN_IF_CL_ERROR("A step on '" + cl.name() + "'", cl->Finish(queue_));
+    return Status::Ok();
+  };
+  const auto to_device = [&](uint32_t operand, uint64_t bytes, const float* from) {
+    LLMC_RETURN_IF_CL_ERROR("Copying results of all ranks to '" + cl.name() + "'",
+                            cl->EnqueueWriteBuffer(queue_, operands.places[operand].memory, kClFalse, offset(operand),
+                                                   bytes, from, 0, nullptr, nullptr));
+    return Status::Ok();
+  };
+  return JoinOnHost({record, rows, ranks_.get()}, ranks_.get(), exchanged_.data(), to_host, wait, to_device);
+}
+
+Status ClGraphs::Enqueue(uint32_t graph, const StepRows& rows) {
+  Graph& of = graphs_[graph];
+  const Recording* recording = nullptr;
+  if (!of.recordings.empty()) {
+    recording = &of.recordings[of.next];
+    of.next = (of.next + 1) % of.recordings.size();
+  }
+  for (size_t i = 0; i < of.segments.size(); ++i) {
+    const Launches::Segment& segment = of.segments[i];
+    LLMC_RETURN_IF_ERROR(EnqueueSegment(of, segment, recording == nullptr ? nullptr : (*recording)[i]));
+    if (segment.collective == nullptr) continue;
+    LLMC_RETURN_IF_ERROR(Join(of.launches[segment.joint], *segment.collective, rows));
+  }
   return Status::Ok();
 }
 

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "artifact/artifact.h"
+#include "collective/collective.h"
 #include "core/status.h"
 #include "device/gpu/graph_launches.h"
+#include "device/gpu/host_collective.h"
 #include "device/opencl/cl_memory.h"
 #include "device/opencl/cl_programs.h"
 
@@ -18,10 +20,10 @@ namespace llmc {
 class ClGraphs {
  public:
   // in_flight: replays of a graph that may be on their way at a time, 1 or 2; 0 to launch every kernel of a step by
-  // itself. Programs, memory and work must outlive the graphs.
+  // itself. ranks: what this device is one of; nullptr: it is alone. Programs, memory and work must outlive the graphs.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
                      const ClMemory& memory, const ClWork& work, cl_command_queue queue, uint32_t in_flight,
-                     std::unique_ptr<ClGraphs>* out);
+                     std::shared_ptr<Collective> ranks, std::unique_ptr<ClGraphs>* out);
   ~ClGraphs();
   ClGraphs(const ClGraphs&) = delete;
   ClGraphs& operator=(const ClGraphs&) = delete;
@@ -32,29 +34,37 @@ class ClGraphs {
     return graphs_[graph].launches[command].places[operand];
   }
   // Forms of a graph, which Enqueue uses in turn.
-  size_t num_forms(uint32_t graph) const { return std::max<size_t>(graphs_[graph].buffers.size(), 1); }
-  // Enqueues a graph.
-  Status Enqueue(uint32_t graph);
+  size_t num_forms(uint32_t graph) const { return std::max<size_t>(graphs_[graph].recordings.size(), 1); }
+  // Enqueues a graph. Of several ranks it returns behind the last result that they exchange.
+  Status Enqueue(uint32_t graph, const StepRows& rows);
   // Enqueues one command of a graph.
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
 
  private:
   using Launches = GraphLaunches<cl_kernel, ClPlace>;
   using OneLaunch = Launches::Launch;
+  // A command buffer for each segment; nullptr for one without launches.
+  using Recording = std::vector<cl_command_buffer>;
   struct Graph : Launches {
     std::vector<cl_kernel> kernels;  // its own, in the order of launches
-    // Recordings, which take turns: one that runs may not be enqueued again, unless the device can do that.
-    std::vector<cl_command_buffer> buffers;
+    // They take turns: one that runs may not be enqueued again, unless the device can do that.
+    std::vector<Recording> recordings;
     size_t next = 0;
   };
-  ClGraphs(std::shared_ptr<const ClMachine> machine, cl_mem scalars, cl_command_queue queue)
-      : machine_(std::move(machine)), scalars_(scalars), queue_(queue) {}
+  ClGraphs(std::shared_ptr<const ClMachine> machine, cl_mem scalars, cl_command_queue queue,
+           std::shared_ptr<Collective> ranks)
+      : machine_(std::move(machine)), scalars_(scalars), queue_(queue), ranks_(std::move(ranks)) {}
   Status Launch(const OneLaunch& launch) const;
   Status Record(Graph* graph) const;
+  Status RecordSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer* out) const;
+  Status EnqueueSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer buffer) const;
+  Status Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows);
 
   std::shared_ptr<const ClMachine> machine_;
   cl_mem scalars_;
   cl_command_queue queue_;
+  std::shared_ptr<Collective> ranks_;
+  std::vector<float> exchanged_;  // operands of a collective on their way
   bool recorded_ = false;
   std::vector<Graph> graphs_;
 };

@@ -51,7 +51,7 @@ Status ClMachine::Open(const ClChoice& choice, std::shared_ptr<const ClMachine>*
   ClApi api;
   LLMC_RETURN_IF_ERROR(ClLibrary::Load(choice.library, &api));
   std::shared_ptr<ClMachine> machine(new ClMachine(std::move(api)));
-  LLMC_RETURN_IF_ERROR(machine->Choose(choice.device));
+  LLMC_RETURN_IF_ERROR(machine->Choose(choice));
   LLMC_RETURN_IF_ERROR(machine->Describe());
   const cl_properties properties[] = {0x1084 /* platform */, reinterpret_cast<cl_properties>(machine->platform_), 0};
   cl_int code = kClSuccess;
@@ -61,7 +61,7 @@ Status ClMachine::Open(const ClChoice& choice, std::shared_ptr<const ClMachine>*
   return Status::Ok();
 }
 
-Status ClMachine::Choose(uint32_t wanted) {
+Status ClMachine::Choose(const ClChoice& choice) {
   const ClFunctions& cl = **api_;
   cl_uint count = 0;
   const cl_int code = cl.GetPlatformIDs(0, nullptr, &count);
@@ -77,21 +77,21 @@ Status ClMachine::Choose(uint32_t wanted) {
     for (cl_device_id device : devices) all.push_back({platform, device});
   }
   if (all.empty()) return NoDevice("the installed drivers have none");
-  number_ = 0;
-  if (wanted != UINT32_MAX) {
-    if (wanted >= all.size()) {
-      return Status::Error(LLMC_ERR_NOT_FOUND, "There is no OpenCL device number " + std::to_string(wanted) +
+  if (choice.device != UINT32_MAX) {
+    if (choice.device >= all.size()) {
+      return Status::Error(LLMC_ERR_NOT_FOUND, "There is no OpenCL device number " + std::to_string(choice.device) +
                                                    "; this machine has numbers 0 … " + std::to_string(all.size() - 1) +
                                                    ".");
     }
-    number_ = wanted;
+    number_ = choice.device;
   } else {
+    std::vector<uint32_t> numbers, gpus;
     for (uint32_t i = 0; i < all.size(); ++i) {
-      if (Number<cl_bitfield>(cl, all[i].device, kClDeviceType) & kClDeviceTypeGpu) {
-        number_ = i;
-        break;
-      }
+      numbers.push_back(i);
+      if (Number<cl_bitfield>(cl, all[i].device, kClDeviceType) & kClDeviceTypeGpu) gpus.push_back(i);
     }
+    const std::vector<uint32_t>& among = gpus.empty() ? numbers : gpus;
+    number_ = among[choice.local_rank % among.size()];
   }
   platform_ = all[number_].platform;
   device_ = all[number_].device;

@@ -16,8 +16,9 @@ constexpr uint32_t kMaxClLevel = 1;
 
 struct ClChoice {
   std::string library = kClLibrary;
-  uint32_t device =
-      UINT32_MAX;  // among all devices, in the order of their platforms; UINT32_MAX: the first GPU, else the first
+  // Number among all devices, in the order of their platforms. UINT32_MAX: a GPU, else another device.
+  uint32_t device = UINT32_MAX;
+  uint32_t local_rank = 0;  // which of these, if several ranks of this machine share them out
 };
 
 class ClMachine {
@@ -50,7 +51,7 @@ class ClMachine {
 
  private:
   explicit ClMachine(ClApi api) : api_(std::move(api)) {}
-  Status Choose(uint32_t wanted);
+  Status Choose(const ClChoice& choice);
   Status Describe();
 
   ClApi api_;

@@ -2,13 +2,16 @@
 
 namespace llmc {
 Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, uint32_t num_blocks,
-                      uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
+                      uint32_t rank, uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
   std::unique_ptr<ClMemory> made(new ClMemory(std::move(machine)));
   made->num_blocks_ = num_blocks;
-  made->bytes_ = DeviceMemory::Of(artifact, num_blocks);
-  made->first_offloaded_ = artifact.weights().size();
+  made->rank_ = rank;
+  made->bytes_ = DeviceMemory::Of(artifact, num_blocks, rank);
+  const std::vector<const WeightRecord*> weights = WeightsOfRank(artifact, rank);
+  made->first_offloaded_ = weights.size();
   while (made->first_offloaded_ > 0 && made->offloaded_bytes_ < offload_bytes) {
-    made->offloaded_bytes_ += artifact.weights()[--made->first_offloaded_].bytes;
+    const WeightRecord* weight = weights[--made->first_offloaded_];
+    made->offloaded_bytes_ += weight == nullptr ? 0 : weight->bytes;
   }
   made->slots_ = artifact.shape().adapters;
   made->num_slots_ = artifact.shape().adapter_slots;
@@ -38,7 +41,7 @@ Status ClMemory::MakeWork(const Artifact& artifact, cl_command_queue queue, ClWo
   const auto take = [this](const char* what, uint64_t bytes, ClBuffer* buffer) {
     return Allocate(what, bytes, kClMemReadWrite, buffer);
   };
-  LLMC_RETURN_IF_ERROR(ClWork::Make(DeviceMemory::Of(artifact, num_blocks_), take, &made));
+  LLMC_RETURN_IF_ERROR(ClWork::Make(DeviceMemory::Of(artifact, num_blocks_, rank_), take, &made));
   LLMC_RETURN_IF_ERROR(ClearArena(queue, made));
   *out = std::move(made);
   return Status::Ok();
@@ -68,17 +71,18 @@ Status ClMemory::Fill(cl_command_queue queue, const ClBuffer& buffer, uint64_t b
 Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   // Read rather than mapped: bytes that a truncated file lacks are an error then, not a signal.
   std::vector<unsigned char> host;
-  for (const WeightRecord& weight : artifact.weights()) {
+  for (const WeightRecord* weight : WeightsOfRank(artifact, rank_)) {
     // Offloaded weights stay on the host: kernels read them over the bus at each use.
     const bool stays = state_.weights.size() >= first_offloaded_;
     const cl_bitfield flags = stays ? kClMemReadOnly | kClMemAllocHostPtr : kClMemReadOnly;
     state_.weights.emplace_back();
-    LLMC_RETURN_IF_ERROR(Allocate("a weight", weight.bytes, flags, &state_.weights.back()));
-    host.resize(weight.bytes);
-    LLMC_RETURN_IF_ERROR(artifact.weight_file().Read(weight.file_offset, weight.bytes, host.data()));
+    if (weight == nullptr) continue;
+    LLMC_RETURN_IF_ERROR(Allocate("a weight", weight->bytes, flags, &state_.weights.back()));
+    host.resize(weight->bytes);
+    LLMC_RETURN_IF_ERROR(artifact.weight_file().Read(weight->file_offset, weight->bytes, host.data()));
     LLMC_RETURN_IF_CL_ERROR("Copying weights to '" + machine_->name() + "'",
                             (*machine_)->EnqueueWriteBuffer(queue, state_.weights.back().get(), kClTrue, 0,
-                                                            weight.bytes, host.data(), 0, nullptr, nullptr));
+                                                            weight->bytes, host.data(), 0, nullptr, nullptr));
   }
   return Status::Ok();
 }

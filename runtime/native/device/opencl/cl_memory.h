@@ -34,10 +34,10 @@ using ClWork = GraphWork<ClBuffer>;
 
 class ClMemory {
  public:
-  // Allocates and fills all but the work. num_blocks: with the dummy block. offload_bytes: weights to leave in the
-  // host's memory, the last ones. The queue's work has ended when this returns.
+  // Allocates and fills all but the work. num_blocks: with the dummy block. rank: whose weights and layers it is for.
+  // offload_bytes: weights to leave in the host's memory, the last ones. The queue's work has ended when this returns.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, uint32_t num_blocks,
-                     uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out);
+                     uint32_t rank, uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
   uint64_t weight_bytes() const { return bytes_.weights; }
@@ -81,11 +81,11 @@ class ClMemory {
   // Calls visit(member of ClState, layer, bytes) for each part of a KV block.
   template <class Visit>
   Status EachKv(Visit visit) const {
-    return ClState::EachKv(bytes_, state_.keys.size(), visit);
+    return ClState::EachKv(bytes_, visit);
   }
 
   std::shared_ptr<const ClMachine> machine_;
-  uint32_t num_blocks_ = 0;
+  uint32_t num_blocks_ = 0, rank_ = 0;
   DeviceMemory bytes_;
   uint64_t offloaded_bytes_ = 0;
   size_t first_offloaded_ = 0;

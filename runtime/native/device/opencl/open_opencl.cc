@@ -23,6 +23,7 @@ Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   options.offload_bytes = uint64_t{offload_mib} << 20;
   reader.Text("cache", &options.cache_folder);
   reader.Flag("overlap", &options.overlap);
+  reader.Number("local_rank", 1024, &choice.local_rank);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   std::shared_ptr<const ClMachine> machine;
   LLMC_RETURN_IF_ERROR(ClMachine::Open(choice, &machine));

@@ -5,6 +5,7 @@
 
 #include "device/gpu/joining_graphs.h"
 #include "device/gpu/swap_time.h"
+#include "device/rank_count.h"
 
 namespace llmc {
 namespace {
@@ -31,11 +32,12 @@ OpenClDevice::~OpenClDevice() {
 }
 
 Status OpenClDevice::Create(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact,
-                            uint32_t num_blocks, const OpenClDeviceOptions& options,
+                            const LoadOptions& load, const OpenClDeviceOptions& options,
                             std::unique_ptr<OpenClDevice>* out) {
-  LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, num_blocks));
-  std::unique_ptr<OpenClDevice> device(new OpenClDevice(std::move(machine), std::move(artifact)));
-  LLMC_RETURN_IF_ERROR(device->Load(num_blocks, options));
+  LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact, load.num_blocks));
+  LLMC_RETURN_IF_ERROR(CheckRankCount(*artifact, load.collective.get()));
+  std::unique_ptr<OpenClDevice> device(new OpenClDevice(std::move(machine), std::move(artifact), load.collective));
+  LLMC_RETURN_IF_ERROR(device->Load(load.num_blocks, options));
   *out = std::move(device);
   return Status::Ok();
 }
@@ -45,8 +47,10 @@ Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& option
   // Programs first: code that this device cannot run is refused before anything large is allocated.
   LLMC_RETURN_IF_ERROR(ClPrograms::Build(machine_, *artifact_, options.cache_folder, nullptr, &run_.programs));
   LLMC_RETURN_IF_ERROR(queue_.Open());
-  LLMC_RETURN_IF_ERROR(ClMemory::Make(machine_, *artifact_, num_blocks, options.offload_bytes, queue_.get(), &memory_));
-  if (options.sample) {
+  const uint32_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
+  LLMC_RETURN_IF_ERROR(
+      ClMemory::Make(machine_, *artifact_, num_blocks, rank, options.offload_bytes, queue_.get(), &memory_));
+  if (options.sample && ranks_ == nullptr) {  // of several ranks, the host of rank 0 draws
     LLMC_RETURN_IF_ERROR(ClSampling::Make(machine_, *artifact_, *run_.programs, *memory_, queue_.get(), &sampling_));
   }
   return MakeRunner(*artifact_, 0, &run_);
@@ -55,8 +59,8 @@ Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& option
 Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
   LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, queue_.get(), &out->work));
   const uint32_t in_flight = options_.eager ? 0 : overlap() == Overlap::kChained ? 2 : 1;
-  LLMC_RETURN_IF_ERROR(
-      ClGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, queue_.get(), in_flight, &out->graphs));
+  LLMC_RETURN_IF_ERROR(ClGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, queue_.get(), in_flight,
+                                      ranks_, &out->graphs));
   for (auto& inputs : out->inputs) inputs.resize(out->work.step_bytes / kWordBytes);
   out->logits.resize(out->work.logit_bytes / sizeof(float));
   // A driver may finish code at its first use: after this, nothing is compiled any more.
@@ -100,7 +104,7 @@ Status OpenClDevice::RunEmpty(Runner* runner, uint32_t graph) {
   std::fill(inputs.begin(), inputs.end(), 0);
   LLMC_RETURN_IF_ERROR(memory_->ClearArena(queue_.get(), runner->work));
   LLMC_RETURN_IF_ERROR(WriteInputs(*runner, runner->graphs->inputs(graph).bytes));
-  const Status enqueued = runner->graphs->Enqueue(graph);
+  const Status enqueued = runner->graphs->Enqueue(graph, {});
   const Status waited = machine_->AwaitQueued(queue_.get(), "Replaying a graph");
   return enqueued.ok() ? waited : enqueued;
 }
@@ -158,7 +162,7 @@ Status OpenClDevice::Submit(const StepBatch& b) {
 }
 
 Status OpenClDevice::Replay(const StepBatch& b) {
-  LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(b.graph));
+  LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(b.graph, {b.num_tokens, b.num_samples}));
   num_samples_ = b.num_samples;
   LLMC_RETURN_IF_CL_ERROR("Starting a step on '" + machine_->name() + "'", (*machine_)->Flush(queue_.get()));
   return Status::Ok();

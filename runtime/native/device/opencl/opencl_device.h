@@ -13,6 +13,7 @@
 #include "device/opencl/cl_memory.h"
 #include "device/opencl/cl_programs.h"
 #include "device/opencl/cl_sampling.h"
+#include "device/registry.h"
 
 namespace llmc {
 
@@ -45,7 +46,7 @@ class ClQueue {
 class OpenClDevice final : public Device, public CommandRunner {
  public:
   static Status Create(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact,
-                       uint32_t num_blocks, const OpenClDeviceOptions& options, std::unique_ptr<OpenClDevice>* out);
+                       const LoadOptions& load, const OpenClDeviceOptions& options, std::unique_ptr<OpenClDevice>* out);
   ~OpenClDevice() override;
 
   const ModelShape& model() const override { return shape_; }
@@ -83,8 +84,13 @@ class OpenClDevice final : public Device, public CommandRunner {
   Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) override;
 
  private:
-  OpenClDevice(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact)
-      : machine_(std::move(machine)), artifact_(std::move(artifact)), shape_(artifact_->shape()), queue_(machine_) {}
+  OpenClDevice(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact,
+               std::shared_ptr<Collective> ranks)
+      : machine_(std::move(machine)),
+        artifact_(std::move(artifact)),
+        ranks_(std::move(ranks)),
+        shape_(artifact_->shape()),
+        queue_(machine_) {}
   Status Load(uint32_t num_blocks, const OpenClDeviceOptions& options);
   // State that runs the graphs of an artifact. The other members stay when graphs are added.
   struct Runner {
@@ -112,6 +118,7 @@ class OpenClDevice final : public Device, public CommandRunner {
 
   std::shared_ptr<const ClMachine> machine_;
   std::shared_ptr<const Artifact> artifact_;
+  std::shared_ptr<Collective> ranks_;  // nullptr: it is alone
   ModelShape shape_;  // the engine keeps a reference
   OpenClDeviceOptions options_;
   ClQueue queue_;

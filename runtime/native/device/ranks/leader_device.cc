@@ -41,7 +41,20 @@ Status LeaderDevice::Enqueue(const StepBatch& batch, Fence* fence) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
   LLMC_RETURN_IF_ERROR(speaker_->Say(RankOp::kStep, batch));
-  return own_->Enqueue(batch, fence);
+  return Told(own_->Enqueue(batch, fence));
+}
+
+Status LeaderDevice::Wait(Fence fence, const float** logits) { return Told(own_->Wait(fence, logits)); }
+
+// The other ranks may be waiting for a result that will not come.
+Status LeaderDevice::Told(Status status) {
+  if (!status.ok() && !group_->failed()) group_->Fail(group_->rank(), status.message);
+  return status;
+}
+
+Status LeaderDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
+  static_cast<void>(num_places), static_cast<void>(ns);
+  return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "A device of several ranks has no swap space; leave it out.");
 }
 
 Status LeaderDevice::CopyBlock(uint32_t from, uint32_t to) {

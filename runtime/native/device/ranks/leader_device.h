@@ -24,7 +24,8 @@ class LeaderDevice final : public Device {
   Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
   Status BeforeStep() override;
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
-  Status Wait(Fence fence, const float** logits) override { return own_->Wait(fence, logits); }
+  Status Wait(Fence fence, const float** logits) override;
+  Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
   Overlap overlap() const override { return own_->overlap(); }
   Status CopyBlock(uint32_t from, uint32_t to) override;
   void Reserve(const StepBatch& batch) override;
@@ -42,6 +43,8 @@ class LeaderDevice final : public Device {
  private:
   LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
                std::shared_ptr<const ClockedCollective> clocked);
+  // Tells the other ranks of an error of this one.
+  Status Told(Status status);
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<RankSpeaker> speaker_;
