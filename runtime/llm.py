@@ -54,10 +54,11 @@ class LLM(Opened, VectorCalls):
     compilation. on_bucket_news: callback for each such bucket, on another thread; None logs to `llmc.misses`.
     record_misses: file to which all misses are appended, for `llmc buckets misses`.
     weight_memory: where weights are read from, see WEIGHT_MEMORY; changes no result.
-    device_options: options of the device. `eager` launches kernels one by one instead of replaying a graph. The others
-    are of OpenCL and CUDA devices: `device_number` is that of `llmc devices`, `program_cache` is a folder,
-    `opencl_library` and `cuda_library` are paths, and `graph_mib` limits the memory of CUDA graph instances.
-    `overlap` False plans each step when the step before has ended; the bits are the same.
+    device_options: options of the device. `eager` launches kernels one by one instead of replaying a graph. `ranks` is
+    the number of ranks, or the CPUs of each: "0-7|8-15". The others are of OpenCL and CUDA devices. `device_number` is
+    that of `llmc devices`, `program_cache` a folder, and `opencl_library` and `cuda_library` are paths. `graph_mib`
+    limits the memory of CUDA graph instances. `overlap` False plans each step when the step before has ended; the bits
+    are the same.
     chat_template: text of a chat template instead of the model's own, or the name of one of the model's.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as the
     flags of `llmc serve`. The attribute `budget` has the result.
