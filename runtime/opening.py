@@ -34,7 +34,7 @@ def decide_budget(
     free = device_memory(artifact.info.target_kind, device_options or {})
     beside = draft_memory(draft)
     if free is not None:
-        return plan_on_device(artifact.info, graphs, free, options, beside)
+        return plan_on_device(artifact.info, graphs, size_order(graphs), free, options, beside)
     return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options, beside)
 
 

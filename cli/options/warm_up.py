@@ -110,7 +110,7 @@ class WarmUpPlanner:
             if free is None:
                 self.budget = plan_budget(info, graphs, self._order, available_memory(), options.budget, beside)
             else:
-                self.budget = plan_on_device(info, graphs, free, options.budget, beside)
+                self.budget = plan_on_device(info, graphs, self._order, free, options.budget, beside)
             for line in self.budget.lines:
                 say(f"memory: {line}")
         self._recorder: CostRecorder | None = None

@@ -16,6 +16,8 @@ from llmc.graphs_records import ModelRecord, Tables
 from llmc.units import format_bytes
 
 _MOST_SOURCES = 4
+# Bytes of a recorded command, as budgets of OpenCL devices count them (kClCommandBytes of cl_graphs.h).
+_CL_COMMAND_BYTES = 4096
 _CUT_BY = {
     "default": "the default; --max-model-len of llmc compile raises it",
     "option": "by --max-model-len",
@@ -91,6 +93,13 @@ def _here(kind: str) -> Iterator[str]:
     yield f"this machine: {', '.join(shown)}"
 
 
+def _recordings(tables: Tables) -> Iterator[str]:
+    """Memory of recorded graphs, where it is known before they are recorded."""
+    if tables.target.kind == "opencl":
+        recorded = _CL_COMMAND_BYTES * sum(graph.num_commands for graph in tables.graphs)
+        yield f"recordings of all graphs: about {format_bytes(recorded)} of a device with command buffers"
+
+
 def _sources(names: list[str]) -> str:
     """Names of the source tensors, shortened: a stack of experts comes from many."""
     more = len(names) - _MOST_SOURCES
@@ -126,6 +135,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         *_adapter_text(data["adapters"]),
         *_states_text(tables.model),
         *ranks_text(data["ranks"]),
+        *_recordings(tables),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",
         table(
             ("bucket", "tokens", "sequences", "row unit", "commands", "arena bytes"),

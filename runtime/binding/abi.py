@@ -280,7 +280,7 @@ class EngineStats(ctypes.Structure):
 
 class GraphStats(ctypes.Structure):
     _fields_ = [
-        *_each(c_uint32, "struct_size", "reserved"),
+        *_each(c_uint32, "struct_size", "launched"),
         *_each(c_uint64, "replays", "tokens", "padded_tokens", "replay_ns"),
     ]
 

@@ -62,12 +62,14 @@ class EngineStats:
 
 @dataclasses.dataclass(frozen=True)
 class GraphStats:
-    """Replays of one graph: valid tokens, padding, wall time."""
+    """Replays of one graph: valid tokens, padding, wall time. launched: 1 if it has no recording to replay, so that its
+    steps launch kernels one by one."""
 
     replays: int
     tokens: int
     padded_tokens: int
     replay_ns: int
+    launched: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

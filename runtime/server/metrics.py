@@ -249,7 +249,7 @@ class _EngineCollector(Collector):
                 ("llmc_graphs_walked", "Graphs walked through at warm-up, without a row", warm.walked),
                 (
                     "llmc_graphs_launched",
-                    "Graphs that run as launches of kernels: a GPU has no room for their instances",
+                    "Graphs that run as launches of kernels: eagerly, or without room for their recordings",
                     stats.device.get("launched_graphs", 0),
                 ),
             )

@@ -94,13 +94,8 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             mapped_bytes / 2**30,
             weight_bytes / 2**30,
         )
-    if device.get("launched_graphs", 0) and not config.device_options.get("eager"):
-        log.warning(
-            "%d of %d graphs run as launches of kernels, and their steps are slower: the GPU has no room for their "
-            "instances; raise --graph-reserved-memory, or compile fewer buckets",
-            device["launched_graphs"],
-            len(engine.graphs),
-        )
+    if (warning := _launched_graphs(engine, eager=bool(config.device_options.get("eager")))) is not None:
+        log.warning("%s", warning)
     if device.get("spread_errno", 0) != 0:
         log.warning(
             "the CPUs belong to %d memory nodes, and not all memory is spread over them: mbind: %s; allow the system "
@@ -109,6 +104,24 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             os.strerror(device["spread_errno"]),
         )
     return engine
+
+
+def _launched_graphs(engine: AsyncEngine, *, eager: bool) -> str | None:
+    """A warning of graphs that nobody asked to launch kernel by kernel; None if there are none."""
+    device, most_named = engine.stats().device, 8
+    launched = [
+        str(graph.bucket) for graph, one in zip(engine.graphs, engine.graph_stats(), strict=True) if one.launched
+    ]
+    if eager or not launched:
+        return None
+    many = f"{len(launched)} of {len(engine.graphs)} graphs run as launches of kernels, and their steps are slower"
+    if not device.get("records_graphs"):
+        return f"{many}: the driver records none, since it lacks cl_khr_command_buffer; use a newer driver"
+    names = ", ".join(launched[:most_named]) + (", …" if len(launched) > most_named else "")
+    return (
+        f"{many}: their recordings have no room on the device ({names}); raise --graph-reserved-memory, or compile "
+        "fewer buckets"
+    )
 
 
 def serve(

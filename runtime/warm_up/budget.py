@@ -65,21 +65,38 @@ def budget_of(
 
 
 @dataclass(frozen=True, slots=True)
+class Recordings:
+    """mib: device memory for recordings of graphs. prompt_mib: of that, for graphs of prefill and mixed steps. order:
+    all graphs by index, the ones to record first."""
+
+    mib: int
+    prompt_mib: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """The decision. kept, dropped: graph indices, ascending. graph_bytes: of the kept graphs. lines: the calculation,
-    step by step. instance_mib: device memory for graph instances; None where there are none."""
+    step by step. recordings: on a device whose recordings of graphs take memory of its own; None elsewhere."""
 
     kept: tuple[int, ...]
     dropped: tuple[int, ...]
     graph_bytes: int
     kv_bytes: int
     lines: tuple[str, ...]
-    instance_mib: int | None = None
+    recordings: Recordings | None = None
 
     @property
-    def device_options(self) -> dict[str, int]:
+    def device_options(self) -> dict[str, int | str]:
         """Options of the device that follow from the budget."""
-        return {} if self.instance_mib is None else {"graph_mib": self.instance_mib}
+        if self.recordings is None:
+            return {}
+        order = ",".join(map(str, self.recordings.order))
+        return {
+            "graph_mib": self.recordings.mib,
+            "graph_prompt_mib": self.recordings.prompt_mib,
+            "graph_order": order,
+        }
 
 
 def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:

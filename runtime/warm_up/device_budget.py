@@ -1,7 +1,7 @@
 """The memory budget of a device with its own memory, such as a GPU: every graph is kept.
 
-There, too, all graphs share one arena. A graph whose instance does not fit runs as separate kernel launches: slower,
-with the same bits. The share for graphs therefore holds the arena and, in what is left of it, the instances.
+There, too, all graphs share one arena. A graph without a recording runs as separate kernel launches: slower, with the
+same bits. The share for graphs therefore holds the arena and, in what is left of it, the recordings.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmc.machine import available_memory
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
 from llmc.runtime.binding.devices import DEVICE_OPTIONS, Device
 from llmc.runtime.warm_up.budget import (
     Budget,
     BudgetError,
     BudgetOptions,
+    Recordings,
     draft_kv_text,
     draft_text,
     graph_set_bytes,
@@ -22,12 +24,13 @@ from llmc.runtime.warm_up.budget import (
 )
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
-_FREE = "free_memory_bytes"
+_FREE, _WHOLE, _OF_HOST = "free_memory_bytes", "memory_bytes", "host_memory"
+_MIB = 1 << 20
 
 
 def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
-    """Free bytes of the device that `options` choose. None for a device that computes in host memory or does not report
-    it. Raises LlmcError if the device does not exist."""
+    """Free bytes of the device that `options` choose; all of its bytes if it does not say how many are free. None for a
+    device of the CPU, which has no recordings to budget. Raises LlmcError if the device does not exist."""
     names = DEVICE_OPTIONS.get(kind, {})
     if "graph_mib" not in names:
         return None
@@ -35,18 +38,23 @@ def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
     if "device" in given:  # of rank 0, whose device all others are like
         given["device"] = str(given["device"]).split(",")[0]
     with Device(kind, given) as device:
-        free = device.facts.get(_FREE, "")
-    return int(free) if free.isdecimal() else None
+        facts = device.facts
+    found = facts.get(_FREE, facts.get(_WHOLE, ""))
+    if not found.isdecimal():
+        return None
+    return min(int(found), available_memory()) if facts.get(_OF_HOST) == "yes" else int(found)
 
 
 def plan_on_device(
     info: ArtifactInfo,
     graphs: Sequence[GraphInfo],
+    order: Sequence[int],
     free: int,
     options: BudgetOptions,
     draft: DraftMemory | None = None,
 ) -> Budget:
-    """Decides under `free` bytes of the device. Raises BudgetError."""
+    """Decides under `free` bytes of the device. order: all graphs by index, the ones to record first. Raises
+    BudgetError."""
     usable = int(free * options.utilization)
     for_draft = 0 if draft is None else draft.fixed
     weight_bytes = info.rank_weight_bytes  # of several ranks, each has a device
@@ -64,9 +72,11 @@ def plan_on_device(
             f"({least_kv}) need {weight_bytes + for_draft + shared + least_kv}: raise it, free memory of the "
             "device, or choose another one"
         )
-    # No graph is lost without its instance: they give way to the KV cache of one sequence.
-    instances = max(0, min(int(left * options.graph_reserved), left - least_kv) - shared)
-    kv_bytes = kv_beside_draft(left - shared - instances, info, draft)
+    # No graph is lost without its recording: they give way to the KV cache of one sequence.
+    recorded = max(0, min(int(left * options.graph_reserved), left - least_kv) - shared)
+    mib = recorded // _MIB
+    prompt_mib = round(mib * options.graph_prompt_ratio)
+    kv_bytes = kv_beside_draft(left - shared - recorded, info, draft)
     if options.kv_bytes > kv_bytes:
         raise BudgetError(
             f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
@@ -79,8 +89,10 @@ def plan_on_device(
         f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
         f"weights {size_text(weight_bytes)}{draft_text(draft)}, {size_text(left)} left",
         f"{len(graphs)} graphs share {size_text(shared)}; graph-reserved-memory {options.graph_reserved:g} leaves "
-        f"{size_text(instances)} for their instances, and those beyond it run as launches of kernels",
+        f"{size_text(recorded)} for their recordings, of which graph-prompt-ratio {options.graph_prompt_ratio:g} gives "
+        f"{prompt_mib} MiB to prompts and {mib - prompt_mib} MiB to decode; graphs beyond it run as launches of "
+        "kernels",
         f"KV cache {size_text(kv_bytes)}: {blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
         f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}" + draft_kv_text(draft, tokens),
     )
-    return Budget(tuple(range(len(graphs))), (), shared, kv_bytes, lines, instances >> 20)
+    return Budget(tuple(range(len(graphs))), (), shared, kv_bytes, lines, Recordings(mib, prompt_mib, tuple(order)))

@@ -164,6 +164,11 @@ class Device {
   virtual void Visit(uint32_t graph) { static_cast<void>(graph); }
   // Call between two steps. Frees the memory that only this graph uses; running the graph again allocates it anew.
   virtual void Release(uint32_t graph) { static_cast<void>(graph); }
+  // Whether steps of a graph run as launches of its kernels, one by one, since the graph has no recording to replay.
+  virtual bool launches(uint32_t graph) const {
+    static_cast<void>(graph);
+    return false;
+  }
   // Lets the next step run on all resources of the device, so that its time is that of a quiet machine.
   virtual void Recall() {}
 

@@ -2,8 +2,21 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string_view>
 
 namespace llmc {
+namespace {
+
+// Whether `text` is a number of at most `most`. Else *out stays as it was.
+bool ReadNumber(std::string_view text, uint32_t most, uint32_t* out) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number > most) return false;
+  *out = number;
+  return true;
+}
+
+}  // namespace
 
 const std::string* OptionReader::Find(const char* name) {
   known_.push_back(name);
@@ -22,13 +35,24 @@ void OptionReader::Refuse(const char* name, const std::string& value, const std:
 
 void OptionReader::Number(const char* name, uint32_t most, uint32_t* out) {
   const std::string* value = Find(name);
+  if (value == nullptr || ReadNumber(*value, most, out)) return;
+  Refuse(name, *value, "a whole number from 0 to " + std::to_string(most));
+}
+
+void OptionReader::Numbers(const char* name, uint32_t most, std::vector<uint32_t>* out) {
+  const std::string* value = Find(name);
   if (value == nullptr) return;
-  uint32_t number = 0;
-  const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
-  if (error != std::errc() || end != value->data() + value->size() || number > most) {
-    return Refuse(name, *value, "a whole number from 0 to " + std::to_string(most));
+  std::vector<uint32_t> numbers;
+  const std::string_view text = *value;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    numbers.push_back(0);
+    if (!ReadNumber(text.substr(at, end - at), most, &numbers.back())) {
+      return Refuse(name, *value, "whole numbers from 0 to " + std::to_string(most) + ", with commas between them");
+    }
+    at = end + 1;
   }
-  *out = number;
+  *out = std::move(numbers);
 }
 
 void OptionReader::Flag(const char* name, bool* out) {

@@ -20,6 +20,8 @@ class OptionReader {
   // Each leaves *out unchanged if the option was not given.
   void Number(const char* name, uint32_t most, uint32_t* out);
   void Flag(const char* name, bool* out);  // 0 or 1
+  // Whole numbers between commas.
+  void Numbers(const char* name, uint32_t most, std::vector<uint32_t>* out);
   void Text(const char* name, std::string* out);
   // Stores the index of the value among `choices`.
   void Choice(const char* name, const std::vector<const char*>& choices, uint32_t* out);

@@ -54,8 +54,8 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std
                   options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience},
                  &blocks_),
       host_sampler_(*device_),
-      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft), device_->made_up_guess()),
-      graph_stats_(model_.graphs.size()) {
+      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft), device_->made_up_guess()) {
+  ListGraphs();
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
   counters_.max_request_tokens = max_length_;

@@ -203,6 +203,7 @@ class Engine {
   // publish.cc: state that other threads see.
   uint32_t Ready() const;
   void CopyMisses();
+  void ListGraphs();
   void FreeLeaving() noexcept;
   void Publish(bool stepped, bool progressed);
 

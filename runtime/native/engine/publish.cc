@@ -62,6 +62,14 @@ std::vector<llmc_graph_stats> Engine::GraphStats() const {
   return graph_stats_;
 }
 
+// Gives each graph of the device its statistics. Call it between two steps.
+void Engine::ListGraphs() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  graph_stats_.resize(model_.graphs.size());
+  for (uint32_t graph = 0; graph < graph_stats_.size(); ++graph)
+    graph_stats_[graph].launched = device_->launches(graph);
+}
+
 std::vector<llmc_eviction_count> Engine::Evictions() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return evictions_;

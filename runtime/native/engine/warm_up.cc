@@ -95,10 +95,7 @@ Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
   LLMC_RETURN_IF_ERROR(Land());
   device_->Adopt(graphs.get());
   // If memory runs out here, the new graphs stay unused.
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    graph_stats_.resize(model_.graphs.size());
-  }
+  ListGraphs();
   scheduler_.TakeNewGraphs();
   return Status::Ok();
 }

@@ -225,6 +225,7 @@ void CpuDevice::GetStats(std::vector<DeviceStat>* out) const {
           {"launched_graphs", eager_ ? graphs : 0},
           {"replayed_steps", eager_ ? 0 : steps},
           {"launched_steps", eager_ ? steps : 0},
+          {"records_graphs", !eager_},
           {"threads", team_->num_threads()},
           {"working_threads", use.size},
           {"team_jobs", team_->Stats().jobs},

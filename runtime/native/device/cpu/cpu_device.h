@@ -61,6 +61,7 @@ class CpuDevice final : public Device, public CommandRunner {
   const std::shared_ptr<Team>& team() const { return team_; }
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override { replay_.Visit(graph); }
+  bool launches(uint32_t) const override { return eager_; }
   void Release(uint32_t graph) override { replay_.program().Release(graph); }
   // The step is done when this returns.
   Status Enqueue(const StepBatch& batch, Fence* fence) override;

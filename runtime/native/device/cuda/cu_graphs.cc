@@ -1,7 +1,6 @@
 #include "device/cuda/cu_graphs.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "device/cuda/cu_arguments.h"
@@ -9,7 +8,7 @@
 namespace llmc {
 
 Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
-                      const CuMemory& memory, const CuWork& work, CuStreamHandle stream, const CuGraphBudget& budget,
+                      const CuMemory& memory, const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
                       std::shared_ptr<Collective> ranks, std::unique_ptr<CuGraphs>* out) {
   const uint32_t stage = ranks == nullptr ? 0 : ranks->stage();
   std::unique_ptr<CuGraphs> made(new CuGraphs(std::move(machine), work.step.get(), stream, std::move(ranks)));
@@ -22,20 +21,11 @@ Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPr
     static_cast<Launches&>(made->graphs_[g]) =
         Launches::Of(artifact, artifact.graphs()[g], programs, memory, work, stage);
   }
-  if (!budget.eager) {
-    std::vector<size_t> order(made->graphs_.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_partition(order.begin(), order.end(), [&](size_t g) {
-      return artifact.graphs()[g].phase == static_cast<uint32_t>(Phase::kDecode);
-    });
-    uint64_t free = 0;
-    LLMC_RETURN_IF_ERROR(made->machine_->FreeBytes(&free));
-    for (const size_t g : order) {
-      Graph& graph = made->graphs_[g];
-      LLMC_RETURN_IF_ERROR(made->Instantiate(graph, free, budget.bytes, &graph.execs));
-      made->num_instances_ += graph.execs.empty() ? 0 : 1;
-    }
-  }
+  CuGraphs* graphs = made.get();
+  LLMC_RETURN_IF_ERROR(
+      RecordWithin(artifact.shape().graphs, budget, [&](uint32_t g, uint64_t room, uint64_t* taken, bool* recorded) {
+        return graphs->Instantiate(&graphs->graphs_[g], room, taken, recorded);
+      }));
   *out = std::move(made);
   return Status::Ok();
 }
@@ -62,23 +52,28 @@ Status CuGraphs::Record(const Graph& graph, const Launches::Segment& segment, Cu
   return Status::Ok();
 }
 
-Status CuGraphs::Instantiate(const Graph& graph, uint64_t free_before, uint64_t budget, Execs* out) {
-  if (instance_bytes_ >= budget) return Status::Ok();
+Status CuGraphs::Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool* recorded) {
+  if (room == 0 || Expected(*graph) > room) return Status::Ok();
   const CuMachine& cuda = *machine_;
+  uint64_t free_before = 0, free = 0;
+  LLMC_RETURN_IF_ERROR(cuda.FreeBytes(&free_before));
   Execs execs;
-  for (const Launches::Segment& segment : graph.segments) {
+  for (const Launches::Segment& segment : graph->segments) {
     CuResult code = kCuSuccess;
-    LLMC_RETURN_IF_ERROR(InstantiateSegment(graph, segment, &execs, &code));
+    LLMC_RETURN_IF_ERROR(InstantiateSegment(*graph, segment, &execs, &code));
     // Without memory for a graph, its launches are enqueued one by one.
     if (code == kCuOutOfMemory) return Status::Ok();
   }
   LLMC_RETURN_IF_ERROR(cuda.Check("Uploading a graph", cuda->StreamSynchronize(stream_)));
-  uint64_t free = 0;
   LLMC_RETURN_IF_ERROR(cuda.FreeBytes(&free));
-  const uint64_t taken = free_before - std::min(free, free_before);
-  if (taken > budget) return Status::Ok();
-  instance_bytes_ = taken;
-  *out = std::move(execs);
+  const uint64_t bytes = free_before - std::min(free, free_before);
+  if (bytes > room) return Status::Ok();
+  graph->execs = std::move(execs);
+  *taken = bytes;
+  *recorded = true;
+  ++num_instances_;
+  instance_bytes_ += bytes;
+  num_nodes_ += graph->launches.size();
   return Status::Ok();
 }
 

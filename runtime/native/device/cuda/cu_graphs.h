@@ -9,6 +9,7 @@
 #include "core/status.h"
 #include "device/cuda/cu_memory.h"
 #include "device/cuda/cu_programs.h"
+#include "device/gpu/graph_budget.h"
 #include "device/gpu/graph_launches.h"
 #include "device/gpu/host_collective.h"
 
@@ -21,19 +22,12 @@ struct CuDestroyExec {
   void operator()(const CuMachine& cuda, CuGraphExec exec) const { cuda->GraphExecDestroy(exec); }
 };
 
-// Device memory that instances of graphs may take.
-struct CuGraphBudget {
-  bool eager = false;  // no instances
-  uint64_t bytes = UINT64_MAX;
-};
-
 class CuGraphs {
  public:
   // Call in a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as
-  // launches. Decode graphs come first, since launches are most of their steps. ranks: what this device is one of;
-  // nullptr: it is alone.
+  // launches. ranks: what this device is one of; nullptr: it is alone.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
-                     const CuWork& work, CuStreamHandle stream, const CuGraphBudget& budget,
+                     const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
                      std::shared_ptr<Collective> ranks, std::unique_ptr<CuGraphs>* out);
 
   const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
@@ -59,8 +53,12 @@ class CuGraphs {
   CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, std::shared_ptr<Collective> ranks)
       : machine_(std::move(machine)), scalars_(scalars), stream_(stream), ranks_(std::move(ranks)) {}
   Status Launch(const OneLaunch& launch) const;
-  // Makes instances. *out stays empty if the budget has no room for them.
-  Status Instantiate(const Graph& graph, uint64_t free_before, uint64_t budget, Execs* out);
+  // Makes instances of a graph's segments, as RecordGraph says.
+  Status Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool* recorded);
+  // Bytes of a graph's instances, from those so far. Only the driver knows what one takes.
+  uint64_t Expected(const Graph& graph) const {
+    return num_nodes_ == 0 ? 0 : instance_bytes_ * graph.launches.size() / num_nodes_;
+  }
   // Instantiates the launches of a segment. *code: kCuOutOfMemory: there is no room for it.
   Status InstantiateSegment(const Graph& graph, const Launches::Segment& segment, Execs* out, CuResult* code) const;
   Status Record(const Graph& graph, const Launches::Segment& segment, CuGraph into) const;
@@ -72,7 +70,7 @@ class CuGraphs {
   std::shared_ptr<Collective> ranks_;
   CuPinned exchanged_;  // operands of a collective on their way
   uint32_t num_instances_ = 0;
-  uint64_t instance_bytes_ = 0;
+  uint64_t instance_bytes_ = 0, num_nodes_ = 0;  // num_nodes_: kernels of all instances
   std::vector<Graph> graphs_;
 };
 

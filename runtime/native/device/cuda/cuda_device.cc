@@ -144,7 +144,7 @@ Status CudaDevice::Replay(const StepBatch& batch) {
                    cuda->MemcpyToHost(run_.logits.get(), run_.work.logits.get(), bytes, stream_.get())));
   }
   LLMC_RETURN_IF_ERROR(cuda.Check("Starting a step", cuda->EventRecord(done_.get(), stream_.get())));
-  ++(run_.graphs->has_instance(batch.graph) ? num_replayed_ : num_launched_);
+  ++(launches(batch.graph) ? num_launched_ : num_replayed_);
   return Status::Ok();
 }
 
@@ -314,6 +314,7 @@ void CudaDevice::GetStats(std::vector<DeviceStat>* out) const {
           {"launched_graphs", graphs - run_.graphs->num_instances()},
           {"replayed_steps", num_replayed_},
           {"launched_steps", num_launched_},
+          {"records_graphs", !options_.graphs.eager},
           {"programs", run_.programs->num_kernels()},
           {"programs_from_ptx", run_.programs->num_built()},
           {"saved_blocks", num_saved_},

@@ -20,7 +20,7 @@ struct CudaDeviceOptions {
   bool sample = true;  // draw tokens on the device, if the artifact has the kernels
   bool overlap = true;  // prepare the next step while one runs
   uint64_t offload_bytes = 0;  // weights to leave in the host's memory
-  CuGraphBudget graphs;
+  GraphBudget graphs;
 };
 
 class CudaDevice final : public Device, public CommandRunner {
@@ -49,6 +49,7 @@ class CudaDevice final : public Device, public CommandRunner {
   Status SaveBlock(uint32_t block, uint32_t place) override;
   Status LoadBlock(uint32_t place, uint32_t block) override;
   void Visit(uint32_t graph) override;
+  bool launches(uint32_t graph) const override { return !run_.graphs->has_instance(graph); }
   void GetStats(std::vector<DeviceStat>* out) const override;
   CommandRunner* command_runner() override { return this; }
   Status Begin(const StepBatch& batch) override;

@@ -53,6 +53,7 @@ constexpr cl_uint kClDeviceSingleFpConfig = 0x101B;
 constexpr cl_uint kClDeviceGlobalMemSize = 0x101F;
 constexpr cl_uint kClDeviceLocalMemSize = 0x1023;
 constexpr cl_uint kClDeviceAvailable = 0x1027;
+constexpr cl_uint kClDeviceHostUnifiedMemory = 0x1035;
 constexpr cl_uint kClDeviceName = 0x102B;
 constexpr cl_uint kClDriverVersion = 0x102D;
 constexpr cl_uint kClDeviceVersion = 0x102F;

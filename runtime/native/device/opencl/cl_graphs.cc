@@ -7,41 +7,82 @@
 namespace llmc {
 
 ClGraphs::~ClGraphs() {
-  for (const Graph& graph : graphs_) {
-    for (cl_kernel kernel : graph.kernels) (*machine_)->ReleaseKernel(kernel);
-    for (const Recording& recording : graph.recordings) {
-      for (cl_command_buffer buffer : recording) {
-        if (buffer != nullptr) machine_->command_buffers()->ReleaseCommandBuffer(buffer);
-      }
+  for (Graph& graph : graphs_) Release(&graph);
+}
+
+void ClGraphs::Release(Graph* graph) const {
+  for (cl_kernel kernel : graph->kernels) (*machine_)->ReleaseKernel(kernel);
+  for (const Recording& recording : graph->recordings) {
+    for (cl_command_buffer buffer : recording) {
+      if (buffer != nullptr) machine_->command_buffers()->ReleaseCommandBuffer(buffer);
     }
   }
+  graph->kernels.clear();
+  graph->recordings.clear();
 }
 
 Status ClGraphs::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
                       const ClMemory& memory, const ClWork& work, cl_command_queue queue, uint32_t in_flight,
-                      std::shared_ptr<Collective> ranks, std::unique_ptr<ClGraphs>* out) {
+                      const GraphBudget& budget, std::shared_ptr<Collective> ranks, std::unique_ptr<ClGraphs>* out) {
   const uint32_t stage = ranks == nullptr ? 0 : ranks->stage();
   std::unique_ptr<ClGraphs> made(new ClGraphs(std::move(machine), work.step.get(), queue, std::move(ranks)));
   made->exchanged_.resize(HostCollective::MostFloats(artifact));
-  made->recorded_ = in_flight > 0 && made->machine_->command_buffers() != nullptr;
-  const uint32_t recordings = !made->recorded_ ? 0 : made->machine_->replays_overlap() ? 1 : in_flight;
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
-    const GraphRecord& record_of = artifact.graphs()[g];
-    Graph& graph = made->graphs_[g];
-    static_cast<Launches&>(graph) = Launches::Of(artifact, record_of, programs, memory, work, stage);
-    if (!made->recorded_) continue;
-    // A recorded command gets a kernel object of its own: PoCL 3.1 reads the arguments from that when it replays.
-    graph.kernels.reserve(record_of.num_commands);
-    for (uint32_t c = 0; c < record_of.num_commands; ++c) {
-      cl_kernel* kernel = &graph.launches[c].kernel;
-      if (*kernel == nullptr) continue;  // of another stage, or a collective
-      LLMC_RETURN_IF_ERROR(programs.Another(artifact.commands()[record_of.first_command + c].kernel, kernel));
-      graph.kernels.push_back(*kernel);
-    }
-    for (uint32_t i = 0; i < recordings; ++i) LLMC_RETURN_IF_ERROR(made->Record(&graph));
+    static_cast<Launches&>(made->graphs_[g]) =
+        Launches::Of(artifact, artifact.graphs()[g], programs, memory, work, stage);
+  }
+  ClGraphs* graphs = made.get();
+  if (graphs->machine_->command_buffers() != nullptr) {
+    const uint32_t recordings = graphs->machine_->replays_overlap() ? 1 : in_flight;
+    const auto record = [&](uint32_t graph, uint64_t room, uint64_t* taken, bool* recorded) {
+      return graphs->RecordOne(artifact, programs, graph, recordings, room, taken, recorded);
+    };
+    LLMC_RETURN_IF_ERROR(RecordWithin(artifact.shape().graphs, budget, record));
   }
   *out = std::move(made);
+  return Status::Ok();
+}
+
+// Without memory for a recording, launches are enqueued one by one, with the kernels that all graphs share.
+Status ClGraphs::RecordOne(const Artifact& artifact, const ClPrograms& programs, uint32_t graph, uint32_t recordings,
+                           uint64_t room, uint64_t* taken, bool* recorded) {
+  const GraphRecord& of = artifact.graphs()[graph];
+  Graph* into = &graphs_[graph];
+  const auto kernels = static_cast<uint64_t>(std::count_if(into->launches.begin(), into->launches.end(),
+                                                           [](const OneLaunch& one) { return one.kernel != nullptr; }));
+  const uint64_t bytes = kClCommandBytes * kernels * recordings;
+  if (bytes > room) return Status::Ok();
+  const Status status = RecordInto(artifact, programs, of, recordings, into);
+  if (status.code == LLMC_ERR_OUT_OF_MEMORY) {
+    Release(into);
+    for (uint32_t c = 0; c < of.num_commands; ++c) {
+      if (into->launches[c].kernel == nullptr) continue;
+      into->launches[c].kernel = programs.kernel(artifact.commands()[of.first_command + c].kernel);
+    }
+    return Status::Ok();
+  }
+  LLMC_RETURN_IF_ERROR(status);
+  ++num_recorded_;
+  recorded_bytes_ += bytes;
+  *taken = bytes;
+  *recorded = true;
+  return Status::Ok();
+}
+
+// A recorded command gets a kernel object of its own: PoCL 3.1 reads the arguments from that when it replays.
+Status ClGraphs::RecordInto(const Artifact& artifact, const ClPrograms& programs, const GraphRecord& of,
+                            uint32_t recordings, Graph* graph) const {
+  graph->kernels.reserve(of.num_commands);
+  for (uint32_t c = 0; c < of.num_commands; ++c) {
+    cl_kernel* shared = &graph->launches[c].kernel;
+    if (*shared == nullptr) continue;  // of another stage, or a collective
+    cl_kernel kernel = nullptr;
+    LLMC_RETURN_IF_ERROR(programs.Another(artifact.commands()[of.first_command + c].kernel, &kernel));
+    graph->kernels.push_back(kernel);
+    *shared = kernel;
+  }
+  for (uint32_t i = 0; i < recordings; ++i) LLMC_RETURN_IF_ERROR(Record(graph));
   return Status::Ok();
 }
 

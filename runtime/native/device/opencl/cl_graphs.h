@@ -10,6 +10,7 @@
 #include "artifact/artifact.h"
 #include "collective/collective.h"
 #include "core/status.h"
+#include "device/gpu/graph_budget.h"
 #include "device/gpu/graph_launches.h"
 #include "device/gpu/host_collective.h"
 #include "device/opencl/cl_memory.h"
@@ -17,19 +18,26 @@
 
 namespace llmc {
 
+// Bytes of a recorded command, as budgets count them: OpenCL does not tell what a driver takes for its code, arguments
+// and state. An estimate.
+constexpr uint64_t kClCommandBytes = 4096;
+
 class ClGraphs {
  public:
-  // in_flight: replays of a graph that may be on their way at a time, 1 or 2; 0 to launch every kernel of a step by
-  // itself. ranks: what this device is one of; nullptr: it is alone. Programs, memory and work must outlive the graphs.
+  // in_flight: replays of a graph that may be on their way at a time, 1 or 2. Graphs beyond the budget run as launches,
+  // and all do if the device has no command buffers. ranks: what this device is one of; nullptr: it is alone. Programs,
+  // memory and work must outlive the graphs.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const ClPrograms& programs,
                      const ClMemory& memory, const ClWork& work, cl_command_queue queue, uint32_t in_flight,
-                     std::shared_ptr<Collective> ranks, std::unique_ptr<ClGraphs>* out);
+                     const GraphBudget& budget, std::shared_ptr<Collective> ranks, std::unique_ptr<ClGraphs>* out);
   ~ClGraphs();
   ClGraphs(const ClGraphs&) = delete;
   ClGraphs& operator=(const ClGraphs&) = delete;
 
   const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
-  bool recorded() const { return recorded_; }
+  uint32_t num_recorded() const { return num_recorded_; }
+  uint64_t recorded_bytes() const { return recorded_bytes_; }
+  bool is_recorded(uint32_t graph) const { return !graphs_[graph].recordings.empty(); }
   const ClPlace& place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
   }
@@ -55,7 +63,13 @@ class ClGraphs {
            std::shared_ptr<Collective> ranks)
       : machine_(std::move(machine)), scalars_(scalars), queue_(queue), ranks_(std::move(ranks)) {}
   Status Launch(const OneLaunch& launch) const;
+  // Records a graph, as RecordGraph says, `recordings` times.
+  Status RecordOne(const Artifact& artifact, const ClPrograms& programs, uint32_t graph, uint32_t recordings,
+                   uint64_t room, uint64_t* taken, bool* recorded);
+  Status RecordInto(const Artifact& artifact, const ClPrograms& programs, const GraphRecord& of, uint32_t recordings,
+                    Graph* graph) const;
   Status Record(Graph* graph) const;
+  void Release(Graph* graph) const;
   Status RecordSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer* out) const;
   Status EnqueueSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer buffer) const;
   Status Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows);
@@ -65,7 +79,8 @@ class ClGraphs {
   cl_command_queue queue_;
   std::shared_ptr<Collective> ranks_;
   std::vector<float> exchanged_;  // operands of a collective on their way
-  bool recorded_ = false;
+  uint32_t num_recorded_ = 0;
+  uint64_t recorded_bytes_ = 0;
   std::vector<Graph> graphs_;
 };
 

@@ -110,6 +110,7 @@ Status ClMachine::Describe() {
   buffer_bytes_ = Number<cl_ulong>(cl, device_, kClDeviceMaxMemAllocSize);
   local_bytes_ = Number<cl_ulong>(cl, device_, kClDeviceLocalMemSize);
   group_items_ = Number<size_t>(cl, device_, kClDeviceMaxWorkGroupSize);
+  shares_host_memory_ = Number<cl_bool>(cl, device_, kClDeviceHostUnifiedMemory) != kClFalse;
   compute_units_ = Number<cl_uint>(cl, device_, kClDeviceMaxComputeUnits);
   divides_exactly_ = Number<cl_bitfield>(cl, device_, kClDeviceSingleFpConfig) & kClFpCorrectlyRoundedDivideSqrt;
   if (Number<cl_bool>(cl, device_, kClDeviceAvailable) == kClFalse) {
@@ -147,6 +148,7 @@ std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
           {"driver", driver_},
           {"compute_units", std::to_string(compute_units_)},
           {"memory_bytes", std::to_string(memory_bytes_)},
+          {"host_memory", shares_host_memory_ ? "yes" : "no"},
           {"largest_buffer_bytes", std::to_string(buffer_bytes_)},
           {"local_memory_bytes", std::to_string(local_bytes_)},
           {"command_buffers", has_command_buffers_ ? "yes" : "no"}};

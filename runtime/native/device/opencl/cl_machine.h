@@ -62,6 +62,7 @@ class ClMachine {
   std::string name_, driver_, platform_name_, version_;
   uint64_t memory_bytes_ = 0, buffer_bytes_ = 0, group_items_ = 0, local_bytes_ = 0;
   uint32_t compute_units_ = 0, number_ = 0;
+  bool shares_host_memory_ = false;
   bool has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
 };
 

@@ -16,7 +16,7 @@ Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   OptionReader reader("opencl", given);
   reader.Text("library", &choice.library);
   reader.Number("device", 1024, &choice.device);
-  reader.Flag("eager", &options.eager);
+  options.graphs.Read(&reader);
   reader.Flag("sample", &options.sample);
   uint32_t offload_mib = 0;
   reader.Number("offload_mib", UINT32_MAX, &offload_mib);

@@ -58,9 +58,9 @@ Status OpenClDevice::Load(uint32_t num_blocks, const OpenClDeviceOptions& option
 
 Status OpenClDevice::MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
   LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, queue_.get(), &out->work));
-  const uint32_t in_flight = options_.eager ? 0 : overlap() == Overlap::kChained ? 2 : 1;
+  const uint32_t in_flight = overlap() == Overlap::kChained ? 2 : 1;
   LLMC_RETURN_IF_ERROR(ClGraphs::Make(machine_, artifact, *out->programs, *memory_, out->work, queue_.get(), in_flight,
-                                      ranks_, &out->graphs));
+                                      options_.graphs, ranks_, &out->graphs));
   for (auto& inputs : out->inputs) inputs.resize(out->work.step_bytes / kWordBytes);
   out->logits.resize(out->work.logit_bytes / sizeof(float));
   // A driver may finish code at its first use: after this, nothing is compiled any more.
@@ -165,6 +165,7 @@ Status OpenClDevice::Replay(const StepBatch& b) {
   LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(b.graph, {b.num_tokens, b.num_samples}));
   num_samples_ = b.num_samples;
   LLMC_RETURN_IF_CL_ERROR("Starting a step on '" + machine_->name() + "'", (*machine_)->Flush(queue_.get()));
+  ++(launches(b.graph) ? num_launched_ : num_replayed_);
   return Status::Ok();
 }
 
@@ -243,7 +244,12 @@ void OpenClDevice::GetStats(std::vector<DeviceStat>* out) const {
   *out = {{"weight_bytes", memory_->weight_bytes()},
           {"offloaded_weight_bytes", memory_->offloaded_bytes()},
           {"kv_pool_bytes", memory_->pool_bytes()},
-          {"recorded_graphs", run_.graphs->recorded() ? artifact_->graphs().size() : 0},
+          {"graph_bytes", run_.graphs->recorded_bytes()},
+          {"recorded_graphs", run_.graphs->num_recorded()},
+          {"launched_graphs", artifact_->graphs().size() - run_.graphs->num_recorded()},
+          {"replayed_steps", num_replayed_},
+          {"launched_steps", num_launched_},
+          {"records_graphs", !options_.graphs.eager && machine_->command_buffers() != nullptr},
           {"programs", run_.programs->num_programs()},
           {"cached_programs", run_.programs->num_cached()},
           {"saved_blocks", num_saved_},

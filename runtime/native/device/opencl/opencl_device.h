@@ -19,10 +19,10 @@ namespace llmc {
 
 struct OpenClDeviceOptions {
   bool sample = true;        // draw tokens on the device, if the artifact has the kernels
-  bool eager = false;        // launch kernels one by one even if graphs could be recorded
   bool overlap = true;       // prepare the next step while one runs
   uint64_t offload_bytes = 0;  // weights to leave in the host's memory
   std::string cache_folder;  // for binaries; empty: none
+  GraphBudget graphs;
 };
 
 // Owns a command queue.
@@ -77,6 +77,7 @@ class OpenClDevice final : public Device, public CommandRunner {
   Status SaveBlock(uint32_t block, uint32_t place) override;
   Status LoadBlock(uint32_t place, uint32_t block) override;
   void Visit(uint32_t graph) override { static_cast<void>(RunEmpty(&run_, graph).ok()); }
+  bool launches(uint32_t graph) const override { return !run_.graphs->is_recorded(graph); }
   void GetStats(std::vector<DeviceStat>* out) const override;
   CommandRunner* command_runner() override { return this; }
   Status Begin(const StepBatch& batch) override;
@@ -127,6 +128,7 @@ class OpenClDevice final : public Device, public CommandRunner {
   std::unique_ptr<ClSampling> sampling_;  // nullptr: the host draws
   uint32_t num_samples_ = 0;              // of the last step
   uint64_t num_saved_ = 0, num_loaded_ = 0;  // blocks
+  uint64_t num_replayed_ = 0, num_launched_ = 0;  // steps, by whether a recording was replayed
   AdapterTiler tiler_;
   Fence last_fence_ = 0;
   uint32_t begun_ = 0;  // graph of the step that is run command by command

@@ -31,6 +31,7 @@ class LeaderDevice final : public Device {
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override;
   void Release(uint32_t graph) override;
+  bool launches(uint32_t graph) const override { return own_->launches(graph); }
   void Recall() override;
   uint32_t num_host_threads() const override { return own_->num_host_threads(); }
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override {

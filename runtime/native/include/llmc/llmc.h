@@ -185,6 +185,12 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * - `device`: a number among all OpenCL devices of the machine. Default: the first GPU, else the first device.
  * - `eager`: 0, the default: record graphs once and replay them, if the driver has command buffers. 1: launch every
  *   kernel by itself. The bits are the same.
+ * - `graph_mib`: MiB that recordings of graphs may take, by an estimate: 4 KiB for each command of a recording. Default:
+ *   no limit. Further graphs are launched kernel by kernel.
+ * - `graph_prompt_mib`: MiB of these for graphs of prefill and mixed steps; graphs of decode have the rest. If either
+ *   kind has all its graphs, the other one gets what is left. Default: not divided; decode comes first.
+ * - `graph_order`: graphs by number, between commas, the first ones to be recorded first. The others follow in the
+ *   artifact's order.
  * - `sample`: 1, the default: the device samples tokens, if the artifact has the kernels. 0: the host does. The
  *   tokens are the same.
  * - `offload_mib`: MiB of weights that stay in the host's memory, where kernels read them. Default 0.
@@ -197,8 +203,9 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * - `library`: the driver. Default libcuda.so.1.
  * - `device`: a number among the GPUs that the process may use. Default 0.
  * - `eager`: 0, the default: one CUDA graph per bucket. 1: launch every kernel by itself. The bits are the same.
- * - `graph_mib`: MiB of the GPU's memory for instances of graphs. Default: no limit. Further graphs are launched
- *   kernel by kernel.
+ * - `graph_mib`: MiB of the GPU's memory for instances of graphs, as the driver takes it. Default: no limit. Further
+ *   graphs are launched kernel by kernel.
+ * - `graph_prompt_mib`, `graph_order`: as for kind "opencl".
  * - `overlap`: as for kind "opencl".
  *
  * After an error that loses a CUDA GPU, every step fails with LLMC_ERR_INTERNAL, which names that error.
@@ -482,7 +489,8 @@ typedef struct llmc_device_stat {
 } llmc_device_stat;
 
 typedef struct llmc_graph_stats {
-  uint32_t struct_size, reserved;
+  uint32_t struct_size;
+  uint32_t launched;                       /* 1: its steps launch kernels one by one, since it has no recording */
   uint64_t replays, tokens, padded_tokens; /* valid tokens and padding tokens of the replays */
   uint64_t replay_ns;                      /* wall time */
 } llmc_graph_stats;

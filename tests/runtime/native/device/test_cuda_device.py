@@ -87,7 +87,7 @@ def test_a_library_that_is_none(tmp_path: Path, stub: Stub) -> None:
         Device("cuda", {"library": "libm.so.6"})
     with pytest.raises(LlmcError, match=r"no GPU number 3; this process may use numbers 0 … 0"):
         Device("cuda", {"library": str(stub.library), "device": 3})
-    with pytest.raises(LlmcError, match=r"has no option 'threads'; it knows library, device, eager, sample, graph_mib"):
+    with pytest.raises(LlmcError, match=r"has no option 'threads'; it knows library, device, eager, graph_mib"):
         Device("cuda", {"library": str(stub.library), "threads": 3})
 
 
@@ -164,6 +164,8 @@ def test_a_step_runs_the_commands_of_its_graph(artifact: Path, stub: Stub, optio
 
 
 def test_graphs_beyond_the_budget_are_launches(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+
     def counted(facts: str, **options: object) -> dict[str, int]:
         assert stub.report() == ""
         stub.recover()
@@ -174,14 +176,20 @@ def test_graphs_beyond_the_budget_are_launches(artifact: Path, stub: Stub, monke
         while opened.step():
             pass
         stats = opened.stats.device
+        launched[:] = [graph.launched for graph in opened.graph_stats()]
         opened.close()
         names = ("recorded_graphs", "launched_graphs", "replayed_steps", "launched_steps", "graph_bytes")
         return {name: stats[name] for name in names}
 
     whole, part = {"graph_mib": 2}, {"graph_mib": 1}
     assert list(counted("graph=1048576", **whole).values()) == [2, 0, 2, 0, 2 << 20]
-    # The decode graph is kept, which saves more.
+    # The decode graph is kept, which saves more, unless its share says otherwise. What a kind leaves the other gets.
     assert list(counted("graph=1048576", **part).values()) == [1, 1, 1, 1, 1 << 20]
+    assert launched == [1, 0]
+    assert list(counted("graph=1048576", graph_prompt_mib=1, **part).values()) == [1, 1, 1, 1, 1 << 20]
+    assert launched == [0, 1]
+    assert list(counted("graph=1048576", graph_prompt_mib=0, **whole).values()) == [2, 0, 2, 0, 2 << 20]
+    assert launched == [0, 0]
     assert list(counted("graph=1048577", **part).values()) == [0, 2, 0, 2, 0]
     assert list(counted("", graph_mib=0).values()) == [0, 2, 0, 2, 0]
     assert list(counted("", eager=True).values()) == [0, 2, 0, 2, 0]
@@ -305,13 +313,14 @@ def test_a_budget_of_the_devices_memory(artifact: Path, stub: Stub, monkeypatch:
     with LLM(artifact, memory_utilization=0.5, graph_reserved_memory=0.13) as llm:
         assert llm.budget is not None
         assert llm.budget.dropped == ()
-        assert llm.budget.instance_mib == 2
+        assert llm.budget.device_options["graph_mib"] == 2
         assert "48.0 MiB free on the device, memory-utilization 0.5: 24.0 MiB to use" in llm.budget.lines[0]
         stats = llm.engine.stats
         assert stats.device["recorded_graphs"] == 2
         assert 10 << 20 < stats.device["kv_pool_bytes"] <= llm.budget.kv_bytes
-    with LLM(artifact, memory_utilization=0.5, graph_reserved_memory=0.08) as llm:
-        assert llm.engine.stats.device["launched_graphs"] == 1
+    for ratio, launched in ((0.3, [1, 0]), (0.6, [0, 1])):
+        with LLM(artifact, memory_utilization=0.5, graph_reserved_memory=0.08, graph_prompt_ratio=ratio) as llm:
+            assert [graph.launched for graph in llm.engine.graph_stats()] == launched
     with pytest.raises(
         BudgetError, match=r"memory-utilization 0.001 of the device's 50331648 free bytes is 50331, but"
     ):
@@ -344,6 +353,18 @@ def test_a_server_tells_the_truth_about_its_device(artifact: Path, stub: Stub, m
         assert (health.status_code, health.json()["status"]) == (503, "failed")
         assert "an address that is not its own (CUDA error 700)" in health.json()["error"]
         assert running.post("/v1/completions", **body).status_code == 503
+
+
+def test_a_server_names_the_graphs_that_it_launches(
+    artifact: Path, stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    for options, says in (({"graph_mib": 1}, True), ({"eager": True}, False)):
+        caplog.clear()
+        given = {"cuda_library": str(stub.library), **options}
+        with running_server(artifact, device_options=given) as running:
+            assert "llmc_graphs_launched 1.0" in running.client.get("/metrics").text or not says
+        assert ("1 of 2 graphs run as launches of kernels" in caplog.text) == says
+        assert ("have no room on the device (prefill:1x16)" in caplog.text) == says
 
 
 def test_without_memory_for_long_a_server_gives_up(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

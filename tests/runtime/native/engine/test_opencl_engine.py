@@ -14,9 +14,13 @@ from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.opening import decide_budget
+from llmc.runtime.warm_up.budget import BudgetOptions, size_order
+from llmc.units import format_bytes
 
 from support.adapter_setting import Setting, drive, with_tokenizer
 from support.engine_driver import mixed_requests
+from support.inspected import inspected_text
 from support.opencl import needs_opencl, one_replay_library, opencl_setting, program_cache
 from support.server_harness import running_server
 
@@ -84,6 +88,19 @@ def test_bits_do_not_depend_on_company(
     assert stats.num_free_blocks == stats.num_blocks
 
 
+def test_a_budget_of_the_devices_memory(setting: Setting, programs: dict[str, Any]) -> None:
+    """PoCL's memory is the host's, and no graph is dropped."""
+    with Artifact(setting.artifact) as artifact:
+        graphs, budget = artifact.graphs(), decide_budget(artifact, BudgetOptions(0.5, 0.01, 0.25), 0, programs)
+    assert budget is not None
+    assert budget.dropped == ()
+    assert budget.recordings is not None
+    assert abs(budget.recordings.mib / 4 - budget.recordings.prompt_mib) < 1
+    assert budget.device_options["graph_order"] == ",".join(map(str, size_order(graphs)))
+    whole = sum(graph.num_commands for graph in graphs)
+    assert f"recordings of all graphs: about {format_bytes(4096 * whole)}" in inspected_text(setting.artifact)
+
+
 def test_blocks_that_were_swapped_have_their_bits(
     with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]]
 ) -> None:
@@ -102,13 +119,19 @@ def test_blocks_that_were_swapped_have_their_bits(
 def test_graphs_that_the_driver_replays_once_at_a_time(
     with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]], tmp_path: Path
 ) -> None:
-    """Such a graph has two recordings: one may run while the other is enqueued behind it."""
-    engine, requests = with_adapters(opencl_library=str(one_replay_library(tmp_path)))
-    with engine:
-        assert drive(engine, requests[:4]) == alone[:4]
-        counted = engine.stats.device
-    assert counted["recorded_graphs"] > 0
-    assert counted["chained_steps"] > 0
+    """Such a graph has two recordings: one may run while the other is enqueued behind it. A budget has no room for all:
+    one kind has it all, and leaves less than a graph, or room for one graph of the other kind."""
+    limits = {"graph_mib": 1, "graph_prompt_mib": 1, "graph_order": "4,0"}
+    for given, launched in (({}, []), (limits, [2, 3]), (limits | {"graph_prompt_mib": 0}, [0, 1])):
+        engine, requests = with_adapters(opencl_library=str(one_replay_library(tmp_path)), **given)
+        with engine:
+            assert drive(engine, requests[:4]) == alone[:4]
+            counted, graphs = engine.stats.device, engine.graph_stats()
+        assert [index for index, graph in enumerate(graphs) if graph.launched] == launched
+        assert counted["launched_graphs"] == len(launched) == len(graphs) - counted["recorded_graphs"]
+        assert counted["replayed_steps"] > 0
+        assert (counted["launched_steps"] > 0) == bool(launched)
+        assert counted["chained_steps"] > 0
 
 
 def test_a_step_runs_again_if_the_host_has_to_draw(setting: Setting, programs: dict[str, Any]) -> None:
