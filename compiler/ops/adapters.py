@@ -2,7 +2,7 @@
 
 Each tile of rows names one adapter. `adapter_shrink` computes scale · x Aᵀ for its rows, and `adapter_expand` adds that
 times Bᵀ to the layer's output. The layer's own kernel runs between them and needs nothing of the first. Each part of
-the layer has its own A and B. Both products are chains of float32 multiply-adds, over ascending columns and ranks. Rows
+the layer has its own A and B. Both products are added in float32, in an order that depends on no other row. Rows
 without an adapter are in no tile and stay untouched.
 """
 

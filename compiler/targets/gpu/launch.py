@@ -115,6 +115,9 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
         return Launch(rows, groups, tile_rows, items=tensors.ITEMS)
     if tensor_cores and (attention := attentions.tensor_attention(spec)) is not None:
         return _tensor_attention(rows, p, attention)
+    if tensor_cores and tensors.shrinks_on_tensor_cores(spec):
+        groups, tile_rows = tensors.shrink_tiles(spec)
+        return Launch(rows, groups, tile_rows, items=tensors.ITEMS)
     if tensor_cores and spec.op == EXPERT_ORDER:
         return Launch(_FIXED, int(p["experts"]))
     if spec.op in _LINEARS:

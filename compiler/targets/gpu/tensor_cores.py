@@ -23,6 +23,8 @@ FEW_ROWS = MATRIX_COLUMNS
 """Up to this many rows of x, each warp reads its own operands: nothing is read twice, so nothing is shared."""
 STEP_BYTES = 64
 """Bytes of a row of x multiplied between two waits; four lanes read 16 bytes each."""
+ADAPTER_STEP = STEP_BYTES // 2
+"""Elements of K per step of an adapter, whose numbers have two bytes."""
 SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may have without asking the driver for more."""
 _MOST_EXACT = 1 << 16
@@ -155,3 +157,19 @@ def launch_tiles(layer: TensorLayer, top_k: int) -> tuple[int, int]:
     if layer.experts:
         return top_k * -(-layer.rows // (WARPS * MATRIX_ROWS)), _EXPERT_ROWS
     return -(-layer.rows // (2 * MATRIX_ROWS)), 4 * forms(layer)[-1].x_rows
+
+
+_ADAPTER_ROWS = 4  # tokens for whose tile a launch has groups
+
+
+def shrinks_on_tensor_cores(spec: KernelSpec) -> bool:
+    """Whether this is an adapter's first product, of a kind that tensor cores compute."""
+    p = spec.as_dict()
+    return spec.op == "adapter_shrink" and p["act_dtype"] in HALVES and int(p["k"]) % ADAPTER_STEP == 0
+
+
+def shrink_tiles(spec: KernelSpec) -> tuple[int, int]:
+    """(groups, rows of x that they are for)."""
+    p = spec.as_dict()
+    parts = len(str(p["parts"]).split())
+    return parts * -(-int(p["width"]) // (parts * MATRIX_ROWS)), _ADAPTER_ROWS

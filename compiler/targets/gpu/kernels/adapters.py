@@ -1,7 +1,9 @@
 """LoRA adapters of a linear layer, and the separate activation of a layer with adapters.
 
 `adapter_shrink`: a group computes one number; each item takes every 64th column, and one tree adds the sums.
-`adapter_expand`: an item computes one number, as a chain over ascending ranks.
+Tensor cores compute it otherwise (`tensor_adapters.py`).
+`adapter_expand`: an item computes a column for all rows of a tile, each as a chain over ascending ranks. There are few
+products for each number that is read and written, so tensor cores would gain nothing.
 """
 
 from __future__ import annotations
@@ -71,22 +73,33 @@ def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
     n, parts = sum(pool.rows), len(pool.rows)
     of_part, starts = pool.width // parts, [sum(pool.rows[:part]) for part in range(parts)]
     buffers = {"x": "f32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
-    with Frame(spec.symbol(), buffers) as k:
-        count = let(k.raw("tiles", T.int32(0)) * pool.tile_rows)
-        with k.share(let(count * n)) as unit:
-            place, column = _Place(k, pool, let(T.truncdiv(unit, n))), let(T.truncmod(unit, n))
-            rank = let(_chosen(column, starts, [place.slot.rank(part) for part in range(parts)]))
-            within = let(column - _chosen(column, starts, [T.int32(start) for start in starts]))
-            first = let(_chosen(column, starts, [place.slot.b(part) for part in range(parts)]) + within * rank)
-            source = let(
-                place.row * pool.width + _chosen(column, starts, [T.int32(part * of_part) for part in range(parts)])
-            )
-            with when(T.And(place.used == 1, rank > 0)):
-                total = Cell(T.float32(0.0))
-                with T.serial(rank) as r:
-                    total.set(fma(k.raw("x", source + r), k.load("pool", first + r), total.get()))
-                at = let(place.row * n + column)
-                k.store("out", k.raw("out", at) + total.get(), at)
+    with Frame(spec.symbol(), buffers) as k, k.share(let(k.raw("tiles", T.int32(0)) * n)) as unit:
+        at, column = let(T.truncdiv(unit, n) * (2 + pool.tile_rows) + 1), let(T.truncmod(unit, n))
+        slot, count = Slot(k, pool, let(k.raw("tiles", at))), let(k.raw("tiles", at + 1))
+        rank = let(_chosen(column, starts, [slot.rank(part) for part in range(parts)]))
+        within = let(column - _chosen(column, starts, [T.int32(start) for start in starts]))
+        first = let(_chosen(column, starts, [slot.b(part) for part in range(parts)]) + within * rank)
+        begin = let(_chosen(column, starts, [T.int32(part * of_part) for part in range(parts)]))
+
+        def expand(num_rows: int) -> None:
+            """Adds to all rows of the tile what it reads of B once."""
+            # A tile that is not full repeats its last row.
+            rows = [let(k.raw("tiles", at + 2 + i)) for i in range(num_rows)]
+            sources = [let(row * pool.width + begin) for row in rows]
+            totals = [Cell(T.float32(0.0)) for _ in rows]
+            with T.serial(rank) as r:
+                b = let(k.load("pool", first + r), "float32")
+                for total, source in zip(totals, sources, strict=True):
+                    total.set(fma(k.raw("x", source + r), b, total.get()))
+            for i, (row, total) in enumerate(zip(rows, totals, strict=True)):
+                with when(i < count):
+                    k.store("out", k.raw("out", row * n + column) + total.get(), row * n + column)
+
+        with when(rank > 0), T.If(count == 1):
+            with T.Then():
+                expand(1)
+            with T.Else():
+                expand(pool.tile_rows)
     return k.function()
 
 

@@ -27,12 +27,13 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_sum,
 )
 from llmc.compiler.targets.gpu.kernels.sampling_top import sample_rank, sample_top
+from llmc.compiler.targets.gpu.kernels.tensor_adapters import tensor_adapter_shrink
 from llmc.compiler.targets.gpu.kernels.tensor_attention import tensor_attention
 from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
 from llmc.compiler.targets.gpu.launch import EXPERT_ORDER
 from llmc.compiler.targets.gpu.tensor_attention import ITEMS as ATTENTION_ITEMS
 from llmc.compiler.targets.gpu.tensor_attention import tensor_attention as attention_on_tensor_cores
-from llmc.compiler.targets.gpu.tensor_cores import ITEMS, tensor_layer
+from llmc.compiler.targets.gpu.tensor_cores import ITEMS, shrinks_on_tensor_cores, tensor_layer
 from llmc.compiler.targets.reference.kernels.frame import called
 from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
 
@@ -74,6 +75,9 @@ def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False) -> Any:
     if tensor_cores and (attention := attention_on_tensor_cores(spec)) is not None:
         with called(partial(Groups, ATTENTION_ITEMS)):
             return tensor_attention(spec, attention)
+    if tensor_cores and shrinks_on_tensor_cores(spec):
+        with called(partial(Groups, ITEMS)):
+            return tensor_adapter_shrink(spec)
     if tensor_cores and spec.op == EXPERT_ORDER:
         with called(Groups):
             return expert_order(spec)

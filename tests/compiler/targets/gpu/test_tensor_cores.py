@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.adapters import adapter_spec, shrunk_width
 from llmc.compiler.ops.experts import index_ints
 from llmc.compiler.targets.gpu import cuda_prelude
-from llmc.compiler.targets.gpu.cuda import cuda_text
+from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.tensor_cores import FEW_ROWS, tensor_layer
@@ -23,6 +24,7 @@ from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.integers import Integers
 
+from support.adapter_pools import NUMBERS, slot_bytes, tiles_of
 from support.cuda import host_library
 from support.sass import find_nvdisasm, instructions
 
@@ -61,6 +63,15 @@ _EXPERT_SPECS = {
     "w8a8": _of_experts(_quantized("i8", 192, 40, Integers(8))),
     "w4a16-groups-zeros": _of_experts(_quantized("f16", 160, 136, Integers(4, 32, True), bias=True)),
 }
+
+
+_ADAPTED: tuple[int, tuple[int, ...], int] = (160, (24, 5, 40), 21)
+"""Columns, rows of parts, and rank of a layer with adapters."""
+
+
+def _adapter_specs(dtype: str) -> tuple[KernelSpec, KernelSpec]:
+    slot = CudaTarget(("sm_80",)).adapter_slot(*_ADAPTED, dtype)
+    return adapter_spec("adapter_shrink", slot, act_dtype=dtype), adapter_spec("adapter_expand", slot, act_dtype=dtype)
 
 
 class _Layer:
@@ -147,7 +158,8 @@ def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], row
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    texts = [cuda_text(spec) for spec in (*_SPECS.values(), _ORDER, *_EXPERT_SPECS.values())]
+    adapters = [spec for dtype in _TORCH for spec in _adapter_specs(dtype)]
+    texts = [cuda_text(spec) for spec in (*_SPECS.values(), _ORDER, *_EXPERT_SPECS.values(), *adapters)]
     return ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
 
 
@@ -209,6 +221,47 @@ def test_rows_of_experts_have_the_same_bits_in_any_company(name: str, library: c
     some = _run(library, spec, layer, 2 * _TOP_K, 2, _index(library, ids[:2], 2))
     assert np.array_equal(some[:-1], whole[: 2 * _TOP_K - 1])
     assert (some[-1] == 77).all()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_rows_of_adapters_have_the_same_bits_in_any_tile(dtype: str, library: ctypes.CDLL) -> None:
+    """Parts with ranks of their own, one without an adapter, and tiles of every number of rows."""
+    shrink, expand = _adapter_specs(dtype)
+    slot, random = CudaTarget(("sm_80",)).adapter_slot(*_ADAPTED, dtype), np.random.default_rng(5)
+    columns, parts, _ = _ADAPTED
+    count, n, width = 21, sum(parts), shrunk_width(slot)
+
+    def floats(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(NUMBERS[dtype]).astype(np.float32)
+
+    ranks = {0: (21, 3, 16), 2: (0, 17, 0)}
+    slots = {
+        number: {p: (floats(r, columns), floats(parts[p], r), 0.5 + p) for p, r in enumerate(of_parts) if r}
+        for number, of_parts in ranks.items()
+    }
+    pool = np.concatenate([slot_bytes(slot, slots.get(i, {}), dtype) for i in range(3)])
+    x, y = floats(count, columns), floats(count, n)
+
+    def run(tiles: np.ndarray, groups: int) -> np.ndarray:
+        shrunk, out = np.full((count, width), np.nan, np.float32), y.copy()
+        _call(library, shrink, [x.astype(NUMBERS[dtype]), tiles, pool, shrunk], count, groups)
+        _call(library, expand, [shrunk, tiles, pool, out], count, groups)
+        return out
+
+    order = [int(i) for i in random.permutation(count)]
+    of_slot = {0: order[:13], 2: order[13:20]}
+    expected = y.astype(np.float64)
+    for number, rows in of_slot.items():
+        for part, (a, b, scale) in slots[number].items():
+            first = sum(parts[:part])
+            made = scale * (x[rows].astype(np.float64) @ a.T.astype(np.float64)) @ b.T.astype(np.float64)
+            expected[rows, first : first + parts[part]] += made
+    whole = run(tiles_of(of_slot, count), 3)
+    np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-3)
+    for number, rows in of_slot.items():
+        alone = run(tiles_of({number: rows[2:3]}, count), 1)
+        np.testing.assert_array_equal(alone[rows[2]], whole[rows[2]])
+        np.testing.assert_array_equal(np.delete(alone, rows[2], 0), np.delete(y, rows[2], 0))
 
 
 def test_what_tensor_cores_do_not_take() -> None:
