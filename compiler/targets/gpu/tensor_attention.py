@@ -20,16 +20,27 @@ STEP = 16
 """Keys of one product, and elements of a tile of values."""
 _MOST_TILES = 8  # of rows in a group
 _MOST_SUMS = 12  # tiles of rows times tiles of elements per warp, so that sums stay in registers
-_MOST_WIDTH = 256
+_MOST_HEAD, _MOST_WIDTH = 256, 512  # of plain and of latent values
+
+
+@dataclass(frozen=True)
+class Source:
+    """A buffer of queries, and the elements of keys that they are multiplied by."""
+
+    name: str
+    begin: int
+    width: int
 
 
 @dataclass(frozen=True)
 class TensorAttention:
-    """dtype: of keys and values, in which queries and weights are multiplied. width: of a head. group: query heads that
-    share keys. kv_heads: of a token. runs: whether a sequence may have several tokens in a step."""
+    """dtype: of keys and values, in which queries and weights are multiplied. width: of values. sources: of queries.
+    group: query heads that share keys. kv_heads: of a token. runs: whether a sequence may have several tokens in a
+    step."""
 
     dtype: str
     width: int
+    sources: tuple[Source, ...]
     group: int
     kv_heads: int
     runs: bool
@@ -77,10 +88,17 @@ class TensorAttention:
 def tensor_attention(spec: KernelSpec) -> TensorAttention | None:
     """The attention on tensor cores; None if it needs plain multiply-adds."""
     p = spec.as_dict()
-    if spec.op != "paged_attention" or p["kv_dtype"] not in HALVES or p["act_dtype"] == "f32":
+    if spec.op not in ("paged_attention", "latent_attention") or p["kv_dtype"] not in HALVES:
         return None
-    width, block = int(p["head_dim"]), int(p["block_size"])
-    if width % STEP or width > _MOST_WIDTH or block % STEP:
+    width, heads, kv_heads = int(p["head_dim"]), int(p["num_heads"]), int(p["num_kv_heads"])
+    sources: tuple[Source, ...] = (Source("q", 0, width),)
+    if spec.op == "latent_attention":
+        rank = int(p["rank"])
+        sources, width = (Source("q", 0, rank), Source("q_rotated", rank, width - rank)), rank
+        if rank % (2 * STEP):
+            return None
+    elif p["act_dtype"] == "f32" or width > _MOST_HEAD:
         return None
-    heads, kv_heads = int(p["num_heads"]), int(p["num_kv_heads"])
-    return TensorAttention(str(p["kv_dtype"]), width, heads // kv_heads, kv_heads, bool(p.get("runs")))
+    if width > _MOST_WIDTH or any(one.width % STEP for one in sources) or int(p["block_size"]) % STEP:
+        return None
+    return TensorAttention(str(p["kv_dtype"]), width, sources, heads // kv_heads, kv_heads, bool(p.get("runs")))

@@ -10,11 +10,13 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, unrolled
 from llmc.compiler.targets.gpu.kernels.runs import Run
-from llmc.compiler.targets.gpu.tensor_attention import STEP, TILE_ROWS, WARPS, TensorAttention
+from llmc.compiler.targets.gpu.tensor_attention import STEP, TILE_ROWS, WARPS, Source, TensorAttention
 from llmc.compiler.targets.gpu.tensor_cores import WARP
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, when
 
-_WORDS = 4  # of a lane's part of a row, for two products
+PIECE = 2 * STEP
+"""Elements of a row that its lanes read at once, for two products."""
+_WORDS = 4  # of a lane's part of a piece
 
 
 class Lane:
@@ -34,9 +36,11 @@ class QueryTiles:
     def __init__(self, k: Frame, of: TensorAttention, run: Run, lane: Lane) -> None:
         self._k, self._of, self._run, self._lane = k, of, run, lane
         self.count, self.rows = of.tiles, of.tiles * TILE_ROWS
-        self.pieces = [(begin, min(2 * STEP, of.width - begin)) for begin in range(0, of.width, 2 * STEP)]
-        """(first element, elements) of what a row's lanes read at once."""
-        self._staged = Shared(of.tiles * len(self.pieces) * WARP * _WORDS, "uint32")
+        width = sum(source.width for source in of.sources)
+        self.whole, self.rest = divmod(width, PIECE)
+        """Pieces of a row that its lanes read at once, and elements behind them."""
+        self._pieces = self.whole + bool(self.rest)
+        self._staged = Shared(of.tiles * self._pieces * WARP * _WORDS, "uint32")
 
     def begin(self, head: Expr, of_part: Expr) -> None:
         """head: the first of a unit. of_part: heads from there on that share its keys."""
@@ -79,44 +83,45 @@ class QueryTiles:
 
     def load(self) -> None:
         """Stages the rows, rounded. Afterwards items must `sync`."""
-        of, lane, total = self._of, self._lane, self._of.tiles * len(self.pieces)
+        total = self._of.tiles * self._pieces
         with T.serial(-(-total // WARPS)) as turn:
-            place = let(turn * WARPS + lane.warp)
+            place = let(turn * WARPS + self._lane.warp)
             with when(place < total):
-                tile, piece = let(T.truncdiv(place, len(self.pieces))), let(T.truncmod(place, len(self.pieces)))
-                row = let(tile * TILE_ROWS + lane.row)
+                tile, piece = let(T.truncdiv(place, self._pieces)), let(T.truncmod(place, self._pieces))
+                row = let(tile * TILE_ROWS + self._lane.row)
                 words = Array(_WORDS, "uint32")
                 for i in range(_WORDS):
                     words[i] = T.uint32(0)
                 with when(self.exists(row)):
-                    token = let(self._run.token + T.truncdiv(row, of.heads))
-                    first = let((token * (of.kv_heads * of.group) + self.head(row)) * of.width + piece * (2 * STEP))
-                    self._round(words, first, piece)
+                    for source in self._of.sources:
+                        self._round(words, row, piece, source)
                 call("llmc_store16", self._at(tile, piece), words.address(0))
 
-    def _round(self, words: Array, first: Expr, piece: Expr) -> None:
-        """Fills a lane's words. first: index of the first element of a piece."""
-        lane, whole = self._lane, self._of.width // (2 * STEP)
+    def _round(self, words: Array, row: Expr, piece: Expr, source: Source) -> None:
+        """Fills a lane's words, if a piece is of this source."""
+        of, (whole, rest) = self._of, divmod(source.width, PIECE)
+        token = let(self._run.token + T.truncdiv(row, of.heads))
+        start = let((token * (of.kv_heads * of.group) + self.head(row)) * source.width)
+        number = let(piece - source.begin // PIECE)
 
         def fill(count: int) -> None:
             with unrolled(count // 4) as half:
                 numbers = Array(4, "uint32")
-                call("llmc_load16", numbers.address(0), self._k.address("q", let(first + lane.pair * count + half * 4)))
+                at = let(start + number * PIECE + self._lane.pair * count + half * 4)
+                call("llmc_load16", numbers.address(0), self._k.address(source.name, at))
                 for i in range(2):
                     pair = [T.reinterpret("float32", numbers[2 * i + odd]) for odd in range(2)]
-                    words[half * 2 + i] = T.call_pure_extern("uint32", f"llmc_rounded_{self._of.dtype}", *pair)
+                    words[half * 2 + i] = T.call_pure_extern("uint32", f"llmc_rounded_{of.dtype}", *pair)
 
-        if whole == len(self.pieces):
-            fill(8)
-            return
-        with T.If(piece < whole):
-            with T.Then():
-                fill(8)
-            with T.Else():
-                fill(4)
+        if whole:
+            with when(T.And(number >= 0, number < whole)):
+                fill(PIECE // LANES)
+        if rest:
+            with when(number == whole):
+                fill(rest // LANES)
 
     def _at(self, tile: Expr, piece: Expr) -> Expr:
-        return self._staged.address(let(((tile * len(self.pieces) + piece) * WARP + self._lane.number) * _WORDS))
+        return self._staged.address(let(((tile * self._pieces + piece) * WARP + self._lane.number) * _WORDS))
 
     def words(self, tile: Expr, piece: Expr) -> Array:
         """This lane's part of a piece of its row of a tile."""

@@ -1,4 +1,4 @@
-"""paged_attention on tensor cores: four warps compute heads of neighbouring tokens that share keys.
+"""Attention on tensor cores, plain and latent: four warps compute heads of neighbouring tokens that share keys.
 
 Units, and what becomes of their partitions, are as in `attend.py`; the arithmetic is that of `tensor_partition.py`.
 Each number of a key or a value is read by one lane of a unit, straight into the operand of its product.
@@ -14,10 +14,11 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.attention_split import PARTITION, partial_floats
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync, unrolled
+from llmc.compiler.targets.gpu.kernels.latent_attention import Latent
 from llmc.compiler.targets.gpu.kernels.query_tiles import Lane, QueryTiles
 from llmc.compiler.targets.gpu.kernels.runs import Run
 from llmc.compiler.targets.gpu.kernels.softmax import LEAST, folded, joined, later_maximum, scaled
-from llmc.compiler.targets.gpu.kernels.tensor_partition import TensorPartition
+from llmc.compiler.targets.gpu.kernels.tensor_partition import Attended, TensorPartition
 from llmc.compiler.targets.gpu.tensor_attention import WARPS, TensorAttention
 from llmc.compiler.targets.reference.kernels.attention import Attention, seen_keys
 from llmc.compiler.targets.reference.kernels.frame import (
@@ -34,8 +35,8 @@ from llmc.compiler.targets.reference.kernels.frame import (
 class _Unit:
     """A unit of work: heads of a run of tokens."""
 
-    def __init__(self, k: Frame, spec: KernelSpec, of: TensorAttention, attention: Attention) -> None:
-        p = spec.as_dict()
+    def __init__(self, k: Frame, spec: KernelSpec, of: TensorAttention, attention: Attended) -> None:
+        p = {"window": 0, **spec.as_dict()}
         self._k, self._of, self._a = k, of, attention
         self.run = Run(k, of.tokens, lambda token: seen_keys(k, p, token))
         self.lane = Lane(k)
@@ -115,7 +116,7 @@ class _Result:
                     i = let(tile * (unit.partition.parts * 4) + sum_of_column * 2 + odd)
                     self._sums[i] = folded(self._sums[i], keep, later[i], gain)
 
-    def finish(self, attention: Attention) -> None:
+    def finish(self, attention: Attended) -> None:
         """Writes the values."""
         unit, k, row = self._unit, self._k, self._unit.lane.item
         if attention.sinks:
@@ -131,7 +132,7 @@ class _Result:
             with when(unit.rows.exists(column)):
                 self._write(attention, tile, odd, column)
 
-    def _write(self, attention: Attention, tile: Expr, odd: Expr, row: Expr) -> None:
+    def _write(self, attention: Attended, tile: Expr, odd: Expr, row: Expr) -> None:
         unit = self._unit
         token, head = let(unit.run.token + unit.rows.token(row)), unit.rows.head(row)
         total = let(self._total[row], "float32")
@@ -165,8 +166,8 @@ def _store(k: Frame, unit: _Unit, of: TensorAttention, number: Expr, segments: i
 
 
 def tensor_attention(spec: KernelSpec, of: TensorAttention) -> tirx.PrimFunc:
-    """of: from `tensor_attention` of the target's."""
-    a = Attention(spec)
+    """of: what the spec's attention is on tensor cores."""
+    a = Latent(spec) if spec.op == "latent_attention" else Attention(spec)
     side = max(1, a.segments)
     with Frame(spec.symbol(), a.buffers()) as k:
         num_tokens, stride = k.scalar(NUM_TOKENS), k.scalar(BLOCK_TABLE_STRIDE)

@@ -9,19 +9,19 @@ follow in order. Keys that a row does not see have weights of 0, so bits of a ro
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.gpu.attention_split import PARTITION
 from llmc.compiler.targets.gpu.kernels.exponential import exp_negative
-from llmc.compiler.targets.gpu.kernels.fragments import call
+from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, sync, unrolled
-from llmc.compiler.targets.gpu.kernels.query_tiles import Lane, QueryTiles
+from llmc.compiler.targets.gpu.kernels.query_tiles import PIECE, Lane, QueryTiles
 from llmc.compiler.targets.gpu.kernels.runs import Run
 from llmc.compiler.targets.gpu.kernels.softmax import LEAST
 from llmc.compiler.targets.gpu.tensor_attention import STEP, WARPS, TensorAttention
 from llmc.compiler.targets.gpu.tensor_cores import WARP
-from llmc.compiler.targets.reference.kernels.attention import Attention
 from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, let, when
 from llmc.compiler.targets.reference.kernels.kv_pools import Pool
 
@@ -31,11 +31,40 @@ _OF_WARP = PARTITION // WARPS
 _LANES_OF_COLUMN = (4, 8, 16)  # distances of the lanes that share a column
 
 
+class Attended(Protocol):
+    """What an op attends to. shapes: whether scores are more than scaled products. sinks: whether heads have a score
+    without values."""
+
+    @property
+    def keys(self) -> Pool: ...
+
+    @property
+    def values(self) -> Pool: ...
+
+    @property
+    def shapes(self) -> bool: ...
+
+    @property
+    def sinks(self) -> bool: ...
+
+    def begin(self, k: Frame, token: Expr, head: Expr, stride: Expr) -> None:
+        """Starts a unit. head: its first one. stride: of the block tables."""
+
+    def place_of(self, position: Expr) -> tuple[Expr, Expr, Expr]:
+        """(block, head, position in the block) of a token position."""
+
+    def score(self, value: Expr, head: Expr, last: Expr, position: Expr) -> Expr:
+        """The score of a key for a head, given the scaled product. last: the last key that the token sees."""
+
+    def write(self, token: Expr, head: Expr, element: Expr, value: Expr) -> None:
+        """Writes an element of a result."""
+
+
 class TensorPartition:
     """The partition computed last. sums: of values, by tile of rows, tile of elements, and place in the product."""
 
     def __init__(
-        self, k: Frame, of: TensorAttention, attention: Attention, scale: float, run: Run, rows: QueryTiles, lane: Lane
+        self, k: Frame, of: TensorAttention, attention: Attended, scale: float, run: Run, rows: QueryTiles, lane: Lane
     ) -> None:
         self._k, self._of, self._a, self._scale = k, of, attention, scale
         self._run, self._rows, self._lane = run, rows, lane
@@ -90,8 +119,8 @@ class TensorPartition:
             places = [[let(at + (lane.row + half * _HALF) * keys.width) for half in range(2)] for at in firsts]
 
             def multiply(piece: Expr, count: int) -> None:
-                of_lane = count // 4
-                at = let(piece * (2 * STEP) + lane.pair * of_lane)
+                of_lane = count // LANES
+                at = let(piece * PIECE + lane.pair * of_lane)
                 read = [[self._words(keys.name, let(key + at), of_lane // 2) for key in pair] for pair in places]
                 with rows.each() as tile:
                     query = rows.words(tile, piece)
@@ -101,12 +130,11 @@ class TensorPartition:
                             to = scores.address(let((tile * _STEPS + step) * 4))
                             call(f"llmc_mma_{self._of.dtype}", to, *key, query[word], query[word + 1])
 
-            whole, rest = divmod(self._of.width, 2 * STEP)
-            if whole:
-                with unrolled(whole) as piece:
-                    multiply(piece, 2 * STEP)
-            if rest:
-                multiply(T.int32(whole), rest)
+            if rows.whole:
+                with unrolled(rows.whole) as piece:
+                    multiply(piece, PIECE)
+            if rows.rest:
+                multiply(T.int32(rows.whole), rows.rest)
 
     def _words(self, pool: str, index: Expr, count: int) -> Array:
         words = Array(count, "uint32")

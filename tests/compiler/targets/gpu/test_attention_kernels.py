@@ -132,7 +132,12 @@ _PAGED: dict[str, dict[str, Any]] = {
     ),
     "both ways": attention_params(5, 1, 16, "f16", "fp8_e4m3", 32, 40, both_ways=True),
 }
-_LATENT = {"latent": "bf16", "latent, scales": "int8"}
+_LATENT = {
+    "latent": ("f16", 5, 64, 16),
+    "latent, no tensor cores": ("bf16", 4, 72, 8),
+    "latent, scales": ("int8", 4, 72, 8),
+}
+"""dtype of the KV cache, heads, and elements of the two parts of a key."""
 _TOLERANCES: dict[str, Tolerance] = {
     "f32": {"rtol": 2e-5, "atol": 3e-6},
     "bf16": {"rtol": 2.0**-8, "atol": 1e-5},
@@ -145,9 +150,11 @@ _OF_TENSOR_CORES: dict[str, Tolerance] = {
 }
 
 
-def _tolerance(params: dict[str, Any]) -> Tolerance:
-    act, kv = params.get("act_dtype", "f32"), params["kv_dtype"]
-    return _OF_TENSOR_CORES[kv] if act != "f32" and kv in _OF_TENSOR_CORES else _TOLERANCES[act]
+def _tolerance(spec: KernelSpec) -> Tolerance:
+    p = spec.as_dict()
+    if tensor_attention(spec) is not None:
+        return _OF_TENSOR_CORES[str(p["kv_dtype"])]
+    return _TOLERANCES[str(p.get("act_dtype", "f32"))]
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +165,9 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dic
         paged = _Paged(LENGTHS, *sizes)
         paged.kernels = _Kernels("paged_attention", params, merge_params(params))
         made[name] = paged, params
-    of_merge = {"num_heads": 4, "head_dim": 72, "window": 0, "act_dtype": "f32", "block_size": 16}
-    for name, kv in _LATENT.items():
-        latent = _Latent(LENGTHS, 4, 72, 8, 16, kv)
+    for name, (kv, heads, rank, rotated) in _LATENT.items():
+        of_merge = {"num_heads": heads, "head_dim": rank, "window": 0, "act_dtype": "f32", "block_size": 16}
+        latent = _Latent(LENGTHS, heads, rank, rotated, 16, kv)
         latent.kernels = _Kernels("latent_attention", latent.params(), of_merge)
         made[name] = latent, latent.params()
     texts = list(dict.fromkeys(text for cache, _ in made.values() for text in cache.kernels.texts()))
@@ -174,7 +181,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dic
 def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     cache, params = caches[name]
     if "both_ways" not in params:
-        check_companies(cast(Attends, cache), _ALONE, params, _tolerance(params))
+        check_companies(cast(Attends, cache), _ALONE, params, _tolerance(cache.kernels.single))
     # Tokens on both sides of the ends of partitions.
     chunks = [(0, 126, 130), (1, 30, 33), (0, 382, 386), (2, 0, 1), (0, 528, 530)]
     whole = cache.attend(_ALONE, params, chunks, 1, 3)
@@ -182,7 +189,7 @@ def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tup
         assert same_bits(cache.attend(_ALONE, params, chunks, 1, groups, SEGMENTS), whole)
     tokens = [(s, t) for s, a, e in chunks for t in range(a, e)]
     want = np.stack([cache.expected(s, t, params) for s, t in tokens])
-    np.testing.assert_allclose(whole.astype(np.float64), want, **_tolerance(params), err_msg=name)
+    np.testing.assert_allclose(whole.astype(np.float64), want, **_tolerance(cache.kernels.single), err_msg=name)
 
 
 def test_what_is_no_number_spoils_those_that_see_it(caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
@@ -253,15 +260,20 @@ def test_tiles_of_tensor_cores(heads: int, kv_heads: int, width: int, rows: int,
 
 
 def test_attention_that_tensor_cores_do_not_take() -> None:
-    for act, kv, width, block in (
-        ("f32", "bf16", 64, 16),
-        ("bf16", "f32", 64, 16),
-        ("bf16", "int8", 64, 16),
-        ("bf16", "bf16", 24, 16),
-        ("bf16", "bf16", 320, 16),
-        ("bf16", "bf16", 64, 24),
+    plain: dict[str, Any] = attention_params(4, 2, 64, "bf16", "bf16", 16, 0)
+    latent = {"num_heads": 4, "num_kv_heads": 1, "head_dim": 80, "rank": 64, "kv_dtype": "bf16", "block_size": 16}
+    for op, params, more in (
+        ("paged_attention", plain, {"act_dtype": "f32"}),
+        ("paged_attention", plain, {"kv_dtype": "f32"}),
+        ("paged_attention", plain, {"kv_dtype": "int8"}),
+        ("paged_attention", plain, {"head_dim": 24}),
+        ("paged_attention", plain, {"head_dim": 320}),
+        ("paged_attention", plain, {"block_size": 24}),
+        ("latent_attention", latent, {"rank": 48, "head_dim": 64}),
+        ("latent_attention", latent, {"rank": 1024, "head_dim": 1088}),
+        ("latent_attention", latent, {"head_dim": 72}),
     ):
-        params = attention_params(4, 2, width, act, kv, block, 0)
-        spec = KernelSpec.of("attention", "paged_attention", **params, segments=0)
+        assert tensor_attention(KernelSpec.of("attention", op, **params, segments=0)) is not None
+        spec = KernelSpec.of("attention", op, **{**params, **more}, segments=0)
         assert tensor_attention(spec) is None
         assert launch_of(spec, tensor_cores=True) == launch_of(spec)
