@@ -57,7 +57,7 @@ class LLM(Opened, VectorCalls):
     device_options: options of the device. `eager` launches kernels one by one instead of replaying a graph. `ranks` is
     the number of ranks, or the CPUs of each: "0-7|8-15". The others are of OpenCL and CUDA devices. `device_number` is
     that of `llmc devices`, `program_cache` a folder, and `opencl_library` and `cuda_library` are paths. `graph_mib`
-    limits the memory of CUDA graph instances. `overlap` False plans each step when the step before has ended; the bits
+    limits the memory of recorded graphs. `overlap` False plans each step when the step before has ended; the bits
     are the same.
     chat_template: text of a chat template instead of the model's own, or the name of one of the model's.
     memory_utilization, graph_reserved_memory, graph_prompt_ratio: one budget for weights, graphs and KV pool, as the

@@ -92,13 +92,18 @@ class Device {
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
   // Waits for the step. *logits points to num_samples × output_width floats, valid until the next Enqueue.
   virtual Status Wait(Fence fence, const float** logits) = 0;
+  // As Wait, for a step whose results nobody wants.
+  virtual Status Await(Fence fence) {
+    const float* logits = nullptr;
+    return Wait(fence, &logits);
+  }
   // Hidden states of a step's rows, float32 [num_tokens][states_width], in host memory. A model that takes states reads
   // them at the next Enqueue. A finished step of a model that gives states leaves them here. nullptr: none.
   virtual float* states() { return nullptr; }
   // Whether Sample draws on the device. Else the host draws from the rows that Wait gives.
   virtual bool samples() const { return false; }
   // Replaces Wait: waits for the step and for its draws. These follow the rules of sampling/sampler.h, so they give the
-  // host's tokens. outcomes: [task]; its status has errors of that task alone.
+  // host's tokens. outcomes: [task]; its status has errors of that task alone. Those of unwanted tasks stay as they are.
   virtual Status Sample(Fence fence, const std::vector<SampleTask>& tasks, std::vector<SampleOutcome>* outcomes) {
     static_cast<void>(fence), static_cast<void>(tasks), static_cast<void>(outcomes);
     return Status::Error(LLMC_ERR_INTERNAL, "This device draws no tokens.");

@@ -151,6 +151,7 @@ size_t SampleJobs::List(const std::vector<SampleTask>& tasks, size_t first) {
   size_t index = first;
   for (; index < tasks.size(); ++index) {
     const SampleTask& task = tasks[index];
+    if (task.unwanted) continue;
     if (!Takes(task)) {
       host_.push_back(index);
       continue;

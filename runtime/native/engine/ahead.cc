@@ -76,8 +76,7 @@ Status Engine::SampleChained(bool* chained) {
   LLMC_RETURN_IF_ERROR(device_->SampleChained(step_.fence, step_.tasks, &outcomes_, &lost));
   if (!lost) return Status::Ok();
   *chained = false;
-  const float* logits = nullptr;
-  LLMC_RETURN_IF_ERROR(device_->Wait(ahead_.fence, &logits));
+  LLMC_RETURN_IF_ERROR(device_->Await(ahead_.fence));
   ahead_.on_its_way = false;
   GiveUp(&ahead_);
   step_.enqueued_ns = MonotonicNs();  // what ran in vain is not part of its time
@@ -105,8 +104,7 @@ void Engine::Drain() noexcept {
     if (step->on_its_way) {
       step->on_its_way = false;
       try {
-        const float* logits = nullptr;
-        static_cast<void>(device_->Wait(step->fence, &logits).ok());
+        static_cast<void>(device_->Await(step->fence).ok());
       } catch (...) {
       }
     }

@@ -26,6 +26,7 @@ void HostSampler::Draw(Device* device, const float* logits, const std::vector<Sa
       static_cast<uint32_t>(tasks.size()), static_cast<uint32_t>(samplers_.size()),
       [](void* context, uint32_t index, uint32_t worker) {
         Shared& all = *static_cast<Shared*>(context);
+        if (all.tasks[index].unwanted) return;
         try {
           all.outcomes[index] = all.samplers[worker].Do(all.tasks[index], all.logits);
         } catch (const std::bad_alloc&) {

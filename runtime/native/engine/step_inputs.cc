@@ -62,8 +62,10 @@ void Engine::ListTasks(EngineStep* step) {
   for (const StepItem& item : step->plan.items) {
     Sequence& s = *item.sequence;
     const Request& r = *s.request;
+    const bool unwanted = s.state == Sequence::State::kDone;  // it ended when this step was on its way
     for (uint32_t i = 0; i < item.num_scores; ++i) {
       SampleTask score;
+      score.unwanted = unwanted;
       score.row = row++;
       score.position = item.first_score + i + 1;
       score.token = s.tokens[score.position];
@@ -77,6 +79,7 @@ void Engine::ListTasks(EngineStep* step) {
     const uint32_t known = std::min(item.start + item.count - item.num_guesses, static_cast<uint32_t>(s.tokens.size()));
     if (r.beams != nullptr) {
       SampleTask best;
+      best.unwanted = unwanted;
       best.row = row++;
       best.position = known;
       best.num_best = r.beams->search.num_best();
@@ -87,6 +90,7 @@ void Engine::ListTasks(EngineStep* step) {
     const uint32_t first = r.forked ? s.output_index : 0, end = r.forked ? first + 1 : r.params.n;
     for (uint32_t output_index = first; output_index < end; ++output_index) {
       SampleTask draw;
+      draw.unwanted = unwanted;
       draw.row = row;
       draw.params = &r.params;
       draw.context = {s.tokens.data(), known, s.num_prompt, r.first_output + output_index};

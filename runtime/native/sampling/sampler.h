@@ -55,6 +55,7 @@ struct SampleTask {
   uint32_t position = 0;
   uint32_t num_top = 0;  // likeliest tokens to report beside it
   uint32_t num_best = 0;  // not 0: draws and scores nothing, but reports this number of likeliest tokens
+  bool unwanted = false;  // its sequence has ended: nobody needs to do it, and nobody reads its outcome
 };
 
 struct TokenLogprob {

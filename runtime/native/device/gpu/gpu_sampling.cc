@@ -12,6 +12,11 @@ constexpr uint32_t kMostGroupsOfJobs = 1 << 16;
 constexpr uint32_t kFeedItems = 64;  // rows per group
 constexpr uint32_t kStepsAlone = 64;  // after a step that had to run again
 
+uint64_t NumWanted(const std::vector<SampleTask>& tasks) {
+  return static_cast<uint64_t>(
+      std::count_if(tasks.begin(), tasks.end(), [](const SampleTask& task) { return !task.unwanted; }));
+}
+
 }  // namespace
 
 Status SampleKernels::Of(const Artifact& artifact, SampleKernels* out) {
@@ -92,7 +97,7 @@ Status GpuSampling::End(const std::vector<SampleTask>& tasks, std::vector<Sample
   ++num_chained_;
   num_repeated_ += *lost;
   if (*lost) num_alone_ = kStepsAlone;
-  num_on_device_ += *lost ? 0 : tasks.size();
+  num_on_device_ += *lost ? 0 : NumWanted(tasks);
   return Status::Ok();
 }
 
@@ -115,7 +120,7 @@ Status GpuSampling::Draw(const std::vector<SampleTask>& tasks, std::vector<Sampl
     (*outcomes)[index] = host_.Do(task, row_.data());
   }
   num_on_host_ += left_.size();
-  num_on_device_ += tasks.size() - left_.size();
+  num_on_device_ += NumWanted(tasks) - left_.size();
   return Status::Ok();
 }
 

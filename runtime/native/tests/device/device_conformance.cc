@@ -513,8 +513,12 @@ class Suite {
         llmc::Fence fence = 0;
         CHECK_OK(device_->Enqueue(batch, &fence));
         for (uint32_t number = 1; number < kSteps; ++number) {
-          const std::vector<llmc::SampleTask> draws = tasks;
-          std::vector<llmc::SampleOutcome> found(seqs);
+          std::vector<llmc::SampleTask> draws = tasks;
+          // A sequence that has ended: nobody misses what only the host could draw.
+          draws.push_back(tasks[0]);
+          draws.back().num_best = 2;
+          draws.back().unwanted = true;
+          std::vector<llmc::SampleOutcome> found(draws.size());
           StepBatch next = step(number);
           std::vector<llmc::DrawnRow> rows;
           for (uint32_t row = 0; row < seqs; ++row) rows.push_back({row, seqs - 1 - row});
@@ -534,6 +538,7 @@ class Suite {
             CHECK_OK(device_->Enqueue(next, &next_fence));
           }
           fence = next_fence;
+          found.pop_back();
           std::vector<int32_t> tokens;
           for (const llmc::SampleOutcome& one : found) tokens.push_back(one.result.token);
           if (chained) drawn[number - 1] = tokens;

@@ -122,7 +122,10 @@ class NullDevice : public llmc::Device {
     const float* logits = nullptr;
     LLMC_RETURN_IF_ERROR(Wait(fence, &logits));
     llmc::Sampler sampler(shape_.vocab_size, shape_.eos_token_ids);
-    for (size_t i = tasks.size(); i-- > 0;) (*outcomes)[i] = sampler.Do(tasks[i], logits);
+    for (size_t i = tasks.size(); i-- > 0;) {
+      unwanted_tasks += tasks[i].unwanted;
+      if (!tasks[i].unwanted) (*outcomes)[i] = sampler.Do(tasks[i], logits);
+    }
     ++draw_calls;
     return llmc::Status::Ok();
   }
@@ -239,7 +242,7 @@ class NullDevice : public llmc::Device {
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
-           chained_steps = 0, lost_steps = 0;
+           chained_steps = 0, lost_steps = 0, unwanted_tasks = 0;
 
  private:
   template <class Copy>
