@@ -1,5 +1,6 @@
 // CuGraphs: the graphs of an artifact, each as one CUDA graph or, beyond the budget, as launches of its kernels.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -31,12 +32,14 @@ class CuGraphs {
                      std::shared_ptr<Collective> ranks, std::unique_ptr<CuGraphs>* out);
 
   const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
-  uint32_t num_instances() const { return num_instances_; }
-  uint64_t instance_bytes() const { return instance_bytes_; }
+  uint32_t num_recorded() const { return num_instances_; }
+  uint64_t recorded_bytes() const { return instance_bytes_; }
+  bool is_recorded(uint32_t graph) const { return !graphs_[graph].execs.empty(); }
+  // Forms of a graph: an instance may be enqueued again while it runs.
+  size_t num_forms(uint32_t) const { return 1; }
   CuPointer place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
   }
-  bool has_instance(uint32_t graph) const { return !graphs_[graph].execs.empty(); }
   // Enqueues a graph. Of several ranks it returns behind the last result that they exchange.
   Status Enqueue(uint32_t graph, const StepRows& rows) const;
   // Enqueues one command of a graph.

@@ -20,12 +20,12 @@ class CuSampling final : public GpuSampling {
   // *out stays empty if the artifact has no such kernels.
   static Status Make(const CuMachinePtr& machine, const Artifact& artifact, std::shared_ptr<const CuPrograms> programs,
                      CuStreamHandle stream, std::unique_ptr<CuSampling>* out);
-  // Sets the rows that the next draws read.
-  void set_logits(CuPointer logits) { logits_ = logits; }
-  // Sets the inputs of the step that Feed feeds. layout: of its graph.
-  void set_inputs(CuPointer step, const StepLayout& layout) {
-    step_ = step;
-    input_ids_ = step + layout.offsets[kInputIds];
+  // Sets the rows that the next draws read, which must outlive these.
+  void set_logits(const CuBuffer& logits) { logits_ = logits.get(); }
+  // Sets the inputs of the step that Feed feeds, which must outlive it. layout: of its graph.
+  void set_inputs(const CuBuffer& step, const StepLayout& layout) {
+    step_ = step.get();
+    input_ids_ = step_ + layout.offsets[kInputIds];
   }
 
  private:

@@ -8,12 +8,12 @@
 namespace llmc {
 namespace {
 
-using OpenCuda = OpenGpu<CuMachine, CudaDevice, CudaDeviceOptions>;
+using OpenCuda = OpenGpu<CuMachine, CudaDevice, GpuOptions>;
 
 Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   constexpr uint32_t kMostMib = 1 << 24;
   CuChoice choice;
-  CudaDeviceOptions options;
+  GpuOptions options;
   uint32_t offload_mib = 0;
   OptionReader reader("cuda", given);
   reader.Text("library", &choice.library);

@@ -37,6 +37,8 @@ class ClMachine {
   // Whether a command buffer may be enqueued again while it runs. Else a graph needs two of them.
   bool replays_overlap() const { return replays_overlap_; }
 
+  // OpenCL tells no loss of a device for good: each call fails by itself.
+  Status CheckAlive() const { return Status::Ok(); }
   const std::string& name() const { return name_; }
   const std::string& driver() const { return driver_; }
   uint64_t memory_bytes() const { return memory_bytes_; }

@@ -40,9 +40,8 @@ class ClMemory {
                      uint32_t rank, uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out);
 
   uint32_t num_blocks() const { return num_blocks_; }
-  uint64_t weight_bytes() const { return bytes_.weights; }
+  const DeviceMemory& bytes() const { return bytes_; }
   uint64_t offloaded_bytes() const { return offloaded_bytes_; }
-  uint64_t pool_bytes() const { return bytes_.pool; }
   // Memory for the graphs of an artifact with these weights and pools. The arena is zero once the queue's work has
   // ended.
   Status MakeWork(const Artifact& artifact, cl_command_queue queue, ClWork* out) const;

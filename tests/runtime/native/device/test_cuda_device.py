@@ -117,7 +117,7 @@ def test_what_it_says_of_itself(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> 
         ("memory=1000", r"needs \d+ MiB .* and 'stub' has 0 MiB; ask for a smaller KV pool"),
         ("others=17179869184", r"needs \d+ MiB .* and 'stub' has 0 MiB free; ask for a smaller KV pool"),
         (
-            "MemAlloc@4=2",
+            "MemAlloc@7=2",
             "Taking 0 MiB for inputs from 'stub' failed: the GPU has no memory left .*; use fewer KV blocks",
         ),
         ("MemAlloc=2", "for weights from 'stub' failed"),
