@@ -38,6 +38,8 @@ IN_16_BITS, LATENT = ("gemma3_text", "olmo2"), "deepseek_v2-lite"
 BOUNDS_IN_F16 = {"gemma3n": 1e-2, "gemma3n_text": 1e-2}
 # In bounds; a model that roundings change more judges nothing.
 MOST_OF_EAGER = 4.0
+# Of the eager model's error: as many roundings, in another order.
+ROUNDED_ELSEWHERE = 1.5
 
 
 def check(case: str, target: str, folder: Path, cache: Path) -> None:
@@ -79,16 +81,18 @@ def test_every_family_in_f16(family: str, tmp_path: Path, kernel_cache: Path) ->
 
 
 def check_16_bits(case: str, dtype: str, bound: float, folder: Path, cache: Path) -> None:
-    """Within `bound` of float32, or no farther from it than the eager model in 16 bits, where that is not."""
+    """Within `bound` of float32, or about as far from it as the eager model in 16 bits, where that is not."""
     family, overrides = CASES[case]
     model = make_tiny_model(folder / "model", family, **overrides)
     target = targets_here()[0]
     with compile_tiny(model, folder / "out", cache, buckets=LADDER, dtype=dtype, target=target) as artifact:
         tokens = clear_text(model, dtype, 48)
         expected = PagedRunner(in_float32(model, dtype)).step([tokens])[0].numpy()
-        eager = relative_error(PagedRunner(load_model(model, dtype)).step([tokens])[0].numpy(), expected)
+        found = PagedRunner(load_model(model, dtype)).step([tokens])[0].numpy()
+        # Row by row, as steps of one token are compared.
+        eager = max(map(relative_error, found, expected))
         assert eager < MOST_OF_EAGER * bound
-        check_every_bucket(artifact, tokens, expected, max(bound, eager))
+        check_every_bucket(artifact, tokens, expected, max(bound, ROUNDED_ELSEWHERE * eager))
         check_bits(artifact)
 
 

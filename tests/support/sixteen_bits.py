@@ -13,6 +13,7 @@ import torch
 
 from llmc.models import expert_ops
 from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import Experts
 from llmc.models.eager import load_model
 
 from support.compiled import random_tokens
@@ -57,18 +58,23 @@ def clear_text(path: Path, dtype: str, length: int, seed: int = 3) -> list[int]:
 
 def _routed(runner: PagedRunner, token: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What experts of the next token are chosen by, float32 [layers, E], and the margin of each choice [layers]."""
-    with _choices() as seen:
+    experts = runner.model.config.experts
+    assert experts is not None
+    with _choices(experts) as seen:
         runner.step([[token]])
     return torch.cat([choice for choice, _ in seen]), torch.cat([margin for _, margin in seen])
 
 
 @contextmanager
-def _choices() -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+def _choices(experts: Experts) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """What layers choose experts by, and the margins of their choices, layer by layer."""
     seen, choose = list[tuple[torch.Tensor, torch.Tensor]](), expert_ops.choose_experts
 
     def listening(choice: torch.Tensor, scores: torch.Tensor, *how: Any) -> torch.Tensor:
-        seen.append((choice, _margin(choice, *how[:4])))
+        margin = _margin(choice, *how[:4])
+        if experts.scores == "mixer":
+            margin = torch.minimum(margin, _margin_of_nearness(choice, experts.mixer_noise))
+        seen.append((choice, margin))
         return choose(choice, scores, *how)
 
     with patch.object(expert_ops, "choose_experts", listening):
@@ -90,3 +96,11 @@ def _margin(choice: torch.Tensor, top_k: int, groups: int, top_groups: int, best
         best = choice.sort(descending=True).values
         margin = torch.minimum(margin, best[:, top_k - 1] - best[:, top_k])
     return margin
+
+
+def _margin_of_nearness(logits: torch.Tensor, noise: float) -> torch.Tensor:
+    """By how much a logit [T, E] is near one of the best two or is not, as sparse mixing asks: float32 [T]."""
+    best = logits.topk(2, dim=-1).values[..., None]
+    below = best - logits[:, None]
+    margins = (below - 2.0 * noise * torch.maximum(logits.abs()[:, None], best)).abs()
+    return margins.masked_fill(below <= 0.0, float("inf")).flatten(1).amin(-1)
