@@ -1,8 +1,9 @@
-"""Run by bench/gpu/run.sh: makes an artifact of a bundle and random weights, checks it, and only then measures it."""
+"""Run by bench/gpu/run.sh: makes artifacts of bundles and random weights, checks them, and only then measures them."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.gpu.goals import TIMES_BASELINE, cells, table
 from bench.gpu.random_model import write_random_model
 from bench.shapes import SHAPES
 from llmc.compiler.bundle_apply import apply_bundle
@@ -91,8 +93,8 @@ def largest(graphs: Sequence[GraphInfo], phase: str) -> int:
     )
 
 
-def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits) -> None:
-    """Checks parity with torch, and that a request has the same bits however it runs."""
+def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits | None) -> None:
+    """Checks parity with torch where there is such a model, and that a request has the same bits however it runs."""
     graphs = artifact.graphs()
     prefill, decode = largest(graphs, "prefill"), largest(graphs, "decode")
     count = min(graphs[prefill].max_tokens - 1, len(tokens) - 4)
@@ -113,11 +115,12 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits) -> No
                     both.insert(0, (2, [tokens[at + 3 - count]], half + at - count))
                 pieces.append(steps.run(decode, both)[-1])
             found += [rows, pieces]
-    worst = max(
-        float(np.abs(row - expected[count - 1 + i]).max() / np.abs(expected[count - 1 + i]).max())
-        for i, row in enumerate(found[0])
-    )
-    check("parity with torch in float32", worst <= _BOUND, f"largest error {worst:.2e} of the largest logit")
+    if expected is not None:
+        worst = max(
+            float(np.abs(row - expected[count - 1 + i]).max() / np.abs(expected[count - 1 + i]).max())
+            for i, row in enumerate(found[0])
+        )
+        check("parity with torch in float32", worst <= _BOUND, f"largest error {worst:.2e} of the largest logit")
     bits = all(same(np.array(found[0]), np.array(other)) for other in found[1:])
     check("bit-exactness", bits, "chunks, company, graphs and launches")
 
@@ -154,7 +157,7 @@ def measure(
                 last = graph.max_blocks_per_seq * size - each if graph.phase == "decode" else 0
                 parts = [(seq, [7] * each, last) for seq in range(min(graph.max_seqs, graph.max_tokens))]
                 step_s = seconds_of(partial(steps.run, index, parts), at_least_s)
-                bucket = f"{graph.phase}:{graph.batch}x{graph.seq}"
+                bucket = bucket_of(graph)
                 tokens_s, of_limit = each * len(parts) / step_s, least_s([(each, last)] * len(parts)) / step_s
                 rows.append(
                     {"bucket": bucket, "by": name, "step_s": step_s, "tokens_s": tokens_s, "of_limit": of_limit}
@@ -164,14 +167,139 @@ def measure(
     return rows
 
 
+class Report:
+    """What was found so far, kept in a file: a run that was cut off goes on where it ended."""
+
+    def __init__(self, path: Path, key: dict[str, Any]) -> None:
+        self._path = path
+        known = json.loads(path.read_text()) if path.is_file() else {}
+        self.found: dict[str, Any] = known if known.get("key") == key else {"key": key}
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        """What a part found, now or in an earlier run of the same files on the same device."""
+        if name in self.found:
+            say(f"    {name}: as found before")
+        else:
+            self.found[name] = make()
+            self.save()
+        return self.found[name]
+
+    def save(self) -> None:
+        self._path.write_text(json.dumps(self.found, indent=2) + "\n")
+
+
+def digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Bench:
+    """The parts of a run. given: the command's arguments."""
+
+    def __init__(self, given: argparse.Namespace, shape: dict[str, Any], report: Report) -> None:
+        self._given, self._shape, self._report = given, shape, report
+        self._model = given.work / "model"
+
+    def packed(self, bundle: Path) -> Path:
+        """The artifact of a bundle and random weights."""
+        out: Path = self._given.work / bundle.stem
+        read = read_bundle(bundle)
+        target = next(v.resolved.target.name for v in read.variants if v.resolved.target.kind == "cuda")
+        if not (self._model / "config.json").is_file():
+            write_random_model(self._shape, self._model)
+        apply_bundle(read, self._model, out, target=target, tokenizer="none", overwrite=True)
+        return out
+
+    def check(self, bundle: Path, artifact: Path) -> None:
+        library = [f"library={path}"] if (path := os.environ.get("LLMC_CUDA_LIBRARY")) else []
+        self._report.part(
+            f"conformance of {bundle.name}", lambda: judge_conformance(self._given.conformance, artifact, library)
+        )
+        self._report.part(f"numbers of {bundle.name}", lambda: self._numbers(artifact))
+
+    def _numbers(self, path: Path) -> None:
+        import torch
+
+        from bench.gpu.torch_model import TorchModel, read_weights
+
+        with Artifact(path) as artifact:
+            length = min(200, artifact.info.max_model_len)
+            tokens = [int(t) for t in np.random.default_rng(3).integers(3, artifact.info.vocab_size, length)]
+            expected = None
+            if not quantized(path):
+                weights = read_weights(self._shape, self._model, self._given.torch_device, torch.float32)
+                expected = TorchModel(self._shape, weights).logits(tokens).cpu().numpy()
+            judge_numbers(artifact, tokens, expected)
+
+    def limits(self) -> dict[str, float]:
+        from bench.gpu.step_limits import measured_limits
+
+        found = measured_limits(self._given.torch_device, partial(seconds_of, at_least_s=self._given.seconds))
+        say(f"    limits: copies {found.bytes_s / 1e9:.1f} GB/s, products of bf16 {found.flops / 1e12:.2f} TFLOP/s")
+        return asdict(found)
+
+    def buckets(self, path: Path) -> list[dict[str, Any]]:
+        from bench.gpu.step_limits import Limits, Model
+
+        with Artifact(path) as artifact:
+            info, limits = artifact.info, Limits(**self._report.found["limits"])
+            needs = Model.of(self._shape, info.weight_bytes, info.kv_block_bytes // info.block_size)
+            return measure(artifact, self._given.seconds, partial(needs.least_s, limits))
+
+    def baseline(self, path: Path) -> dict[str, Any]:
+        """Seconds of a step of each judged bucket."""
+        from bench.gpu.baseline import baseline
+
+        with Artifact(path) as artifact:
+            graphs, size = artifact.graphs(), artifact.info.block_size
+        other = baseline(self._shape, self._model, self._given.torch_device, compiled=self._given.compiled)
+        found: dict[str, Any] = {"name": other.name}
+        for cell in cells(graphs):
+            graph = graphs[cell.graph]
+            if bucket_of(graph) in found:
+                continue
+            new = 1 if graph.phase == "decode" else graph.max_tokens // graph.max_seqs
+            context = max(graph.max_blocks_per_seq * size, new)
+            found[bucket_of(graph)] = took = seconds_of(other.step(graph.max_seqs, new, context), self._given.seconds)
+            say(f"    {bucket_of(graph):18} {other.name}: {1e3 * took:.3f} ms")
+        return found
+
+    def judged(self, bundle: Path, path: Path) -> list[dict[str, Any]]:
+        baseline, rows = self._report.found["baseline"], self._report.found[f"buckets of {bundle.name}"]
+        with Artifact(path) as artifact:
+            graphs, found = artifact.graphs(), []
+        for cell in cells(graphs):
+            bucket = bucket_of(graphs[cell.graph])
+            row = next(row for row in rows if (row["bucket"], row["by"]) == (bucket, "graphs"))
+            goal = cell.quantized if quantized(path) else cell.floats
+            times = baseline[bucket] / row["step_s"] if bucket in baseline else None
+            reached = row["of_limit"] >= goal and (times is None or times >= TIMES_BASELINE)
+            found.append(
+                {"artifact": bundle.stem, "cell": cell.name, "bucket": bucket, "of_limit": row["of_limit"],
+                 "goal": goal, "times_baseline": times, "reached": reached}
+            )  # fmt: skip
+        return found
+
+
+def bucket_of(graph: GraphInfo) -> str:
+    return f"{graph.phase}:{graph.batch}x{graph.seq}"
+
+
+def quantized(artifact: Path) -> bool:
+    """Whether linear weights are integers: torch then has no such model to compare numbers with."""
+    kernels = json.loads((artifact / "manifest.json").read_text())["kernels"]
+    return any(kernel["op"].endswith("linear_quant") for kernel in kernels)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundles", type=Path, nargs="+", help="of one shape, such as bf16, w4a16 and w8a8")
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="of bench/shapes.py, or a file of JSON")
     parser.add_argument("--work", type=Path, default=Path("out/gpu"))
     parser.add_argument("--conformance", type=Path, required=True, help="the program device_conformance")
     parser.add_argument("--torch-device", default="cuda")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--no-compiled", dest="compiled", action="store_false", help="a baseline without torch.compile")
     given = parser.parse_args()
     shape = json.loads(Path(given.shape).read_text()) if given.shape.endswith(".json") else SHAPES[given.shape]
 
@@ -179,39 +307,26 @@ def main() -> None:
         facts = device.facts
     for name, value in facts.items():
         say(f"    {name:20} {value}")
-    import torch
-
-    from bench.gpu.step_limits import Model, measured_limits
-    from bench.gpu.torch_model import TorchModel, read_weights
-
-    model = write_random_model(shape, given.work / "model")
-    bundle = read_bundle(given.bundle)
-    target = next(v.resolved.target.name for v in bundle.variants if v.resolved.target.kind == "cuda")
-    apply_bundle(bundle, model, given.work / "artifact", target=target, tokenizer="none", overwrite=True)
-    library = [f"library={path}"] if (path := os.environ.get("LLMC_CUDA_LIBRARY")) else []
-    judge_conformance(given.conformance, given.work / "artifact", library)
-    with Artifact(given.work / "artifact") as artifact:
-        length = min(200, artifact.info.max_model_len)
-        tokens = [int(t) for t in np.random.default_rng(3).integers(3, artifact.info.vocab_size, length)]
-        reference = TorchModel(shape, read_weights(shape, model, given.torch_device, torch.float32))
-        judge_numbers(artifact, tokens, reference.logits(tokens).cpu().numpy())
-        del reference
-        limits = measured_limits(given.torch_device, partial(seconds_of, at_least_s=given.seconds))
-        say(f"    limits: copies {limits.bytes_s / 1e9:.1f} GB/s, products of bf16 {limits.flops / 1e12:.2f} TFLOP/s")
-        info = artifact.info
-        needs = Model.of(shape, info.weight_bytes, info.kv_block_bytes // info.block_size)
-        rows = measure(artifact, given.seconds, partial(needs.least_s, limits))
-    eager = TorchModel(shape, read_weights(shape, model, given.torch_device, torch.bfloat16))
-    torch_s = seconds_of(lambda: eager.logits(tokens).cpu(), given.seconds)
-    say(f"    torch, bf16, eager: {len(tokens)} tokens of a prompt in {1e3 * torch_s:.3f} ms")
-    report = {
-        "device": facts,
+    given.work.mkdir(parents=True, exist_ok=True)
+    key = {
         "shape": given.shape,
-        "limits": asdict(limits),
-        "buckets": rows,
-        "torch_prompt_s": torch_s,
+        "bundles": {bundle.name: digest_of(bundle) for bundle in given.bundles},
+        "device": str(facts["device"]),
     }
-    (given.work / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    report = Report(given.work / "report.json", key)
+    report.found["device"] = facts
+    bench = Bench(given, shape, report)
+    artifacts = {bundle: bench.packed(bundle) for bundle in given.bundles}
+    for bundle, artifact in artifacts.items():
+        bench.check(bundle, artifact)
+    report.part("limits", bench.limits)
+    for bundle, artifact in artifacts.items():
+        report.part(f"buckets of {bundle.name}", partial(bench.buckets, artifact))
+    report.part("baseline", partial(bench.baseline, artifacts[given.bundles[0]]))
+    report.found["cells"] = [row for bundle, artifact in artifacts.items() for row in bench.judged(bundle, artifact)]
+    report.save()
+    for line in table(report.found["cells"]):
+        say(line)
     say(f"    {given.work / 'report.json'}")
 
 

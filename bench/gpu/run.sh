@@ -1,14 +1,18 @@
 #!/bin/sh
-# Checks and measures a bundle for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, Python with
-# torch and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it.
+# Checks and measures bundles for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, Python with torch
+# and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it. Run again, it goes on from
+# there: out/gpu/report.json has what was found. Where transformers is installed, it is what times are compared with.
 #
-#   bench/gpu/run.sh qwen.bundle [--shape qwen2.5-0.5b] [--work out/gpu] [--seconds 1]
+#   bench/gpu/run.sh bf16.bundle w4a16.bundle w8a8.bundle [--shape llama-3-8b] [--work out/gpu] [--seconds 1]
 #
-# A bundle is made elsewhere, where nvcc is installed:
+# Bundles are made elsewhere, where nvcc is installed. A step of one sequence, of 64, and a prompt of 2,048 tokens:
 #
-#   python -m bench.make_model qwen2.5-0.5b out/model
-#   llmc compile out/model -o out/artifact --target cuda:sm_80,sm_90,sm_100 --dtype bf16
-#   llmc bundle create out/artifact -o qwen.bundle
+#   python -m bench.make_model llama-3-8b out/model
+#   llmc compile out/model -o out/bf16 --target cuda:sm_80,sm_90,sm_100 --dtype bf16 --max-model-len 2048 \
+#     --buckets 'prefill=[1]x[2048],decode=[1,64]x[2048]'
+#   llmc bundle create out/bf16 -o bf16.bundle
+#
+# and the same with --quant w4a16, and with --quant w8a8.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

@@ -42,20 +42,29 @@ class TorchModel:
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + float(self._shape["rms_norm_eps"]))
         return y.to(x.dtype) * self._weights[f"{name}.weight"]
 
-    def _rotated(self, x: Tensor) -> Tensor:
-        """x: [heads, tokens, head_dim]."""
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x: [..., tokens, head_dim]. positions: of the tokens."""
         half = self._head_dim // 2
         steps = torch.arange(half, device=x.device, dtype=torch.float32) / half
-        angles = torch.arange(x.shape[1], device=x.device)[:, None] * float(self._shape["rope_theta"]) ** -steps
+        angles = positions[:, None] * float(self._shape["rope_theta"]) ** -steps
         cos, sin = angles.cos(), angles.sin()
         a, b = x[..., :half].float(), x[..., half:].float()
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+    def _mlp(self, x: Tensor, name: str) -> Tensor:
+        gate, up = self._linear(x, f"{name}.mlp.gate_proj"), self._linear(x, f"{name}.mlp.up_proj")
+        return self._linear(F.silu(gate) * up, f"{name}.mlp.down_proj")
+
+    def _head(self, x: Tensor) -> Tensor:
+        head = self._weights.get("lm_head.weight", self._weights["model.embed_tokens.weight"])
+        return F.linear(self._norm(x, "model.norm"), head)
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> Tensor:
         """[tokens, vocab], float32."""
         device = self._weights["model.embed_tokens.weight"].device
         x = self._weights["model.embed_tokens.weight"][torch.tensor(tokens, device=device)]
+        positions = torch.arange(len(tokens), device=device)
         for layer in range(int(self._shape["num_hidden_layers"])):
             name = f"model.layers.{layer}"
             y = self._norm(x, f"{name}.input_layernorm")
@@ -64,11 +73,9 @@ class TorchModel:
                 for part in "qkv"
             )
             groups = self._heads // self._kv_heads
-            q, k, v = self._rotated(q), self._rotated(k).repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+            q, k = self._rotated(q, positions), self._rotated(k, positions).repeat_interleave(groups, 0)
+            v = v.repeat_interleave(groups, 0)
             y = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
             x = x + self._linear(y.transpose(0, 1).reshape(len(tokens), -1), f"{name}.self_attn.o_proj")
-            y = self._norm(x, f"{name}.post_attention_layernorm")
-            gate, up = self._linear(y, f"{name}.mlp.gate_proj"), self._linear(y, f"{name}.mlp.up_proj")
-            x = x + self._linear(F.silu(gate) * up, f"{name}.mlp.down_proj")
-        head = self._weights.get("lm_head.weight", self._weights["model.embed_tokens.weight"])
-        return F.linear(self._norm(x, "model.norm"), head).float()
+            x = x + self._mlp(self._norm(x, f"{name}.post_attention_layernorm"), name)
+        return self._head(x).float()

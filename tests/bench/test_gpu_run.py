@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from bench.gpu.baseline import baseline
 from bench.gpu.random_model import write_random_model
 from bench.gpu.step_limits import Limits, Model
+from bench.gpu.torch_model import TorchModel, read_weights
 from llmc.compiler.store.bundle import create_bundle
 from llmc.runtime.binding.abi import library_candidates
 
@@ -55,7 +58,7 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
         "PATH": "/usr/bin:/bin",
     }
     options = ["--shape", tmp_path / "shape.json", "--work", tmp_path / "work", "--torch-device", "cpu"]
-    options += ["--conformance", native_program("device_conformance"), "--seconds", "0"]
+    options += ["--conformance", native_program("device_conformance"), "--seconds", "0", "--no-compiled"]
     command = [ROOT / "bench" / "gpu" / "run.sh", tmp_path / "tiny.bundle", *options]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -65,9 +68,40 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
         "ok  parity with torch in float32", "ok  bit-exactness",
     ]  # fmt: skip
     report = json.loads((tmp_path / "work" / "report.json").read_text())
-    assert {row["by"] for row in report["buckets"]} == {"graphs", "launches"}
-    assert len(report["buckets"]) == 4
-    assert all(0 < row["of_limit"] < 1 for row in report["buckets"])  # a step of kernels on the host is slow
+    rows = report["buckets of tiny.bundle"]
+    assert {row["by"] for row in rows} == {"graphs", "launches"}
+    assert len(rows) == 4
+    assert all(0 < row["of_limit"] < 1 for row in rows)  # a step of kernels on the host is slow
+    assert [(row["cell"], row["reached"]) for row in report["cells"]] == [
+        ("decode, fewest sequences", False), ("decode, most sequences", False), ("prefill", False),
+    ]  # fmt: skip
+    assert report["baseline"]["name"].startswith("transformers")
+    # Another run does not check or measure again.
+    again = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
+    assert "ok  " not in again.stdout
+    assert again.stdout.count("as found before") == 5
+    assert json.loads((tmp_path / "work" / "report.json").read_text()) == report
+
+
+def test_baselines_are_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both see the tokens at their positions: the last logits of a prompt are those of the plain model."""
+    model = write_random_model(_SHAPE, tmp_path / "model")
+    plain = TorchModel(_SHAPE, read_weights(_SHAPE, model, "cpu", torch.bfloat16)).logits([7] * 12)[-1]
+    for library in (True, False):
+        if not library:
+            monkeypatch.setitem(sys.modules, "transformers", None)
+        found = baseline(_SHAPE, model, "cpu", compiled=False)
+        assert found.name.startswith("transformers" if library else "plain torch")
+        rows = found.step(2, 12, 12)()
+        assert isinstance(rows, torch.Tensor)
+        for row in rows.reshape(2, -1):
+            torch.testing.assert_close(row, plain, atol=0.02 * float(plain.abs().max()), rtol=0)
+        step = found.step(2, 1, 2)
+        for _ in range(3):  # more than the cache has room for
+            logits = step()
+            assert isinstance(logits, torch.Tensor)
+            assert torch.isfinite(logits).all()
 
 
 def test_what_a_step_needs_at_least() -> None:
