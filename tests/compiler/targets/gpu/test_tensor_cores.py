@@ -21,6 +21,7 @@ from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.tensor_cores import FEW_ROWS, tensor_layer
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
+from llmc.models.activations import activated
 from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.integers import Integers
 
@@ -262,6 +263,15 @@ def test_rows_of_adapters_have_the_same_bits_in_any_tile(dtype: str, library: ct
         alone = run(tiles_of({number: rows[2:3]}, count), 1)
         np.testing.assert_array_equal(alone[rows[2]], whole[rows[2]])
         np.testing.assert_array_equal(np.delete(alone, rows[2], 0), np.delete(y, rows[2], 0))
+
+
+def test_an_activation_without_a_gate(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"activated": "f32", "activation": "gelu_tanh"}
+    spec = _floats("bf16", 96, 136, bias=True, **given)
+    layer, rows = _Layer(spec, max(_ROWS)), max(_ROWS)
+    found = _run(ctypes.CDLL(str(host_library([cuda_text(spec)], tmp_path))), spec, layer, rows, groups=3)
+    expected = activated(torch.from_numpy(layer.expected), "gelu_tanh").numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_tensor_cores_do_not_take() -> None:
