@@ -23,7 +23,7 @@ def _function(name: str, lines: list[str]) -> str:
 
 
 def _by_sigmoid(name: str, exponent: list[str]) -> str:
-    """%v / (1 + 2^%e), which is −0 from %power = 128 on. exponent: lines that set %power. NaN stays NaN."""
+    """%v / (1 + 2^%power), for negative %v −0 from %power = 128 on. exponent: lines that set %power. NaN stays NaN."""
     lines = [
         *exponent,
         f"%most = call {F32} @llvm.minnum.v16f32({F32} %power, {F32} {number(128.0)})",
