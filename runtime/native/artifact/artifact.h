@@ -168,6 +168,8 @@ class Artifact {
   uint32_t num_ranks() const { return num_stages() * ranks_of_stage(); }
   // Bytes of the file that one rank reads; the most of any.
   uint64_t rank_weight_bytes() const;
+  // Most bytes that a rank passes on in a step; 0 without stages.
+  uint64_t passed_bytes() const;
   uint32_t num_shared_weights() const { return static_cast<uint32_t>(model_.num_shared_weights); }
   // Weights that operands may name: the shared ones, then those of one rank.
   uint32_t num_named_weights() const {
@@ -249,20 +251,35 @@ class Artifact {
 // Follows the commands of a graph, in order, from stage to stage.
 class StageWalk {
  public:
-  explicit StageWalk(const Artifact& artifact) : artifact_(artifact) {}
+  StageWalk(const Artifact& artifact, const GraphRecord& graph) : artifact_(artifact), graph_(graph) {}
   // The stage of the next command.
   uint32_t at() const { return at_; }
   // Whether a rank of `stage` runs the next command. The stages on both sides run what is passed on.
   bool Runs(const CommandRecord& command, uint32_t stage) {
     const CollectiveRecord* collective = artifact_.collective(command);
-    if (collective == nullptr || collective->op != static_cast<uint32_t>(CollectiveOp::kPassOn)) return stage == at_;
+    if (collective == nullptr || collective->op != static_cast<uint32_t>(CollectiveOp::kPassOn)) {
+      end_ = 0;
+      return stage == at_;
+    }
+    if (collective->stage != from_) end_ = 0;
+    from_ = collective->stage;
+    place_ = end_;
+    const bool tokens = collective->rows == static_cast<uint32_t>(CollectiveRows::kTokens);
+    const uint64_t rows = tokens ? graph_.max_tokens : graph_.max_samples;
+    end_ = RoundUp(place_ + rows * collective->width * sizeof(float), kAlignment);
     at_ = (collective->stage + 1) % artifact_.num_stages();
     return stage == collective->stage || stage == at_;
   }
+  // Behind Runs of a pass_on: where its rows lie among those that its stage passes on in this step, and where they end, in
+  // bytes.
+  uint64_t place() const { return place_; }
+  uint64_t passed_end() const { return end_; }
 
  private:
   const Artifact& artifact_;
-  uint32_t at_ = 0;
+  const GraphRecord& graph_;
+  uint32_t at_ = 0, from_ = 0;
+  uint64_t place_ = 0, end_ = 0;
 };
 
 }  // namespace llmc

@@ -22,7 +22,7 @@ std::vector<bool> Artifact::WeightsOf(uint32_t stage) const {
   std::vector<bool> read(num_named_weights(), stages_.empty());
   if (stages_.empty()) return read;
   for (const GraphRecord& graph : graphs_) {
-    StageWalk walk(*this);
+    StageWalk walk(*this, graph);
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = commands_[graph.first_command + c];
       if (!walk.Runs(command, stage)) continue;
@@ -43,6 +43,18 @@ uint64_t Artifact::rank_weight_bytes() const {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < read.size(); ++i) bytes += read[i] ? weights_[weight_of(i, 0)].bytes : 0;
     most = std::max(most, bytes);
+  }
+  return most;
+}
+
+uint64_t Artifact::passed_bytes() const {
+  uint64_t most = 0;
+  for (const GraphRecord& graph : graphs_) {
+    StageWalk walk(*this, graph);
+    for (uint32_t c = 0; c < graph.num_commands; ++c) {
+      walk.Runs(commands_[graph.first_command + c], 0);
+      most = std::max(most, walk.passed_end());
+    }
   }
   return most;
 }
@@ -147,7 +159,7 @@ Status Artifact::CheckCollective(const GraphRecord& graph, uint32_t index, const
 
 // A graph visits the stages in their order and hands its results to the first one. Call after its commands are checked.
 Status Artifact::CheckOrderOfStages(const GraphRecord& graph, const std::string& name) const {
-  StageWalk walk(*this);
+  StageWalk walk(*this, graph);
   uint32_t left = 0;  // stages that have handed on something
   bool passing = false;  // the command before did
   for (uint32_t c = 0; c < graph.num_commands; ++c) {

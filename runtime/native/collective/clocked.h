@@ -31,6 +31,7 @@ class ClockedCollective final : public Collective {
   void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) override {
     Timed(&passings_, thread, [&] { own_->PassOn(work, thread, num_threads); });
   }
+  void Tend() override { own_->Tend(); }
   Status status() const override { return own_->status(); }
 
   const CollectiveTime& reductions() const { return reductions_; }

@@ -26,11 +26,13 @@ struct Gathering {
 };
 
 // What a stage hands to the next one, unchanged: its r-th rank gives, the r-th rank of the next stage takes. Behind the
-// last stage comes the first.
+// last stage comes the first. A copy lies in the outbox of the rank that gives until the other one takes it. So giving
+// waits for nobody, unless something that was not taken yet lies at the same place.
 struct Passing {
   float* data;  // [count]; written by the rank that takes
   uint64_t count;
   uint32_t stage;  // which gives
+  uint64_t place;  // of the copy in the outbox, in bytes; the same for both ranks
 };
 
 class Collective {
@@ -45,8 +47,10 @@ class Collective {
   // reading `out`. Once a rank has failed they return at once, and `out` is undefined.
   virtual void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) = 0;
   virtual void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) = 0;
-  // Call on the ranks of both stages; on others it does nothing.
+  // Call on the ranks of both stages; on others it does nothing. Between two ranks, what is given first is taken first.
   virtual void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) = 0;
+  // Moves what was given on, if the transport needs this rank's help. Thread 0 calls it between its tasks.
+  virtual void Tend() {}
   // An error once a rank has failed, which names the rank and the reason.
   virtual Status status() const = 0;
 

@@ -39,9 +39,10 @@ class Group {
   // An error once a rank has failed, which names the rank and the reason.
   virtual Status status() const = 0;
 
-  // The collective for the commands of a device; only one is used at a time. ranks_of_stage divides num_ranks, and is the
-  // same on all ranks, which all call this within a minute. nullptr once a rank has failed.
-  virtual std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage) = 0;
+  // The collective for the commands of a device; only one is used at a time. ranks_of_stage divides num_ranks.
+  // outbox_bytes: size of each rank's outbox, 0 where nothing is passed on. Both are the same on all ranks, which all call
+  // this within a minute. nullptr once a rank has failed.
+  virtual std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage, uint64_t outbox_bytes) = 0;
 };
 
 }  // namespace llmc

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -21,8 +22,9 @@
 namespace llmc {
 namespace {
 
-constexpr uint64_t kMagic = 0x32304d4f4f524c4c;  // "LLROOM02"
-constexpr uint64_t kSlotsOfRank = 6;  // two each for parts, sums and what is passed on: only used ones take memory
+constexpr uint64_t kMagic = 0x33304d4f4f524c4c;  // "LLROOM03"
+constexpr uint64_t kSlotsOfRank = 4;  // two each for parts and sums: only used ones take memory
+constexpr uint64_t kOutboxUnit = 64u << 10;  // outboxes begin at multiples of it, which is one of the page size
 constexpr uint64_t kLookNs = 200'000'000;  // interval at which a sleeping rank checks that the others are alive
 constexpr uint64_t kReportNs = 300'000'000;  // time for the launcher of a rank to report why it ended
 constexpr uint64_t kYieldNs = 20'000;  // after spinning for so long, the CPU is yielded
@@ -50,8 +52,14 @@ struct Room::Header {
 struct Room::Mapping {
   char* data = nullptr;
   uint64_t bytes = 0;
+  int fd = -1;
+  std::mutex mutex;  // guards the members below until MakeOutboxes has returned to every rank of this process
+  char* outboxes = nullptr;
+  uint64_t outbox_bytes = 0, outboxes_bytes = 0;  // of one rank, of all
   ~Mapping() {
     if (data != nullptr) ::munmap(data, bytes);
+    if (outboxes != nullptr) ::munmap(outboxes, outboxes_bytes);
+    if (fd >= 0) ::close(fd);
   }
   static uint64_t BytesFor(uint64_t num_ranks) {
     return sizeof(Header) + num_ranks * sizeof(RoomMember) + kChannelBytes + num_ranks * kSlotsOfRank * kSlotBytes;
@@ -61,10 +69,12 @@ struct Room::Mapping {
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return SystemError(path, "does not open", errno);
     struct stat found{};
-    int error = ::fstat(fd, &found) != 0 ? errno : 0;
-    if (error == 0 && bytes != 0 && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) error = errno;
-    if (bytes == 0) bytes = static_cast<uint64_t>(found.st_size);
     auto mapping = std::make_shared<Mapping>();
+    mapping->fd = fd;
+    int error = ::fstat(fd, &found) != 0 ? errno : 0;
+    const bool grows = bytes > static_cast<uint64_t>(found.st_size);
+    if (error == 0 && grows && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) error = errno;
+    if (bytes == 0) bytes = static_cast<uint64_t>(found.st_size);
     if (error == 0 && bytes >= BytesFor(1)) {
       void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
       if (at == MAP_FAILED) {
@@ -74,7 +84,6 @@ struct Room::Mapping {
         mapping->bytes = bytes;
       }
     }
-    ::close(fd);
     if (error != 0) return SystemError(path, "cannot be used", error);
     if (mapping->data == nullptr)
       return WrongRoom("The file " + path + " is not the memory of ranks: rank 0 opens it first.");
@@ -174,7 +183,33 @@ char* Room::slot(uint32_t rank, uint32_t turn) const {
   return channel() + kChannelBytes + (kSlotsOfRank * rank + turn) * kSlotBytes;
 }
 char* Room::sums(uint32_t rank, uint32_t turn) const { return slot(rank, 2 + turn); }
-char* Room::passed(uint32_t rank, uint32_t turn) const { return slot(rank, 4 + turn); }
+char* Room::outbox(uint32_t rank) const { return mapping_->outboxes + rank * mapping_->outbox_bytes; }
+
+// Whichever rank comes first makes the file longer. Ranks of one process share the mapping.
+Status Room::MakeOutboxes(uint64_t bytes) {
+  Mapping& all = *mapping_;
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.outboxes != nullptr) return Status::Ok();
+  const auto whole = [](uint64_t of) { return (of + kOutboxUnit - 1) / kOutboxUnit * kOutboxUnit; };
+  const uint64_t each = whole(bytes), total = each * num_ranks_, begin = whole(Mapping::BytesFor(num_ranks_));
+  struct stat found{};
+  int error = ::fstat(all.fd, &found) != 0 ? errno : 0;
+  const bool longer = static_cast<uint64_t>(found.st_size) < begin + total;
+  if (error == 0 && longer && ::ftruncate(all.fd, static_cast<off_t>(begin + total)) != 0) error = errno;
+  void* at = MAP_FAILED;
+  if (error == 0) {
+    at = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, all.fd, static_cast<off_t>(begin));
+    if (at == MAP_FAILED) error = errno;
+  }
+  if (error != 0) {
+    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "the ranks' shared memory does not grow by " + std::to_string(total) +
+                                                     " bytes for what they pass on: " + std::strerror(error));
+  }
+  all.outboxes = static_cast<char*>(at);
+  all.outbox_bytes = each;
+  all.outboxes_bytes = total;
+  return Status::Ok();
+}
 
 bool Room::Await(SharedFlag* flag, uint32_t target, uint64_t spin_ns) const {
   if (flag->Reached(target)) return true;

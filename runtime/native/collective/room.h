@@ -50,10 +50,13 @@ class Room {
   RoomMember& own() const { return member(rank_); }
   SharedFlag& said() const;  // lines of the channel that rank 0 has written
   char* slot(uint32_t rank, uint32_t turn) const;
-  // Memory of sums of a stage, by its first rank, and of what a rank passes on.
+  // Memory of sums of a stage, by its first rank.
   char* sums(uint32_t rank, uint32_t turn) const;
-  char* passed(uint32_t rank, uint32_t turn) const;
   char* channel() const;
+  // Gives each rank an outbox of so many bytes, for what it passes on. Only used ones take memory. Every rank calls it
+  // once, with the same size, before it passes on anything.
+  Status MakeOutboxes(uint64_t bytes);
+  char* outbox(uint32_t rank) const;
 
   // Waits for a flag, spinning for spin_ns before it sleeps. False once a rank has failed.
   bool Await(SharedFlag* flag, uint32_t target, uint64_t spin_ns) const;

@@ -121,23 +121,43 @@ void ShmCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t n
   }
 }
 
-// A rank gives to one other rank and takes from one, which may be the same. A slot is written again once the other rank
-// has read it. Threads wait for their own rank's flag, too: it speaks for all of them, and so no thread runs ahead.
+bool ShmCollective::AwaitPlace(uint64_t begin, uint64_t end) const {
+  return std::all_of(lying_.begin(), lying_.end(), [=](const Lying& one) {
+    const bool apart = one.end <= begin || end <= one.begin;
+    return apart || room_->Await(&room_->member(taker()).taken, one.number, kSpinNs);
+  });
+}
+
+void ShmCollective::Lay(uint64_t begin, uint64_t end, uint32_t number) {
+  const SharedFlag& taken = room_->member(taker()).taken;
+  const auto gone = [&](const Lying& one) { return taken.Reached(one.number); };
+  lying_.erase(std::remove_if(lying_.begin(), lying_.end(), gone), lying_.end());
+  lying_.push_back({begin, end, number});
+}
+
+// A rank gives to one other rank and takes from one, which may be the same. The rank that takes waits for each piece.
+// Threads wait for their own rank's flag, too: it speaks for all of them, and so no thread runs ahead.
 void ShmCollective::PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) {
   const bool gives = this->gives(work);
   if (room_->failed() || (!gives && !takes(work))) return;
-  const uint32_t from = gives ? rank() : giver(), to = gives ? taker() : rank();
-  SharedFlag *passed = &room_->member(from).passed, *taken = &room_->member(to).taken;
-  SharedFlag* own = gives ? passed : taken;
+  const uint32_t from = gives ? rank() : giver();
+  SharedFlag* passed = &room_->member(from).passed;
+  SharedFlag* own = gives ? passed : &room_->own().taken;
+  auto* copy = reinterpret_cast<float*>(room_->outbox(from) + work.place);
+  const uint64_t end = work.place + work.count * sizeof(float);
+  if (gives && !AwaitPlace(work.place, end)) return;
   uint32_t number = own->value();
   for (uint64_t first = 0; first < work.count; first += kPiece) {
-    const uint64_t count = std::min(kPiece, work.count - first);
-    const Part mine = ShareOf({0, count}, thread, num_threads);
-    const uint32_t turn = ++number & 1;
-    auto* slot = reinterpret_cast<float*>(room_->passed(from, turn));
-    if (!room_->Await(gives ? taken : passed, gives ? number - 2 : number, kSpinNs)) return;
-    gives ? Copy(slot, work.data + first, mine) : Copy(work.data + first, slot, mine);
-    Arrive(own, &passed_, num_threads, number);
+    const uint64_t last = std::min(first + kPiece, work.count);
+    const Part mine = ShareOf({first, last}, thread, num_threads);
+    ++number;
+    if (!gives && !room_->Await(passed, number, kSpinNs)) return;
+    gives ? Copy(copy, work.data, mine) : Copy(work.data, copy, mine);
+    if (passed_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads) {
+      passed_.store(0, std::memory_order_relaxed);  // no thread arrives again before the flag is set
+      if (gives && last == work.count) Lay(work.place, end, number);
+      own->Set(number);
+    }
     if (!room_->Await(own, number, kSpinNs)) return;
   }
 }

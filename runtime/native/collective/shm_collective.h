@@ -1,10 +1,11 @@
 // ShmCollective: ranks of one host that add up in the memory of a room. A message is sent in pieces. A small piece is
 // summed completely by every rank. A large one is divided: each rank sums a part, and all read the sums. What a stage
-// passes on is copied to the memory of the rank that gives, from which the other one copies it.
+// passes on is copied to the outbox of the rank that gives, from which the other one copies it.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "collective/collective.h"
 #include "collective/room.h"
@@ -13,7 +14,7 @@ namespace llmc {
 
 class ShmCollective final : public Collective {
  public:
-  // ranks_of_stage: divides the ranks of the room; 0: all are one stage.
+  // ranks_of_stage: divides the ranks of the room, which then has outboxes; 0: all are one stage.
   explicit ShmCollective(std::shared_ptr<Room> room, uint32_t ranks_of_stage = 0)
       : room_(std::move(room)), ranks_of_stage_(ranks_of_stage != 0 ? ranks_of_stage : room_->num_ranks()) {}
 
@@ -26,17 +27,27 @@ class ShmCollective final : public Collective {
   Status status() const override { return room_->status(); }
 
  private:
+  // A message in the outbox: where, and the number of its last piece.
+  struct Lying {
+    uint64_t begin, end;
+    uint32_t number;
+  };
+
   // The last arriving thread of the rank sets its flag.
   void Arrive(SharedFlag* flag, std::atomic<uint32_t>* arrived, uint32_t num_threads, uint32_t value);
   // Of the stage.
   bool AwaitAll(SharedFlag RoomMember::* flag, uint32_t value) const;
   const float* Given(uint32_t rank, uint32_t turn, const float* own) const;
+  // Waits until nothing lies between two bytes of the outbox.
+  bool AwaitPlace(uint64_t begin, uint64_t end) const;
+  void Lay(uint64_t begin, uint64_t end, uint32_t number);
 
   std::shared_ptr<Room> room_;
   uint32_t ranks_of_stage_;
   alignas(128) std::atomic<uint32_t> given_{0};
   alignas(128) std::atomic<uint32_t> reduced_{0};
   alignas(128) std::atomic<uint32_t> passed_{0};
+  std::vector<Lying> lying_;  // written by the last thread that gives, after all have read it
 };
 
 }  // namespace llmc

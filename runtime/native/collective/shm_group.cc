@@ -33,7 +33,13 @@ void ShmGroup::AwaitLeft() {
   }
 }
 
-std::shared_ptr<Collective> ShmGroup::NewCollective(uint32_t ranks_of_stage) {
+std::shared_ptr<Collective> ShmGroup::NewCollective(uint32_t ranks_of_stage, uint64_t outbox_bytes) {
+  if (outbox_bytes > 0) {
+    if (const Status made = room_->MakeOutboxes(outbox_bytes); !made.ok()) {
+      Fail(rank(), made.message);
+      return nullptr;
+    }
+  }
   return std::make_shared<ShmCollective>(room_, ranks_of_stage);
 }
 

@@ -25,7 +25,7 @@ class ShmGroup final : public Group {
   void Fail(uint32_t rank, const std::string& why) override { room_->Fail(rank, why); }
   bool failed() const override { return room_->failed(); }
   Status status() const override { return room_->status(); }
-  std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage) override;
+  std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage, uint64_t outbox_bytes) override;
 
  private:
   std::shared_ptr<Room> room_;

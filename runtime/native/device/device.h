@@ -34,6 +34,7 @@ enum class Overlap {
   kNone,  // nothing: a step has ended when Enqueue returns
   kPrepared,  // plan the next step, to enqueue it as soon as this one has ended
   kChained,  // also enqueue it before the tokens of this one are known
+  kDisjoint,  // enqueue steps of other sequences, as many as steps_in_flight()
 };
 
 // A row of a batch whose input id is the token that task `task` of the step before draws.
@@ -88,9 +89,10 @@ class Device {
   // error the step cannot run.
   virtual Status BeforeStep() { return Status::Ok(); }
   // Begins a step, behind all earlier work. The batch may change once this returns. Only one step is in flight at a
-  // time, but for those that Chain begins. On an error nothing runs.
+  // time, but for those that Chain begins, and for steps_in_flight(). On an error nothing runs.
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;
-  // Waits for the step. *logits points to num_samples × output_width floats, valid until the next Enqueue.
+  // Waits for the step, the oldest in flight. *logits points to num_samples × output_width floats, valid until the next
+  // Enqueue or Wait.
   virtual Status Wait(Fence fence, const float** logits) = 0;
   // As Wait, for a step whose results nobody wants.
   virtual Status Await(Fence fence) {
@@ -127,6 +129,9 @@ class Device {
   }
   // Other than with kNone, a step may also be in flight between two calls of llmc_engine_step.
   virtual Overlap overlap() const { return Overlap::kNone; }
+  // Where overlap() is kDisjoint: most steps in flight, no two of which have a sequence in common. Other calls follow all
+  // steps that were enqueued before, as on a device that runs one step after the other.
+  virtual uint32_t steps_in_flight() const { return 1; }
   Status Run(const StepBatch& batch, const float** logits) {
     Fence fence = 0;
     LLMC_RETURN_IF_ERROR(Enqueue(batch, &fence));
@@ -177,7 +182,7 @@ class Device {
   // Lets the next step run on all resources of the device, so that its time is that of a quiet machine.
   virtual void Recall() {}
 
-  // Threads of the host that run jobs, such as sampling, while nothing is enqueued.
+  // Threads of the host that run jobs, such as sampling, between two calls of Enqueue and Wait.
   virtual uint32_t num_host_threads() const { return 1; }
   using Job = void (*)(void* context, uint32_t index, uint32_t worker);
   // Calls job once for every index below count, on those threads or one after the other. No two calls at a time have

@@ -22,6 +22,8 @@ struct LoadOptions {
   const Device* beside = nullptr;
   // Communication with the other ranks of an artifact for several. NULL: there are none.
   std::shared_ptr<Collective> collective = nullptr;
+  // Of an artifact with stages; the same on all ranks. See Device::steps_in_flight.
+  uint32_t steps_in_flight = 1;
 };
 
 // A device that a caller has opened. Immutable; any thread may use it.

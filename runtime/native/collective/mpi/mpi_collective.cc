@@ -89,14 +89,55 @@ void MpiCollective::AllGather(const Gathering& work, uint32_t thread, uint32_t /
   }
 }
 
+MpiCollective::~MpiCollective() {
+  for (Sent& one : sent_) {
+    if (!group_->Await(Status::Ok(), &one.request, kMpiSpinNs).ok()) return;
+  }
+}
+
 void MpiCollective::PassOn(const Passing& work, uint32_t thread, uint32_t /*num_threads*/) {
-  if (thread != 0 || group_->failed() || (!gives(work) && !takes(work))) return;
+  if (thread != 0 || group_->failed()) return;
+  if (gives(work)) return Give(work);
+  if (takes(work)) Take(work);
+}
+
+// Messages are taken in order: what lies at this place goes after all that was given before it.
+void MpiCollective::Give(const Passing& work) {
+  for (uint64_t first = 0; first < work.count; first += kMpiPiece) {
+    const int bytes = MpiBytes(std::min(kMpiPiece, work.count - first));
+    const uint64_t begin = work.place + first * sizeof(float), end = begin + static_cast<uint64_t>(bytes);
+    while (
+        std::any_of(sent_.begin(), sent_.end(), [=](const Sent& one) { return one.begin < end && begin < one.end; })) {
+      if (!group_->Await(Status::Ok(), &sent_.front().request, kMpiSpinNs).ok()) return;
+      sent_.pop_front();
+    }
+    char* copy = outbox_.data() + begin;
+    std::memcpy(copy, work.data + first, static_cast<uint64_t>(bytes));
+    sent_.push_back({begin, end, {}});
+    const Status begun = group_->mpi().Send(copy, bytes, taker(), &sent_.back().request);
+    if (!begun.ok()) {
+      sent_.pop_back();
+      group_->Fail(rank(), begun.message);
+      return;
+    }
+  }
+  Tend();
+}
+
+void MpiCollective::Take(const Passing& work) {
   for (uint64_t first = 0; first < work.count; first += kMpiPiece) {
     const int bytes = MpiBytes(std::min(kMpiPiece, work.count - first));
     MpiRequest request;
-    const Status begun = gives(work) ? group_->mpi().Send(work.data + first, bytes, taker(), &request)
-                                     : group_->mpi().Receive(work.data + first, bytes, giver(), &request);
+    const Status begun = group_->mpi().Receive(work.data + first, bytes, giver(), &request);
     if (!group_->Await(begun, &request, kMpiSpinNs).ok()) return;
+  }
+}
+
+// A test of one operation moves all of them on. Errors come again from the operation that this rank waits for next.
+void MpiCollective::Tend() {
+  for (bool done = true; done && !sent_.empty();) {
+    if (!group_->mpi().Test(&sent_.front().request, &done).ok()) return;
+    if (done) sent_.pop_front();
   }
 }
 

@@ -150,15 +150,20 @@ void MpiGroup::Leave() {
 }
 
 // Divide waits for all ranks and cannot be given up: it begins when they are known to have come.
-std::shared_ptr<Collective> MpiGroup::NewCollective(uint32_t ranks_of_stage) {
+std::shared_ptr<Collective> MpiGroup::NewCollective(uint32_t ranks_of_stage, uint64_t outbox_bytes) {
   if (!Meet(kDivideNs).ok()) return nullptr;
+  Pages outbox;
+  if (const Status made = Pages::Allocate(outbox_bytes, "what is passed on", &outbox); !made.ok()) {
+    Fail(rank(), made.message);
+    return nullptr;
+  }
   if (ranks_of_stage != num_ranks()) {
     if (const Status divided = mpi_->Divide(ranks_of_stage); !divided.ok()) {
       Fail(rank(), divided.message);
       return nullptr;
     }
   }
-  return std::make_shared<MpiCollective>(shared_from_this(), ranks_of_stage);
+  return std::make_shared<MpiCollective>(shared_from_this(), ranks_of_stage, std::move(outbox));
 }
 
 }  // namespace llmc

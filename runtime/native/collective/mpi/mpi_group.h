@@ -27,7 +27,7 @@ class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGrou
   void Fail(uint32_t rank, const std::string& why) override { links_->Fail(rank, why); }
   bool failed() const override { return links_->failed(); }
   Status status() const override { return links_->status(); }
-  std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage) override;
+  std::shared_ptr<Collective> NewCollective(uint32_t ranks_of_stage, uint64_t outbox_bytes) override;
 
   MpiLibrary& mpi() { return *mpi_; }
   // Waits for an operation, spinning for spin_ns before it sleeps; an error once a rank has failed. After most_ns this

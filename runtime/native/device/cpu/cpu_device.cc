@@ -75,7 +75,8 @@ CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::
       team_(std::move(team)),
       eager_(options.eager),
       stage_(options.collective == nullptr ? 0 : options.collective->stage()),
-      replay_(team_.get(), pool_.num_blocks(), eager_, options.collective) {}
+      steps_in_flight_(options.steps_in_flight),
+      replay_(team_.get(), pool_.num_blocks(), eager_, options.collective, steps_in_flight_) {}
 
 Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                          std::unique_ptr<CpuDevice>* out) {
@@ -173,7 +174,8 @@ void CpuDevice::Reserve(const StepBatch& batch) {
 }
 
 Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
-  LLMC_RETURN_IF_ERROR(replay_.Run(shape_, batch));
+  LLMC_RETURN_IF_ERROR(replay_.Start(shape_, batch));
+  LLMC_RETURN_IF_ERROR(replay_.Finish());
   *logits = replay_.program().logits();
   return Status::Ok();
 }
@@ -181,8 +183,7 @@ Status CpuDevice::Replay(const BatchView& batch, const float** logits) {
 Status CpuDevice::Enqueue(const StepBatch& batch, Fence* fence) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
   *fence = 0;
-  const float* logits = nullptr;
-  return Replay(ViewOf(batch), &logits);
+  return replay_.Start(shape_, ViewOf(batch));
 }
 
 Status CpuDevice::Begin(const StepBatch& batch) {
@@ -203,6 +204,7 @@ Status CpuDevice::ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes
 }
 
 Status CpuDevice::Wait(Fence, const float** logits) {
+  LLMC_RETURN_IF_ERROR(replay_.Finish());
   *logits = replay_.program().logits();
   return Status::Ok();
 }

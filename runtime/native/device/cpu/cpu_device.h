@@ -30,6 +30,7 @@ struct CpuDeviceOptions {
   WeightOptions weights;
   NodeSystem nodes;
   std::shared_ptr<Collective> collective;  // for an artifact with several ranks
+  uint32_t steps_in_flight = 1;  // of an artifact with stages, the same on all ranks; see Device::steps_in_flight
   std::shared_ptr<Team> team;  // team of a device that never runs at the same time; null: makes its own
 };
 
@@ -63,9 +64,11 @@ class CpuDevice final : public Device, public CommandRunner {
   void Visit(uint32_t graph) override { replay_.Visit(graph); }
   bool launches(uint32_t) const override { return eager_; }
   void Release(uint32_t graph) override { replay_.program().Release(graph); }
-  // The step is done when this returns.
+  // The step is done when this returns, except for results that another stage makes.
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
+  Overlap overlap() const override { return steps_in_flight_ > 1 ? Overlap::kDisjoint : Overlap::kNone; }
+  uint32_t steps_in_flight() const override { return steps_in_flight_; }
   float* states() override { return replay_.program().states(); }
   ReplayTime last_replay() const override { return replay_.times().last(); }
   void GetStats(std::vector<DeviceStat>* out) const override;
@@ -103,6 +106,7 @@ class CpuDevice final : public Device, public CommandRunner {
   uint64_t spread_pool_bytes_ = 0;
   WeightMemory weights_;  // of the first artifact, for the device's lifetime
   uint32_t stage_;  // of this rank
+  uint32_t steps_in_flight_;
   CpuReplay replay_;
   uint32_t begun_ = 0;  // graph of the step that runs command by command
 };

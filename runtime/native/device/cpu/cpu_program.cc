@@ -77,12 +77,19 @@ void* CpuProgram::Address(const OperandRecord& operand) const {
   return nullptr;
 }
 
+// Whether the first stage takes the results of the last one: the last commands of its graphs.
+bool CpuProgram::TakesResults(const Step& step) const {
+  return stage_ == 0 && step.collective != nullptr &&
+         step.collective->op == static_cast<uint32_t>(CollectiveOp::kPassOn) &&
+         step.collective->stage + 1 == artifact_->num_stages();
+}
+
 void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
   const Artifact& artifact = *artifact_;
   const GraphRecord& record = artifact.graphs()[graph];
   std::vector<Step> steps;
   steps.reserve(record.num_commands);
-  StageWalk walk(artifact);
+  StageWalk walk(artifact, record);
   for (uint32_t c = 0; c < record.num_commands; ++c) {
     const CommandRecord& command = artifact.commands()[record.first_command + c];
     if (!walk.Runs(command, stage_)) continue;
@@ -90,6 +97,7 @@ void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
     step.command = c;
     step.collective = artifact.collective(command);
     step.function = step.collective != nullptr ? nullptr : code_->function(command.kernel);
+    step.place = walk.place();
     step.num_buffers = command.num_operands;
     step.barrier = command.barrier;
     step.family = command.family;
@@ -101,7 +109,8 @@ void CpuProgram::Resolve(uint32_t graph, uint32_t num_threads) {
   }
   steps.back().barrier = 0;  // the team meets at the end of a job anyway
   steps_[graph] = std::move(steps);
-  graphs_[graph] = {steps_[graph].data(), steps_[graph].data() + steps_[graph].size(), 0};
+  Step *const begin = steps_[graph].data(), *const end = begin + steps_[graph].size();
+  graphs_[graph] = {begin, std::find_if(begin, end, [this](const Step& step) { return TakesResults(step); }), end, 0};
   Deal(graph, num_threads);
 }
 

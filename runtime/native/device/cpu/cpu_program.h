@@ -37,6 +37,7 @@ class CpuProgram {
     uint32_t command;  // its index in the graph
     void* function;
     const CollectiveRecord* collective;  // set instead of a function
+    uint64_t place;  // of what is passed on, see StageWalk::place
     void* buffers[kMaxBuffers];
     uint32_t num_buffers, barrier, family, num_tasks;
     uint32_t tasks_each;  // tasks per thread
@@ -46,6 +47,7 @@ class CpuProgram {
   };
   struct StepRange {
     Step* begin = nullptr;
+    Step* results = nullptr;  // from here on, results of the last stage are taken; the end where this one makes them
     Step* end = nullptr;
     uint32_t num_threads = 0;  // threads that its tasks are distributed to
   };
@@ -103,6 +105,7 @@ class CpuProgram {
 
  private:
   void* Address(const OperandRecord& operand) const;
+  bool TakesResults(const Step& step) const;
   void Resolve(uint32_t graph, uint32_t num_threads);
   void Deal(uint32_t graph, uint32_t num_threads);
   StreamedWeight Streamed(const CommandRecord& command, const Step& step) const;

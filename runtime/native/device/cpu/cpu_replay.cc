@@ -28,17 +28,20 @@ uint64_t MostAheadBytes() {
 
 }  // namespace
 
-CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective)
+CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective,
+                     uint32_t most_started)
     : team_(team),
       num_blocks_(num_blocks),
       eager_(eager),
       most_ahead_bytes_(MostAheadBytes()),
       collective_(std::move(collective)),
+      most_started_(most_started),
       times_(team->num_threads()) {}
 
 void CpuReplay::Adopt(CpuProgram* program) {
   claims_ = Claims(team_->num_threads(), program->longest());
   times_.set_longest(program->longest());
+  passed_bytes_ = program->artifact().passed_bytes();
   std::swap(program_, *program);
 }
 
@@ -55,6 +58,8 @@ void CpuReplay::CopyInputs(const BatchView& b) {
   const uint32_t stride =
       FillBlockTables(program_.artifact().shape(), b, program_.input(kBlockTables), program_.input(kTokenSeq));
   if (!program_.artifact().adapters().empty()) tiler_.Write(b, program_.input(kAdapterTiles));
+  tokens_ = b.num_tokens;
+  samples_ = b.num_samples;
   scalars_[0] = b.num_tokens;
   scalars_[1] = b.num_seqs;
   scalars_[2] = b.num_samples;
@@ -80,10 +85,11 @@ inline void CpuReplay::LookAhead(const Step& step, uint32_t thread, uint32_t num
 void CpuReplay::RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const {
   const CollectiveRecord& record = *step.collective;
   const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
-  const auto rows = static_cast<uint64_t>(tokens ? scalars_[0] : scalars_[2]);
+  const uint64_t rows = tokens ? tokens_ : samples_;
   void* const* operand = step.buffers;
   if (record.op == static_cast<uint32_t>(CollectiveOp::kPassOn)) {
-    collective_->PassOn({static_cast<float*>(*operand), rows * record.width, record.stage}, thread, num_threads);
+    collective_->PassOn({static_cast<float*>(*operand), rows * record.width, record.stage, outbox_ + step.place},
+                        thread, num_threads);
     return;
   }
   const auto next = [&operand] { return static_cast<const float*>(*operand++); };
@@ -144,6 +150,7 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
     Compute(step, static_cast<std::size_t>(from - current_.begin), thread, num_threads, &ahead);
     const uint64_t end = Ticks();
     uint64_t leave = end;
+    if (thread == 0 && collective_ != nullptr) collective_->Tend();
     if (step.barrier) {
       team_->Barrier(thread, &ahead);
       leave = Ticks();
@@ -156,15 +163,38 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
   if (thread == 0) spent_ = spent;
 }
 
-Status CpuReplay::Run(const ModelShape& model, const BatchView& batch) {
+Status CpuReplay::Start(const ModelShape& model, const BatchView& batch) {
   const uint64_t start_ns = MonotonicNs(), start = Ticks();
   LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
   CopyInputs(batch);
-  RunTeam(batch.graph);
-  const uint64_t end = Ticks();
-  const uint32_t num_commands = program_.artifact().graphs()[batch.graph].num_commands;
-  times_.Account(spent_, num_commands, start, end, MonotonicNs() - start_ns);
+  outbox_ = num_steps_++ % most_started_ * passed_bytes_;
+  spent_ = {};
+  RunTeam(batch.graph, Part::kOwn);
+  const CpuProgram::StepRange& range = program_.Dealt(batch.graph, team_->size());
+  const uint64_t end = Ticks(), ns = MonotonicNs() - start_ns;
+  if (range.results == range.end) {
+    times_.Account(spent_, program_.artifact().graphs()[batch.graph].num_commands, start, end, ns);
+  } else {
+    started_.push_back({batch.graph, tokens_, samples_, outbox_, spent_, start, end, ns});
+  }
   return collective_ != nullptr ? collective_->status() : Status::Ok();
+}
+
+// What lies between its two parts is no part of a step's time.
+Status CpuReplay::Finish() {
+  if (started_.empty()) return Status::Ok();
+  const Started step = started_.front();
+  started_.pop_front();
+  const uint64_t begin_ns = MonotonicNs(), begin = Ticks();
+  tokens_ = step.tokens;
+  samples_ = step.samples;
+  outbox_ = step.outbox;
+  spent_ = step.spent;
+  RunTeam(step.graph, Part::kResults);
+  const uint64_t end = Ticks(), between = begin - step.end;
+  times_.Account(spent_, program_.artifact().graphs()[step.graph].num_commands, step.start + between, end,
+                 step.ns + MonotonicNs() - begin_ns);
+  return collective_->status();
 }
 
 Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
@@ -204,20 +234,23 @@ Status CpuReplay::ReadOperand(uint32_t command, uint32_t index, uint64_t bytes, 
 
 void CpuReplay::Visit(uint32_t graph) {
   std::fill(std::begin(scalars_), std::end(scalars_), 0);
+  tokens_ = samples_ = 0;
   if (!program_.artifact().adapters().empty()) program_.input(kAdapterTiles)[0] = 0;
-  RunTeam(graph);
+  RunTeam(graph, Part::kOwn);
 }
 
-// Replays a graph. Inputs and scalars must be set. Command by command, the team may have another size at each.
-void CpuReplay::RunTeam(uint32_t graph) {
-  spent_ = {};
+// Replays a graph up to the results of another stage, or the part that takes these. Inputs and scalars must be set.
+// Command by command, the team may have another size at each.
+void CpuReplay::RunTeam(uint32_t graph, Part part) {
   const uint32_t size = team_->size();
   const CpuProgram::StepRange whole = program_.Dealt(graph, size);
-  if (!eager_) return RunJob(whole, size);
-  for (Step* step = whole.begin; step != whole.end; ++step) {
+  Step* const begin = part == Part::kResults ? whole.results : whole.begin;
+  Step* const end = part == Part::kResults ? whole.end : whole.results;
+  if (!eager_) return RunJob({begin, end, end, size}, size);
+  for (Step* step = begin; step != end; ++step) {
     const uint32_t size_now = team_->size();
     program_.Dealt(graph, size_now);
-    RunJob({step, step + 1, size_now}, size_now);
+    RunJob({step, step + 1, step + 1, size_now}, size_now);
   }
 }
 

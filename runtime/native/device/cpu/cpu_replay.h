@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -47,17 +48,19 @@ class Claims {
 class CpuReplay {
  public:
   // The team must outlive it. num_blocks: of the KV pool. eager: the team starts and ends at every command. collective:
-  // for several ranks.
-  CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective);
+  // for several ranks. most_started: steps that are started and not finished at a time.
+  CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective, uint32_t most_started);
 
   // Call between two replays; *program then holds the previous one. On an exception nothing has changed.
   void Adopt(CpuProgram* program);
   CpuProgram& program() { return program_; }
   const CpuProgram& program() const { return program_; }
 
-  // Replays a graph; its program holds the logits. On failure nothing ran, or a rank has ended and no further step will
-  // run.
-  Status Run(const ModelShape& model, const BatchView& batch);
+  // Replays a graph, except for results that are made by another stage. On failure nothing ran, or a rank has ended and
+  // no further step will run.
+  Status Start(const ModelShape& model, const BatchView& batch);
+  // Takes the results of the oldest started step; its program then holds the logits.
+  Status Finish();
   // Replays a graph without any row.
   void Visit(uint32_t graph);
   // Takes the inputs of a step whose commands then run one by one on the calling thread.
@@ -71,11 +74,13 @@ class CpuReplay {
 
  private:
   using Step = CpuProgram::Step;
+  // Of a graph's commands: those before the results of another stage, and those that take them.
+  enum class Part { kOwn, kResults };
 
   void CopyInputs(const BatchView& batch);
   // The step of a command of the graph that was begun.
   Status Find(uint32_t command, const Step** out) const;
-  void RunTeam(uint32_t graph);
+  void RunTeam(uint32_t graph, Part part);
   void RunJob(CpuProgram::StepRange steps, uint32_t size);
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
   void RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const;
@@ -93,8 +98,23 @@ class CpuReplay {
 
   AdapterTiler tiler_;
 
-  // Scalars of the current step.
+  // A step whose results are still to be taken.
+  struct Started {
+    uint32_t graph;
+    uint64_t tokens, samples, outbox;
+    ReplayTimes::Spent spent;
+    uint64_t start, end, ns;  // of what has run: ticks, and a duration
+  };
+
+  // Steps use the parts of an outbox in turn. So a stage is at most that many steps ahead of the next one. The last one
+  // never waits for the first, which takes the results of a step before it starts so many others.
+  uint32_t most_started_;
+  uint64_t num_steps_ = 0, passed_bytes_ = 0;
+  std::deque<Started> started_;
+
+  // Scalars of the current step, its rows, and where its part of an outbox begins.
   int64_t scalars_[8] = {};
+  uint64_t tokens_ = 0, samples_ = 0, outbox_ = 0;
   uint32_t turn_ = 0;
   uint32_t last_size_ = 0;  // threads of the last replay
   CpuProgram::StepRange current_{};

@@ -19,6 +19,7 @@ class OpenCpu final : public OpenDevice {
     options.num_blocks = load.num_blocks;
     options.adapt = !load.timed;
     options.collective = load.collective;
+    options.steps_in_flight = load.steps_in_flight;
     if (const auto* beside = dynamic_cast<const CpuDevice*>(load.beside)) options.team = beside->team();
     std::unique_ptr<CpuDevice> device;
     LLMC_RETURN_IF_ERROR(CpuDevice::Create(std::move(artifact), options, &device));

@@ -95,7 +95,7 @@ Status CuGraphs::InstantiateSegment(const Graph& graph, const Launches::Segment&
   return *code == kCuOutOfMemory ? Status::Ok() : cuda.Check("Instantiating a graph", *code);
 }
 
-Status CuGraphs::Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows) const {
+Status CuGraphs::Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) const {
   const CuMachine& cuda = *machine_;
   const auto to_host = [&](uint32_t operand, uint64_t bytes, float* to) {
     return cuda.Check("Reading results for other ranks",
@@ -106,8 +106,8 @@ Status CuGraphs::Join(const OneLaunch& operands, const CollectiveRecord& record,
     return cuda.Check("Copying results of all ranks to the GPU",
                       cuda->MemcpyToDevice(operands.places[operand], from, bytes, stream_));
   };
-  return JoinOnHost({record, rows, ranks_.get()}, ranks_.get(), static_cast<float*>(exchanged_.get()), to_host, wait,
-                    to_device);
+  return JoinOnHost({*segment.collective, rows, ranks_.get(), segment.place}, ranks_.get(),
+                    static_cast<float*>(exchanged_.get()), to_host, wait, to_device);
 }
 
 Status CuGraphs::Enqueue(uint32_t graph, const StepRows& rows) const {
@@ -120,7 +120,7 @@ Status CuGraphs::Enqueue(uint32_t graph, const StepRows& rows) const {
       LLMC_RETURN_IF_ERROR(machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(of.execs[i].get(), stream_)));
     }
     if (segment.collective == nullptr) continue;
-    LLMC_RETURN_IF_ERROR(Join(of.launches[segment.joint], *segment.collective, rows));
+    LLMC_RETURN_IF_ERROR(Join(of.launches[segment.joint], segment, rows));
   }
   return Status::Ok();
 }

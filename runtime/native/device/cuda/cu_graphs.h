@@ -65,7 +65,7 @@ class CuGraphs {
   // Instantiates the launches of a segment. *code: kCuOutOfMemory: there is no room for it.
   Status InstantiateSegment(const Graph& graph, const Launches::Segment& segment, Execs* out, CuResult* code) const;
   Status Record(const Graph& graph, const Launches::Segment& segment, CuGraph into) const;
-  Status Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows) const;
+  Status Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) const;
 
   CuMachinePtr machine_;
   CuPointer scalars_;

@@ -24,6 +24,7 @@ struct GraphLaunches {
     size_t begin = 0, end = 0;
     const CollectiveRecord* collective = nullptr;  // nullptr: the graph ends
     size_t joint = 0;  // the command of the collective
+    uint64_t place = 0;  // of what it passes on, see StageWalk::place
   };
   StepLayout inputs;
   std::vector<Launch> launches;  // [command]; empty: a command of another stage
@@ -35,7 +36,7 @@ struct GraphLaunches {
                           const Memory& memory, const Work& work, uint32_t stage) {
     GraphLaunches made;
     made.inputs = StepLayout::Of(graph);
-    StageWalk walk(artifact);
+    StageWalk walk(artifact, graph);
     Segment segment;
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
       const CommandRecord& command = artifact.commands()[graph.first_command + c];
@@ -48,6 +49,7 @@ struct GraphLaunches {
       if (const CollectiveRecord* collective = artifact.collective(command); collective != nullptr) {
         segment.collective = collective;
         segment.joint = c;
+        segment.place = walk.place();
         made.segments.push_back(std::exchange(segment, {}));
         continue;
       }

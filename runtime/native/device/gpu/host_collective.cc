@@ -4,10 +4,11 @@
 
 namespace llmc {
 
-HostCollective::HostCollective(const CollectiveRecord& record, const StepRows& rows, Collective* ranks)
+HostCollective::HostCollective(const CollectiveRecord& record, const StepRows& rows, Collective* ranks, uint64_t place)
     : record_(record),
       ranks_(ranks),
-      rows_(record.rows == static_cast<uint32_t>(CollectiveRows::kTokens) ? rows.tokens : rows.samples) {
+      rows_(record.rows == static_cast<uint32_t>(CollectiveRows::kTokens) ? rows.tokens : rows.samples),
+      place_(place) {
   const uint64_t whole = rows_ * record.width;
   if (record.op == static_cast<uint32_t>(CollectiveOp::kPassOn)) {
     Add(whole);
@@ -25,7 +26,7 @@ HostCollective::HostCollective(const CollectiveRecord& record, const StepRows& r
 void HostCollective::Run(float* host) const {
   float* out = host + begins_[result()];
   if (record_.op == static_cast<uint32_t>(CollectiveOp::kPassOn)) {
-    ranks_->PassOn({out, rows_ * record_.width, record_.stage}, 0, 1);
+    ranks_->PassOn({out, rows_ * record_.width, record_.stage, place_}, 0, 1);
     return;
   }
   if (record_.op == static_cast<uint32_t>(CollectiveOp::kAllGather)) {

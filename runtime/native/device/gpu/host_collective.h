@@ -18,7 +18,8 @@ struct StepRows {
 // A collective of one step. Operands lie one behind the other in memory of the host.
 class HostCollective {
  public:
-  HostCollective(const CollectiveRecord& record, const StepRows& rows, Collective* ranks);
+  // place: of what is passed on, see Passing.
+  HostCollective(const CollectiveRecord& record, const StepRows& rows, Collective* ranks, uint64_t place);
 
   // Without rows no rank waits for another.
   bool empty() const { return rows_ == 0; }
@@ -44,7 +45,7 @@ class HostCollective {
 
   const CollectiveRecord& record_;
   Collective* ranks_;
-  uint64_t rows_;
+  uint64_t rows_, place_;
   uint32_t num_operands_ = 0, num_read_ = 0;
   bool writes_ = true;
   std::array<uint64_t, kMostOperands + 1> begins_{};

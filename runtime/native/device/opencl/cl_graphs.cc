@@ -140,7 +140,7 @@ Status ClGraphs::EnqueueSegment(const Graph& graph, const Launches::Segment& seg
   return Status::Ok();
 }
 
-Status ClGraphs::Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows) {
+Status ClGraphs::Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) {
   const ClMachine& cl = *machine_;
   const auto offset = [&](uint32_t operand) { return static_cast<uint64_t>(operands.places[operand].at) * kAlignment; };
   const auto to_host = [&](uint32_t operand, uint64_t bytes, float* to) {
@@ -159,7 +159,8 @@ Status ClGraphs::Join(const OneLaunch& operands, const CollectiveRecord& record,
                                                    bytes, from, 0, nullptr, nullptr));
     return Status::Ok();
   };
-  return JoinOnHost({record, rows, ranks_.get()}, ranks_.get(), exchanged_.data(), to_host, wait, to_device);
+  return JoinOnHost({*segment.collective, rows, ranks_.get(), segment.place}, ranks_.get(), exchanged_.data(), to_host,
+                    wait, to_device);
 }
 
 Status ClGraphs::Enqueue(uint32_t graph, const StepRows& rows) {
@@ -173,7 +174,7 @@ Status ClGraphs::Enqueue(uint32_t graph, const StepRows& rows) {
     const Launches::Segment& segment = of.segments[i];
     LLMC_RETURN_IF_ERROR(EnqueueSegment(of, segment, recording == nullptr ? nullptr : (*recording)[i]));
     if (segment.collective == nullptr) continue;
-    LLMC_RETURN_IF_ERROR(Join(of.launches[segment.joint], *segment.collective, rows));
+    LLMC_RETURN_IF_ERROR(Join(of.launches[segment.joint], segment, rows));
   }
   return Status::Ok();
 }

@@ -72,7 +72,7 @@ class ClGraphs {
   void Release(Graph* graph) const;
   Status RecordSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer* out) const;
   Status EnqueueSegment(const Graph& graph, const Launches::Segment& segment, cl_command_buffer buffer) const;
-  Status Join(const OneLaunch& operands, const CollectiveRecord& record, const StepRows& rows);
+  Status Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows);
 
   std::shared_ptr<const ClMachine> machine_;
   cl_mem scalars_;

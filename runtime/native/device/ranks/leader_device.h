@@ -27,6 +27,7 @@ class LeaderDevice final : public Device {
   Status Wait(Fence fence, const float** logits) override;
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
   Overlap overlap() const override { return own_->overlap(); }
+  uint32_t steps_in_flight() const override { return own_->steps_in_flight(); }
   Status CopyBlock(uint32_t from, uint32_t to) override;
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override;

@@ -1,6 +1,7 @@
 #include "device/ranks/open_ranks.h"
 
 #include <algorithm>
+#include <deque>
 
 #include "collective/clocked.h"
 #include "collective/mpi/mpi_group.h"
@@ -11,7 +12,8 @@
 namespace llmc {
 namespace {
 
-const char* const kNames[] = {"room", "rank", "ranks", "mpi"};
+const char* const kNames[] = {"room", "rank", "ranks", "mpi", "in_flight"};
+constexpr uint32_t kMostInFlight = 64;
 
 bool IsOfRanks(const std::pair<std::string, std::string>& option) {
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return option.first == name; });
@@ -26,16 +28,38 @@ Status OpenRoom(const std::string& path, uint32_t rank, uint32_t ranks, std::sha
   return Status::Ok();
 }
 
+// The steps of another rank. It waits for one as late as it can, so that it begins each as soon as rank 0 does.
+class FollowedSteps {
+ public:
+  explicit FollowedSteps(Device* device) : device_(device) {}
+
+  Status Begin(const StepBatch& batch) {
+    if (fences_.size() == device_->steps_in_flight()) LLMC_RETURN_IF_ERROR(End());
+    LLMC_RETURN_IF_ERROR(device_->BeforeStep());
+    fences_.emplace_back();
+    return device_->Enqueue(batch, &fences_.back());
+  }
+  Status EndAll() {
+    while (!fences_.empty()) LLMC_RETURN_IF_ERROR(End());
+    return Status::Ok();
+  }
+
+ private:
+  Status End() {
+    const float* logits = nullptr;
+    const Fence oldest = fences_.front();
+    fences_.pop_front();
+    return device_->Wait(oldest, &logits);
+  }
+
+  Device* device_;
+  std::deque<Fence> fences_;
+};
+
 // Carries out one message of rank 0.
-Status Obey(const RankMessage& said, Device* device) {
+Status Obey(const RankMessage& said, Device* device, FollowedSteps* steps) {
   switch (said.op) {
-    case RankOp::kStep: {
-      Fence fence = 0;
-      const float* logits = nullptr;
-      LLMC_RETURN_IF_ERROR(device->BeforeStep());
-      LLMC_RETURN_IF_ERROR(device->Enqueue(said.batch, &fence));
-      return device->Wait(fence, &logits);
-    }
+    case RankOp::kStep: return steps->Begin(said.batch);
     case RankOp::kCopyBlock: return device->CopyBlock(said.values[0], said.values[1]);
     case RankOp::kReserve: device->Reserve(said.batch); return Status::Ok();
     case RankOp::kVisit: device->Visit(said.values[0]); return Status::Ok();
@@ -55,12 +79,13 @@ Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std
   DeviceOptions of_ranks, rest;
   for (const auto& option : options) (IsOfRanks(option) ? of_ranks : rest).push_back(option);
   std::string path, mpi;
-  uint32_t rank = 0, ranks = 0;
+  uint32_t rank = 0, ranks = 0, in_flight = 0;
   OptionReader reader(kind.name, of_ranks);
   reader.Text("room", &path);
   reader.Text("mpi", &mpi);
   reader.Number("rank", kMostRanks - 1, &rank);
   reader.Number("ranks", kMostRanks, &ranks);
+  reader.Number("in_flight", kMostInFlight, &in_flight);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   if (path.empty() == mpi.empty()) {
     return WrongRanks(
@@ -71,7 +96,7 @@ Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std
   LLMC_RETURN_IF_ERROR(kind.open(rest, &own));
   std::shared_ptr<Group> group;
   LLMC_RETURN_IF_ERROR(mpi.empty() ? OpenRoom(path, rank, ranks, &group) : MpiGroup::Open(mpi, ranks, &group));
-  out->reset(new OpenRanks(std::move(group), std::move(own)));
+  out->reset(new OpenRanks(std::move(group), std::move(own), in_flight));
   return Status::Ok();
 }
 
@@ -90,6 +115,11 @@ std::vector<std::pair<std::string, std::string>> OpenRanks::Facts() const {
   facts.emplace_back("ranks", std::to_string(group_->num_ranks()));
   facts.emplace_back("transport", group_->transport());
   return facts;
+}
+
+// Each step in flight has its part of an outbox.
+std::shared_ptr<Collective> OpenRanks::NewCollective(const Artifact& artifact, uint32_t in_flight) const {
+  return group_->NewCollective(artifact.ranks_of_stage(), in_flight * artifact.passed_bytes());
 }
 
 Status OpenRanks::CheckRole(bool leads) const {
@@ -111,9 +141,11 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   }
   LLMC_RETURN_IF_ERROR(CheckRole(true));
   auto speaker = std::make_unique<RankSpeaker>(group_);
-  LLMC_RETURN_IF_ERROR(speaker->Say(RankOp::kLoad, options.num_blocks, options.timed ? 1 : 0, artifact->Identity()));
   LoadOptions own = options;
-  std::shared_ptr<Collective> collective = group_->NewCollective(artifact->ranks_of_stage());
+  own.steps_in_flight = artifact->num_stages() == 1 ? 1 : in_flight_ == 0 ? artifact->num_stages() : in_flight_;
+  LLMC_RETURN_IF_ERROR(
+      speaker->Say(RankOp::kLoad, own.num_blocks, own.timed ? 1 : 0, own.steps_in_flight, artifact->Identity()));
+  std::shared_ptr<Collective> collective = NewCollective(*artifact, own.steps_in_flight);
   if (collective == nullptr) return group_->status();
   const auto clocked = std::make_shared<ClockedCollective>(std::move(collective));
   own.collective = clocked;
@@ -149,15 +181,17 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   LoadOptions options;
   options.num_blocks = said.values[0];
   options.timed = said.values[1] != 0;
-  options.collective = group_->NewCollective(artifact->ranks_of_stage());
+  options.steps_in_flight = said.values[2];
+  options.collective = NewCollective(*artifact, options.steps_in_flight);
   if (options.collective == nullptr) return group_->status();
   std::unique_ptr<Device> device;
   LLMC_RETURN_IF_ERROR(own_->Load(artifact, options, &device));
   LLMC_RETURN_IF_ERROR(group_->TellLoaded());
+  FollowedSteps steps(device.get());
   for (;;) {
     LLMC_RETURN_IF_ERROR(listener.Hear(&said));
-    if (said.op == RankOp::kEnd) return Status::Ok();
-    LLMC_RETURN_IF_ERROR(Obey(said, device.get()));
+    if (said.op == RankOp::kEnd) return steps.EndAll();
+    LLMC_RETURN_IF_ERROR(Obey(said, device.get(), &steps));
   }
 }
 

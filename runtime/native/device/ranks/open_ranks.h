@@ -33,14 +33,16 @@ class OpenRanks final : public OpenDevice {
   Status Follow(const std::shared_ptr<const Artifact>& artifact) const;
 
  private:
-  OpenRanks(std::shared_ptr<Group> group, std::unique_ptr<OpenDevice> own)
-      : group_(std::move(group)), own_(std::move(own)) {}
+  OpenRanks(std::shared_ptr<Group> group, std::unique_ptr<OpenDevice> own, uint32_t in_flight)
+      : group_(std::move(group)), own_(std::move(own)), in_flight_(in_flight) {}
+  std::shared_ptr<Collective> NewCollective(const Artifact& artifact, uint32_t in_flight) const;
   Status CheckRole(bool leads) const;
   void EndOthers() const;
   Status FollowSteps(const std::shared_ptr<const Artifact>& artifact) const;
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<OpenDevice> own_;
+  uint32_t in_flight_;  // steps in flight; 0: as many as stages
   mutable std::atomic<bool> used_{false};
 };
 

@@ -1,6 +1,8 @@
 #include "device/ranks/rank_message.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace llmc {
 namespace {
@@ -10,7 +12,7 @@ constexpr uint64_t kSpinNs = 1'000'000;  // spinning between two steps; during l
 
 struct Head {
   RankOp op;
-  uint32_t values[2];
+  uint32_t values[3];
   uint64_t artifact;
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   uint32_t lengths[kNumArrays];
@@ -24,11 +26,12 @@ void ForArrays(Batch& batch, Body body) {
 
 }  // namespace
 
-Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second, uint64_t artifact) {
+Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second, uint32_t third, uint64_t artifact) {
   Head head{};
   head.op = op;
   head.values[0] = first;
   head.values[1] = second;
+  head.values[2] = third;
   head.artifact = artifact;
   return group_->Say(&head, sizeof(head));
 }
@@ -63,8 +66,7 @@ Status RankListener::Hear(RankMessage* out) {
   Head head{};
   LLMC_RETURN_IF_ERROR(group_->Hear(&head, sizeof(head), kSpinNs));
   out->op = head.op;
-  out->values[0] = head.values[0];
-  out->values[1] = head.values[1];
+  std::copy(std::begin(head.values), std::end(head.values), out->values);
   out->artifact = head.artifact;
   if (head.op != RankOp::kStep && head.op != RankOp::kReserve) return Status::Ok();
   StepBatch& batch = out->batch;

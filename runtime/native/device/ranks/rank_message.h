@@ -12,11 +12,11 @@ namespace llmc {
 
 enum class RankOp : uint32_t { kLoad, kStep, kCopyBlock, kReserve, kVisit, kRelease, kRecall, kEnd };
 
-// values: kLoad: num_blocks and whether steps are timed; kCopyBlock: from and to; kVisit and kRelease: the graph.
+// values: kLoad: num_blocks, whether steps are timed, and steps in flight; kCopyBlock: from and to; kVisit and kRelease: the graph.
 // artifact: kLoad: Artifact::Identity of rank 0's.
 struct RankMessage {
   RankOp op = RankOp::kEnd;
-  uint32_t values[2] = {};
+  uint32_t values[3] = {};
   uint64_t artifact = 0;
   StepBatch batch{};  // kStep and kReserve only
 };
@@ -25,7 +25,7 @@ struct RankMessage {
 class RankSpeaker {
  public:
   explicit RankSpeaker(std::shared_ptr<Group> group) : group_(std::move(group)) {}
-  Status Say(RankOp op, uint32_t first = 0, uint32_t second = 0, uint64_t artifact = 0);
+  Status Say(RankOp op, uint32_t first = 0, uint32_t second = 0, uint32_t third = 0, uint64_t artifact = 0);
   Status Say(RankOp op, const StepBatch& batch);
 
  private:

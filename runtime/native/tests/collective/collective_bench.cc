@@ -78,7 +78,7 @@ int OfProcesses(const char* library) {
   std::shared_ptr<llmc::Group> group;
   const llmc::Status opened = llmc::MpiGroup::Open(library, 0, &group);
   if (!opened.ok()) return Fail(opened);
-  const std::shared_ptr<Collective> collective = group->NewCollective(group->num_ranks());
+  const std::shared_ptr<Collective> collective = group->NewCollective(group->num_ranks(), 0);
   std::vector<double> medians;
   for (const uint64_t width : kWidths) {
     const std::vector<double> ns = Sum(collective.get(), width);

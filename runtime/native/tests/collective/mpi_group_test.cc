@@ -25,6 +25,7 @@ using llmc::Group;
 struct Shape {
   uint64_t rows, width;
 };
+constexpr uint64_t kOutboxBytes = 16u << 20;
 constexpr Shape kShapes[] = {{1, 12}, {3, 1000}, {0, 64}, {70, 1920}, {1, 4}, {1100, 1004}};
 
 std::vector<float> Values(uint32_t seed, uint64_t count) {
@@ -60,7 +61,7 @@ std::vector<float> Gathered(Collective* collective, const Shape& shape) {
 
 void TestBits(Group* group, const std::shared_ptr<llmc::Room>& room) {
   llmc::ShmCollective shm(room);
-  const std::shared_ptr<Collective> mpi = group->NewCollective(group->num_ranks());
+  const std::shared_ptr<Collective> mpi = group->NewCollective(group->num_ranks(), 0);
   for (const Shape& shape : kShapes) {
     for (const bool in_place : {false, true}) {
       CHECK(SameBits(Summed(mpi.get(), shape, in_place), Summed(&shm, shape, in_place)));
@@ -73,7 +74,7 @@ void TestBits(Group* group, const std::shared_ptr<llmc::Room>& room) {
 // Two stages of two ranks, of which the second hands back what the first has made.
 void TestStages(Group* group, const std::shared_ptr<llmc::Room>& room) {
   llmc::ShmCollective shm(room, 2);
-  const std::shared_ptr<Collective> mpi = group->NewCollective(2);
+  const std::shared_ptr<Collective> mpi = group->NewCollective(2, kOutboxBytes);
   for (const Shape& shape : kShapes) {
     for (const bool in_place : {false, true}) {
       CHECK(SameBits(Summed(mpi.get(), shape, in_place), Summed(&shm, shape, in_place)));
@@ -82,7 +83,10 @@ void TestStages(Group* group, const std::shared_ptr<llmc::Room>& room) {
     const uint64_t count = shape.rows * shape.width;
     std::vector<float> data(count);
     if (mpi->stage() == 0) data = Values(mpi->rank(), count);
-    for (const uint32_t stage : {0u, 1u}) mpi->PassOn({data.data(), count, stage}, 0, 1);
+    // Both places are used again, while what lay there was only just taken.
+    for (uint32_t turn = 0; turn < 4; ++turn) {
+      for (const uint32_t stage : {0u, 1u}) mpi->PassOn({data.data(), count, stage, turn % 2 * kOutboxBytes / 2}, 0, 1);
+    }
     CHECK(SameBits(data, Values(mpi->rank() % 2, count)));
   }
   CHECK_OK(mpi->status());

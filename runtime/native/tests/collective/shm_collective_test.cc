@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -51,6 +52,8 @@ class Meeting {
   std::atomic<uint32_t> arrived_{0}, round_{0};
 };
 
+constexpr uint64_t kOutboxBytes = 1u << 20;
+
 // One thread or more of each rank; every rank's threads are its number modulo 2 and one more.
 struct Ranks {
   Memory memory;
@@ -64,6 +67,7 @@ struct Ranks {
     // Of one mapping, so that a sanitizer sees who touches the same bytes.
     for (uint32_t r = 1; r < count; ++r) CHECK_OK(Room::Join(rooms[0], r, &rooms[r]));
     for (const auto& room : rooms) {
+      CHECK_OK(room->MakeOutboxes(kOutboxBytes));
       collectives.push_back(std::make_unique<llmc::ShmCollective>(room, ranks_of_stage));
     }
   }
@@ -183,7 +187,7 @@ void TestStages(uint32_t num_stages) {
           collective->AllGather({data[r].data(), gathered[r].data(), 1, 2 * count}, t, team);
           meeting->Wait();
         }
-        collective->PassOn({data[r].data(), count, stage}, t, team);
+        collective->PassOn({data[r].data(), count, stage, 128}, t, team);
         meeting->Wait();
       }
     });
@@ -197,6 +201,47 @@ void TestStages(uint32_t num_stages) {
       }
     }
   }
+}
+
+// A rank gives without waiting for anybody, also in a ring in which nobody takes yet. Places are used again.
+void TestGivesWaitForNobody() {
+  constexpr uint64_t kCounts[] = {70000, 0, 3};  // the first in two pieces
+  Ranks ranks(3, 1);
+  const auto pass = [&](uint32_t rank, uint32_t stage, uint64_t i, std::vector<float>* data) {
+    ranks.collectives[rank]->PassOn({data->data(), kCounts[i], stage, i * 300032}, 0, 1);
+  };
+  for (uint32_t round = 0; round < 2; ++round) {
+    const auto value = [&](uint32_t stage, uint64_t i) { return Values(10 * round + stage, kCounts[i]); };
+    for (uint32_t stage = 0; stage < 3; ++stage) {
+      for (uint64_t i = 0; i < std::size(kCounts); ++i) {
+        std::vector<float> data = value(stage, i);
+        pass(stage, stage, i, &data);
+      }
+    }
+    for (uint32_t stage = 0; stage < 3; ++stage) {
+      for (uint64_t i = 0; i < std::size(kCounts); ++i) {
+        std::vector<float> data(kCounts[i]);
+        pass((stage + 1) % 3, stage, i, &data);
+        CHECK(SameBits(data, value(stage, i)));
+      }
+    }
+  }
+}
+
+// What lies in an outbox is not written over before it was taken.
+void TestAPlaceThatIsTaken() {
+  constexpr uint64_t kCount = 70000;
+  Ranks ranks(2, 1);
+  std::vector<float> data[2];  // of a rank
+  ranks.Run([&](uint32_t r, uint32_t t, uint32_t team, llmc::ShmCollective* collective, Meeting* meeting) {
+    for (uint32_t i = 0; i < 40; ++i) {
+      if (t == 0) data[r] = r == 0 ? Values(i, kCount) : std::vector<float>(kCount);
+      meeting->Wait();
+      collective->PassOn({data[r].data(), kCount, 0, i % 2 * 300032}, t, team);
+      meeting->Wait();
+      if (r == 1 && t == 0) CHECK(SameBits(data[r], Values(i, kCount)));
+    }
+  });
 }
 
 // Messages of all lengths, some longer than the channel, arrive as they were said.
@@ -275,6 +320,8 @@ int main() {
     TestGathers(num_ranks);
   }
   for (const uint32_t num_stages : {2u, 3u}) TestStages(num_stages);
+  TestGivesWaitForNobody();
+  TestAPlaceThatIsTaken();
   TestChannel();
   TestWhatARoomRefuses();
   return llmc_test::Finish("shm_collective_test");

@@ -49,7 +49,7 @@ std::vector<Floats> Together(const llmc::CollectiveRecord& record, uint32_t rank
       FakeDevice device;
       uint32_t count = 0;
       for (const Floats& one : operands(r)) device.operands[count++] = one;
-      const llmc::HostCollective joint(record, {kRows, 0}, &ranks);
+      const llmc::HostCollective joint(record, {kRows, 0}, &ranks, 0);
       CHECK_EQ(joint.result() + 1, count);
       Floats host(4 * kRows * kWidth, -1);
       CHECK_OK(llmc::JoinOnHost(
@@ -142,7 +142,7 @@ void TestNoRows() {
   CHECK_OK(llmc::Room::Open("/proc/self/fd/" + std::to_string(fd), 0, 2, &room));
   llmc::ShmCollective ranks(room);
   const llmc::CollectiveRecord record = {0, 0, kWidth, 0, 0, {}};
-  CHECK(llmc::HostCollective(record, {0, 3}, &ranks).empty());
+  CHECK(llmc::HostCollective(record, {0, 3}, &ranks, 0).empty());
   ::close(fd);
 }
 
