@@ -100,7 +100,7 @@ void Engine::GiveUp(EngineStep* step) noexcept {
 
 // Waits for steps in flight before giving them up; their results and errors do not matter.
 void Engine::Drain() noexcept {
-  for (EngineStep* step : {&step_, &ahead_}) {
+  const auto drain = [this](EngineStep* step) {
     if (step->on_its_way) {
       step->on_its_way = false;
       try {
@@ -109,7 +109,11 @@ void Engine::Drain() noexcept {
       }
     }
     GiveUp(step);
-  }
+  };
+  drain(&step_);
+  drain(&ahead_);
+  for (EngineStep& step : more_) drain(&step);
+  num_more_ = 0;
 }
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
 // EngineStep: state of a step from its plan to its results. Two exist where steps overlap: one is in flight, and the
-// next is prepared behind it, or even enqueued.
+// next is prepared behind it, or even enqueued. Of disjoint steps there are as many as the device takes.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -74,12 +74,11 @@ void Engine::EndAll(Request* r, const llmc_event& facts) {
   MarkEnded(r);
 }
 
-Status Engine::MissOf(const Sequence& s) const {
+Status Engine::MissOf(const Sequence& s, const BucketMiss& miss) const {
   if (options_.miss_policy != MissPolicy::kError) {
     return Status::Error(LLMC_ERR_BUCKET_MISS, "No graph holds a sequence of " + std::to_string(s.tokens.size()) +
                                                    " tokens; compile the artifact with larger buckets.");
   }
-  const BucketMiss& miss = step_.plan.miss;
   const bool decode = miss.phase == Phase::kDecode;
   const uint32_t context = miss.blocks * static_cast<uint32_t>(model_.block_size);
   return Status::Error(LLMC_ERR_BUCKET_MISS, "No " + std::string(decode ? "decode" : "prefill") +

@@ -40,6 +40,15 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
   return Status::Ok();
 }
 
+namespace {
+
+// Guesses go behind known tokens and are part of a sequence while its step is in flight: one step at a time.
+uint32_t StepsInFlight(const Device& device, const EngineOptions& options) {
+  return options.speculate_tokens == 0 && device.overlap() == Overlap::kDisjoint ? device.steps_in_flight() : 1;
+}
+
+}  // namespace
+
 Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<DraftModel> draft)
     : device_(std::move(device)),
       model_(device_->model()),
@@ -50,11 +59,12 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std
               options.prefix_cache && !model_.whole_prompts),
       scheduler_(model_,
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
-                  options.max_tokens_per_step, options.miss_policy,
+                  options.max_tokens_per_step, options.miss_policy, StepsInFlight(*device_, options),
                   options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience},
                  &blocks_),
       host_sampler_(*device_),
-      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft), device_->made_up_guess()) {
+      speculator_(options.speculate_tokens, options.speculate_always, std::move(draft), device_->made_up_guess()),
+      more_(StepsInFlight(*device_, options) - 1) {
   ListGraphs();
   if (options_.max_waiting == 0) options_.max_waiting = 65536;
   std::memset(&counters_, 0, sizeof(counters_));
@@ -96,17 +106,29 @@ Status Engine::Step(bool* progressed) {
   return OrForget([&] { return StepOnce(progressed); });
 }
 
-// Ends the step in flight, if any, and starts none: for calls that need an idle device.
+// Ends steps in flight and starts none: for calls that need an idle device.
 Status Engine::Land() {
   return OrForget([this] {
-    if (!step_.on_its_way) return Status::Ok();
-    const uint64_t begin = MonotonicNs();
-    bool stepped = false;
-    const Status status = EndStep(false, begin, &stepped);
-    CountTime(stepped, MonotonicNs() - begin);
-    Publish(stepped, true);
+    Status status;
+    while (step_.on_its_way && status.ok()) {
+      const uint64_t begin = MonotonicNs();
+      bool stepped = false;
+      status = EndStep(false, begin, &stepped);
+      CountTime(stepped, MonotonicNs() - begin);
+      Publish(stepped, true);
+      GoOn();
+    }
     return status;
   });
+}
+
+// The next step in flight, if any, is now the one to end.
+void Engine::GoOn() {
+  if (ahead_.on_its_way) std::swap(step_, ahead_);
+  if (num_more_ == 0) return;
+  std::swap(step_, more_.front());
+  std::rotate(more_.begin(), more_.begin() + 1, more_.end());
+  --num_more_;
 }
 
 // If a step was enqueued behind the one before, it only has to end.
@@ -117,53 +139,66 @@ Status Engine::StepOnce(bool* progressed) {
   const bool ahead = step_.on_its_way;
   bool run = ahead, stepped = false;
   Status status;
-  if (!ahead) status = BeginStep(&run);
+  if (!ahead) status = BeginStep(&step_, &run);
+  if (run && status.ok()) status = BeginMore();
+  const uint64_t since = !more_.empty() ? MonotonicNs() : ahead ? begin : step_.enqueued_ns;
   *progressed = run || !new_events_.empty() || scheduler_.num_preemptions() != preemptions;
   const uint64_t output_tokens = counters_.output_tokens;
-  if (run && status.ok()) status = EndStep(true, ahead ? begin : step_.enqueued_ns, &stepped);
+  if (run && status.ok()) status = EndStep(true, since, &stepped);
   const uint64_t took = MonotonicNs() - begin;
   if (stepped) speculator_.Learn(counters_.output_tokens - output_tokens, device_->ClockNs() - clock);
   CountTime(stepped, took);
   Publish(stepped, *progressed);
-  if (ahead_.on_its_way) std::swap(step_, ahead_);
+  GoOn();
   return status;
 }
 
+// Begins steps of sequences that are in no step, as many as the device takes.
+Status Engine::BeginMore() {
+  for (bool run = true; run && num_more_ < more_.size() && scheduler_.HasMore();) {
+    LLMC_RETURN_IF_ERROR(BeginStep(&more_[num_more_], &run));
+    num_more_ += run;
+    counters_.num_ahead_steps += run;
+  }
+  return Status::Ok();
+}
+
 // Plans a step and enqueues it. *run: it has something to compute.
-Status Engine::BeginStep(bool* run) {
+Status Engine::BeginStep(EngineStep* step, bool* run) {
   const uint64_t begin = MonotonicNs();
-  scheduler_.Schedule(&step_.plan);
+  scheduler_.Schedule(&step->plan);
   const uint64_t scheduled = MonotonicNs();
   counters_.schedule_ns += scheduled - begin;
-  step_.scheduled_ns = scheduled;
-  if (marks_.on()) MarkPreempted();
-  for (Sequence* s : step_.plan.misses) FailRequest(s->request, MissOf(*s));
+  step->scheduled_ns = scheduled;
+  if (marks_.on()) MarkPreempted(*step);
+  for (Sequence* s : step->plan.misses) FailRequest(s->request, MissOf(*s, step->plan.miss));
   // A missed request may have other sequences in the plan: then the plan is void and the next step plans anew.
-  *run = !step_.plan.items.empty() && step_.plan.misses.empty();
+  *run = !step->plan.items.empty() && step->plan.misses.empty();
   Status status;
   if (*run) {
-    TakeMasks();
-    status = speculator_.Plan(&scheduler_, &step_.plan);
+    TakeMasks(step->plan);
+    status = speculator_.Plan(&scheduler_, &step->plan);
   }
-  const StepPlan& plan = step_.plan;
+  const StepPlan& plan = step->plan;
   if (!*run && plan.copies.empty() && plan.saves.empty() && plan.loads.empty()) return status;
-  Prepare(&step_);
+  Prepare(step);
   if (*run && status.ok()) status = device_->BeforeStep();
   const uint64_t replay = MonotonicNs();
   counters_.prepare_ns += replay - scheduled;
-  step_.enqueued_ns = replay;
-  if (status.ok()) status = CopyBlocks();
-  if (status.ok() && *run) status = Enqueue(&step_);
-  if (!*run || !status.ok()) counters_.replay_ns += MonotonicNs() - replay;
+  step->enqueued_ns = replay;
+  if (status.ok()) status = CopyBlocks(plan);
+  if (status.ok() && *run) status = Enqueue(step);
+  // Else it is counted until the step has ended.
+  if (!*run || !status.ok() || !more_.empty()) counters_.replay_ns += MonotonicNs() - replay;
   if (!status.ok()) {
-    Scheduler::DropGuesses(&step_.plan);
+    Drain();
+    Scheduler::DropGuesses(&step->plan);
     FailAll(status);
   }
   return status;
 }
 
-Status Engine::CopyBlocks() {
-  const StepPlan& plan = step_.plan;
+Status Engine::CopyBlocks(const StepPlan& plan) {
   for (const StepPlan::Copy& save : plan.saves) LLMC_RETURN_IF_ERROR(device_->SaveBlock(save.from, save.to));
   for (const StepPlan::Copy& copy : plan.copies) LLMC_RETURN_IF_ERROR(device_->CopyBlock(copy.from, copy.to));
   for (const StepPlan::Copy& load : plan.loads) LLMC_RETURN_IF_ERROR(device_->LoadBlock(load.from, load.to));
@@ -186,7 +221,7 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   const bool writes = model_.vector_width == 0;
   if (writes) ListTasks(&step_);
   outcomes_.resize(step_.tasks.size());
-  const bool overlaps = device_->overlap() != Overlap::kNone;
+  const bool overlaps = device_->overlap() == Overlap::kPrepared || device_->overlap() == Overlap::kChained;
   if (overlaps) TakeArrivals();
   const bool prepared = overlaps && goes_on && PrepareAhead();
 
@@ -200,7 +235,8 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   }
   step_.on_its_way = false;
   const uint64_t done = MonotonicNs();
-  replay_ns_ = done - step_.enqueued_ns;
+  replay_ns_ = done - std::max(step_.enqueued_ns, landed_ns_);
+  landed_ns_ = done;
   counters_.replay_ns += done - since_ns;
   if (!status.ok()) {
     Drain();
@@ -272,10 +308,10 @@ void Engine::CountPrefill() {
   scheduler_.swap()->SetCosts(swap_block_ns_, token_ns_);
 }
 
-void Engine::MarkPreempted() {
-  for (const Sequence* s : step_.plan.preempted) {
+void Engine::MarkPreempted(const EngineStep& step) {
+  for (const Sequence* s : step.plan.preempted) {
     marks_.Add(
-        {0, LLMC_MARK_PREEMPTED, s->request->id, s->output_index, 0, 0, 0, step_.scheduled_ns, step_.scheduled_ns});
+        {0, LLMC_MARK_PREEMPTED, s->request->id, s->output_index, 0, 0, 0, step.scheduled_ns, step.scheduled_ns});
   }
 }
 

@@ -132,14 +132,16 @@ class Engine {
   Status OrForget(const Call& call);
   Status StepOnce(bool* progressed);
   Status Land();
-  Status BeginStep(bool* run);
+  Status BeginStep(EngineStep* step, bool* run);
+  Status BeginMore();
+  void GoOn();
   Status EndStep(bool goes_on, uint64_t since_ns, bool* stepped);
-  Status CopyBlocks();
+  Status CopyBlocks(const StepPlan& plan);
   Status Enqueue(EngineStep* step);
   void TakeArrivals();
   void TakeInbox(uint64_t now);
   void CountPrefill();
-  void MarkPreempted();
+  void MarkPreempted(const EngineStep& step);
   void MarkChunks(uint64_t done_ns);
   void CountTime(bool stepped, uint64_t step_ns);
 
@@ -163,7 +165,7 @@ class Engine {
   void AskForFirstMasks(Request* request);
   void CountAsked();
   static bool IsHeld(const Request& request, const Sequence& sequence);
-  void TakeMasks();
+  void TakeMasks(const StepPlan& plan);
 
   // step_inputs.cc: a step's batch and sampling tasks.
   void Prepare(EngineStep* step) const;
@@ -195,7 +197,7 @@ class Engine {
   void EndRequest(Request* request, uint32_t reason);
   void FailRequest(Request* request, const Status& why);
   void EndAll(Request* request, const llmc_event& facts);
-  Status MissOf(const Sequence& sequence) const;
+  Status MissOf(const Sequence& sequence, const BucketMiss& miss) const;
   void FailAll(const Status& why);
   void Forget() noexcept;
   void FailAfterOutOfMemory();
@@ -231,6 +233,8 @@ class Engine {
 
   // Used by the stepping thread only.
   EngineStep step_, ahead_;  // ahead_: planned behind step_
+  std::vector<EngineStep> more_;  // the first num_more_ are disjoint steps in flight behind step_, oldest first
+  uint32_t num_more_ = 0;
   std::vector<SampleOutcome> outcomes_;  // [task of step_]
   std::vector<Sequence*> owners_;  // [task of step_]
   std::vector<llmc_event> new_events_;
@@ -245,7 +249,8 @@ class Engine {
   };
   std::vector<MaskUpdate> mask_updates_;
   uint64_t swap_block_ns_ = 0, token_ns_ = 0;
-  uint64_t replay_ns_ = 0;  // duration of the last step's replay
+  uint64_t replay_ns_ = 0;  // duration of the last step's replay, but for the time before the step before had ended
+  uint64_t landed_ns_ = 0;  // end of the last step
   ReplayTime replay_time_;
   bool out_of_memory_ = false;  // memory ran out, and some requests are still to be failed
   RequestMarks marks_;  // taken from any thread

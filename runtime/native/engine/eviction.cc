@@ -62,7 +62,8 @@ void Scheduler::MakeWay() {
 }
 
 // Chooses victims_: the fewest sequences outranked by `s`, lowest priority and youngest first, without which `s` can be
-// admitted beside `claimed`. False if that is impossible: then nothing is evicted.
+// admitted beside `claimed`. False if that is impossible, or has to wait for a victim in flight: then nothing is evicted.
+// No step is planned meanwhile, since it might take another victim along.
 bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming) {
   victims_.clear();
   chosen_ = running_;  // sequences that stay
@@ -80,6 +81,8 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const 
     if (!no_seat && !no_blocks && !crowded) return true;
     Sequence* const next = i == 0 ? nullptr : running_[i - 1];
     if (next == nullptr || !Outranks(s, *next)) return false;
+    awaits_landing_ = next->in_flight > 0;
+    if (awaits_landing_) return false;
     if (!no_blocks && !crowded && Parked(*next)) continue;  // its seat is free already
     free += ransom.Add(*next);
     chosen_.erase(chosen_.begin() + static_cast<std::ptrdiff_t>(i) - 1);

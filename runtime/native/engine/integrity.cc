@@ -43,7 +43,8 @@ Status Engine::CheckIntegrity() const {
     // The scheduler does not know masks set since the last step yet.
     if (std::find(mask_inbox_.begin(), mask_inbox_.end(), request.get()) != mask_inbox_.end()) continue;
     for (const auto& s : request->sequences) {
-      if (!s->finished && s->held != IsHeld(*request, *s)) {
+      // A mask that a step in flight uses is looked at again once that has drawn.
+      if (!s->finished && s->in_flight == 0 && s->held != IsHeld(*request, *s)) {
         return Status::Error(LLMC_ERR_INTERNAL, "Request " + std::to_string(id) + " is held by mistake, or not held.");
       }
     }

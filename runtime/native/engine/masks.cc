@@ -110,9 +110,9 @@ bool Engine::IsHeld(const Request& r, const Sequence& s) {
 }
 
 // From here on, masks of tokens in this step cannot be replaced.
-void Engine::TakeMasks() {
+void Engine::TakeMasks(const StepPlan& plan) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const StepItem& item : step_.plan.items) {
+  for (const StepItem& item : plan.items) {
     Request* r = item.sequence->request;
     if (!item.sample || !r->guided) continue;
     for (uint32_t i = 0; i < r->masks.size(); ++i) {

@@ -31,6 +31,8 @@ void Engine::NameOwners() {
     if (!item.sample) continue;
     if (r->forked) {
       owners_.insert(owners_.end(), 1 + item.num_guesses, item.sequence);
+    } else if (r->ended) {  // while its prompt was in flight
+      owners_.insert(owners_.end(), r->beams != nullptr ? 1 : r->params.n, item.sequence);
     } else {
       Fork(item.sequence);
       for (const auto& one : r->sequences) owners_.push_back(one.get());
@@ -122,6 +124,10 @@ void Engine::GiveVectors(const float* rows) {
     Request* r = item.sequence->request;
     if (r->first_scheduled_ns == 0) r->first_scheduled_ns = step_.scheduled_ns;
     if (!item.sample) continue;
+    if (r->ended) {  // while its prompt was in flight
+      rows += width;
+      continue;
+    }
     Fork(item.sequence);
     if (std::all_of(rows, rows + width, [](float value) { return std::isfinite(value); })) {
       std::copy_n(rows, width, r->vector);

@@ -168,7 +168,7 @@ Sequence* Scheduler::LongParked() const {
 }
 
 // Makes the next token's slot exist and belong to `s` alone. Takes blocks from parked sequences, else from the least
-// important one; returns false if that is `s` itself.
+// important one; returns false if that is `s` itself, or is in flight: then `s` waits until it has landed.
 bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
   uint32_t index = s->num_computed / block_size_;
   for (;;) {
@@ -187,6 +187,7 @@ bool Scheduler::EnsureWritable(Sequence* s, StepPlan* plan) {
     }
     Sequence* parked = LongParked();
     Sequence* victim = parked != nullptr ? parked : running_.back();
+    if (victim->in_flight > 0) return false;
     Preempt(victim);
     if (victim == s) return false;
   }
@@ -222,7 +223,9 @@ void Scheduler::NewPlan(StepPlan* plan) {
 void Scheduler::Schedule(StepPlan* plan) {
   NewPlan(plan);
   KeepPatience();
+  awaits_landing_ = false;
   MakeWay();
+  if (awaits_landing_) return;
   TakeSeats();
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
@@ -245,19 +248,28 @@ void Scheduler::Schedule(StepPlan* plan) {
   if (plan->miss.count > 0) CountMiss(plan->miss);
 }
 
-// Chooses the sequences that compute something in this step. If masks came for more sequences than there are seats,
-// those that waited longest come first, and the others a step later.
+bool Scheduler::HasMore() const {
+  const auto ready = [](const Sequence* s) { return s->in_flight == 0 && !Parked(*s); };
+  return !waiting_.empty() || std::any_of(running_.begin(), running_.end(), ready);
+}
+
+// Chooses the sequences that compute something in this step. Steps in flight have equal shares of all. If there are more
+// sequences than seats, those that waited longest come first, and the others a step later.
 void Scheduler::TakeSeats() {
   ready_.clear();
   decodes_.clear();
   prefills_.clear();
+  num_ready_ = 0;
   for (Sequence* s : running_) {
-    if (!Parked(*s)) ready_.push_back(s);
+    if (Parked(*s)) continue;
+    ++num_ready_;
+    if (s->in_flight == 0) ready_.push_back(s);
   }
-  num_ready_ = static_cast<uint32_t>(ready_.size());
-  if (num_ready_ > options_.max_num_seqs) {
+  const auto all = static_cast<uint32_t>(std::min<size_t>(options_.max_num_seqs, num_ready_ + waiting_.size()));
+  seats_ = std::max(1u, (all + options_.steps_in_flight - 1) / options_.steps_in_flight);
+  if (ready_.size() > seats_) {
     LongestWaitFirst(&ready_);
-    ready_.resize(options_.max_num_seqs);
+    ready_.resize(seats_);
     std::sort(ready_.begin(), ready_.end(), Before());
   }
   // If the model writes no text, the last token of a prompt is like any other.
@@ -352,7 +364,7 @@ PhaseSet Scheduler::SplitDecodes(StepPlan* plan) {
 // Adds chunks of running prefills, then of newly admitted sequences, up to the token budget, which decodes of the step
 // count against.
 void Scheduler::AddPrefills(PhaseSet phases, StepPlan* plan) {
-  const auto full = [this, plan] { return plan->load.tokens >= budget(); };
+  const auto full = [this, plan] { return plan->load.tokens >= budget() || plan->items.size() >= seats_; };
   for (Sequence* s : prefills_) {
     if (full()) return;
     if (s->state != Sequence::State::kRunning) continue;  // preempted for a decode of this step

@@ -113,6 +113,7 @@ struct SchedulerOptions {
   uint32_t max_num_seqs = 1;
   uint32_t max_tokens_per_step = 0;  // most tokens of a step with prefill; 0: the largest prefill or mixed graph
   MissPolicy miss_policy = MissPolicy::kLarger;
+  uint32_t steps_in_flight = 1;  // most at a time; of several, no two have a sequence in common
   uint32_t patience = kDefaultPatience;  // steps that a request may wait behind higher priorities, see KeepPatience
   static constexpr uint32_t kDefaultPatience = 512;
 };
@@ -139,7 +140,10 @@ class Scheduler {
   // The model has more graphs than before; the new ones are off.
   void TakeNewGraphs() { ladder_.TakeNewGraphs(); }
 
+  // Plans a step of sequences that no step in flight has.
   void Schedule(StepPlan* plan);
+  // Whether Schedule may find something to compute beside the steps in flight.
+  bool HasMore() const;
   // Plans the step behind the one in flight (plan_ahead.cc) if that plan is certain; else returns false and changes
   // nothing. A plan that is dropped leaves nothing to undo.
   bool PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan);
@@ -234,7 +238,7 @@ class Scheduler {
   StepLoad LoadOf(const std::vector<Sequence*>& sequences) const;
 
   // Whether a running sequence waits only for its mask or for other beams. It keeps its blocks, but needs no seat.
-  static bool Parked(const Sequence& s) { return s.held && s.num_remaining() <= 1; }
+  static bool Parked(const Sequence& s) { return s.held && s.num_remaining() <= 1 && s.in_flight == 0; }
   // Whether `parked` waits for `s`, another beam of its request.
   static bool WaitsFor(const Sequence& parked, const Sequence& s) {
     return parked.num_remaining() == 0 && parked.arrival == s.arrival;
@@ -299,7 +303,9 @@ class Scheduler {
   uint64_t num_evictions_ = 0, num_promotions_ = 0, contested_ = 0;
   uint32_t num_promoted_ = 0;  // sequences
   uint32_t num_unstarted_ = 0;
-  uint32_t num_ready_ = 0;  // running sequences that have tokens to compute, in this Schedule
+  uint32_t num_ready_ = 0;  // running sequences that have tokens to compute or are in flight, in this Schedule
+  uint32_t seats_ = 0;  // most sequences of the step, in this Schedule
+  bool awaits_landing_ = false;  // a sequence in flight is to make way, in this Schedule
   std::set<Sequence*, Before> waiting_;
   std::vector<Sequence*> running_;  // sorted by Before
   std::vector<Sequence*> leaving_;  // ended sequences whose blocks a step in flight writes to

@@ -14,7 +14,7 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
          total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0, total_ahead = 0,
-         total_thrown = 0, total_chained = 0, total_lost = 0;
+         total_thrown = 0, total_chained = 0, total_lost = 0, total_disjoint = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -56,6 +56,7 @@ void Property(uint32_t seed) {
   NullDevice::late = pick(0, 1) != 0;
   NullDevice::chains = pick(0, 1) != 0;
   NullDevice::draws = NullDevice::chains || pick(0, 3) == 0;
+  NullDevice::in_flight = pick(0, 2) ? 1 : pick(2, 4);
   std::unique_ptr<Engine> engine;
   if (options.speculate_tokens > 0 && pick(0, 2) == 0) {
     ModelShape draft = Shape(static_cast<int32_t>(pick(1, 5)), static_cast<int32_t>(pick(4, 60)), 4);
@@ -194,8 +195,11 @@ void Property(uint32_t seed) {
   CHECK(s.accepted_tokens <= s.drafted_tokens && s.num_speculative_steps <= s.drafted_tokens);
   CHECK((s.drafted_tokens > 0) <= (options.speculate_tokens > 0));
   total_loads += device->loads;
-  CHECK((s.num_ahead_steps > 0) <= NullDevice::late);
-  CHECK(s.num_ahead_steps <= s.num_decode_steps && s.num_thrown_rows <= s.scheduled_tokens);
+  const bool disjoint = NullDevice::in_flight > 1;
+  CHECK((s.num_ahead_steps > 0) <= (NullDevice::late || disjoint));
+  CHECK(s.num_ahead_steps <= (disjoint ? s.num_steps : s.num_decode_steps) && s.num_thrown_rows <= s.scheduled_tokens);
+  CHECK(device->most_queued <= NullDevice::in_flight);
+  total_disjoint += device->most_queued > 1;
   total_ahead += s.num_ahead_steps;
   total_thrown += s.num_thrown_rows;
   CHECK(device->chained_steps - device->lost_steps <= s.num_ahead_steps);
@@ -221,7 +225,7 @@ int main() {
         total_masks,       total_scored,  total_timeouts,  total_decode_chunks, total_mixed_preemptions,
         total_mixed_hits,  total_parked,  total_evictions, total_promotions,    total_beams,
         total_best_of,     total_drafted, total_accepted,  total_drafts,        total_loads,
-        total_ahead,       total_thrown,  total_chained,   total_lost}) {
+        total_ahead,       total_thrown,  total_chained,   total_lost,          total_disjoint}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

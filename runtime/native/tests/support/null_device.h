@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <set>
 #include <string>
@@ -59,7 +60,11 @@ class NullDevice : public llmc::Device {
   static inline bool late = false;  // applies to engines made later
   // One that chains refuses every third step, and loses some, as if the host had to draw.
   static inline bool chains = false;  // applies to engines made later that are late and draw
+  // More than one: it takes steps without a sequence in common, which a pipeline computes in order.
+  static inline uint32_t in_flight = 1;  // applies to engines made later
+  uint32_t steps_in_flight() const override { return in_flight_; }
   llmc::Overlap overlap() const override {
+    if (in_flight_ > 1) return llmc::Overlap::kDisjoint;
     if (!late_) return llmc::Overlap::kNone;
     return chains_ && draws_ ? llmc::Overlap::kChained : llmc::Overlap::kPrepared;
   }
@@ -93,6 +98,7 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
   llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
+    if (in_flight_ > 1) return Queue(b, fence);
     if (enqueued_ != 0) return Bad("a step is on its way already");
     batch_ = b;
     if (!late_) LLMC_RETURN_IF_ERROR(Compute(batch_));
@@ -100,6 +106,7 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
   llmc::Status Wait(llmc::Fence fence, const float** logits) override {
+    if (in_flight_ > 1) return WaitQueued(fence, logits);
     // A chained step whose tokens nobody asked for runs with others.
     if (fence != 0 && fence == next_fence_) {
       batch_ = next_;
@@ -198,6 +205,7 @@ class NullDevice : public llmc::Device {
   }
 
   llmc::Status CopyBlock(uint32_t from, uint32_t to) override {
+    ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (from == 0 || to == 0 || from >= num_blocks_ || to >= num_blocks_ || from == to) return Bad("copy");
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
@@ -242,11 +250,60 @@ class NullDevice : public llmc::Device {
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
-           chained_steps = 0, lost_steps = 0, unwanted_tasks = 0;
+           chained_steps = 0, lost_steps = 0, unwanted_tasks = 0, most_queued = 0;
 
  private:
+  struct Queued {
+    llmc::Fence fence;
+    llmc::StepBatch batch;
+    bool computed = false;
+    llmc::Status status{};
+    std::vector<float> logits{};
+  };
+  // Blocks that a step writes to; with all: those that it reads, too.
+  std::set<int32_t> BlocksOf(const llmc::StepBatch& b, bool all) const {
+    std::set<int32_t> blocks;
+    for (const int32_t slot : b.slot_mapping) blocks.insert(slot / shape_.block_size);
+    if (all) blocks.insert(b.block_tables.begin(), b.block_tables.end());
+    blocks.erase(0);
+    return blocks;
+  }
+  llmc::Status Queue(const llmc::StepBatch& b, llmc::Fence* fence) {
+    if (queue_.size() == in_flight_) return Bad("too many steps are on their way");
+    for (const Queued& other : queue_) {
+      for (const auto& [writes, reads] : {std::pair(&b, &other.batch), std::pair(&other.batch, &b)}) {
+        const std::set<int32_t> read = BlocksOf(*reads, true);
+        for (const int32_t block : BlocksOf(*writes, false)) {
+          if (read.count(block) != 0) return Bad("a block of two steps on their way");
+        }
+      }
+    }
+    queue_.push_back({++last_fence_, b});
+    *fence = last_fence_;
+    most_queued = std::max<uint64_t>(most_queued, queue_.size());
+    return llmc::Status::Ok();
+  }
+  void ComputeQueued(size_t count = SIZE_MAX) {
+    for (size_t i = 0; i < std::min(count, queue_.size()); ++i) {
+      Queued& one = queue_[i];
+      if (std::exchange(one.computed, true)) continue;
+      one.status = Compute(one.batch);
+      one.logits = logits_;
+    }
+  }
+  llmc::Status WaitQueued(llmc::Fence fence, const float** logits) {
+    if (queue_.empty() || queue_.front().fence != fence) return Bad("this step is not the oldest one");
+    ComputeQueued(1);
+    const llmc::Status status = queue_.front().status;
+    logits_ = std::move(queue_.front().logits);
+    last_seqs = queue_.front().batch.num_seqs;
+    queue_.pop_front();
+    *logits = logits_.data();
+    return status;
+  }
   template <class Copy>
   llmc::Status Whole(uint32_t block, Copy copy) {
+    ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (block == 0 || block >= num_blocks_ || shape_.kv_block_bytes != BlockBytes()) return Bad("block");
     copy(pool_.data() + static_cast<size_t>(block) * shape_.block_size);
@@ -255,6 +312,7 @@ class NullDevice : public llmc::Device {
   template <class Copy>
   llmc::Status Swap(uint32_t block, uint32_t place, Copy copy) {
     const size_t size = static_cast<size_t>(shape_.block_size);
+    ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (block == 0 || block >= num_blocks_ || (place + 1) * size > saved_.size()) return Bad("swap");
     copy(pool_.data() + block * size, saved_.data() + place * size);
@@ -266,6 +324,8 @@ class NullDevice : public llmc::Device {
   std::vector<uint64_t> pool_, saved_;
   std::vector<float> logits_;
   const bool late_ = late, draws_ = draws, chains_ = chains;
+  const uint32_t in_flight_ = in_flight;
+  std::deque<Queued> queue_;
   llmc::Fence enqueued_ = 0, last_fence_ = 0;
   llmc::StepBatch batch_, next_;  // next_: chained to batch_
   std::vector<llmc::DrawnRow> drawn_;
