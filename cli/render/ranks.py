@@ -80,7 +80,7 @@ def ranks_text(ranks: dict[str, Any] | None) -> Iterator[str]:
             f"{format_bytes(ranks['shared_weight_bytes'])} that all share"
         )
     else:
-        yield f"ranks: {ranks['count']}, in {len(stages)} stages, which run each step one after the other"
+        yield f"ranks: {ranks['count']}, in {len(stages)} stages"
     for number, stage in enumerate(stages):
         first, last = stage["ranks"][0], stage["ranks"][-1]
         of = f"rank {first}" if first == last else f"ranks {first} to {last}, each of which"

@@ -123,7 +123,9 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
 them."""
 RANKS = "ranks"
 """Number of ranks, or the CPUs of each, as in `parse_ranks`."""
-OPTION_NAMES = frozenset({RANKS, *(name for names in DEVICE_OPTIONS.values() for name in names)})
+STEPS_IN_FLIGHT = "steps_in_flight"
+"""Steps that an artifact with stages runs at the same time, at most 64; 0 for as many as stages. Changes no result."""
+OPTION_NAMES = frozenset({RANKS, STEPS_IN_FLIGHT, *(name for names in DEVICE_OPTIONS.values() for name in names)})
 """Options of all kinds. None means the default; an option unknown to the artifact's kind has no effect."""
 
 
@@ -211,6 +213,8 @@ def device_for(
     given = {names[name]: value for name, value in options.items() if name in names and value is not None}
     wanted = None if options.get(RANKS) is None else str(options[RANKS])
     if device is None and artifact.info.num_ranks > 1:
+        in_flight = options.get(STEPS_IN_FLIGHT)
+        given |= {} if in_flight is None else {"in_flight": in_flight}
         yield from _of_ranks(artifact, {**_defaults(kind), **given}, wanted)
         return
     if wanted is not None:

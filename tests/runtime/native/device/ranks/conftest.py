@@ -65,7 +65,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> dict
                     cache_dir=kernel_cache,
                     dtype="f32",
                     block_size=16,
-                    buckets="prefill=[1,2]x[16,32],decode=[1,4]x64,mixed=4x32",
+                    buckets="prefill=[1,2]x[16,32],decode=[1,8]x64,mixed=8x32",
                     jobs=1,
                     tensor_parallel=ranks,
                     pipeline_parallel=stages,

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from support.processes import gone, until
 from support.tiny_models import make_tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], [100, 200, 300, 400] * 9, [5, 6, 7, 8] * 5, [5, 6, 7, 8] * 5 + [9]]
+PROMPTS += [[i, 2 * i, 3 * i] * (1 + i % 5) for i in range(10, 17)]
 SIZES: dict[str, Any] = {
     "vocab_size": 516, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": True,
@@ -63,13 +65,20 @@ def test_stages_change_no_bit(staged: Artifacts, ranks: int, stages: int) -> Non
         assert stats["pass_on_ns"] > 0
         assert stats["pass_ons"] > 0
         assert stats["pass_ons"] % 2 == 0
+        assert llm.engine.stats.num_ahead_steps > 0
     until(lambda: all(map(gone, pids)))
     assert found == wanted
     assert again == wanted
-    # A pool in which sequences make way for one another, chunks of prompts, other numbers of threads, and guesses.
-    crowded: dict[str, Any] = {"num_blocks": 7, "prefix_cache": False, "max_tokens_per_step": 8, "speculate": "ngram:3"}
-    with LLM(staged[ranks, stages], num_threads=2, **crowded) as llm:
-        assert generated(llm) == wanted
+    # A pool in which sequences make way for one another, chunks of prompts, and other numbers of threads; also with
+    # guesses, behind which a step waits for the one before.
+    crowded: dict[str, Any] = {"num_blocks": 9, "prefix_cache": False, "max_tokens_per_step": 8}
+    for speculate in (None, "ngram:3"):
+        with LLM(staged[ranks, stages], num_threads=2, speculate=speculate, **crowded) as llm:
+            assert generated(llm) == wanted
+            stats = llm.engine.stats
+            assert (stats.num_ahead_steps > 0) is (speculate is None)
+            assert stats.num_preemptions > 0
+            assert stats.num_mixed_steps > 0
 
 
 def logits(path: Path, weights: str) -> np.ndarray:
@@ -113,16 +122,60 @@ def test_stages_leave_the_logits_of_models(
         np.testing.assert_array_equal(logits(tmp_path / "3", weights).view(np.int32), wanted.view(np.int32))
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_what_is_cancelled_in_flight_changes_nothing_else(in_flight: int, staged: Artifacts) -> None:
+    def tokens(path: Path, cancels: bool, **options: Any) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        with Artifact(path) as artifact, Engine(artifact, num_threads=1, **options) as engine:
+            ids = [engine.submit(prompt, EngineParams(max_tokens=20, temperature=0, ignore_eos=True)) for prompt in PROMPTS]
+            for step in range(10_000):
+                if not engine.step() and not engine.stats.num_running:
+                    break
+                for event in engine.poll():
+                    if event.kind == "token":
+                        found.setdefault(ids.index(event.request_id), []).append(event.token_id)
+                if cancels and step in (3, 8, 9):
+                    engine.cancel(ids[step])
+            engine.check_integrity()
+            assert (engine.stats.num_ahead_steps > 0) is (options.get("steps_in_flight", 1) > 1)
+            assert engine.stats.num_free_blocks == engine.stats.num_blocks
+        return found
+
+    wanted = tokens(staged[1, 1], cancels=False)
+    found = tokens(staged[1, 2], cancels=True, steps_in_flight=in_flight)
+    for index, mine in wanted.items():
+        told = found.get(index, [])
+        assert told == (mine[: len(told)] if index in (3, 8, 9) else mine)
+
+
 def test_a_killed_stage_is_named(staged: Artifacts) -> None:
     with Artifact(staged[2, 2]) as artifact, Engine(artifact, num_threads=1) as engine:
-        engine.submit(PROMPTS[0], EngineParams(max_tokens=40))
-        engine.step()
+        for prompt in PROMPTS:
+            engine.submit(prompt, EngineParams(max_tokens=40, ignore_eos=True))
+        for _ in range(4):
+            engine.step()
+        assert engine.stats.num_ahead_steps > 0
         assert isinstance(engine.ranks, LocalRanks)
         pids = engine.ranks.pids
         os.kill(pids[-1], signal.SIGKILL)
+        killed = time.monotonic()
         with pytest.raises(LlmcError, match=rf"Rank 3 of 4 has failed: its process {pids[-1]} .*SIGKILL"):
             until(lambda: not engine.step())
+        assert time.monotonic() - killed < 5
+        assert not engine.stats.num_running
         until(lambda: all(map(gone, pids)))
+
+
+def test_an_engine_ends_with_steps_in_flight(staged: Artifacts) -> None:
+    with Artifact(staged[1, 4]) as artifact, Engine(artifact, num_threads=1) as engine:
+        for prompt in PROMPTS:
+            engine.submit(prompt, EngineParams(max_tokens=40, ignore_eos=True))
+        for _ in range(6):
+            engine.step()
+        assert engine.stats.num_ahead_steps > 0
+        assert isinstance(engine.ranks, LocalRanks)
+        pids = engine.ranks.pids
+    until(lambda: all(map(gone, pids)))
 
 
 def test_each_stage_has_its_layers_alone(staged: Artifacts) -> None:
@@ -145,7 +198,7 @@ def test_each_stage_has_its_layers_alone(staged: Artifacts) -> None:
     stages = inspected(staged[1, 4])["ranks"]["stages"]
     assert [stage["weight_bytes"] for stage in stages] == sizes
     text = inspected_text(staged[2, 2])
-    assert "\nranks: 4, in 2 stages, which run each step one after the other" in text
+    assert "\nranks: 4, in 2 stages" in text
     assert "\nstage 1: layers 2 to 3, on ranks 2 to 3, each of which reads " in text
 
 
