@@ -456,6 +456,17 @@ API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream)
   }
   return Add(s, {Of(to), Of(from)}, [=] { std::memmove(Of(to), Of(from), bytes); });
 }
+API cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  BEGIN("Memcpy", true)
+  auto* s = Alive<Stream>(stream, "stream", "cuMemcpyAsync");
+  if (!s) return kInvalidHandle;
+  for (const uint64_t at : {to, from}) {
+    if (!Inside(world().memory, Of(at), bytes) && !Inside(world().pinned, Of(at), bytes)) {
+      return Wrong("a copy of memory that is neither the GPU's nor pinned");
+    }
+  }
+  return Add(s, {Of(to), Of(from)}, [=] { std::memcpy(Of(to), Of(from), bytes); });
+}
 API cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   BEGIN("Memset", true)
   auto* s = Alive<Stream>(stream, "stream", "cuMemsetD8Async");

@@ -98,6 +98,7 @@ constexpr int32_t kCuJitErrorLogBytes = 6;
   X(MemcpyToDevice, "cuMemcpyHtoDAsync_v2", (CuPointer, const void*, size_t, CuStreamHandle))                  \
   X(MemcpyToHost, "cuMemcpyDtoHAsync_v2", (void*, CuPointer, size_t, CuStreamHandle))                          \
   X(MemcpyOnDevice, "cuMemcpyDtoDAsync_v2", (CuPointer, CuPointer, size_t, CuStreamHandle))                    \
+  X(Memcpy, "cuMemcpyAsync", (CuPointer, CuPointer, size_t, CuStreamHandle))                                   \
   X(Memset, "cuMemsetD8Async", (CuPointer, uint8_t, size_t, CuStreamHandle))                                   \
   X(StreamCreate, "cuStreamCreate", (CuStreamHandle*, uint32_t))                                               \
   X(StreamSynchronize, "cuStreamSynchronize", (CuStreamHandle))                                                \

@@ -97,9 +97,10 @@ Status CuGraphs::InstantiateSegment(const Graph& graph, const Launches::Segment&
 
 Status CuGraphs::Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) const {
   const CuMachine& cuda = *machine_;
+  // An offloaded bias is in memory of the host, of which only this copy may read.
   const auto to_host = [&](uint32_t operand, uint64_t bytes, float* to) {
     return cuda.Check("Reading results for other ranks",
-                      cuda->MemcpyToHost(to, operands.places[operand], bytes, stream_));
+                      cuda->Memcpy(reinterpret_cast<CuPointer>(to), operands.places[operand], bytes, stream_));
   };
   const auto wait = [&] { return cuda.Check("A step on the GPU", cuda->StreamSynchronize(stream_)); };
   const auto to_device = [&](uint32_t operand, uint64_t bytes, const float* from) {

@@ -193,6 +193,7 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   artifact's order.
  * - `sample`: 1, the default: the device samples tokens, if the artifact has the kernels. 0: the host does. The
  *   tokens are the same.
+ * - `local_rank`: of several ranks of a host. Without `device` they share its GPUs out by these numbers. Default 0.
  * - `offload_mib`: MiB of weights that stay in the host's memory, where kernels read them. Default 0.
  * - `cache`: a folder for programs that the driver has built. Default: none.
  * - `overlap`: 1, the default, prepares the next step while one runs, and starts it before its tokens are known. It is
@@ -201,7 +202,8 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *
  * Kind "cuda":
  * - `library`: the driver. Default libcuda.so.1.
- * - `device`: a number among the GPUs that the process may use. Default 0.
+ * - `device`: a number among the GPUs that the process may use. Default: local_rank modulo their number.
+ * - `local_rank`: among the ranks of a host, of an artifact with several. Default 0.
  * - `eager`: 0, the default: one CUDA graph per bucket. 1: launch every kernel by itself. The bits are the same.
  * - `graph_mib`: MiB of the GPU's memory for instances of graphs, as the driver takes it. Default: no limit. Further
  *   graphs are launched kernel by kernel.

@@ -1,4 +1,4 @@
-"""Ranks and stages whose parts run on OpenCL devices: what an undivided model generates, and equal bits in any company."""
+"""Ranks and stages on OpenCL devices: what an undivided model generates, and equal bits in any company."""
 
 from __future__ import annotations
 
