@@ -75,6 +75,10 @@ def bits(outputs: list[RequestOutput]) -> list[object]:
     return [(one.token_ids, repr(one.logprobs)) for output in outputs for one in output.outputs]
 
 
+def ended(pids: list[int]) -> None:
+    until(lambda: all(map(gone, pids)))
+
+
 def logprobs(outputs: list[RequestOutput]) -> np.ndarray:
     return np.array([[step.logprob for step in output.outputs[0].logprobs or []] for output in outputs])
 
@@ -93,14 +97,14 @@ def test_ranks_and_stages_generate_what_one_gpu_does(parted: Path, stub: Stub, m
             assert stats["working_ranks"] == 2
             assert stats["replayed_steps"] > 0
             assert stats["launched_steps"] == 0
-        until(lambda pids=pids: all(map(gone, pids)))
+        ended(pids)
     one = found[1, 1]
     assert bits(found[1, 2]) == bits(one)
     assert [output.outputs[0].token_ids for output in found[2, 1]] == [output.outputs[0].token_ids for output in one]
     np.testing.assert_allclose(logprobs(found[2, 1]), logprobs(one), rtol=1e-5, atol=1e-5)
     # Alone, on one GPU of both ranks, launched one by one, with weights on the host.
     monkeypatch.setenv("STUB_CUDA_KERNELS", str(parted / "kernels-2" / "kernels.so"))
-    options = {"eager": True, "device_number": "1", "offload_mib": 1}
+    options: dict[str, Any] = {"eager": True, "device_number": "1", "offload_mib": 1}
     with LLM(parted / "2-1", num_blocks=8, prefix_cache=False, device_options=options) as llm:
         alone = [generated(llm, [prompt])[0] for prompt in PROMPTS]
         stats = llm.engine.device_stats()
@@ -118,7 +122,7 @@ def test_a_rank_whose_gpu_fails_ends_all(parted: Path, stub: Stub, monkeypatch: 
         monkeypatch.setenv("STUB_CUDA", "devices=2 GraphLaunch=719")
         with pytest.raises(LlmcError, match=r"Replaying a graph failed: a kernel failed \(CUDA error 719\)"):
             until(lambda: not engine.step())
-        until(lambda: all(map(gone, pids)))
+        ended(pids)
     monkeypatch.setenv("STUB_CUDA", "devices=2")
     stub.recover()
 

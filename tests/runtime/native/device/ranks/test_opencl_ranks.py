@@ -67,6 +67,10 @@ def bits(outputs: list[RequestOutput]) -> list[object]:
     return [(one.token_ids, repr(one.logprobs)) for output in outputs for one in output.outputs]
 
 
+def ended(pids: list[int]) -> None:
+    until(lambda: all(map(gone, pids)))
+
+
 def logprobs(outputs: list[RequestOutput]) -> np.ndarray:
     return np.array([[step.logprob for step in output.outputs[0].logprobs or []] for output in outputs])
 
@@ -83,7 +87,7 @@ def test_ranks_and_stages_generate_what_one_device_does(
             found[part] = generated(llm, PROMPTS)
             alone = [generated(llm, [prompt])[0] for prompt in PROMPTS]  # the prefix cache has some of them by now
             pids, stats = llm.engine.ranks.pids, llm.engine.device_stats()
-        until(lambda pids=pids: all(map(gone, pids)))
+        ended(pids)
         assert bits(alone) == bits(found[part])
         assert stats["working_ranks"] == 2
         assert stats["drawn_on_device"] == 0
@@ -93,7 +97,7 @@ def test_ranks_and_stages_generate_what_one_device_does(
     assert [output.outputs[0].token_ids for output in found[2, 1]] == [output.outputs[0].token_ids for output in one]
     np.testing.assert_allclose(logprobs(found[2, 1]), logprobs(one), rtol=1e-5, atol=1e-5)
     # A pool in which sequences make way for one another, chunks of prompts, and kernels that are launched one by one.
-    eager = {"device_options": {**options["device_options"], "eager": True, "device_number": "0,0"}}
+    eager: dict[str, Any] = {"device_options": {**options["device_options"], "eager": True, "device_number": "0,0"}}
     with LLM(parted[2, 1], num_blocks=5, prefix_cache=False, max_tokens_per_step=4, **eager) as llm:
         assert bits(generated(llm, PROMPTS)) == bits(found[2, 1])
 
