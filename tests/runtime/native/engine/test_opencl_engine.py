@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,13 @@ import pytest
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
-from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
 from llmc.runtime.opening import decide_budget
 from llmc.runtime.warm_up.budget import BudgetOptions, size_order
 from llmc.units import format_bytes
 
 from support.adapter_setting import Setting, drive, with_tokenizer
-from support.engine_driver import mixed_requests
+from support.engine_driver import Output, bits, mixed_requests
 from support.inspected import inspected_text
 from support.opencl import needs_opencl, one_replay_library, opencl_setting, program_cache
 from support.server_harness import running_server
@@ -114,6 +115,50 @@ def test_blocks_that_were_swapped_have_their_bits(
             stats = engine.stats
         assert stats.num_preemptions > 0
         assert stats.device["saved_blocks"] >= stats.device["loaded_blocks"] > 0
+
+
+def test_bits_of_requests_that_arrive_late(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]]
+) -> None:
+    """Requests come and are cancelled while steps are on their way, evict each other, and have blocks swapped; some
+    weights are on the host."""
+    engine, requests = with_adapters(num_blocks=14, max_num_seqs=4, swap_bytes=1 << 19, swap_always=1, offload_mib=1)
+    rng, left, doomed = np.random.default_rng(1), list(range(len(requests))), list[int]()
+    which: dict[int, int] = {}
+    found: dict[int, list[Output]] = {}
+    with engine:
+        progressed = True
+        while left or progressed:
+            if left and rng.random() < 0.4:
+                index = left.pop(int(rng.integers(len(left))))
+                prompt, params, adapter = requests[index]
+                submitted = engine.submit(prompt, params, adapter=adapter, priority=int(rng.integers(-1, 2)))
+                which[submitted], found[submitted] = index, [Output() for _ in range(params.n)]
+                doomed.append(engine.submit(prompt[:20], params, max_tokens=60))
+            if doomed and rng.random() < 0.3:
+                with contextlib.suppress(LlmcError):  # it may have ended
+                    engine.cancel(doomed.pop(0))
+            progressed = engine.step()
+            engine.check_integrity()
+            for event in engine.poll():
+                if event.request_id not in found:
+                    continue
+                output = found[event.request_id][event.output_index]
+                if event.kind == "token":
+                    output.ids.append(event.token_id)
+                    output.logprobs.append(event.logprob)
+                    output.top.append(event.top_logprobs)
+                else:
+                    assert event.kind == "finished", event.error_message
+                    output.reason = event.finish_reason
+        stats = engine.stats
+    for submitted, outputs in found.items():
+        assert [bits(output) for output in outputs] == alone[which[submitted]], which[submitted]
+    assert len(found) == len(requests)
+    assert stats.num_free_blocks == stats.num_blocks
+    assert stats.num_evictions > 0
+    assert stats.num_thrown_rows > 0
+    assert stats.device["loaded_blocks"] > 0
 
 
 def test_graphs_that_the_driver_replays_once_at_a_time(
