@@ -21,6 +21,7 @@ namespace {
 using Floats = std::vector<float>;
 
 constexpr uint32_t kRanks = 3, kWidth = 6, kRows = 5;
+constexpr uint64_t kOutboxBytes = 1 << 16;
 
 // Memory of a device, by operand; copies happen when they are waited for, those to the device at the next wait.
 struct FakeDevice {
@@ -41,6 +42,7 @@ std::vector<Floats> Together(const llmc::CollectiveRecord& record, uint32_t rank
   std::vector<std::shared_ptr<llmc::Room>> rooms(kRanks);
   CHECK_OK(llmc::Room::Open("/proc/self/fd/" + std::to_string(fd), 0, kRanks, &rooms[0]));
   for (uint32_t r = 1; r < kRanks; ++r) CHECK_OK(llmc::Room::Join(rooms[0], r, &rooms[r]));
+  for (const auto& room : rooms) CHECK_OK(room->MakeOutboxes(kOutboxBytes));
   std::vector<Floats> results(kRanks);
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < kRanks; ++r) {
