@@ -127,7 +127,9 @@ def test_what_is_cancelled_in_flight_changes_nothing_else(in_flight: int, staged
     def tokens(path: Path, cancels: bool, **options: Any) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         with Artifact(path) as artifact, Engine(artifact, num_threads=1, **options) as engine:
-            ids = [engine.submit(prompt, EngineParams(max_tokens=20, temperature=0, ignore_eos=True)) for prompt in PROMPTS]
+            ids = [
+                engine.submit(prompt, EngineParams(max_tokens=20, temperature=0, ignore_eos=True)) for prompt in PROMPTS
+            ]
             for step in range(10_000):
                 if not engine.step() and not engine.stats.num_running:
                     break
