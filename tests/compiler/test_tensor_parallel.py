@@ -240,8 +240,9 @@ def test_a_target_without_ranks_is_refused(option: str, tmp_path: Path, monkeypa
     said = (
         f"opencl is for devices of kind opencl, as which ranks do not run yet: leave out --{option.replace('_', '-')}"
     )
+    given: dict[str, Any] = {"target": "opencl", "buckets": LADDER, option: 2}
     with pytest.raises(CompileError, match=said):
-        resolve(CompileConfig(model, tmp_path / "out", target="opencl", buckets=LADDER, **{option: 2}))
+        resolve(CompileConfig(model, tmp_path / "out", **given))
 
 
 @pytest.mark.parametrize(
