@@ -68,6 +68,17 @@ class DeviceFlags:
         ),
     ] = None
 
+    steps_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--steps-in-flight",
+            min=1,
+            max=64,
+            metavar="N",
+            help="Steps that stages work on at the same time, for artifacts with stages; all stages by default.",
+        ),
+    ] = None
+
     @property
     def swap_bytes(self) -> int:
         return int(self.swap_space * 2**30)
@@ -79,4 +90,5 @@ class DeviceFlags:
             "device_number": self.device_number,
             "offload_mib": ceil(self.cpu_offload_gib * 2**10) or None,
             "ranks": self.ranks,
+            "steps_in_flight": self.steps_in_flight,
         }

@@ -75,7 +75,7 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const 
   for (size_t i = running_.size();; --i) {
     const uint32_t busy = static_cast<uint32_t>(
         std::count_if(chosen_.begin(), chosen_.end(), [](const Sequence* r) { return !Parked(*r); }));
-    const bool no_seat = busy + claimed.seqs >= options_.max_num_seqs || (decodes && !DecodesFit(chosen_, coming));
+    const bool no_seat = busy + claimed.seqs >= all_seats_ || (decodes && !DecodesFit(chosen_, coming));
     const bool no_blocks = free < need + (chosen_.empty() ? 0 : watermark_);
     const bool crowded = chosen_.size() + claimed.seqs >= most_running_;
     if (!no_seat && !no_blocks && !crowded) return true;
@@ -90,14 +90,17 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const 
   }
 }
 
-// Whether one decode step may carry these sequences and the coming ones. A model that gives vectors has no decode
-// steps.
+// Whether decode steps in flight may carry these sequences and the coming ones, a share each. A model that gives vectors
+// has no decode steps.
 bool Scheduler::DecodesFit(const std::vector<Sequence*>& sequences, const StepLoad& coming) const {
   if (gives_vectors_) return true;
   StepLoad load = coming;
   for (const Sequence* s : sequences) {
     if (!Parked(*s)) AddDecode(BlocksFor(static_cast<uint32_t>(s->tokens.size())), &load);
   }
+  const auto share = [this](uint32_t of) { return (of + options_.steps_in_flight - 1) / options_.steps_in_flight; };
+  load.seqs = load.tokens = load.samples = share(load.seqs);
+  load.all_blocks = std::max(load.blocks, share(load.all_blocks));
   return ladder_.Choose(load, options_.miss_policy == MissPolicy::kLarger ? kAnyPhase : kDecodePhases) != kNoGraph;
 }
 

@@ -26,7 +26,7 @@ bool Scheduler::SomebodyComes() {
   if (waiting_.empty()) return false;
   if (running_.empty() || Outranks(**waiting_.begin(), *running_.back())) return true;
   num_ready_ = NumReady();
-  if (num_ready_ >= options_.max_num_seqs || Crowded()) return false;
+  if (num_ready_ >= all_seats_ || Crowded()) return false;
   uint64_t id;
   const Sequence* s = NextWaiting(false, &id);
   return s != nullptr && !CrowdsDecodes(*s) && FreeBlocks(*s);

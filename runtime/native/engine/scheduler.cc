@@ -24,7 +24,8 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
       options_(options),
       blocks_(blocks),
       block_size_(blocks->block_size()),
-      most_running_(static_cast<size_t>(kSequencesPerSeat) * options.max_num_seqs),
+      all_seats_(options.max_num_seqs * options.steps_in_flight),
+      most_running_(static_cast<size_t>(kSequencesPerSeat) * all_seats_),
       watermark_(std::max(1u, blocks->num_usable() / 100)) {
   leaving_.reserve(most_running_);  // so that leaving allocates nothing
 }
@@ -83,7 +84,7 @@ void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->promoted = parent.promoted;
   num_promoted_ += child->promoted;
   const bool shares = parent.state == Sequence::State::kRunning;  // not preempted
-  if (!shares || NumReady() >= options_.max_num_seqs || Crowded()) return Add(child);
+  if (!shares || NumReady() >= all_seats_ || Crowded()) return Add(child);
   child->num_computed = parent.num_computed;
   child->blocks = parent.blocks;
   child->num_registered = parent.num_registered;
@@ -265,7 +266,7 @@ void Scheduler::TakeSeats() {
     ++num_ready_;
     if (s->in_flight == 0) ready_.push_back(s);
   }
-  const auto all = static_cast<uint32_t>(std::min<size_t>(options_.max_num_seqs, num_ready_ + waiting_.size()));
+  const auto all = static_cast<uint32_t>(std::min<size_t>(all_seats_, num_ready_ + waiting_.size()));
   seats_ = std::max(1u, (all + options_.steps_in_flight - 1) / options_.steps_in_flight);
   if (ready_.size() > seats_) {
     LongestWaitFirst(&ready_);
@@ -434,7 +435,7 @@ Sequence* Scheduler::NextWaiting(bool no_held, uint64_t* id) {
 // Admits the head of the waiting queue to the step. False if none behind it may overtake: it does not fit, or it runs
 // alone.
 bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
-  if (num_ready_ >= options_.max_num_seqs) return false;
+  if (num_ready_ >= all_seats_) return false;
   const bool crowded = Crowded();
   if (crowded && LongParked() == nullptr) return false;
   uint64_t id;

@@ -214,7 +214,7 @@ class Scheduler {
     uint32_t count = 0;
     bool alone = false;  // nothing else rides along
   };
-  // Sequences that may hold blocks, for each of the max_num_seqs seats of a step: those that wait for masks are parked.
+  // Sequences that may hold blocks, for each seat of a step in flight: those that wait for masks are parked.
   static constexpr uint32_t kSequencesPerSeat = 2;
   // Steps before a parked sequence may lose its blocks: masks usually come within two, and recomputing costs more.
   static constexpr uint64_t kParkedLong = 2;
@@ -295,6 +295,7 @@ class Scheduler {
   std::vector<StepPlan::Copy>* saves_ = nullptr;  // of the plan in the making
   std::vector<const Sequence*>* preempted_ = nullptr;  // of the plan in the making
   uint32_t block_size_;
+  uint32_t all_seats_;  // of all steps in flight
   size_t most_running_;
   uint32_t watermark_;
   bool last_was_prefill_ = false;

@@ -330,7 +330,7 @@ enum { LLMC_MISS_LARGER = 0, LLMC_MISS_ERROR = 1, LLMC_MISS_SPLIT = 2 };
 typedef struct llmc_engine_options {
   uint32_t struct_size;
   uint32_t num_blocks; /* 0: from kv_bytes, or else enough for max_num_seqs sequences of max_model_len, at most 1 GiB */
-  uint32_t max_num_seqs;        /* per step; as many again may wait for masks with their KV blocks; 0: the artifact's */
+  uint32_t max_num_seqs;        /* of each step in flight; as many again may wait for masks; 0: the artifact's */
   uint32_t max_waiting;         /* limit of waiting requests; 0: 65536 */
   uint32_t max_tokens_per_step; /* of a step with prefill; 0: the largest prefill or mixed graph */
   uint32_t prefix_cache;        /* 1 on (default), 0 off */

@@ -124,8 +124,9 @@ void Property(uint32_t seed) {
     CHECK_OK(engine->Step(&progressed));
     CHECK_OK(engine->CheckIntegrity());
     const llmc_engine_stats after = engine->Stats();
-    total_parked += after.num_running > (options.max_num_seqs ? options.max_num_seqs : max_seqs);
-    CHECK(device->last_seqs <= (options.max_num_seqs ? options.max_num_seqs : max_seqs));
+    const uint32_t seats = options.max_num_seqs ? options.max_num_seqs : max_seqs;
+    total_parked += after.num_running > seats * NullDevice::in_flight;
+    CHECK(device->last_seqs <= seats);
     if (after.num_mixed_steps > before.num_mixed_steps) {
       CHECK_EQ(after.num_prefill_steps, before.num_prefill_steps + 1);
       CHECK(after.scheduled_tokens - before.scheduled_tokens >= 2);
