@@ -33,6 +33,7 @@ from llmc.models.registry import get_family
 from llmc.models.rope import checked_frequencies
 from llmc.models.sources.base import ModelSource
 from llmc.models.sources.config_file import ConfigFileSource
+from llmc.models.sources.folder_checkpoint import format_of
 from llmc.models.sources.registry import open_source
 
 _MULTIPLIED = (
@@ -95,7 +96,8 @@ def describable(
     asked: Any = {"allow_unknown_config": allow_unknown_config, "task": task, "pooling": pooling}
     if path.is_file() and path.suffix == ".json":
         return ConfigFileSource(path, **asked)
-    if path.is_dir() and onnx_graph(path) is None and not any(path.glob("*.safetensors*")):
+    has_weights = path.is_dir() and (any(path.glob("*.safetensors*")) or format_of(path) is not None)
+    if path.is_dir() and onnx_graph(path) is None and not has_weights:
         return ConfigFileSource(path / "config.json", **asked)
     return open_source(path, **asked)
 

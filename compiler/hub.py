@@ -1,7 +1,8 @@
 """Downloads models from the Hugging Face hub into its cache, which other tools share.
 
 huggingface_hub does the work and reads its environment: HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
-Only files that the compiler and runtime read are fetched: safetensors, never pickles.
+Only files that the compiler and runtime read are fetched: torch's own files of weights only if there are no
+safetensors.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.folder import QUANT_FILES
+from llmc.models.sources.folder_checkpoint import SAFETENSORS, TORCH, WeightFormat, is_shard_name
 from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TOKENIZER_SOURCES
 from llmc.version import __version__
 
-_CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+_CONFIG = "config.json"
 _SMALL_FILES = (
     _CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, NAMED_TEMPLATE_FILES, MODULES, *SENTENCE_FILES,
-    _INDEX,
+    SAFETENSORS.index, TORCH.index,
 )  # fmt: skip
 """Names and patterns of files that are fetched before the weights."""
+_OF_SENTENCES = (f"*_Dense/{TORCH.single}",)
 _MIB = 1 << 20
 OnMib = Callable[[int, int], None]
 """Called with MiB on disk and MiB known to be needed; both grow as files are found."""
@@ -98,38 +101,34 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
         raise HubError(
             f"{model} has no {_CONFIG} at its root, so transformers cannot read it: choose another repository"
         )
-    weights = _weight_files(folder, model)
-    folder = fetch(commit, (*_SMALL_FILES, *weights))
-    for name in weights:
-        if not (folder / name).is_file():
-            # Offline, some client versions take the cached part of a commit for all of it.
-            if constants.HF_HUB_OFFLINE:
-                raise _not_cached(model, None)
-            raise HubError(
-                f"{model} has no {name}: llmc reads safetensors only, because pickles can run code; choose a model "
-                "that has them"
-            )
-    return Located(folder, HubSource(model.repo, commit))
+    # Where there are safetensors, the same weights in torch's files are left alone.
+    formats = (SAFETENSORS,) if (folder / SAFETENSORS.index).is_file() else (SAFETENSORS, TORCH)
+    missing: list[str] = []
+    for one in formats:
+        weights = _weight_files(folder, model, one)
+        folder = fetch(commit, (*_SMALL_FILES, *weights, *(_OF_SENTENCES if one is TORCH else ())))
+        missing = [name for name in weights if not (folder / name).is_file()]
+        if not missing:
+            return Located(folder, HubSource(model.repo, commit))
+    # Offline, some client versions take the cached part of a commit for all of it.
+    if constants.HF_HUB_OFFLINE:
+        raise _not_cached(model, None)
+    raise HubError(f"{model} has no {missing[0]}, and no other weights that llmc reads: choose another repository")
 
 
-def _weight_files(folder: Path, model: HubId) -> tuple[str, ...]:
+def _weight_files(folder: Path, model: HubId, of: WeightFormat) -> tuple[str, ...]:
     """Names of the files with tensors; the index is untrusted. Raises HubError."""
     try:
-        table = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        table = json.loads((folder / of.index).read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(table.values()))
     except FileNotFoundError:
-        return (_WEIGHTS,)
+        return (of.single,)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise HubError(f"{_INDEX} of {model} is not an index of tensors: choose another revision") from None
+        raise HubError(f"{of.index} of {model} is not an index of tensors: choose another revision") from None
     for name in names:
-        if (
-            not isinstance(name, str)
-            or not name.endswith(".safetensors")
-            or Path(name).name != name
-            or set(name) & set("*?[")
-        ):
+        if not is_shard_name(name, of) or set(name) & set("*?["):
             raise HubError(
-                f"{_INDEX} of {model} names {name!r}, which is not a safetensors file: choose another repository"
+                f"{of.index} of {model} names {name!r}, which is not a {of.suffix} file: choose another repository"
             )
     return tuple(names)
 

@@ -22,8 +22,8 @@ from llmc.compiler.calibration.text import calibration_windows
 from llmc.compiler.config import CompileError
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
 from llmc.models.sources.folder import FolderSource
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 from llmc.models.sources.registry import open_source
-from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.export.base import Wanted
 from llmc.quantize.export.bits import stored_scale
@@ -54,7 +54,7 @@ class Task:
         self.source, self.model = source, source.config()
         self._check_parts()
         checkpoint = source.checkpoint()
-        assert isinstance(checkpoint, SafetensorsCheckpoint)
+        assert isinstance(checkpoint, FolderCheckpoint)
         self.checkpoint = checkpoint
         format = layout_class(config.layout).format_for(config.quant)
         if config.layout == Gguf.name:

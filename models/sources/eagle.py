@@ -13,9 +13,9 @@ from llmc.models.known_keys import check_known
 from llmc.models.loader import check_checkpoint
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 from llmc.models.sources.head import HeadSource
 from llmc.models.sources.joined import JoinedCheckpoint
-from llmc.models.sources.safetensors import SafetensorsCheckpoint
 
 _MATRICES = ("embed.weight", "lm_head.weight")
 
@@ -79,7 +79,7 @@ class EagleSource(HeadSource):
         return config, check_known(fields.origin, fields.unread(), family, allow_unknown=allowed)
 
     def checkpoint(self) -> Checkpoint:
-        head, model = SafetensorsCheckpoint(self.path), self._model.checkpoint()
+        head, model = FolderCheckpoint(self.path), self._model.checkpoint()
         shared = {}
         for target in check_checkpoint(self._model.config(), model).targets:
             if target.name in _MATRICES:

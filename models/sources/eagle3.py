@@ -21,9 +21,9 @@ from llmc.models.known_keys import check_known
 from llmc.models.layout import STATES_FC
 from llmc.models.loader import check_checkpoint
 from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelFiles, ModelSource, Tensor
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint, weight_files
 from llmc.models.sources.head import HeadSource
 from llmc.models.sources.joined import JoinedCheckpoint
-from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.models.weight_map import WeightMap
 
 _NESTED = "transformer_layer_config"
@@ -151,13 +151,13 @@ class Eagle3Source(HeadSource):
         return self._head.ignored
 
     def checkpoint(self) -> Checkpoint:
-        return _HeadCheckpoint(SafetensorsCheckpoint(self.path), self.config(), self._model)
+        return _HeadCheckpoint(FolderCheckpoint(self.path), self.config(), self._model)
 
 
 class _HeadCheckpoint(JoinedCheckpoint):
     """The tensors of a head, with the places of tokens, and the model's embedding if the head has none."""
 
-    def __init__(self, head: SafetensorsCheckpoint, config: ModelConfig, model: ModelSource) -> None:
+    def __init__(self, head: FolderCheckpoint, config: ModelConfig, model: ModelSource) -> None:
         self._embedding: str | None = None
         parts: dict[str, Checkpoint] = {}
         if _EMBEDDING not in head.names():
@@ -200,7 +200,7 @@ def _embedding_of(model: ModelSource, checkpoint: Checkpoint) -> str:
     )
 
 
-def _places(head: SafetensorsCheckpoint, config: ModelConfig) -> Array:
+def _places(head: FolderCheckpoint, config: ModelConfig) -> Array:
     """For each token of the model its place in the head's vocabulary, or −1: float32 [vocab_size]."""
     again = "download the checkpoint again"
     found = head.stored_tensors().get("d2t")
@@ -243,14 +243,14 @@ class LeavingSource(ModelSource):
         return self._model.is_quantized
 
     def checkpoint(self) -> Checkpoint:
-        return _LeavingCheckpoint(self._model.checkpoint(), SafetensorsCheckpoint(self._head))
+        return _LeavingCheckpoint(self._model.checkpoint(), FolderCheckpoint(self._head))
 
     def model_files(self) -> ModelFiles:
         return self._model.model_files()
 
     def weight_files(self) -> Iterator[Path]:
         yield from self._model.weight_files()
-        yield from sorted(self._head.glob("*.safetensors"))
+        yield from weight_files(self._head)
 
     def all_files(self) -> Iterator[Path]:
         yield from self._model.all_files()

@@ -1,4 +1,4 @@
-"""Directories in Hugging Face format: config.json, safetensors and tokenizer files."""
+"""Directories in Hugging Face format: config.json, files of weights and of the tokenizer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llmc.models.known_keys import check_known
 from llmc.models.registry import family_of, get_family, with_model_type
 from llmc.models.sentence_model import SENTENCE_FILES, left_to_callers
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint, weight_files
 from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.quantized import open_quantized
-from llmc.models.sources.safetensors import SafetensorsCheckpoint
 from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TokenizerFolderFiles
 from llmc.models.tasks import with_task
 from llmc.quantize.checkpoints import quantization_settings
@@ -99,12 +99,12 @@ class FolderSource(ModelSource):
 
     def checkpoint(self) -> Checkpoint:
         whole = self._transformer()
-        behind = {name: SafetensorsCheckpoint(self.path / name) for name in self._dense_folders}
+        behind = {name: FolderCheckpoint(self.path / name) for name in self._dense_folders}
         return JoinedCheckpoint(whole, behind) if behind else whole
 
     def _transformer(self) -> Checkpoint:
         if not self.is_quantized:
-            return SafetensorsCheckpoint(self.path)
+            return FolderCheckpoint(self.path)
         maps = get_family(self.config().model_type).weight_maps(self.config())
         targets = [target for found in maps for target in found.targets]
         sources = {source.name for target in targets for source in target.sources}
@@ -118,8 +118,8 @@ class FolderSource(ModelSource):
 
     def weight_files(self) -> Iterator[Path]:
         """Includes config files, which define the meaning of quantized numbers."""
-        yield from sorted(self.path.glob("*.safetensors"))
-        yield from (self.path / name / "model.safetensors" for name in self._dense_folders)
+        for folder in (self.path, *(self.path / name for name in self._dense_folders)):
+            yield from weight_files(folder)
         if self.is_quantized:
             files = (self.path / name for name in ("config.json", *QUANT_FILES))
             yield from (file for file in files if file.is_file())

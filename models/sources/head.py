@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmc.models.sources.base import ModelFiles, ModelSource
+from llmc.models.sources.folder_checkpoint import weight_files
 
 
 class HeadSource(ModelSource):
@@ -23,7 +24,7 @@ class HeadSource(ModelSource):
         return self._model.model_files()
 
     def weight_files(self) -> Iterator[Path]:
-        yield from sorted(self.path.glob("*.safetensors"))
+        yield from weight_files(self.path)
         yield from self._model.weight_files()
 
     def all_files(self) -> Iterator[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 from llmc.models.convert import Array, convert
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import Checkpoint, Tensor
-from llmc.models.sources.safetensors import SafetensorsCheckpoint
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 from llmc.models.sources.stored import Stored
 from llmc.quantize.checkpoints import StoredCheckpoint, StoredMatrix, find_stored
 from llmc.quantize.formats.base import SCALE, WHOLE_ROW, Quantized, QuantizeError, WeightFormat
@@ -135,7 +135,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     config_name = "config.json"
 
-    def __init__(self, plain: SafetensorsCheckpoint, stored: StoredCheckpoint, unused: Iterable[str]) -> None:
+    def __init__(self, plain: FolderCheckpoint, stored: StoredCheckpoint, unused: Iterable[str]) -> None:
         self.path, self._plain, self._stored = plain.path, plain, stored
         self._matrices = {f"{prefix}{_WEIGHT}": matrix for prefix, matrix in stored.matrices.items()}
         self._stacks = {f"{name}{STACK}": _StackTensor(stack) for name, stack in stored.experts.items()}
@@ -197,7 +197,7 @@ def open_quantized(
 ) -> QuantizedCheckpoint:
     """config, other: config.json, and hf_quant_config.json if there is one. linears: prefixes of the model's linear
     layers. known: names of its tensors. Raises ModelError."""
-    plain = SafetensorsCheckpoint(path)
+    plain = FolderCheckpoint(path)
     tensors = plain.stored_tensors()
     try:
         stored = find_stored(config, tensors, linears, other)

@@ -140,11 +140,26 @@ def test_shards_are_those_of_the_index(hub: FakeHub, home: Path, tmp_path: Path)
     assert {p.name for p in Path(path).glob("*.safetensors")} == {"model-00001-of-00002.safetensors", "odd.safetensors"}
 
 
+def test_files_of_torch_are_taken_where_there_are_no_safetensors(hub: FakeHub, home: Path, tmp_path: Path) -> None:
+    names = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+    index = json.dumps({"weight_map": {"a": names[0], "b": names[1]}}).encode()
+    shards = {name.replace(".", "__"): b"w" for name in names}
+    hub.add(
+        REPO, tmp_path / "none", **SMALL, **shards, pytorch_model__bin__index__json=index, training_args__bin=b"x",
+        optimizer__bin=b"x",
+    )  # fmt: skip
+    path, *_ = locate(hub, home)
+    assert sorted(p.name for p in Path(path).glob("*.bin")) == names
+    assert locate(hub, home, HF_HUB_OFFLINE="1")[0] == path
+    (Path(path) / names[1]).unlink()
+    assert "is not whole in" in error(hub, home, HF_HUB_OFFLINE="1")
+
+
 @pytest.mark.parametrize("name", ["../../x.safetensors", "x.bin", "*.safetensors", 3])
 def test_an_index_names_plain_files_only(hub: FakeHub, home: Path, tmp_path: Path, name: object) -> None:
     index = json.dumps({"weight_map": {"a": name}}).encode()
     hub.add(REPO, tmp_path / "none", **SMALL, model__safetensors__index__json=index)
-    assert f"names {name!r}, which is not a safetensors file" in error(hub, home)
+    assert f"names {name!r}, which is not a .safetensors file" in error(hub, home)
 
 
 def test_a_revision_is_pinned_and_a_branch_moves(hub: FakeHub, home: Path, tmp_path: Path) -> None:
@@ -238,10 +253,9 @@ def test_a_hub_that_is_down(hub: FakeHub, home: Path) -> None:
     assert error(hub, home) == f"error: {hub.url} answered HTTP 503 for {REPO}: try again later"
 
 
-def test_weights_that_are_pickles_are_refused(hub: FakeHub, home: Path, tmp_path: Path) -> None:
-    hub.add(REPO, tmp_path / "none", pytorch_model__bin=b"w", **SMALL)
-    assert f"{REPO} has no model.safetensors: llmc reads safetensors only" in error(hub, home)
-    assert "pytorch_model.bin" not in hub.fetched()
+def test_a_model_without_weights_that_llmc_reads(hub: FakeHub, home: Path, tmp_path: Path) -> None:
+    hub.add(REPO, tmp_path / "none", tf_model__h5=b"w", model__pt=b"w", **SMALL)
+    assert f"{REPO} has no pytorch_model.bin, and no other weights that llmc reads" in error(hub, home)
 
 
 def test_what_is_no_model(hub: FakeHub, home: Path, tmp_path: Path) -> None:

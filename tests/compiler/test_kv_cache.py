@@ -117,9 +117,9 @@ def with_scales(model: Path, values: dict[str, np.ndarray], scheme: dict[str, ob
     file, config = model / "model.safetensors", model / "config.json"
     with safe_open(file, "np") as opened:
         kept = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
-    from llmc.models.sources.safetensors import SafetensorsCheckpoint
+    from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 
-    found = {name: value for name, value in SafetensorsCheckpoint(model).stored_tensors().items() if name in kept}
+    found = {name: value for name, value in FolderCheckpoint(model).stored_tensors().items() if name in kept}
     found = {name: type(value).of(np.array(value.load()), value.dtype) for name, value in found.items()}
     save_tensors(file, found | {name: tensor(value) for name, value in values.items()})
     settings = json.loads(config.read_text())

@@ -18,7 +18,7 @@ from llmc.compiler.weight_request import WeightRequest
 from llmc.models.convert import Array
 from llmc.models.loader import Parameter
 from llmc.models.sources.base import Tensor
-from llmc.models.sources.safetensors import SafetensorsCheckpoint
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 
 from support.tiny_models import make_tiny_model
 
@@ -81,7 +81,7 @@ def test_no_more_is_held_than_a_few_pieces(threads: int, tmp_path: Path, monkeyp
 
 
 def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
-    checkpoint = SafetensorsCheckpoint(make_tiny_model(tmp_path, "llama", num_hidden_layers=1, max_shard_size="100KB"))
+    checkpoint = FolderCheckpoint(make_tiny_model(tmp_path, "llama", num_hidden_layers=1, max_shard_size="100KB"))
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     tensors = {name: checkpoint.tensor(name) for name in checkpoint.names()}
     before = {name: tensor.array.copy() for name, tensor in tensors.items()}

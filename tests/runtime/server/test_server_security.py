@@ -423,10 +423,12 @@ def test_the_runtime_runs_no_code_from_data(path: Path) -> None:
             assert node.value.value is False, node.arg
 
 
-def test_a_pickled_checkpoint_is_not_opened(tmp_path: Path) -> None:
-    """Weights in torch's own format can run code as they are read."""
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_a_pickle_in_a_checkpoint_is_not_run(is_zipped: bool, tmp_path: Path) -> None:
+    """Weights in torch's own format are lists of instructions, which llmc reads and does not follow."""
     import pickle
     import subprocess
+    import zipfile
 
     class Bomb:
         def __reduce__(self) -> Any:
@@ -437,7 +439,12 @@ def test_a_pickled_checkpoint_is_not_opened(tmp_path: Path) -> None:
     config = json.loads((ROOT / "examples" / "tiny-english" / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}
     (model / "config.json").write_text(json.dumps(config))
-    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    weights = model / "pytorch_model.bin"
+    if is_zipped:
+        with zipfile.ZipFile(weights, "w") as archive:
+            archive.writestr("pytorch_model/data.pkl", pickle.dumps({"x": Bomb()}, protocol=2))
+    else:
+        weights.write_bytes(pickle.dumps(Bomb()))
     (model / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     command = [sys.executable, "-P", "-m", "llmc.cli.main", "compile", str(model), "-o", str(tmp_path / "out")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
