@@ -22,12 +22,13 @@ from llmc.compiler.store.output import COPIED_FILES
 from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES
+from llmc.models.sources.byte_pair_files import BYTE_PAIR_FILES
 from llmc.models.sources.folder import QUANT_FILES
 from llmc.models.sources.folder_checkpoint import SAFETENSORS, TORCH, WeightFormat, is_shard_name
 from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TOKENIZER_SOURCES
 from llmc.version import __version__
 
-_CONFIG = "config.json"
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _SMALL_FILES = (
     _CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, NAMED_TEMPLATE_FILES, MODULES, *SENTENCE_FILES,
     SAFETENSORS.index, TORCH.index,
@@ -101,12 +102,13 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
         raise HubError(
             f"{model} has no {_CONFIG} at its root, so transformers cannot read it: choose another repository"
         )
+    more = () if (folder / _TOKENIZER).is_file() else BYTE_PAIR_FILES
     # Where there are safetensors, the same weights in torch's files are left alone.
     formats = (SAFETENSORS,) if (folder / SAFETENSORS.index).is_file() else (SAFETENSORS, TORCH)
     missing: list[str] = []
     for one in formats:
         weights = _weight_files(folder, model, one)
-        folder = fetch(commit, (*_SMALL_FILES, *weights, *(_OF_SENTENCES if one is TORCH else ())))
+        folder = fetch(commit, (*_SMALL_FILES, *more, *weights, *(_OF_SENTENCES if one is TORCH else ())))
         missing = [name for name in weights if not (folder / name).is_file()]
         if not missing:
             return Located(folder, HubSource(model.repo, commit))

@@ -15,6 +15,7 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file, read_file
 from llmc.models.sources.base import FolderFiles
+from llmc.models.sources.byte_pair_files import BYTE_PAIR_FILES, INSTEAD, VOCABULARY, byte_pair_tokenizer
 from llmc.models.tokenizers.byte_level import byte_level
 from llmc.models.tokenizers.document import whole
 from llmc.models.tokenizers.sentence_piece import bpe, unigram
@@ -71,15 +72,11 @@ _SENTENCE_PIECE = {
     "OrionTokenizer": _Pieces(bos=False),
     "ChatGLMTokenizer": _Pieces(bos=False, special=_CHATGLM, unseen=("sop", "eop"), prefix=("[gMASK]", "sop")),
 }
-_INSTEAD = (
-    "save one with transformers (AutoTokenizer.from_pretrained, then save_pretrained), or compile with --no-tokenizer "
-    "an artifact that takes token ids alone"
-)
 
 
 class TokenizerFolderFiles(FolderFiles):
-    """Files of a directory; without a tokenizer.json, one is made from SentencePiece's or tiktoken's file. Without a
-    chat_template.jinja, it is the template in chat_template.json.
+    """Files of a directory; without a tokenizer.json, one is made from SentencePiece's, tiktoken's or GPT-2's files.
+    Without a chat_template.jinja, it is the template in chat_template.json.
 
     An artifact has no folders. So where there are named templates, all templates are listed in tokenizer_config.json,
     as older checkpoints list them, and there is no file of a single template.
@@ -138,11 +135,15 @@ class TokenizerFolderFiles(FolderFiles):
     @cached_property
     def _source(self) -> Path | None:
         """The file from which tokenizer.json is made, or None."""
-        return next((self._of / name for name in _NAMES if has_file(self._of / name)), None)
+        found = next((self._of / name for name in _NAMES if has_file(self._of / name)), None)
+        has_pairs = found is None and all(has_file(self._of / name) for name in BYTE_PAIR_FILES)
+        return self._of / VOCABULARY if has_pairs else found
 
     @cached_property
     def _made(self) -> str:
         assert self._source is not None
+        if self._source.name == VOCABULARY:
+            return byte_pair_tokenizer(self._of)
         try:
             data = read_file(self._source, _MAX_BYTES)
         except OSError as error:
@@ -159,7 +160,7 @@ class TokenizerFolderFiles(FolderFiles):
     def _unknown_class(self, name: str, known: Mapping[str, Any]) -> ModelError:
         return ModelError(
             f"{self._source} is of tokenizer_class {brief(name)}, not one of {', '.join(filter(None, known))}, "
-            f"and there is no tokenizer.json: {_INSTEAD}"
+            f"and there is no tokenizer.json: {INSTEAD}"
         )
 
     def _of_sentence_piece(self, data: bytes, name: str, settings: Fields) -> str:

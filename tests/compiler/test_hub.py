@@ -115,7 +115,7 @@ def test_what_is_here_comes_first(kind: str, tmp_path: Path, monkeypatch: pytest
 def test_only_what_is_read_is_downloaded_and_once(hub: FakeHub, home: Path, tmp_path: Path) -> None:
     unread = {
         "pytorch_model__bin": b"x", "consolidated__safetensors": b"x", "README__md": b"x", "modeling_x__py": b"x",
-        "model-00001-of-00002__safetensors": b"x", "model__onnx": b"x",
+        "model-00001-of-00002__safetensors": b"x", "model__onnx": b"x", "vocab__json": b"x", "merges__txt": b"x",
     }  # fmt: skip
     hub.add(REPO, tmp_path / "none", model__safetensors=b"w" * (3 << 20), chat_template__jinja=b"t", **SMALL, **unread)
     hub.repos[REPO][COMMIT]["original/model.safetensors"] = b"x"
@@ -145,10 +145,12 @@ def test_files_of_torch_are_taken_where_there_are_no_safetensors(hub: FakeHub, h
     index = json.dumps({"weight_map": {"a": names[0], "b": names[1]}}).encode()
     shards = {name.replace(".", "__"): b"w" for name in names}
     hub.add(
-        REPO, tmp_path / "none", **SMALL, **shards, pytorch_model__bin__index__json=index, training_args__bin=b"x",
-        optimizer__bin=b"x",
+        REPO, tmp_path / "none", **shards, config__json=b"{}", pytorch_model__bin__index__json=index, vocab__json=b"v",
+        merges__txt=b"m", training_args__bin=b"x", optimizer__bin=b"x",
     )  # fmt: skip
     path, *_ = locate(hub, home)
+    # Without a tokenizer.json, so are the files from which one is made.
+    assert {"vocab.json", "merges.txt"} <= {p.name for p in Path(path).iterdir()}
     assert sorted(p.name for p in Path(path).glob("*.bin")) == names
     assert locate(hub, home, HF_HUB_OFFLINE="1")[0] == path
     (Path(path) / names[1]).unlink()
