@@ -7,6 +7,8 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kTasksOfThread = 4;  // most tasks per thread: each task of many rows widens them again
+// The same for attention and experts in a graph of many rows: their tasks differ in size.
+constexpr uint32_t kUnequalTasksOfThread = 16, kManyRows = 64;
 
 // Number of parts of the weight that a command's kernel streams; 0 if it streams none or is a collective.
 uint32_t WeightPartsOf(const Artifact& artifact, const CommandRecord& command) {
@@ -128,7 +130,8 @@ void CpuProgram::Deal(uint32_t graph, uint32_t num_threads) {
     step.tasks_each = 1;
     if (num_threads > 1 && step.collective == nullptr) {
       const uint32_t most = LaunchOf(artifact.kernels()[commands[step.command].kernel]).max_tasks / num_threads;
-      step.tasks_each = std::clamp(most, 1u, kTasksOfThread);
+      const bool unequal = !step.streams && artifact.graphs()[graph].max_tokens >= kManyRows;
+      step.tasks_each = std::clamp(most, 1u, unequal ? kUnequalTasksOfThread : kTasksOfThread);
     }
     step.num_tasks = step.tasks_each * num_threads;
     step.looks_ahead = c == 0 || step.streams;
