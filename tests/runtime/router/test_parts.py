@@ -29,6 +29,7 @@ STREAM = (
     b'data: {"b":1}\n\ndata: {"b":2}\n\n: llmc 1 17,4\n\n: llmc 0 5\n\n'
     b'data: {"c":1}\n\n: llmc 1 8 end\n\ndata: {"d":1}\n\n: llmc 0 end\n\ndata: [DONE]\n\n'
 )
+_JSON = (b"content-type", b"application/json")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -211,8 +212,7 @@ def test_a_prefill_replica_is_free_again_before_the_answer_is_whole() -> None:
         for _ in range(2):
             for event in (asked, handed_over, answer):
                 event.clear()
-            kind = [(b"content-type", b"application/json")]
-            inbound = Inbound("POST", "/v1/completions", b"/v1/completions", kind, b'{"prompt": "a b"}')
+            inbound = Inbound("POST", "/v1/completions", b"/v1/completions", [_JSON], b'{"prompt": "a b"}')
             relay = asyncio.create_task(Relay(fleet, RouterMetrics(), inbound, b"1").run(send))
             await asyncio.wait_for(asked.wait(), 60)
             assert prefill.num_prefills == 1
@@ -226,5 +226,68 @@ def test_a_prefill_replica_is_free_again_before_the_answer_is_whole() -> None:
         assert [one["status"] for one in sent if "status" in one] == [200, 200]
         server.should_exit = True
         await serving
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_a_slow_replica_gets_less_work_and_fails_no_stream() -> None:
+    """All prompts begin alike, so that by prefix the slow one would get all of them."""
+
+    async def run() -> None:
+        hashes = block_hashes(b"prompt", RouterConfig().block_chars)
+        fleet = fleet_of([("a", "m", "x"), ("b", "m", "x")])
+        slow, fast = (fleet.replicas[name] for name in fleet._ring.order(hashes[0]))
+        done = {slow.name: 0, fast.name: 0}
+
+        def server_of(own: Replica) -> Callable[..., Any]:
+            async def serve(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+                await receive()
+                headers = [(b"content-type", b"text/event-stream")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                events = [
+                    b'data: {"a":1}\n\n: llmc head\n\n',
+                    b'data: {"b":1}\n\n: llmc 0 5 end\n\n',
+                    b"data: [DONE]\n\n",
+                ]
+                for event in events:
+                    # Each of its events takes as long as three streams of the other one.
+                    others = done[fast.name] + 3
+                    while own is slow and done[fast.name] < others and fast.active:
+                        await asyncio.sleep(0.001)
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                done[own.name] += 1
+                await send({"type": "http.response.body", "body": b""})
+
+            return serve
+
+        servers = []
+        for one in (slow, fast):
+            options = uvicorn.Config(server_of(one), lifespan="off", log_level="error")
+            server, listener = uvicorn.Server(options), socket.create_server(("127.0.0.1", 0))
+            servers.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
+            one.move(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            one.state = "ready"
+        metrics, texts = RouterMetrics(), list[bytes]()
+
+        async def client() -> None:
+            for _ in range(6):
+                body = b'{"prompt": "prompt", "stream": true}'
+                inbound = Inbound("POST", "/v1/completions", b"/v1/completions", [_JSON], body)
+                told = bytearray()
+
+                async def send(message: Any, told: bytearray = told) -> None:
+                    told.extend(message.get("body", b""))
+
+                await Relay(fleet, metrics, inbound, b"1").run(send)
+                texts.append(bytes(told))
+
+        await asyncio.gather(*(client() for _ in range(8)))
+        assert texts == [b'data: {"a":1}\n\ndata: {"b":1}\n\ndata: [DONE]\n\n'] * 48
+        assert 0 < slow.num_requests < fast.num_requests
+        assert slow.num_requests + fast.num_requests == 48  # none was asked for twice
+        assert slow.num_lost == fast.num_lost == 0
+        for server, serving in servers:
+            server.should_exit = True
+            await serving
 
     asyncio.run(asyncio.wait_for(run(), 120))
