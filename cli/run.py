@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.cli.options.device import DeviceFlags
+from llmc.cli.options.executor import ExecutorFlags, run_on_ray
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.lora import LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
@@ -104,6 +105,7 @@ def run_command(
     ),
     weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
     device: DeviceFlags = DeviceFlags(),
+    executor: ExecutorFlags = ExecutorFlags(),
     prefix_cache: bool = typer.Option(True, help="Reuse KV blocks of equal prompt prefixes."),
     speculate: str | None = typer.Option(None, metavar=SPECULATE_METAVAR, help=SPECULATE_HELP),
     draft: Path | None = typer.Option(None, metavar="ARTIFACT", help=DRAFT_HELP),
@@ -129,6 +131,7 @@ def run_command(
         raise typer.BadParameter("--resume needs --output FILE.jsonl")
     if resume and overwrite:
         raise typer.BadParameter("--resume and --overwrite exclude each other")
+    run_on_ray(executor, model, threads, reads_stdin=True)
     policy = parse_miss_policy(miss_policy, model)
     speculation = check_speculation(speculate, draft)
     if record_misses is not None:

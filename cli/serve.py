@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from llmc.cli.options.device import DeviceFlags
+from llmc.cli.options.executor import ExecutorFlags, run_on_ray
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.hand_over import KEY_ENV
 from llmc.cli.options.lora import LORA_HELP, LORA_METAVAR, parse_adapters
@@ -73,6 +74,7 @@ def serve_command(
     api_key_file: Path | None = typer.Option(None, metavar="FILE", help="File with API keys, one per line."),
     kv_bytes: str = typer.Option("0", metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."),
     device: DeviceFlags = DeviceFlags(),
+    executor: ExecutorFlags = ExecutorFlags(),
     speculate: str | None = typer.Option(None, metavar=SPECULATE_METAVAR, help=SPECULATE_HELP),
     draft: Path | None = typer.Option(None, metavar="ARTIFACT", help=DRAFT_HELP),
     miss_policy: str = typer.Option(
@@ -110,6 +112,7 @@ def serve_command(
     lora: list[str] = typer.Option([], metavar=LORA_METAVAR, help=LORA_HELP),
 ) -> None:
     check_words(given)
+    run_on_ray(executor, model, given["num_threads"], reads_stdin=False)
     policy = parse_miss_policy(miss_policy, model, ready_after)
     replanning = replan.options(policy)
     speculation = check_speculation(speculate, draft)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+from llmc.runtime.die_with_parent import dying_with_this_process
 
 SERVE = (sys.executable, "-P", "-m", "llmc.cli.main", "serve")
 """The command; flags and artifact are appended."""
 _READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
-_WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
 _MAX_LINE = 1 << 16
 
 
@@ -32,7 +32,7 @@ class ServedProcess:
     async def start(self) -> None:
         """Starts it; call once."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *self._command),
+            *dying_with_this_process(self._command, signal.SIGTERM),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from llmc.cli.main import main
+
 from support.live_server import LiveServer, serving
 from support.mpi import MPIS, Mpi, each_mpi
 from support.processes import descendants, gone, until
@@ -48,6 +50,26 @@ def test_ranks_that_the_artifact_lacks_end_with_a_sentence(artifacts: dict[int, 
     assert done.returncode == 1
     assert "llmc: error: ranks '3' is for 3 ranks and the artifact for 2" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "flags", "said"),
+    [
+        (0, ["--threads", "1"], "ray needs an artifact that all nodes have at the same path, and"),
+        (1, ["--threads", "1"], "ray places ranks, of which this artifact has none: compile it with --tensor-parallel"),
+        (2, [], "ray reserves CPUs for the threads of each rank: give --threads"),
+        (2, ["--threads", "1"], "Ray cannot be imported (import of ray halted; None in sys.modules): install"),
+    ],
+)
+def test_what_a_ray_cluster_cannot_run_is_refused(
+    artifacts: dict[int, Path], tmp_path: Path, number: int, flags: list[str], said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "llmc.runtime.rank_placement.cluster", raising=False)
+    artifact = artifacts.get(number, tmp_path)
+    assert main(["run", str(artifact), "--prompt", PROMPT, "--distributed-executor", "ray", *flags]) == 2
+    assert said in capsys.readouterr().err
 
 
 @each_mpi
