@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 # Characters that could move the cursor, retitle the window, fill the clipboard, forge a line or reverse text: C0 but
@@ -28,16 +28,23 @@ def printable(text: str) -> str:
 class EscapedStream:
     """A text stream that escapes everything written to it; all else is the wrapped stream's.
 
+    lossy: what cannot be written is dropped, as a log on a full disk must not end a server.
     rich_proxied_file: the wrapped stream, for rich, whose own sequences are wanted. `console.Console` escapes rich's
     input.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, lossy: bool = False) -> None:
         self.rich_proxied_file = stream
+        self._ignored = (OSError,) if lossy else ()
 
     def write(self, text: str) -> int:
-        self.rich_proxied_file.write(escaped(text))
+        with suppress(*self._ignored):
+            self.rich_proxied_file.write(escaped(text))
         return len(text)
+
+    def flush(self) -> None:
+        with suppress(*self._ignored):
+            self.rich_proxied_file.flush()
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -57,7 +64,7 @@ def escape_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, EscapedStream):
-            setattr(sys, name, EscapedStream(stream))
+            setattr(sys, name, EscapedStream(stream, lossy=name == "stderr"))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,17 +16,29 @@ if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
     from llmc.runtime.binding.statistics import BucketMiss
 
+log = logging.getLogger("llmc.misses")
+
 
 class MissRecorder:
-    """Appends to a record. graphs: returns the engine's graphs by index, on each call, since their number may grow."""
+    """Appends to a record. Misses are lost while it cannot be written, with one warning until it can.
+
+    graphs: returns the engine's graphs by index, on each call, since their number may grow.
+    """
 
     def __init__(self, path: Path, graphs: Callable[[], Sequence[GraphInfo]], block_size: int) -> None:
         self._path, self._graphs, self._block_size = path, graphs, block_size
+        self._warned = False
 
     def take(self, misses: Sequence[BucketMiss]) -> None:
-        """Raises BucketError if the file cannot be written."""
+        """Appends misses, or warns."""
         graphs = self._graphs()
-        append_misses(self._path, [to_miss(miss, graphs, self._block_size) for miss in misses])
+        try:
+            append_misses(self._path, [to_miss(miss, graphs, self._block_size) for miss in misses])
+            self._warned = False
+        except BucketError as error:
+            if not self._warned:
+                log.warning("%s; misses are not recorded until it can be written", error)
+            self._warned = True
 
 
 def to_miss(miss: BucketMiss, graphs: Sequence[GraphInfo], block_size: int) -> Miss:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import re
 import shutil
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -153,3 +155,21 @@ def test_every_console_is_ours() -> None:
             for node in ast.walk(block):
                 if isinstance(node, ast.ImportFrom) and node.module == "rich.console":
                     assert "Console" not in [name.name for name in node.names], f"{path.name}: {block.name}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_only_messages_are_dropped_where_they_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as closing:
+        for name in ("stdout", "stderr"):
+            stream = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 (closed below, which fails)
+            closing.callback(_close, stream)
+            monkeypatch.setattr(sys, name, stream)
+        with escaped_streams():
+            print("a message", file=sys.stderr, flush=True)
+            with pytest.raises(OSError, match="No space left on device"):
+                print("a result", flush=True)
+
+
+def _close(stream: TextIO) -> None:
+    with contextlib.suppress(OSError):
+        stream.close()

@@ -123,6 +123,21 @@ def test_the_record_names_shapes_and_graphs(holed: Path, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_costs_misses_and_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "misses.jsonl"
+    path.symlink_to("/dev/full")
+    recorder = MissRecorder(path, list, BLOCK)
+    miss = BucketMiss("decode", 3, 3, 2, 4, wanted=WANTED)
+    recorder.take([miss])
+    recorder.take([miss])
+    (warning,) = caplog.messages
+    assert warning.startswith(f"cannot write the record of misses {path}: No space left on device")
+    path.unlink()
+    recorder.take([miss])
+    assert [one.count for one in read_misses(path)] == [4]
+
+
 def test_a_record_is_continued_behind_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "misses.jsonl"
     prepare_record(path)
