@@ -67,6 +67,8 @@ class Target(ABC):
     """Tag of the layout of activations and KV cache (FORMAT.md)."""
     runs_ranks: ClassVar[bool] = False
     """Whether its devices can run as one of several ranks."""
+    adds_parts: ClassVar[bool] = False
+    """Whether its kernel `rank_sum` adds the parts of ranks; else the runtime does."""
     keeps_states: ClassVar[bool] = False
     """Whether its devices keep a buffer of hidden states, read by speculative heads."""
 

@@ -82,6 +82,7 @@ _UNITS: dict[str, Callable[[Params], int]] = {
     EXPERT_ORDER: lambda p: int(p["top_k"]),
     "expert_gather": lambda p: int(p["top_k"]),
     "activate": lambda p: int(p["dim"]),
+    "rank_sum": lambda p: int(p["width"]),
     "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())),
 }
 # Units per row for whole groups, by op.

@@ -16,6 +16,7 @@ from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
 from llmc.compiler.targets.gpu.kernels.latent_attention import latent_attention
 from llmc.compiler.targets.gpu.kernels.linear import expert_linear, linear
+from llmc.compiler.targets.gpu.kernels.rank_sum import rank_sum
 from llmc.compiler.targets.gpu.kernels.rows import quantize_rows, rms_norm
 from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_best,
@@ -50,6 +51,7 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "latent_attention": latent_attention,
     "merge_attention": merge_attention,
     "fused": fused,
+    "rank_sum": rank_sum,
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,
     "activate": activate,

@@ -91,7 +91,10 @@ def test_ranks_and_stages_generate_what_one_device_does(
         assert bits(alone) == bits(found[part])
         assert stats["working_ranks"] == 2
         assert stats["drawn_on_device"] == 0
-        assert stats["all_reduces"] == (stats["all_gathers"] * 5 if part == (2, 1) else 0)
+        # Of five sums a step, and of its logits, only the parts travel.
+        assert stats["all_reduces"] == 0
+        assert stats["all_gathers"] % 6 == 0
+        assert (stats["all_gathers"] > 0) == (part == (2, 1))
         assert (stats["pass_ons"] > 0) == (part == (1, 2))
     assert bits(found[1, 2]) == bits(one)
     assert [output.outputs[0].token_ids for output in found[2, 1]] == [output.outputs[0].token_ids for output in one]
