@@ -1,4 +1,4 @@
-"""Finds the library of the CUDA driver."""
+"""Finds the libraries of the CUDA driver and of NCCL."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ import os
 def cuda_library() -> str:
     """The path in $LLMC_CUDA_LIBRARY, else the driver's name for the system's linker."""
     return os.environ.get("LLMC_CUDA_LIBRARY") or "libcuda.so.1"
+
+
+def nccl_library() -> str:
+    """The path in $LLMC_NCCL_LIBRARY, else NCCL's name for the system's linker."""
+    return os.environ.get("LLMC_NCCL_LIBRARY") or "libnccl.so.2"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from ctypes import byref, c_uint64, c_void_p
 
 from llmc.cache_root import cache_root
-from llmc.cuda_loader import cuda_library
+from llmc.cuda_loader import cuda_library, nccl_library
 from llmc.mpi_loader import MpiRank, mpi_rank
 from llmc.opencl_loader import opencl_library
 from llmc.runtime.binding import abi
@@ -42,7 +42,7 @@ def device_kinds() -> list[DeviceKind]:
 def _defaults(kind: str) -> dict[str, DeviceOption]:
     """Default options that this process gives a device."""
     if kind == "cuda":
-        return {"library": cuda_library()}
+        return {"library": cuda_library(), "nccl_library": nccl_library()}
     return {"library": opencl_library(), "cache": str(cache_root() / "opencl")} if kind == "opencl" else {}
 
 
@@ -117,6 +117,8 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "offload_mib": "offload_mib",
         "overlap": "overlap",
         "cuda_library": "library",
+        "collective": "collective",
+        "nccl_library": "nccl_library",
     },
 }
 """Per kind: keyword arguments of engines and replayers that are passed to the device, and the device's names for

@@ -30,6 +30,12 @@ log = logging.getLogger("llmc.server")
 # Between two steps the engine's thread needs the interpreter's lock; by default Python lets others keep it for 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 _MAX_FILES = 65536
+# By the device's statistic nccl_refusal, where nobody chose the host.
+_NCCL_REFUSALS = {
+    2: "a rank cannot load NCCL; install NCCL 2.14 or later, or name its library with LLMC_NCCL_LIBRARY",
+    3: "two ranks have the same GPU, which NCCL refuses; name one for each with --device-number",
+    4: "ranks have different versions of NCCL; install the same one everywhere",
+}
 
 
 class ServerError(RuntimeError):
@@ -96,6 +102,8 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         )
     if (warning := _launched_graphs(engine, eager=bool(config.device_options.get("eager")))) is not None:
         log.warning("%s", warning)
+    if (refusal := _NCCL_REFUSALS.get(device.get("nccl_refusal", 0))) is not None:
+        log.warning("ranks exchange results by the host's memory, and steps are slower: %s", refusal)
     if device.get("spread_errno", 0) != 0:
         log.warning(
             "the CPUs belong to %d memory nodes, and not all memory is spread over them: mbind: %s; allow the system "

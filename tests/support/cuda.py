@@ -47,6 +47,11 @@ def stub_library(folder: Path) -> Path:
     return _shared(_SUPPORT / "stub_cuda.cc", folder / "libstub_cuda.so")
 
 
+def nccl_stub_library(folder: Path) -> Path:
+    """The library of stub_nccl.cc, built below `folder`."""
+    return _shared(_SUPPORT / "stub_nccl.cc", folder / "libstub_nccl.so")
+
+
 def _shared(source: Path, library: Path) -> Path:
     flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{_SUPPORT}"]
     subprocess.run(["c++", *flags, "-o", library, source, "-ldl"], check=True, capture_output=True)
@@ -112,3 +117,25 @@ class Stub:
     def recover(self) -> None:
         """As in a new process."""
         self._native.stub_cuda_recover()
+
+
+class NcclStub:
+    """What the stub of NCCL says of the calls that it had in this process."""
+
+    def __init__(self, library: Path) -> None:
+        self._native = ctypes.CDLL(str(library))
+        self._native.stub_nccl_report.restype = ctypes.c_char_p
+        self._native.stub_nccl_gathered.restype = ctypes.c_ulonglong
+
+    def report(self) -> str:
+        """Mistakes, and communicators that were not given back."""
+        said: bytes = self._native.stub_nccl_report()
+        return said.decode()
+
+    def gathered(self) -> int:
+        """Calls that have gathered something."""
+        return int(self._native.stub_nccl_gathered())
+
+    def recover(self) -> None:
+        """As in a new process."""
+        self._native.stub_nccl_recover()

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -26,7 +27,14 @@
 namespace {
 
 enum Code { kOk = 0, kInvalidValue = 1, kNoMemory = 2, kNotInitialized = 3, kNoDevice = 100, kInvalidDevice = 101 };
-enum More { kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209, kInvalidHandle = 400, kNotFound = 500 };
+enum More {
+  kInvalidImage = 200,
+  kInvalidContext = 201,
+  kNoBinary = 209,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600
+};
 
 // A kernel as its code says it: sizes of its arguments, the most items of a group.
 struct Kernel {
@@ -46,23 +54,22 @@ struct Event {
   uint64_t stream_end = 0;  // operations of the stream that it waits for
   struct Stream* stream = nullptr;
 };
+// work: told how it runs, "launched" or "replayed". False: it waits for another process, and is called again.
 struct Operation {
-  std::function<void()> work;
-  std::vector<const void*> uses;  // memory, kernels, graphs
+  std::function<bool(const char* how)> work;
+  std::vector<const void*> uses;  // memory, kernels, graphs, communicators
+  const char* how = "launched";
+};
+struct Graph {
+  std::vector<std::unique_ptr<Operation>> nodes;
 };
 struct Stream {
   std::deque<Operation> waiting;
   uint64_t added = 0, done = 0;
-};
-struct Node {
-  Launch launch;
-  std::vector<void*> after;
-};
-struct Graph {
-  std::vector<std::unique_ptr<Node>> nodes;
+  Graph* captured = nullptr;
 };
 struct Exec {
-  std::vector<Launch> launches;
+  std::vector<Operation> steps;
   size_t bytes = 0;
   bool uploaded = false;
 };
@@ -70,7 +77,7 @@ struct Exec {
 struct World {
   std::recursive_mutex mutex;
   bool initialized = false;
-  int lost = 0, retained = 0;
+  int lost = 0, retained = 0, captures = 0;
   std::map<std::string, int> calls;
   std::map<void*, std::string> alive;  // handles by kind
   std::map<char*, size_t> memory, pinned;  // of the device, of the host
@@ -171,19 +178,38 @@ bool Inside(const std::map<char*, size_t>& of, const void* at, size_t bytes) {
 }
 void* Of(uint64_t device) { return reinterpret_cast<void*>(device); }
 
-// What a stream has to do, until there is no more or `end` operations are done.
-void Drain(Stream* s, uint64_t end = UINT64_MAX) {
+// What a stream has to do, until there is no more or `end` operations are done. False: one waits for another process.
+bool Proceed(Stream* s, uint64_t end = UINT64_MAX) {
   while (!s->waiting.empty() && s->done < end) {
-    const Operation next = std::move(s->waiting.front());
+    const Operation& next = s->waiting.front();
+    if (!next.work(next.how)) return false;
     s->waiting.pop_front();
     ++s->done;
-    next.work();
+  }
+  return true;
+}
+void Drain(Stream* s, uint64_t end = UINT64_MAX) {
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!Proceed(s, end)) {
+    std::this_thread::yield();
+    if (std::chrono::steady_clock::now() < late) continue;
+    Wrong("a stream is waited for whose work waits for another process");
+    s->waiting.clear();
+    s->done = s->added;
   }
 }
-int Add(Stream* s, std::vector<const void*> uses, std::function<void()> work) {
+int AddWaiting(Stream* s, std::vector<const void*> uses, std::function<bool(const char*)> work) {
+  if (s->captured) {
+    s->captured->nodes.push_back(std::make_unique<Operation>(Operation{std::move(work), std::move(uses)}));
+    return kOk;
+  }
   s->waiting.push_back({std::move(work), std::move(uses)});
   ++s->added;
   return kOk;
+}
+template <class Work>
+int Add(Stream* s, std::vector<const void*> uses, Work work) {
+  return AddWaiting(s, std::move(uses), [work](const char*) { return work(), true; });
 }
 // Whether what waits in a stream uses memory from `at` on, or a handle.
 bool Used(const void* at, size_t bytes = 1) {
@@ -340,6 +366,12 @@ API cuDeviceGetName(char* name, int room, int device) {
   std::strcpy(name, "stub");
   return kOk;
 }
+API cuDeviceGetUuid_v2(char* uuid, int device) {
+  BEGIN("DeviceGetUuid", false)
+  if (device < 70) return Wrong("cuDeviceGetUuid", kInvalidDevice);
+  std::memset(uuid, device, 16);
+  return kOk;
+}
 API cuDeviceGetAttribute(int* value, int attribute, int device) {
   BEGIN("DeviceGetAttribute", false)
   if (device < 70) return Wrong("cuDeviceGetAttribute", kInvalidDevice);
@@ -392,6 +424,7 @@ API cuMemGetInfo_v2(size_t* free, size_t* total) {
 API cuMemAlloc_v2(uint64_t* out, size_t bytes) {
   BEGIN("MemAlloc", true)
   if (!bytes) return Wrong("cuMemAlloc of nothing");
+  if (world().captures) return Wrong("cuMemAlloc while a stream is captured");
   World& w = world();
   if (w.taken() + bytes > static_cast<size_t>(Fact("memory", 1ll << 34))) return kNoMemory;
   char* memory = static_cast<char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
@@ -467,6 +500,39 @@ API cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
   }
   return Add(s, {Of(to), Of(from)}, [=] { std::memcpy(Of(to), Of(from), bytes); });
 }
+struct Copy2D {
+  size_t from_x, from_y;
+  int from_type;
+  const void* from_host;
+  uint64_t from;
+  void* from_array;
+  size_t from_pitch, to_x, to_y;
+  int to_type;
+  void* to_host;
+  uint64_t to;
+  void* to_array;
+  size_t to_pitch, width, height;
+};
+API cuMemcpy2DAsync_v2(const Copy2D* given, void* stream) {
+  BEGIN("Memcpy2D", true)
+  auto* s = Alive<Stream>(stream, "stream", "cuMemcpy2DAsync");
+  if (!s) return kInvalidHandle;
+  const Copy2D c = *given;
+  const auto reach = [&](size_t pitch) { return (c.height - 1) * pitch + c.width; };
+  if (c.from_x || c.from_y || c.to_x || c.to_y || c.from_type != 2 || c.to_type != 2 || !c.width || !c.height ||
+      c.from_pitch < c.width || c.to_pitch < c.width) {
+    return Wrong("a copy of rows that is none");
+  }
+  if (!Inside(world().memory, Of(c.from), reach(c.from_pitch)) ||
+      !Inside(world().memory, Of(c.to), reach(c.to_pitch))) {
+    return Wrong("a copy of rows outside of the GPU's memory");
+  }
+  return Add(s, {Of(c.from), Of(c.to)}, [c] {
+    for (size_t row = 0; row < c.height; ++row) {
+      std::memcpy(Of(c.to + row * c.to_pitch), Of(c.from + row * c.from_pitch), c.width);
+    }
+  });
+}
 API cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   BEGIN("Memset", true)
   auto* s = Alive<Stream>(stream, "stream", "cuMemsetD8Async");
@@ -483,9 +549,35 @@ API cuStreamCreate(void** out, unsigned flags) {
 API cuStreamSynchronize(void* stream) {
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
   auto* s = Alive<Stream>(stream, "stream", "cuStreamSynchronize");
+  if (s && s->captured) Wrong("cuStreamSynchronize of a stream that is captured");
   if (s) Drain(s);
   if (const int code = Begin("StreamSynchronize", true)) return code;
   return s ? int{kOk} : int{kInvalidHandle};
+}
+API cuStreamQuery(void* stream) {
+  BEGIN("StreamQuery", true)
+  auto* s = Alive<Stream>(stream, "stream", "cuStreamQuery");
+  if (!s) return kInvalidHandle;
+  if (s->captured) return Wrong("cuStreamQuery of a stream that is captured");
+  return Proceed(s) ? int{kOk} : int{kNotReady};
+}
+API cuStreamBeginCapture_v2(void* stream, int mode) {
+  BEGIN("StreamBeginCapture", true)
+  auto* s = Alive<Stream>(stream, "stream", "cuStreamBeginCapture");
+  if (!s) return kInvalidHandle;
+  if (s->captured || mode != 1) return Wrong("cuStreamBeginCapture");
+  s->captured = Make<Graph>("graph");
+  ++world().captures;
+  return kOk;
+}
+API cuStreamEndCapture(void* stream, void** graph) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  auto* s = Alive<Stream>(stream, "stream", "cuStreamEndCapture");
+  if (!s || !s->captured) return Wrong("cuStreamEndCapture of a stream that is not captured");
+  *graph = s->captured;
+  s->captured = nullptr;
+  --world().captures;
+  return Begin("StreamEndCapture", true);
 }
 API cuStreamDestroy_v2(void* stream) {
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
@@ -504,6 +596,7 @@ API cuEventRecord(void* event, void* stream) {
   auto* e = Alive<Event>(event, "event", "cuEventRecord");
   auto* s = Alive<Stream>(stream, "stream", "cuEventRecord");
   if (!e || !s) return kInvalidHandle;
+  if (s->captured) return Wrong("cuEventRecord in a stream that is captured");
   *e = {s->added, s};
   return kOk;
 }
@@ -514,6 +607,13 @@ API cuEventSynchronize(void* event) {
   if (e && e->stream) Drain(e->stream, e->stream_end);
   if (const int code = Begin("EventSynchronize", true)) return code;
   return e ? int{kOk} : int{kInvalidHandle};
+}
+API cuEventQuery(void* event) {
+  BEGIN("EventQuery", true)
+  auto* e = Alive<Event>(event, "event", "cuEventQuery");
+  if (!e) return kInvalidHandle;
+  if (!e->stream) return Wrong("an event is asked for that was never recorded");
+  return Proceed(e->stream, e->stream_end) ? int{kOk} : int{kNotReady};
 }
 API cuEventDestroy_v2(void* event) {
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
@@ -586,7 +686,7 @@ API cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
                             arguments, &launch)) {
     return code;
   }
-  return Add(s, Uses(launch), [=] { Run(launch, "launched"); });
+  return AddWaiting(s, Uses(launch), [=](const char* how) { return Run(launch, how), true; });
 }
 API cuGraphCreate(void** out, unsigned flags) {
   BEGIN("GraphCreate", true)
@@ -609,11 +709,14 @@ API cuGraphAddKernelNode(void** out, void* graph, void* const* after, size_t cou
   auto* of = Alive<Graph>(graph, "graph", "cuGraphAddKernelNode");
   if (!of) return kInvalidHandle;
   if (p->extra) return Wrong("arguments in two ways");
-  auto node = std::make_unique<Node>();
+  Launch launch;
   if (const int code = Take("cuGraphAddKernelNode", Alive<Kernel>(p->kernel, "kernel", "cuGraphAddKernelNode"), p->grid,
-                            p->block, p->shared, p->arguments, &node->launch)) {
+                            p->block, p->shared, p->arguments, &launch)) {
     return code;
   }
+  auto node = std::make_unique<Operation>();
+  node->uses = Uses(launch);
+  node->work = [=](const char* how) { return Run(launch, how), true; };
   // Each behind the one before it: no kernel reads what another one still writes.
   const bool chained = of->nodes.empty() ? count == 0 : count == 1 && after[0] == of->nodes.back().get();
   if (!chained) return Wrong("a node that is not behind the one before it");
@@ -627,7 +730,8 @@ API cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long flag
   if (!of) return kInvalidHandle;
   if (flags) return Wrong("cuGraphInstantiate with flags");
   auto exec = std::make_unique<Exec>();
-  for (const auto& node : of->nodes) exec->launches.push_back(node->launch);
+  for (const auto& node : of->nodes) exec->steps.push_back({node->work, node->uses, "replayed"});
+  for (Operation& step : exec->steps) step.uses.push_back(exec.get());
   exec->bytes = static_cast<size_t>(Fact("graph", 1 << 20));
   world().alive[exec.get()] = "exec";
   *out = exec.release();
@@ -646,18 +750,54 @@ API cuGraphLaunch(void* exec, void* stream) {
   auto* s = Alive<Stream>(stream, "stream", "cuGraphLaunch");
   if (!of || !s) return kInvalidHandle;
   if (!of->uploaded) return Wrong("a graph is uploaded by its first replay");
-  std::vector<const void*> uses = {of};
-  for (const Launch& launch : of->launches) {
-    for (const void* used : Uses(launch)) uses.push_back(used);
-  }
-  return Add(s, std::move(uses), [of] {
-    for (const Launch& launch : of->launches) Run(launch, "replayed");
-  });
+  if (s->captured) return Wrong("a graph in a stream that is captured");
+  for (const Operation& step : of->steps) s->waiting.push_back(step);
+  s->added += of->steps.size();
+  return kOk;
 }
 API cuGraphExecDestroy(void* exec) {
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
   if (Used(exec)) Wrong("a graph is destroyed while a stream uses it");
   return End<Exec>(exec, "exec", "cuGraphExecDestroy");
+}
+
+// ---- what stub_nccl.cc asks ------------------------------------------------------------------------------------
+
+// A GPU goes on while nobody asks for it: other processes wait for what it gathers.
+void Pump() {
+  for (;;) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+    for (const auto& [handle, kind] : world().alive) {
+      if (kind == "stream") Proceed(static_cast<Stream*>(handle));
+    }
+  }
+}
+
+API stub_cuda_in_context() { return t_contexts.empty() ? 0 : 1; }
+// Enqueues what reads and writes memory of the GPU for a communicator; again and again, until work(context) is true.
+API stub_cuda_enqueue(void* stream, const void* from, void* to, size_t read, size_t written, const void* comm,
+                      bool (*work)(void*), void* context) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  auto* s = Alive<Stream>(stream, "stream", "a collective");
+  if (!s || t_contexts.empty()) return kInvalidHandle;
+  if (!Inside(world().memory, from, read) || !Inside(world().memory, to, written)) return kInvalidValue;
+  static const bool pumped = (std::thread(Pump).detach(), true);
+  static_cast<void>(pumped);
+  return AddWaiting(s, {from, to, comm}, [=](const char*) { return work(context); });
+}
+// Whether a graph, or what waits in a stream, uses a communicator.
+API stub_cuda_uses(const void* comm) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  const auto named = [&](const Operation& one) {
+    return std::find(one.uses.begin(), one.uses.end(), comm) != one.uses.end();
+  };
+  for (const auto& [handle, kind] : world().alive) {
+    if (kind != "exec") continue;
+    const auto& steps = static_cast<Exec*>(handle)->steps;
+    if (std::any_of(steps.begin(), steps.end(), named)) return 1;
+  }
+  return Used(comm) ? 1 : 0;
 }
 
 // ---- what tests ask --------------------------------------------------------------------------------------------

@@ -18,6 +18,24 @@ using CuGraph = struct CuGraphId*;
 using CuGraphNode = struct CuGraphNodeId*;
 using CuGraphExec = struct CuGraphExecId*;
 
+struct CuUuid {
+  char bytes[16];
+};
+
+struct CuCopy2D {  // CUDA_MEMCPY2D_v2
+  size_t from_x, from_y;
+  int32_t from_type;
+  const void* from_host;
+  CuPointer from;
+  void* from_array;
+  size_t from_pitch, to_x, to_y;
+  int32_t to_type;
+  void* to_host;
+  CuPointer to;
+  void* to_array;
+  size_t to_pitch, width, height;  // width: in bytes
+};
+
 struct CuKernelNode {  // CUDA_KERNEL_NODE_PARAMS_v1
   CuFunction function;
   uint32_t grid[3], block[3], shared_bytes;
@@ -45,6 +63,7 @@ constexpr CuResult kCuUnsupportedPtxVersion = 222;
 constexpr CuResult kCuJitDisabled = 223;
 constexpr CuResult kCuContained = 226;
 constexpr CuResult kCuNotFound = 500;
+constexpr CuResult kCuNotReady = 600;
 constexpr CuResult kCuIllegalAddress = 700;
 constexpr CuResult kCuLaunchOutOfResources = 701;
 constexpr CuResult kCuLaunchTimeout = 702;
@@ -71,6 +90,8 @@ constexpr int32_t kCuCapabilityMinor = 76;
 
 constexpr uint32_t kCuStreamNonBlocking = 1;
 constexpr uint32_t kCuEventDisableTiming = 2;
+constexpr int32_t kCuMemoryOfDevice = 2;
+constexpr int32_t kCuCaptureThreadLocal = 1;  // what other threads do does not disturb a capture
 // Options for building PTX.
 constexpr int32_t kCuJitErrorLog = 5;
 constexpr int32_t kCuJitErrorLogBytes = 6;
@@ -83,6 +104,7 @@ constexpr int32_t kCuJitErrorLogBytes = 6;
   X(DeviceGetCount, "cuDeviceGetCount", (int32_t*))                                                            \
   X(DeviceGet, "cuDeviceGet", (CuDeviceId*, int32_t))                                                          \
   X(DeviceGetName, "cuDeviceGetName", (char*, int32_t, CuDeviceId))                                            \
+  X(DeviceGetUuid, "cuDeviceGetUuid_v2", (CuUuid*, CuDeviceId))                                                \
   X(DeviceGetAttribute, "cuDeviceGetAttribute", (int32_t*, int32_t, CuDeviceId))                               \
   X(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, CuDeviceId))                                              \
   X(PrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CuContext*, CuDeviceId))                                    \
@@ -99,13 +121,18 @@ constexpr int32_t kCuJitErrorLogBytes = 6;
   X(MemcpyToHost, "cuMemcpyDtoHAsync_v2", (void*, CuPointer, size_t, CuStreamHandle))                          \
   X(MemcpyOnDevice, "cuMemcpyDtoDAsync_v2", (CuPointer, CuPointer, size_t, CuStreamHandle))                    \
   X(Memcpy, "cuMemcpyAsync", (CuPointer, CuPointer, size_t, CuStreamHandle))                                   \
+  X(Memcpy2D, "cuMemcpy2DAsync_v2", (const CuCopy2D*, CuStreamHandle))                                         \
   X(Memset, "cuMemsetD8Async", (CuPointer, uint8_t, size_t, CuStreamHandle))                                   \
   X(StreamCreate, "cuStreamCreate", (CuStreamHandle*, uint32_t))                                               \
   X(StreamSynchronize, "cuStreamSynchronize", (CuStreamHandle))                                                \
+  X(StreamQuery, "cuStreamQuery", (CuStreamHandle))                                                            \
+  X(StreamBeginCapture, "cuStreamBeginCapture_v2", (CuStreamHandle, int32_t))                                  \
+  X(StreamEndCapture, "cuStreamEndCapture", (CuStreamHandle, CuGraph*))                                        \
   X(StreamDestroy, "cuStreamDestroy_v2", (CuStreamHandle))                                                     \
   X(EventCreate, "cuEventCreate", (CuEventHandle*, uint32_t))                                                  \
   X(EventRecord, "cuEventRecord", (CuEventHandle, CuStreamHandle))                                             \
   X(EventSynchronize, "cuEventSynchronize", (CuEventHandle))                                                   \
+  X(EventQuery, "cuEventQuery", (CuEventHandle))                                                               \
   X(EventDestroy, "cuEventDestroy_v2", (CuEventHandle))                                                        \
   X(ModuleLoadData, "cuModuleLoadDataEx", (CuModule*, const void*, uint32_t, int32_t*, void**))                \
   X(ModuleUnload, "cuModuleUnload", (CuModule))                                                                \

@@ -9,17 +9,21 @@ namespace llmc {
 
 Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
                       const CuMemory& memory, const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
-                      std::shared_ptr<Collective> ranks, std::unique_ptr<CuGraphs>* out) {
+                      std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl,
+                      std::unique_ptr<CuGraphs>* out) {
   const uint32_t stage = ranks == nullptr ? 0 : ranks->stage();
-  std::unique_ptr<CuGraphs> made(new CuGraphs(std::move(machine), work.step.get(), stream, std::move(ranks)));
+  std::unique_ptr<CuGraphs> made(
+      new CuGraphs(std::move(machine), work.step.get(), stream, std::move(ranks), std::move(nccl)));
   const uint64_t exchanged = HostCollective::MostFloats(artifact) * sizeof(float);
   if (exchanged > 0) {
     LLMC_RETURN_IF_ERROR(TakePinned(made->machine_, "results of other ranks", exchanged, &made->exchanged_));
   }
+  LLMC_RETURN_IF_ERROR(made->TakeGathered(artifact));
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     static_cast<Launches&>(made->graphs_[g]) =
         Launches::Of(artifact, artifact.graphs()[g], programs, memory, work, stage);
+    made->Divide(artifact.graphs()[g], &made->graphs_[g]);
   }
   CuGraphs* graphs = made.get();
   LLMC_RETURN_IF_ERROR(
@@ -28,6 +32,36 @@ Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPr
       }));
   *out = std::move(made);
   return Status::Ok();
+}
+
+bool CuGraphs::JoinsOnGpu(const Launches::Segment& segment) const {
+  return nccl_ != nullptr && segment.collective != nullptr &&
+         segment.collective->op == static_cast<uint32_t>(CollectiveOp::kAllGather);
+}
+
+void CuGraphs::Divide(const GraphRecord& record, Graph* graph) const {
+  graph->tokens = record.max_tokens;
+  graph->samples = record.max_samples;
+  size_t begin = 0;
+  for (size_t i = 0; i < graph->segments.size(); ++i) {
+    if (JoinsOnGpu(graph->segments[i]) && i + 1 < graph->segments.size()) continue;
+    graph->pieces.push_back({begin, i + 1});
+    begin = i + 1;
+  }
+}
+
+// Of one row nothing is rearranged.
+Status CuGraphs::TakeGathered(const Artifact& artifact) {
+  if (nccl_ == nullptr) return Status::Ok();
+  uint64_t floats = 0;
+  for (const GraphRecord& graph : artifact.graphs()) {
+    const uint64_t rows = std::max(graph.max_tokens, graph.max_samples);
+    for (const CollectiveRecord& one : artifact.collectives()) {
+      if (one.op == static_cast<uint32_t>(CollectiveOp::kAllGather)) floats = std::max(floats, rows * one.width);
+    }
+  }
+  return floats == 0 ? Status::Ok()
+                     : TakeMemory(machine_, "results of other ranks", floats * sizeof(float), &gathered_);
 }
 
 Status CuGraphs::Launch(const OneLaunch& launch) const {
@@ -58,9 +92,9 @@ Status CuGraphs::Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool*
   uint64_t free_before = 0, free = 0;
   LLMC_RETURN_IF_ERROR(cuda.FreeBytes(&free_before));
   Execs execs;
-  for (const Launches::Segment& segment : graph->segments) {
+  for (const Piece& piece : graph->pieces) {
     CuResult code = kCuSuccess;
-    LLMC_RETURN_IF_ERROR(InstantiateSegment(*graph, segment, &execs, &code));
+    LLMC_RETURN_IF_ERROR(InstantiatePiece(*graph, piece, &execs, &code));
     // Without memory for a graph, its launches are enqueued one by one.
     if (code == kCuOutOfMemory) return Status::Ok();
   }
@@ -77,17 +111,31 @@ Status CuGraphs::Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool*
   return Status::Ok();
 }
 
-Status CuGraphs::InstantiateSegment(const Graph& graph, const Launches::Segment& segment, Execs* out,
-                                    CuResult* code) const {
+Status CuGraphs::RecordPiece(const Graph& graph, const Piece& piece, CuOwned<CuGraph, CuDestroyGraph>* out) const {
+  const CuMachine& cuda = *machine_;
+  CuGraph made = nullptr;
+  if (!JoinsOnGpu(graph.segments[piece.begin])) {
+    LLMC_RETURN_IF_ERROR(cuda.Check("Making a graph", cuda->GraphCreate(&made, 0)));
+    *out = {machine_, made};
+    return Record(graph, graph.segments[piece.begin], made);
+  }
+  LLMC_RETURN_IF_ERROR(cuda.Check("Recording a graph", cuda->StreamBeginCapture(stream_, kCuCaptureThreadLocal)));
+  const Status enqueued = LaunchPiece(graph, piece);
+  const CuResult code = cuda->StreamEndCapture(stream_, &made);
+  *out = {machine_, made};
+  LLMC_RETURN_IF_ERROR(enqueued);
+  return cuda.Check("Recording a graph", code);
+}
+
+Status CuGraphs::InstantiatePiece(const Graph& graph, const Piece& piece, Execs* out, CuResult* code) const {
   const CuMachine& cuda = *machine_;
   out->emplace_back();
-  if (segment.begin == segment.end) return Status::Ok();
-  CuGraph recording = nullptr;
-  LLMC_RETURN_IF_ERROR(cuda.Check("Making a graph", cuda->GraphCreate(&recording, 0)));
-  const CuOwned<CuGraph, CuDestroyGraph> recorded(machine_, recording);
-  LLMC_RETURN_IF_ERROR(Record(graph, segment, recording));
+  const Launches::Segment& first = graph.segments[piece.begin];
+  if (first.begin == first.end && !JoinsOnGpu(first)) return Status::Ok();
+  CuOwned<CuGraph, CuDestroyGraph> recorded;
+  LLMC_RETURN_IF_ERROR(RecordPiece(graph, piece, &recorded));
   CuGraphExec made = nullptr;
-  *code = cuda->GraphInstantiate(&made, recording, 0);
+  *code = cuda->GraphInstantiate(&made, recorded.get(), 0);
   if (*code == kCuSuccess) {
     out->back() = {machine_, made};
     *code = cuda->GraphUpload(made, stream_);
@@ -102,7 +150,11 @@ Status CuGraphs::Join(const OneLaunch& operands, const Launches::Segment& segmen
     return cuda.Check("Reading results for other ranks",
                       cuda->Memcpy(reinterpret_cast<CuPointer>(to), operands.places[operand], bytes, stream_));
   };
-  const auto wait = [&] { return cuda.Check("A step on the GPU", cuda->StreamSynchronize(stream_)); };
+  const auto wait = [&] {
+    CuResult code = kCuSuccess;
+    LLMC_RETURN_IF_ERROR(AwaitStream(cuda, nccl_.get(), stream_, &code));
+    return cuda.Check("A step on the GPU", code);
+  };
   const auto to_device = [&](uint32_t operand, uint64_t bytes, const float* from) {
     return cuda.Check("Copying results of all ranks to the GPU",
                       cuda->MemcpyToDevice(operands.places[operand], from, bytes, stream_));
@@ -111,17 +163,47 @@ Status CuGraphs::Join(const OneLaunch& operands, const Launches::Segment& segmen
                     static_cast<float*>(exchanged_.get()), to_host, wait, to_device);
 }
 
+Status CuGraphs::LaunchPiece(const Graph& graph, const Piece& piece) const {
+  for (size_t i = piece.begin; i < piece.end; ++i) {
+    const Launches::Segment& segment = graph.segments[i];
+    for (size_t c = segment.begin; c < segment.end; ++c) LLMC_RETURN_IF_ERROR(Launch(graph.launches[c]));
+    if (JoinsOnGpu(segment)) LLMC_RETURN_IF_ERROR(JoinOnGpu(graph, segment));
+  }
+  return Status::Ok();
+}
+
+Status CuGraphs::JoinOnGpu(const Graph& graph, const Launches::Segment& segment) const {
+  const CollectiveRecord& record = *segment.collective;
+  const std::vector<CuPointer>& places = graph.launches[segment.joint].places;
+  const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
+  const uint64_t rows = tokens ? graph.tokens : graph.samples, ranks = nccl_->num_ranks(), part = record.width / ranks;
+  if (rows == 1) return nccl_->AllGather(places[0], places[1], part, stream_);
+  LLMC_RETURN_IF_ERROR(nccl_->AllGather(places[0], gathered_.get(), rows * part, stream_));
+  // To columns of the rank.
+  CuCopy2D copy{};
+  copy.from_type = copy.to_type = kCuMemoryOfDevice;
+  copy.width = copy.from_pitch = part * sizeof(float);
+  copy.to_pitch = record.width * sizeof(float);
+  copy.height = rows;
+  for (uint64_t r = 0; r < ranks; ++r) {
+    copy.from = gathered_.get() + r * rows * copy.width;
+    copy.to = places[1] + r * copy.width;
+    LLMC_RETURN_IF_ERROR(machine_->Check("Rearranging results of all ranks", (*machine_)->Memcpy2D(&copy, stream_)));
+  }
+  return Status::Ok();
+}
+
 Status CuGraphs::Enqueue(uint32_t graph, const StepRows& rows) const {
   const Graph& of = graphs_[graph];
-  for (size_t i = 0; i < of.segments.size(); ++i) {
-    const Launches::Segment& segment = of.segments[i];
+  for (size_t i = 0; i < of.pieces.size(); ++i) {
+    const Launches::Segment& last = of.segments[of.pieces[i].end - 1];
     if (of.execs.empty()) {
-      for (size_t c = segment.begin; c < segment.end; ++c) LLMC_RETURN_IF_ERROR(Launch(of.launches[c]));
+      LLMC_RETURN_IF_ERROR(LaunchPiece(of, of.pieces[i]));
     } else if (of.execs[i].get() != nullptr) {
       LLMC_RETURN_IF_ERROR(machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(of.execs[i].get(), stream_)));
     }
-    if (segment.collective == nullptr) continue;
-    LLMC_RETURN_IF_ERROR(Join(of.launches[segment.joint], segment, rows));
+    if (last.collective == nullptr || JoinsOnGpu(last)) continue;
+    LLMC_RETURN_IF_ERROR(Join(of.launches[last.joint], last, rows));
   }
   return Status::Ok();
 }

@@ -9,6 +9,7 @@
 #include "collective/collective.h"
 #include "core/status.h"
 #include "device/cuda/cu_memory.h"
+#include "device/cuda/cu_nccl.h"
 #include "device/cuda/cu_programs.h"
 #include "device/gpu/graph_budget.h"
 #include "device/gpu/graph_launches.h"
@@ -26,10 +27,12 @@ struct CuDestroyExec {
 class CuGraphs {
  public:
   // Call in a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as
-  // launches. ranks: what this device is one of; nullptr: it is alone.
+  // launches. ranks: what this device is one of; nullptr: it is alone. nccl: of these ranks; nullptr: the host exchanges
+  // all that they have.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
                      const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
-                     std::shared_ptr<Collective> ranks, std::unique_ptr<CuGraphs>* out);
+                     std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl,
+                     std::unique_ptr<CuGraphs>* out);
 
   const StepLayout& inputs(uint32_t graph) const { return graphs_[graph].inputs; }
   uint32_t num_recorded() const { return num_instances_; }
@@ -40,7 +43,7 @@ class CuGraphs {
   CuPointer place(uint32_t graph, uint32_t command, uint32_t operand) const {
     return graphs_[graph].launches[command].places[operand];
   }
-  // Enqueues a graph. Of several ranks it returns behind the last result that they exchange.
+  // Enqueues a graph. Of several ranks it returns behind the last result that their hosts exchange.
   Status Enqueue(uint32_t graph, const StepRows& rows) const;
   // Enqueues one command of a graph.
   Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
@@ -48,29 +51,51 @@ class CuGraphs {
  private:
   using Launches = GraphLaunches<CuFunction, CuPointer>;
   using OneLaunch = Launches::Launch;
-  // An instance of each segment; one without launches has none.
+  // Segments [begin, end), of which the GPUs join all but the last.
+  struct Piece {
+    size_t begin, end;
+  };
+  // An instance of each piece; one without launches has none.
   using Execs = std::vector<CuOwned<CuGraphExec, CuDestroyExec>>;
   struct Graph : Launches {
+    uint64_t tokens = 0, samples = 0;  // rows of a step that fills it
+    std::vector<Piece> pieces;
     Execs execs;  // empty: its kernels are launched
   };
-  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, std::shared_ptr<Collective> ranks)
-      : machine_(std::move(machine)), scalars_(scalars), stream_(stream), ranks_(std::move(ranks)) {}
+  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, std::shared_ptr<Collective> ranks,
+           std::shared_ptr<const CuNccl> nccl)
+      : machine_(std::move(machine)),
+        scalars_(scalars),
+        stream_(stream),
+        ranks_(std::move(ranks)),
+        nccl_(std::move(nccl)) {}
+  // Whether the GPUs join what is behind a segment.
+  bool JoinsOnGpu(const Launches::Segment& segment) const;
+  void Divide(const GraphRecord& record, Graph* graph) const;
+  Status TakeGathered(const Artifact& artifact);
   Status Launch(const OneLaunch& launch) const;
-  // Makes instances of a graph's segments, as RecordGraph says.
+  // Makes instances of a graph's pieces, as RecordGraph says.
   Status Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool* recorded);
   // Bytes of a graph's instances, from those so far. Only the driver knows what one takes.
   uint64_t Expected(const Graph& graph) const {
     return num_nodes_ == 0 ? 0 : instance_bytes_ * graph.launches.size() / num_nodes_;
   }
-  // Instantiates the launches of a segment. *code: kCuOutOfMemory: there is no room for it.
-  Status InstantiateSegment(const Graph& graph, const Launches::Segment& segment, Execs* out, CuResult* code) const;
+  // Instantiates a piece. *code: kCuOutOfMemory: there is no room for it.
+  Status InstantiatePiece(const Graph& graph, const Piece& piece, Execs* out, CuResult* code) const;
+  // Makes a graph of a piece: of what NCCL enqueues, only by capturing the stream.
+  Status RecordPiece(const Graph& graph, const Piece& piece, CuOwned<CuGraph, CuDestroyGraph>* out) const;
   Status Record(const Graph& graph, const Launches::Segment& segment, CuGraph into) const;
+  Status LaunchPiece(const Graph& graph, const Piece& piece) const;
+  // Enqueues a gathering of all rows of a graph: how many a step has, only the host knows.
+  Status JoinOnGpu(const Graph& graph, const Launches::Segment& segment) const;
   Status Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) const;
 
   CuMachinePtr machine_;
   CuPointer scalars_;
   CuStreamHandle stream_;
   std::shared_ptr<Collective> ranks_;
+  std::shared_ptr<const CuNccl> nccl_;  // outlives the graphs, as NCCL demands
+  CuBuffer gathered_;  // rows of one rank behind those of the other
   CuPinned exchanged_;  // operands of a collective on their way
   uint32_t num_instances_ = 0;
   uint64_t instance_bytes_ = 0, num_nodes_ = 0;  // num_nodes_: kernels of all instances

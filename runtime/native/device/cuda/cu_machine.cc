@@ -68,6 +68,10 @@ Status CuMachine::Describe() {
   return Status::Ok();
 }
 
+Status CuMachine::Identify(CuUuid* out) const {
+  return Check("Asking for a GPU's identity", (*this)->DeviceGetUuid(out, device_));
+}
+
 Status CuMachine::FreeBytes(uint64_t* out) const {
   size_t free = 0, total = 0;
   LLMC_RETURN_IF_ERROR(Check("Asking for free memory of the GPU", (*this)->MemGetInfo(&free, &total)));

@@ -35,6 +35,8 @@ class CuMachine {
   uint32_t capability() const { return capability_; }  // 90 for 9.0
   uint64_t memory_bytes() const { return memory_bytes_; }
   uint64_t group_items() const { return group_items_; }
+  // What tells this GPU from all others, of other hosts, too.
+  Status Identify(CuUuid* out) const;
   // Free memory of the device. Call in a scope of this machine.
   Status FreeBytes(uint64_t* out) const;
   // Ok, or an error that names `doing`. Remembers errors that lose the device. Any thread may call it.

@@ -7,7 +7,7 @@
 namespace llmc {
 
 Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact,
-                          const LoadOptions& load, const GpuOptions& options, std::unique_ptr<CudaDevice>* out) {
+                          const LoadOptions& load, const CudaOptions& options, std::unique_ptr<CudaDevice>* out) {
   std::unique_ptr<CudaDevice> device(new CudaDevice(machine, std::move(artifact), load.collective, options));
   LLMC_RETURN_IF_ERROR(device->InScope([&] { return MakeEvent(machine, &device->done_); }));
   LLMC_RETURN_IF_ERROR(device->Load(load.num_blocks));
@@ -20,6 +20,11 @@ Status CudaDevice::LoadPrograms(const Artifact& artifact, const CuPrograms* know
   return CuPrograms::Load(machine_, artifact, known, out);
 }
 
+Status CudaDevice::JoinRanks() {
+  if (ranks_->ranks_of_stage() == 1) return Status::Ok();
+  return CuNccl::Join(machine_, choice_, ranks_, &nccl_, &refusal_);
+}
+
 Status CudaDevice::MakeSampling(std::unique_ptr<CuSampling>* out) const {
   return CuSampling::Make(machine_, artifact(), run_.programs, queue_.get(), out);
 }
@@ -30,11 +35,12 @@ Status CudaDevice::MakeGraphs(const Artifact& artifact, Runner* runner) const {
   }
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", runner->work.logit_bytes, &runner->logits));
   return CuGraphs::Make(machine_, artifact, *runner->programs, *memory_, runner->work, queue_.get(), options().graphs,
-                        ranks_, &runner->graphs);
+                        ranks_, nccl_, &runner->graphs);
 }
 
 Status CudaDevice::Finish(const char* doing) const {
-  const CuResult code = (*machine_)->StreamSynchronize(queue_.get());
+  CuResult code = kCuSuccess;
+  LLMC_RETURN_IF_ERROR(AwaitStream(*machine_, nccl_.get(), queue_.get(), &code));
   return code == kCuSuccess ? Status::Ok() : machine_->Check((std::string(doing) + " on the GPU").c_str(), code);
 }
 
@@ -61,7 +67,13 @@ Status CudaDevice::ReadLogits(uint32_t num_samples, const float** logits) {
     LLMC_RETURN_IF_ERROR(CopyLogits(num_samples));
     LLMC_RETURN_IF_ERROR(Finish("A step"));
   }
-  LLMC_RETURN_IF_ERROR(machine_->Check("A step on the GPU", (*machine_)->EventSynchronize(done_.get())));
+  CuResult code = kCuSuccess;
+  if (nccl_ != nullptr) {
+    LLMC_RETURN_IF_ERROR(nccl_->Await([&] { return (*machine_)->EventQuery(done_.get()); }, &code));
+  } else {
+    code = (*machine_)->EventSynchronize(done_.get());
+  }
+  LLMC_RETURN_IF_ERROR(machine_->Check("A step on the GPU", code));
   *logits = static_cast<const float*>(run_.logits.get());
   return Status::Ok();
 }
@@ -75,6 +87,9 @@ Status CudaDevice::ReadMemory(const CuPointer& from, uint64_t bytes, void* out) 
 void CudaDevice::AddProgramStats(std::vector<DeviceStat>* out) const {
   out->push_back({"programs", run_.programs->num_kernels()});
   out->push_back({"programs_from_ptx", run_.programs->num_built()});
+  if (ranks_ == nullptr || ranks_->ranks_of_stage() == 1) return;
+  out->push_back({"nccl_ranks", nccl_ == nullptr ? 0 : nccl_->num_ranks()});
+  out->push_back({"nccl_refusal", static_cast<uint64_t>(refusal_)});
 }
 
 Status CudaDevice::ReadBlock(uint32_t block, unsigned char* out) {

@@ -9,6 +9,7 @@
 #include "device/cuda/cu_graphs.h"
 #include "device/cuda/cu_machine.h"
 #include "device/cuda/cu_memory.h"
+#include "device/cuda/cu_nccl.h"
 #include "device/cuda/cu_programs.h"
 #include "device/cuda/cu_sampling.h"
 #include "device/gpu/gpu_device.h"
@@ -29,10 +30,14 @@ struct CudaParts {
   using Logits = CuPinned;
 };
 
+struct CudaOptions : GpuOptions {
+  NcclChoice nccl;
+};
+
 class CudaDevice final : public GpuDevice<CudaParts> {
  public:
   static Status Create(const CuMachinePtr& machine, std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
-                       const GpuOptions& options, std::unique_ptr<CudaDevice>* out);
+                       const CudaOptions& options, std::unique_ptr<CudaDevice>* out);
   ~CudaDevice() override { Drain(); }
 
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
@@ -41,11 +46,13 @@ class CudaDevice final : public GpuDevice<CudaParts> {
 
  private:
   CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact, std::shared_ptr<Collective> ranks,
-             GpuOptions options)
-      : GpuDevice(std::move(machine), std::move(artifact), std::move(ranks), std::move(options)) {}
+             const CudaOptions& options)
+      : GpuDevice(std::move(machine), std::move(artifact), std::move(ranks), static_cast<const GpuOptions&>(options)),
+        choice_(options.nccl) {}
   Status LoadPrograms(const Artifact& artifact, const CuPrograms* known,
                       std::shared_ptr<const CuPrograms>* out) const override;
   Status OpenQueue(CuStream* out) const override { return MakeStream(machine_, out); }
+  Status JoinRanks() override;
   Status MakeSampling(std::unique_ptr<CuSampling>* out) const override;
   Status MakeGraphs(const Artifact& artifact, Runner* runner) const override;
   int32_t* WordsOf(Runner* runner) const override {
@@ -64,6 +71,9 @@ class CudaDevice final : public GpuDevice<CudaParts> {
   // Allocates block_ at the first call.
   Status TakeBlock();
 
+  const NcclChoice choice_;
+  std::shared_ptr<const CuNccl> nccl_;  // nullptr: the host exchanges what ranks have
+  NcclRefusal refusal_ = NcclRefusal::kNone;
   CuPinned block_;  // a KV block between host and GPU: copies from other memory of the host would wait
   CuEvent done_;
 };

@@ -1,5 +1,6 @@
 #include "device/cuda/open_cuda.h"
 
+#include <iterator>
 #include <utility>
 
 #include "device/cuda/cuda_device.h"
@@ -8,13 +9,13 @@
 namespace llmc {
 namespace {
 
-using OpenCuda = OpenGpu<CuMachine, CudaDevice, GpuOptions>;
+using OpenCuda = OpenGpu<CuMachine, CudaDevice, CudaOptions>;
 
 Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   constexpr uint32_t kMostMib = 1 << 24;
   CuChoice choice;
-  GpuOptions options;
-  uint32_t offload_mib = 0;
+  CudaOptions options;
+  uint32_t offload_mib = 0, way = 0;
   OptionReader reader("cuda", given);
   reader.Text("library", &choice.library);
   reader.Number("device", 1024, &choice.device);
@@ -23,8 +24,11 @@ Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* o
   reader.Number("offload_mib", kMostMib, &offload_mib);
   reader.Flag("overlap", &options.overlap);
   reader.Number("local_rank", 1024, &choice.local_rank);
+  reader.Choice("collective", {std::begin(kCollectiveWays), std::end(kCollectiveWays)}, &way);
+  reader.Text("nccl_library", &options.nccl.library);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   options.offload_bytes = uint64_t{offload_mib} << 20;
+  options.nccl.way = static_cast<CollectiveWay>(way);
   CuMachinePtr machine;
   LLMC_RETURN_IF_ERROR(CuMachine::Open(choice, &machine));
   *out = std::make_unique<OpenCuda>(std::move(machine), options);

@@ -186,6 +186,7 @@ class GpuDevice : public Device, public CommandRunner {
       LLMC_RETURN_IF_ERROR(CheckRankCount(*artifact_, ranks_.get()));
       LLMC_RETURN_IF_ERROR(LoadPrograms(*artifact_, nullptr, &run_.programs));
       LLMC_RETURN_IF_ERROR(OpenQueue(&queue_));
+      if (ranks_ != nullptr) LLMC_RETURN_IF_ERROR(JoinRanks());
       const uint32_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
       LLMC_RETURN_IF_ERROR(
           Parts::Memory::Make(machine_, *artifact_, num_blocks, rank, options_.offload_bytes, queue_.get(), &memory_));
@@ -223,6 +224,8 @@ class GpuDevice : public Device, public CommandRunner {
   // Called when all kernels of a runner have run.
   virtual void KeepPrograms(const Runner& runner) const { static_cast<void>(runner); }
   virtual Status OpenQueue(typename Parts::Queue* out) const = 0;
+  // Of several ranks, each calls it once, before it takes memory.
+  virtual Status JoinRanks() { return Status::Ok(); }
   // *out stays empty if the artifact has no kernels that draw.
   virtual Status MakeSampling(std::unique_ptr<typename Parts::Sampling>* out) const = 0;
   // Allocates a runner's memory of the host, and makes its graphs. Its programs and work are there.

@@ -45,7 +45,9 @@ uint64_t HostCollective::MostFloats(const Artifact& artifact) {
     rows = std::max<uint64_t>({rows, graph.max_tokens, graph.max_samples});
   }
   for (const CollectiveRecord& one : artifact.collectives()) {
-    most = std::max<uint64_t>(most, (kMostOperands - 1) * rows * one.width + one.width);
+    // Input, result and residual; or a bias. What is gathered has an input of one rank, and nothing added.
+    const bool reduces = one.op == static_cast<uint32_t>(CollectiveOp::kAllReduce);
+    most = std::max<uint64_t>(most, (reduces ? kMostOperands - 1 : 2) * rows * one.width + one.width);
   }
   return most;
 }

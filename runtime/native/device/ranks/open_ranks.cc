@@ -151,6 +151,7 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   own.collective = clocked;
   std::unique_ptr<Device> device;
   if (const Status loaded = own_->Load(std::move(artifact), own, &device); !loaded.ok()) {
+    group_->Fail(group_->rank(), loaded.message);  // the others may wait for a result of this one
     EndOthers();
     return loaded;
   }

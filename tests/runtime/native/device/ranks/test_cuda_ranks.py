@@ -60,6 +60,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path
 def stub(parted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """At the end of a test there was no mistake of rank 0, and all is given back."""
     monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(parted / "libstub_cuda.so"))
+    monkeypatch.setenv("LLMC_NCCL_LIBRARY", str(parted / "no_nccl.so"))
     monkeypatch.setenv("STUB_CUDA", "devices=2")
     stub = Stub(parted / "libstub_cuda.so")
     yield stub
