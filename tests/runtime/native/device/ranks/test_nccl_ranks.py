@@ -80,6 +80,10 @@ def bits(outputs: list[RequestOutput]) -> list[object]:
     return [(one.token_ids, repr(one.logprobs)) for output in outputs for one in output.outputs]
 
 
+def ended(pids: list[int]) -> None:
+    until(lambda: all(map(gone, pids)))
+
+
 @pytest.mark.slow
 def test_nccl_gives_the_bits_of_the_host(folder: Path, nccl: NcclStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """In company and alone, with graphs and without."""
@@ -96,7 +100,7 @@ def test_nccl_gives_the_bits_of_the_host(folder: Path, nccl: NcclStub, monkeypat
             alone = [generated(llm, [prompt])[0] for prompt in PROMPTS]
             stats = llm.engine.device_stats()
             pids = llm.engine.ranks.pids
-        until(lambda pids=pids: all(map(gone, pids)))
+        ended(pids)
         assert bits(found) == bits(wanted) == bits(alone)
         # By their hosts, ranks have only agreed on NCCL.
         assert (stats["nccl_ranks"], stats["nccl_refusal"], stats["all_gathers"]) == (2, 0, 1)
