@@ -209,10 +209,10 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   graphs are launched kernel by kernel.
  * - `graph_prompt_mib`, `graph_order`: as for kind "opencl".
  * - `overlap`: as for kind "opencl".
- * - `collective`: of several ranks. auto, the default: NCCL gathers results from GPU to GPU where all ranks of a stage
- *   can use it, else the host does; statistics have nccl_ranks, and as nccl_refusal why not: 1: host was chosen, 2: a
- *   rank has no library, 3: two ranks have one GPU, 4: versions differ. host: the host does. nccl: anything else is
- *   an error. The bits are the same.
+ * - `collective`: how several ranks exchange results; the bits are the same. With auto, the default, NCCL does where
+ *   all ranks of a stage can use it, else their hosts do. With host, the hosts do. With nccl, anything else is an error.
+ *   The statistic nccl_ranks is 0 where hosts do. Another one, nccl_refusal, says why: 1: it was chosen, 2: a rank has
+ *   no library, 3: two ranks have one GPU, 4: versions differ.
  * - `nccl_library`: NCCL 2.14 or later. Default libnccl.so.2.
  *
  * After an error that loses a CUDA GPU, every step fails with LLMC_ERR_INTERNAL, which names that error.
