@@ -99,11 +99,11 @@ def test_kernels_that_a_target_has_are_those_that_it_finds(name: str) -> None:
 def test_a_target_has_every_op_but_what_its_devices_cannot_run() -> None:
     internal = {op.quantized for op in OPS.values()}
     everything = {name for name in OPS if name not in internal}
-    states, ranks = {"gather_rows_leaving", "beside_states", "spread_logits"}, {"all_reduce", "all_gather"}
+    states = {"gather_rows_leaving", "beside_states", "spread_logits"}
     for name in TARGETS:
         on_gpu = resolve_target(name).kind in ("opencl", "cuda")
         found = abilities(resolve_target(name))
-        assert found.keys() == everything - (states | ranks if on_gpu else set())
+        assert found.keys() == everything - (states if on_gpu else set())
         for op in ("embedding", "linear", "gated_linear", "experts"):
             assert found[op] == {key: [UNQUANTIZED, *SCHEMES] for key in FLOATS}, (name, op)
         assert found["rms_norm"] == {key: [UNQUANTIZED] for key in FLOATS}
