@@ -15,6 +15,10 @@ std::string VersionIn(const RankGreeting& greeting) {
   return std::string(greeting.version, ::strnlen(greeting.version, sizeof(greeting.version)));
 }
 
+std::string NameOf(const RankGreeting& greeting) {
+  return "llmc " + VersionIn(greeting) + " (protocol " + std::to_string(greeting.protocol) + ")";
+}
+
 Status CannotMeet(const std::string& why) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, why); }
 
 }  // namespace
@@ -30,11 +34,9 @@ RankGreeting GreetingOf(uint32_t num_ranks) {
 
 Status CheckGreetings(const std::vector<RankGreeting>& all) {
   for (uint32_t r = 1; r < all.size(); ++r) {
-    const std::string theirs = VersionIn(all[r]), first = VersionIn(all[0]);
-    if (all[r].protocol == all[0].protocol && theirs == first) continue;
-    return CannotMeet("Rank " + std::to_string(r) + " is llmc " + theirs + " (protocol " +
-                      std::to_string(all[r].protocol) + ") and rank 0 llmc " + first + " (protocol " +
-                      std::to_string(all[0].protocol) + "); install the same llmc on every host.");
+    if (all[r].protocol == all[0].protocol && VersionIn(all[r]) == VersionIn(all[0])) continue;
+    return CannotMeet("Rank " + std::to_string(r) + " is " + NameOf(all[r]) + " and rank 0 " + NameOf(all[0]) +
+                      "; install the same llmc on every host.");
   }
   uint32_t first = 0;  // rank that wants a number
   while (first < all.size() && all[first].num_ranks == 0) ++first;

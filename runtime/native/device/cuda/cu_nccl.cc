@@ -127,9 +127,10 @@ Status CuNccl::Settle(const char* doing, NcclResult code) const {
 
 Status CuNccl::AllGather(CuPointer from, CuPointer to, uint64_t count, CuStreamHandle stream) const {
   if (aborted_) return failed_;
-  return Settle("Exchanging results by NCCL",
-                library_->AllGather(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), count,
-                                    kNcclFloat32, comm_, stream));
+  // Addresses on the device.
+  const void* const out = reinterpret_cast<const void*>(from);  // NOLINT(performance-no-int-to-ptr)
+  void* const in = reinterpret_cast<void*>(to);  // NOLINT(performance-no-int-to-ptr)
+  return Settle("Exchanging results by NCCL", library_->AllGather(out, in, count, kNcclFloat32, comm_, stream));
 }
 
 Status AwaitStream(const CuMachine& machine, const CuNccl* nccl, CuStreamHandle stream, CuResult* code) {
