@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "stub_orders.h"
+
 #define API extern "C" __attribute__((visibility("default"))) int
 
 namespace {
@@ -99,20 +101,8 @@ World& world() {
 char g_context;
 thread_local std::vector<void*> t_contexts;
 
-// The number behind NAME= in STUB_CUDA; *from: behind NAME@.
 bool Said(const std::string& name, long long* value, long long* from = nullptr) {
-  const char* text = std::getenv("STUB_CUDA");
-  for (const char* at = text; at && *at; at = std::strchr(at, ' ') ? std::strchr(at, ' ') + 1 : nullptr) {
-    if (std::strncmp(at, name.c_str(), name.size()) != 0) continue;
-    const char* rest = at + name.size();
-    long long call = 1;
-    if (*rest == '@') call = std::strtoll(rest + 1, const_cast<char**>(&rest), 10);
-    if (*rest != '=') continue;
-    *value = std::atoll(rest + 1);
-    if (from) *from = call;
-    return true;
-  }
-  return false;
+  return Ordered("STUB_CUDA", name, value, from);
 }
 long long Fact(const char* name, long long otherwise) {
   Said(name, &otherwise);

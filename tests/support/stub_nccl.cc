@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "stub_orders.h"
+
 #define API extern "C" __attribute__((visibility("default"))) int
 
 namespace {
@@ -69,18 +71,7 @@ World& world() {
 }
 
 bool Said(const std::string& name, long long* value, long long* from = nullptr) {
-  const char* text = std::getenv("STUB_NCCL");
-  for (const char* at = text; at && *at; at = std::strchr(at, ' ') ? std::strchr(at, ' ') + 1 : nullptr) {
-    if (std::strncmp(at, name.c_str(), name.size()) != 0) continue;
-    const char* rest = at + name.size();
-    long long call = 1;
-    if (*rest == '@') call = std::strtoll(rest + 1, const_cast<char**>(&rest), 10);
-    if (*rest != '=') continue;
-    *value = std::atoll(rest + 1);
-    if (from) *from = call;
-    return true;
-  }
-  return false;
+  return Ordered("STUB_NCCL", name, value, from);
 }
 int Wrong(const std::string& what) {
   world().wrong += what + "\n";
