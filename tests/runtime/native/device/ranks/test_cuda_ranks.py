@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.runtime.binding.ranks import LocalRanks
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
-from llmc.runtime.outputs import RequestOutput
-from llmc.runtime.params import SamplingParams
 
 from support.artifacts import made_once
 from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
-from support.processes import gone, until
+from support.processes import until
+from support.rank_outputs import await_end, bits, check_close, generated
 from support.tiny_models import make_tiny_model
 from support.word_tokenizer import save_words
 
@@ -68,29 +67,13 @@ def stub(parted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     stub.recover()
 
 
-def generated(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
-    return llm.generate(prompts, SamplingParams(max_tokens=3, temperature=0, logprobs=2, ignore_eos=True))
-
-
-def bits(outputs: list[RequestOutput]) -> list[object]:
-    return [(one.token_ids, repr(one.logprobs)) for output in outputs for one in output.outputs]
-
-
-def ended(pids: list[int]) -> None:
-    until(lambda: all(map(gone, pids)))
-
-
-def logprobs(outputs: list[RequestOutput]) -> np.ndarray:
-    return np.array([[step.logprob for step in output.outputs[0].logprobs or []] for output in outputs])
-
-
 @pytest.mark.slow
 def test_ranks_and_stages_generate_what_one_gpu_does(parted: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for ranks, stages in PARTS:
         monkeypatch.setenv("STUB_CUDA_KERNELS", str(parted / f"kernels-{ranks}" / "kernels.so"))
         with LLM(parted / f"{ranks}-{stages}", num_blocks=8) as llm:
-            found[ranks, stages] = generated(llm, PROMPTS)
+            found[ranks, stages] = generated(llm, PROMPTS, 3)
             stats = llm.engine.device_stats()
             if ranks * stages == 1:
                 continue
@@ -98,16 +81,15 @@ def test_ranks_and_stages_generate_what_one_gpu_does(parted: Path, stub: Stub, m
             assert stats["working_ranks"] == 2
             assert stats["replayed_steps"] > 0
             assert stats["launched_steps"] == 0
-        ended(pids)
+        await_end(pids)
     one = found[1, 1]
     assert bits(found[1, 2]) == bits(one)
-    assert [output.outputs[0].token_ids for output in found[2, 1]] == [output.outputs[0].token_ids for output in one]
-    np.testing.assert_allclose(logprobs(found[2, 1]), logprobs(one), rtol=1e-5, atol=1e-5)
+    check_close(found[2, 1], one)
     # Alone, on one GPU of both ranks, launched one by one, with weights on the host.
     monkeypatch.setenv("STUB_CUDA_KERNELS", str(parted / "kernels-2" / "kernels.so"))
     options: dict[str, Any] = {"eager": True, "device_number": "1", "offload_mib": 1}
     with LLM(parted / "2-1", num_blocks=8, prefix_cache=False, device_options=options) as llm:
-        alone = [generated(llm, [prompt])[0] for prompt in PROMPTS]
+        alone = [generated(llm, [prompt], 3)[0] for prompt in PROMPTS]
         stats = llm.engine.device_stats()
         assert stats["replayed_steps"] == 0
         assert 0 < stats["offloaded_weight_bytes"] <= stats["weight_bytes"]
@@ -117,13 +99,13 @@ def test_ranks_and_stages_generate_what_one_gpu_does(parted: Path, stub: Stub, m
 def test_a_rank_whose_gpu_fails_ends_all(parted: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels compute nothing here. The stub of rank 0 fails in a step, while rank 1 waits for its result."""
     with Artifact(parted / "2-1") as artifact, Engine(artifact, num_blocks=8) as engine:
-        pids = engine.ranks.pids if engine.ranks is not None and hasattr(engine.ranks, "pids") else []
-        assert len(pids) == 1
+        assert isinstance(engine.ranks, LocalRanks)
+        pids = engine.ranks.pids
         engine.submit(PROMPTS[0], EngineParams(max_tokens=4))
         monkeypatch.setenv("STUB_CUDA", "devices=2 GraphLaunch=719")
         with pytest.raises(LlmcError, match=r"Replaying a graph failed: a kernel failed \(CUDA error 719\)"):
             until(lambda: not engine.step())
-        ended(pids)
+        await_end(pids)
     monkeypatch.setenv("STUB_CUDA", "devices=2")
     stub.recover()
 

@@ -16,12 +16,11 @@ from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.ranks import LocalRanks
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
-from llmc.runtime.outputs import RequestOutput
-from llmc.runtime.params import SamplingParams
 
 from support.artifacts import made_once
 from support.cuda import NcclStub, Stub, fake_nvcc, kernels_on_host, nccl_stub_library, stub_library
-from support.processes import gone, until
+from support.processes import until
+from support.rank_outputs import await_end, bits, generated
 from support.tiny_models import make_tiny_model
 from support.word_tokenizer import save_words
 
@@ -72,35 +71,23 @@ def nccl(folder: Path, stub: Stub) -> NcclStub:
     return NcclStub(folder / "libstub_nccl.so")
 
 
-def generated(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
-    return llm.generate(prompts, SamplingParams(max_tokens=3, temperature=0, logprobs=2, ignore_eos=True))
-
-
-def bits(outputs: list[RequestOutput]) -> list[object]:
-    return [(one.token_ids, repr(one.logprobs)) for output in outputs for one in output.outputs]
-
-
-def ended(pids: list[int]) -> None:
-    until(lambda: all(map(gone, pids)))
-
-
 @pytest.mark.slow
 def test_nccl_gives_the_bits_of_the_host(folder: Path, nccl: NcclStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """In company and alone, with graphs and without."""
     monkeypatch.setenv("STUB_CUDA_KERNELS", str(folder / "kernels" / "kernels.so"))
     with LLM(folder / "2-1", num_blocks=8, device_options={"collective": "host"}) as llm:
-        wanted, stats = generated(llm, PROMPTS), llm.engine.device_stats()
+        wanted, stats = generated(llm, PROMPTS, 3), llm.engine.device_stats()
     assert stats["all_gathers"] > 0
     assert (stats["nccl_ranks"], stats["nccl_refusal"]) == (0, 1)
     assert nccl.gathered() == 0
     for eager in (False, True):
         options: dict[str, Any] = {"collective": "nccl", "eager": eager}
         with LLM(folder / "2-1", num_blocks=8, prefix_cache=False, device_options=options) as llm:
-            found, before = generated(llm, PROMPTS), nccl.gathered()
-            alone = [generated(llm, [prompt])[0] for prompt in PROMPTS]
+            found, before = generated(llm, PROMPTS, 3), nccl.gathered()
+            alone = [generated(llm, [prompt], 3)[0] for prompt in PROMPTS]
             stats = llm.engine.device_stats()
             pids = llm.engine.ranks.pids
-        ended(pids)
+        await_end(pids)
         assert bits(found) == bits(wanted) == bits(alone)
         # By their hosts, ranks have only agreed on NCCL.
         assert (stats["nccl_ranks"], stats["nccl_refusal"], stats["all_gathers"]) == (2, 0, 1)

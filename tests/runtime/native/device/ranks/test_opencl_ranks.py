@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llmc.compiler.config import CompileConfig
@@ -16,12 +15,11 @@ from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.binding.ranks import LocalRanks
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
-from llmc.runtime.outputs import RequestOutput
-from llmc.runtime.params import SamplingParams
 
 from support.artifacts import made_once
 from support.opencl import needs_opencl, program_cache
-from support.processes import gone, until
+from support.processes import until
+from support.rank_outputs import await_end, bits, check_close, generated
 from support.tiny_models import make_tiny_model
 from support.word_tokenizer import save_words
 
@@ -59,35 +57,19 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"device_options": {"program_cache": str(program_cache(tmp_path_factory))}}
 
 
-def generated(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
-    return llm.generate(prompts, SamplingParams(max_tokens=6, temperature=0, logprobs=2, ignore_eos=True))
-
-
-def bits(outputs: list[RequestOutput]) -> list[object]:
-    return [(one.token_ids, repr(one.logprobs)) for output in outputs for one in output.outputs]
-
-
-def ended(pids: list[int]) -> None:
-    until(lambda: all(map(gone, pids)))
-
-
-def logprobs(outputs: list[RequestOutput]) -> np.ndarray:
-    return np.array([[step.logprob for step in output.outputs[0].logprobs or []] for output in outputs])
-
-
 @pytest.mark.slow
 def test_ranks_and_stages_generate_what_one_device_does(
     parted: dict[tuple[int, int], Path], options: dict[str, Any]
 ) -> None:
     with LLM(parted[1, 1], **options) as llm:
-        one = generated(llm, PROMPTS)
+        one = generated(llm, PROMPTS, 6)
     found = {}
     for part in PARTS[1:]:
         with LLM(parted[part], **options) as llm:
-            found[part] = generated(llm, PROMPTS)
-            alone = [generated(llm, [prompt])[0] for prompt in PROMPTS]  # the prefix cache has some of them by now
+            found[part] = generated(llm, PROMPTS, 6)
+            alone = [generated(llm, [prompt], 6)[0] for prompt in PROMPTS]  # the prefix cache has some of them by now
             pids, stats = llm.engine.ranks.pids, llm.engine.device_stats()
-        ended(pids)
+        await_end(pids)
         assert bits(alone) == bits(found[part])
         assert stats["working_ranks"] == 2
         assert stats["drawn_on_device"] == 0
@@ -97,12 +79,11 @@ def test_ranks_and_stages_generate_what_one_device_does(
         assert (stats["all_gathers"] > 0) == (part == (2, 1))
         assert (stats["pass_ons"] > 0) == (part == (1, 2))
     assert bits(found[1, 2]) == bits(one)
-    assert [output.outputs[0].token_ids for output in found[2, 1]] == [output.outputs[0].token_ids for output in one]
-    np.testing.assert_allclose(logprobs(found[2, 1]), logprobs(one), rtol=1e-5, atol=1e-5)
+    check_close(found[2, 1], one)
     # A pool in which sequences make way for one another, chunks of prompts, and kernels that are launched one by one.
     eager: dict[str, Any] = {"device_options": {**options["device_options"], "eager": True, "device_number": "0,0"}}
     with LLM(parted[2, 1], num_blocks=5, prefix_cache=False, max_tokens_per_step=4, **eager) as llm:
-        assert bits(generated(llm, PROMPTS)) == bits(found[2, 1])
+        assert bits(generated(llm, PROMPTS, 6)) == bits(found[2, 1])
 
 
 def test_a_rank_that_is_killed_ends_running_requests(
