@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,8 +40,6 @@ class _Transformers:
         self._library, self._device = library, device
         model = library.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
         self._model = model.to(device, torch.bfloat16).eval()
-        names = inspect.signature(type(self._model).forward).parameters
-        self._cache = "past_key_values" if "past_key_values" in names else "cache"
         forward = self._model.forward
         self._forward = torch.compile(forward, mode=_MODE, fullgraph=True) if compiled else forward
 
@@ -66,7 +63,7 @@ class _Transformers:
                 cache.reset()
                 used = 0
             used += new
-            found = self._forward(tokens, **{self._cache: cache}, use_cache=True, logits_to_keep=1)
+            found = self._forward(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
             return found.logits.float().cpu()
 
         run()  # makes the cache, in inference mode

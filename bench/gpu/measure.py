@@ -24,6 +24,7 @@ from bench.shapes import SHAPES
 from llmc.compiler.bundle_apply import apply_bundle
 from llmc.compiler.store.bundle import read_bundle
 from llmc.runtime.binding import Artifact, Device, GraphInfo, Replayer
+from llmc.runtime.binding.abi import library_candidates
 
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels
@@ -198,7 +199,7 @@ class Bench:
 
     def __init__(self, given: argparse.Namespace, shape: dict[str, Any], report: Report) -> None:
         self._given, self._shape, self._report = given, shape, report
-        self._model = given.work / "model"
+        self._model = given.work / f"model-{Path(given.shape).stem}"
 
     def packed(self, bundle: Path) -> Path:
         """The artifact of a bundle and random weights."""
@@ -312,6 +313,11 @@ def main() -> None:
         "shape": given.shape,
         "bundles": {bundle.name: digest_of(bundle) for bundle in given.bundles},
         "device": str(facts["device"]),
+        "library": digest_of(next(path for path in library_candidates() if path.is_file())),
+        "conformance": digest_of(given.conformance),
+        "torch_device": given.torch_device,
+        "seconds": given.seconds,
+        "compiled": given.compiled,
     }
     report = Report(given.work / "report.json", key)
     report.found["device"] = facts

@@ -23,7 +23,6 @@ def rounded_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def write_random_model(shape: dict[str, Any], folder: Path, seed: int = 0) -> Path:
     """Writes config.json and model.safetensors (bf16) to `folder`. Values are small: activations stay finite."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**shape, "torch_dtype": "bfloat16"}))
     sizes = dict(named(shape))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -47,4 +46,6 @@ def write_random_model(shape: dict[str, Any], folder: Path, seed: int = 0) -> Pa
                 some = block[at : at + left]
                 file.write(some.tobytes())
                 at, left = 0, left - len(some)
+    # Last, since who finds it takes the model for whole.
+    (folder / "config.json").write_text(json.dumps({**shape, "torch_dtype": "bfloat16"}))
     return folder

@@ -1,4 +1,4 @@
-"""/v1/rerank, as Jina and Cohere have it, and /v1/score, as vLLM has it: how well documents answer a query."""
+"""Rankings as Jina and Cohere have them, and scores as vLLM has them: how well documents answer a query."""
 
 from __future__ import annotations
 
