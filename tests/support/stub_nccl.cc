@@ -198,14 +198,21 @@ API ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm
              : static_cast<int>(kOk);
 }
 API ncclCommAbort(Comm* comm) {
-  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  std::unique_lock<std::recursive_mutex> lock(world().mutex);
   if (!world().alive.count(comm)) return Wrong("ncclCommAbort of no communicator");
   bool waits = false;
   for (const auto& call : comm->calls) waits |= call->begun;
   const auto used = OfDriver<int (*)(const void*)>("stub_cuda_uses");
-  if (AllEntered(*comm) && !waits && !world().failed && used && used(comm))
-    Wrong("a communicator ends before the graphs that use it");
   comm->aborted = true;  // its calls may still be in a stream: they do nothing
+  if (AllEntered(*comm) && !waits && !world().failed && used && used(comm)) {
+    Wrong("a communicator ends before the graphs that use it");
+  } else {
+    while (used && used(comm)) {  // as the library does: so who destroys the graphs must not wait here
+      lock.unlock();
+      ::usleep(1000);
+      lock.lock();
+    }
+  }
   world().alive.erase(comm);
   return kOk;
 }

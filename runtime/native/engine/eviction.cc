@@ -72,18 +72,21 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const 
   for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
   const uint32_t need = NumNewBlocks(s) + claimed.blocks;
   const bool decodes = DecodesFit({}, coming);  // if false, no eviction can change it
+  bool in_flight = false;  // a victim is
   for (size_t i = running_.size();; --i) {
     const uint32_t busy = static_cast<uint32_t>(
         std::count_if(chosen_.begin(), chosen_.end(), [](const Sequence* r) { return !Parked(*r); }));
     const bool no_seat = busy + claimed.seqs >= all_seats_ || (decodes && !DecodesFit(chosen_, coming));
     const bool no_blocks = free < need + (chosen_.empty() ? 0 : watermark_);
     const bool crowded = chosen_.size() + claimed.seqs >= most_running_;
-    if (!no_seat && !no_blocks && !crowded) return true;
+    if (!no_seat && !no_blocks && !crowded) {
+      awaits_landing_ = in_flight;
+      return !in_flight;
+    }
     Sequence* const next = i == 0 ? nullptr : running_[i - 1];
     if (next == nullptr || !Outranks(s, *next)) return false;
-    awaits_landing_ = next->in_flight > 0;
-    if (awaits_landing_) return false;
     if (!no_blocks && !crowded && Parked(*next)) continue;  // its seat is free already
+    in_flight |= next->in_flight > 0;
     free += ransom.Add(*next);
     chosen_.erase(chosen_.begin() + static_cast<std::ptrdiff_t>(i) - 1);
     victims_.push_back(next);

@@ -143,7 +143,7 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
   ReadAhead ahead;
   claims_.Reset(1 - turn_, thread);  // for the next replay: no thread reads these during this one
   CommandTime* times = times_.Commands(thread);
-  auto spent = spent_;
+  auto spent = thread == 0 ? spent_ : ReplayTimes::Spent{};  // thread 0 alone counts it, and writes it back
   for (const Step* from = current_.begin; from != current_.end; ++from) {
     const Step step = *from;  // before the clock is read: fetching a command is overhead
     const uint64_t start = Ticks();

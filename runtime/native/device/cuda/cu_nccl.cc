@@ -95,6 +95,7 @@ Status CuNccl::Open(const NcclId& id) {
 CuNccl::~CuNccl() {
   const CuScope scope(*machine_);
   if (comm_ != nullptr && !aborted_) library_->CommAbort(comm_);
+  if (aborting_.joinable()) aborting_.join();
 }
 
 Status CuNccl::Check() const {
@@ -110,7 +111,8 @@ Status CuNccl::OrAbort(Status status) const {
   if (!status.ok() && !aborted_) {
     aborted_ = true;
     failed_ = status;
-    if (comm_ != nullptr) library_->CommAbort(comm_);
+    // NCCL may wait there for graphs that gather: they are destroyed before this object is.
+    if (comm_ != nullptr) aborting_ = std::thread([library = library_, comm = comm_] { library->CommAbort(comm); });
   }
   return status;
 }

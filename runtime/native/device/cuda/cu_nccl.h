@@ -67,6 +67,7 @@ class CuNccl {
   NcclComm comm_ = nullptr;
   mutable Status failed_;  // kept once aborted
   mutable bool aborted_ = false;
+  mutable std::thread aborting_;
 };
 
 // Waits for a stream's work, and gives the code of its end. nccl: of what the stream gathers; nullptr: nothing.

@@ -20,6 +20,9 @@ Status LeaderDevice::Create(std::shared_ptr<Group> group, std::unique_ptr<RankSp
 
 LeaderDevice::~LeaderDevice() {
   if (!speaker_->Say(RankOp::kEnd).ok()) return;
+  // What this rank has passed on is taken before the link ends.
+  own_.reset();
+  clocked_.reset();
   group_->AwaitLeft();
   group_->Leave();
 }

@@ -46,10 +46,9 @@ class FollowedSteps {
 
  private:
   Status End() {
-    const float* logits = nullptr;
     const Fence oldest = fences_.front();
     fences_.pop_front();
-    return device_->Wait(oldest, &logits);
+    return device_->Await(oldest);
   }
 
   Device* device_;
