@@ -108,14 +108,21 @@ def download(model: HubId, on_mib: OnMib = _silent) -> Located:
     missing: list[str] = []
     for one in formats:
         weights = _weight_files(folder, model, one)
-        folder = fetch(commit, (*_SMALL_FILES, *more, *weights, *(_OF_SENTENCES if one is TORCH else ())))
+        folder = fetch(
+            commit, (*_SMALL_FILES, *more, *weights, *(_OF_SENTENCES if one is TORCH or _lacks_dense(folder) else ()))
+        )
         missing = [name for name in weights if not (folder / name).is_file()]
         if not missing:
             return Located(folder, HubSource(model.repo, commit))
     # Offline, some client versions take the cached part of a commit for all of it.
     if constants.HF_HUB_OFFLINE:
         raise _not_cached(model, None)
-    raise HubError(f"{model} has no {missing[0]}, and no other weights that llmc reads: choose another repository")
+    raise HubError(f"{model} has no {missing[0]}: choose another repository")
+
+
+def _lacks_dense(folder: Path) -> bool:
+    """Whether a layer of a sentence model has no safetensors."""
+    return any(not (layer / SAFETENSORS.single).is_file() for layer in folder.glob("*_Dense"))
 
 
 def _weight_files(folder: Path, model: HubId, of: WeightFormat) -> tuple[str, ...]:

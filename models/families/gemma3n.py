@@ -193,7 +193,6 @@ def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
     return replace(read_config(text_fields(fields, _SIZES), generation), model_type=fields.text("model_type"))
 
 
-# Bounds of weights in training.
 # Scores are not scaled; the rest is of training.
 _HARMLESS = frozenset({"altup_coef_clip", "altup_lr_multiplier", "laurel_lr_multiplier", "query_pre_attn_scalar"})
 _OF_SOUNDS = frozenset({

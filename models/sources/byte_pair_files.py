@@ -216,8 +216,10 @@ def _with_added(
 ) -> Vocabulary:
     """All tokens by id. stated: ids of added tokens; those without one follow the others."""
     texts: dict[int, str] = {number: text for text, number in ids.items()}
+    highest = max(texts)
     for text in added:
-        number = stated.get(text, ids.get(text, max(texts) + 1))
+        number = stated.get(text, ids.get(text, highest + 1))
+        highest = max(highest, number)
         if ids.get(text, number) != number or texts.setdefault(number, text) != text:
             raise ModelError(
                 f"{origin}: token {brief(text)} has the id {number}, which {VOCABULARY} contradicts; {_AGAIN}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmc.models.brief import brief_name
 from llmc.models.sources.base import ArrayTensor
-from llmc.models.sources.tensor_file import TensorEntry, TensorFile
+from llmc.models.sources.tensor_file import MOST_ELEMENTS, TensorEntry, TensorFile
 from llmc.quantize.checkpoints import CARRIERS
 from llmc.regular_file import JsonError, parse_json
 
@@ -62,7 +62,12 @@ class SafetensorsFile(TensorFile):
         numbers = (*shape, begin, end)
         if not isinstance(dtype, str) or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
             raise malformed
-        if len(shape) > _MAX_DIMENSIONS or len(dtype) > _MAX_DTYPE_LENGTH or not dtype.isprintable():
+        if (
+            math.prod(size or 1 for size in shape) >= MOST_ELEMENTS
+            or len(shape) > _MAX_DIMENSIONS
+            or len(dtype) > _MAX_DTYPE_LENGTH
+            or not dtype.isprintable()
+        ):
             raise malformed
         if end < begin or start + end > len(self._map):
             raise self._broken(f"tensor {brief_name(name)} ends at byte {start + end} of {len(self._map)}")

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.models.brief import brief_name
+from llmc.models.sources.tensor_file import MOST_ELEMENTS
 
 _MAX_DIMENSIONS, _MAX_NAME = 8, 80
 _NAMED = "state_dict"
-"""The key under which training scripts store a model's tensors, beside other things."""
+"""The key under which some scripts store a model's tensors."""
 
 _DICT = "collections OrderedDict"
 _TENSOR, _PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
@@ -37,6 +38,10 @@ STORAGES = {
 
 class StateDictError(ValueError):
     """The pickle is damaged; the message is part of a sentence."""
+
+
+class MoreThanTensors(ValueError):
+    """The pickle has values that no dictionary of tensors has; the message is the instruction that makes them."""
 
 
 class ForeignName(ValueError):
@@ -78,10 +83,10 @@ class _Name:
 
 
 def read_state_dict(pickle: bytes) -> Mapping[str, TensorView]:
-    """The tensors by name. Raises StateDictError and ForeignName."""
+    """The tensors by name. Raises StateDictError, MoreThanTensors and ForeignName."""
     try:
         found = _Reader().read(pickle)
-    except (StateDictError, ForeignName):
+    except (StateDictError, MoreThanTensors, ForeignName):
         raise
     except (IndexError, KeyError):
         raise StateDictError("an instruction lacks its operand") from None
@@ -157,7 +162,7 @@ class _Reader:
                 stack.pop()  # versions of modules, beside the tensors
                 self._table()
             case _:
-                raise StateDictError(f"a dictionary of tensors has no {name}")
+                raise MoreThanTensors(name)
 
     def _behind(self, at: int) -> list[Any]:
         """Takes the values from position `at` of the stack."""
@@ -224,7 +229,9 @@ def _view(storage: Storage, offset: Any, shape: Any, strides: Any) -> TensorView
         or not all(map(_is_count, (offset, *shape, *strides)))
     ):
         raise StateDictError("a tensor is malformed")
-    view = TensorView(storage, offset, shape, strides)
+    if math.prod(size or 1 for size in shape) >= MOST_ELEMENTS:  # beside a 0, too
+        raise StateDictError("a tensor is malformed")
+    view = TensorView(storage, offset, shape, strides if 0 not in shape else (0,) * len(shape))
     # Fewer numbers than elements: a small file could claim a tensor of any size.
     if max(view.end, math.prod(shape)) > storage.count:
         raise StateDictError(f"a tensor of shape {list(shape)} is not inside its {storage.count} numbers")

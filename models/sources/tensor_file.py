@@ -18,6 +18,8 @@ from llmc.models.sources.mapped import release
 from llmc.quantize.checkpoints import CARRIERS, StoredTensor
 
 AGAIN = "download the checkpoint again"
+MOST_ELEMENTS = 1 << 59
+"""No array has more, of 8 bytes each, even if one of its sizes is 0 and the others count alone."""
 _DTYPES = {name.upper(): dtype for name, dtype in DTYPES.items()}
 
 

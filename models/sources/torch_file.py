@@ -13,7 +13,7 @@ from typing import IO, Literal, cast
 
 from llmc.models.brief import brief_name
 from llmc.models.errors import ModelError
-from llmc.models.sources.state_dict import ForeignName, StateDictError, TensorView, read_state_dict
+from llmc.models.sources.state_dict import ForeignName, MoreThanTensors, StateDictError, TensorView, read_state_dict
 from llmc.models.sources.tensor_file import TensorEntry, TensorFile
 
 _CONVERT = "convert it to model.safetensors (if you trust it, load it with transformers and save_pretrained)"
@@ -67,6 +67,8 @@ class TorchFile(TensorFile):
             tensors = read_state_dict(self._map[begin:end])
         except StateDictError as error:
             raise self._broken(f"in its pickle, {error}") from None
+        except MoreThanTensors as error:
+            raise ModelError(f"{self.path} has more than tensors by name ({error} in its pickle); {_CONVERT}") from None
         except ForeignName as error:
             raise ModelError(
                 f"{self.path} names {error}, which a dictionary of tensors does not need, and llmc runs nothing that a "

@@ -16,7 +16,7 @@ from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
 from llmc.runtime.binding.mpi_ranks import MpiRanks, all_must_start, cpus_of_rank, follow_rank
-from llmc.runtime.binding.ranks import LocalRanks, parse_ranks
+from llmc.runtime.binding.ranks import LocalRanks, RanksError, parse_ranks
 
 DeviceOption = str | int | bool
 
@@ -134,7 +134,7 @@ OPTION_NAMES = frozenset({RANKS, STEPS_IN_FLIGHT, *(name for names in DEVICE_OPT
 def _of_rank(
     kind: str, given: Mapping[str, DeviceOption], local_rank: int, local_ranks: int
 ) -> dict[str, DeviceOption]:
-    """Options of the device of one of the ranks on this host. Raises ValueError.
+    """Options of the device of one of the ranks on this host. Raises RanksError.
 
     GPUs are shared out rank by rank, or taken from the list that `device_number` has; a single number is for all ranks.
     """
@@ -143,7 +143,7 @@ def _of_rank(
         return options
     numbers = str(options.get("device", "")).split(",")
     if len(numbers) not in (1, local_ranks):
-        raise ValueError(
+        raise RanksError(
             f"device-number {options['device']!r} lists {len(numbers)} GPUs and this host has {local_ranks} ranks: "
             "name one for each"
         )

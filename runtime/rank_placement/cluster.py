@@ -58,7 +58,12 @@ class RayPlacement:
     def __init__(self, address: str, holders: Sequence[Any]) -> None:
         self.address = address
         self._holders = holders
-        places = ray.get([holder.place.remote() for holder in holders], timeout=_START_S)
+        try:
+            places = ray.get([holder.place.remote() for holder in holders], timeout=_START_S)
+        except RayError as error:
+            raise PlacementError(
+                f"ranks cannot start on the Ray cluster: {_in_a_line(error)}; install the same llmc[ray] on every node"
+            ) from None
         self._gpus = [gpus for _, gpus in places]
         self.hosts: Sequence[Host] = hosts_of([at for at, _ in places], address)
         self._running: dict[Any, Host] = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
 from typing import IO, cast
 
@@ -42,6 +43,24 @@ def find_mpiexec() -> str:
         f"ranks on a Ray cluster are started by MPICH's mpiexec, and {found}: install MPICH on every node, or start "
         "the ranks with mpirun"
     )
+
+
+def rank_output(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """What the ranks wrote: chunks of mpiexec's stdout without lines of its own, wherever a chunk ends."""
+    begins_line, skips, held = True, False, b""
+    for chunk in chunks:
+        data, held = held + chunk, b""
+        for line in re.split(rb"(?<=\n)", data):
+            ends = line.endswith(b"\n")
+            if begins_line and not ends and any(own.startswith(line) for own in _OWN_LINES):
+                held = line  # the next chunk tells whose line it is
+                continue
+            skips |= begins_line and line.startswith(_OWN_LINES)
+            if not skips:
+                yield line
+            begins_line, skips = ends, skips and not ends
+    if held:
+        yield held
 
 
 class Mpiexec:
@@ -98,17 +117,12 @@ class Mpiexec:
 
     def _relay(self, write: Callable[[bytes], object]) -> None:
         stdout = cast(BufferedReader, self._process.stdout)
-        begins_line = True
-        while data := stdout.read1():
-            for line in data.splitlines(keepends=True):
-                if begins_line and line.startswith(_OWN_LINES):
-                    continue
-                begins_line = line.endswith(b"\n")
-                try:
-                    write(line)
-                except OSError:  # its reader has left
-                    self.send(signal.SIGTERM)
-                    write = len
+        for data in rank_output(iter(stdout.read1, b"")):
+            try:
+                write(data)
+            except OSError:  # its reader has left
+                self.send(signal.SIGTERM)
+                write = len
 
     def send(self, signum: int) -> None:
         """Sends a signal to all ranks. A second SIGINT kills them."""

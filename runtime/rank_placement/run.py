@@ -70,7 +70,9 @@ def _until_end(placement: Placement, mpiexec: Mpiexec, num_ranks: int, say: Call
     """Waits for all ranks to end, and reports hosts that failed; returns mpiexec's exit code."""
     deadline = math.inf
     while (code := mpiexec.poll()) is None and time.monotonic() < deadline:
-        if placement.ended(_LOOK_S):
+        if ends := placement.ended(_LOOK_S):
+            if len(ends) == len(placement.hosts):  # then ended() does not wait
+                time.sleep(_LOOK_S)
             deadline = min(deadline, time.monotonic() + _ALL_END_S)
     if code is None:
         mpiexec.close()

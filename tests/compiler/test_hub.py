@@ -257,7 +257,7 @@ def test_a_hub_that_is_down(hub: FakeHub, home: Path) -> None:
 
 def test_a_model_without_weights_that_llmc_reads(hub: FakeHub, home: Path, tmp_path: Path) -> None:
     hub.add(REPO, tmp_path / "none", tf_model__h5=b"w", model__pt=b"w", **SMALL)
-    assert f"{REPO} has no pytorch_model.bin, and no other weights that llmc reads" in error(hub, home)
+    assert f"{REPO} has no pytorch_model.bin: choose another repository" in error(hub, home)
 
 
 def test_what_is_no_model(hub: FakeHub, home: Path, tmp_path: Path) -> None:

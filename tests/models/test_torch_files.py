@@ -184,12 +184,13 @@ BAD: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a short record": (lambda _: changed(count=4), "the record of tensor x has 8 bytes, not 16"),
     "outside": (lambda _: changed(offset=1), r"a tensor of shape \[2\] is not inside its 2 numbers"),
     "repeated": (lambda _: changed(shape=(1 << 40,), strides=(0,)), r"shape \[1099511627776\] is not inside"),
+    "beyond arrays": (lambda _: changed(shape=(0, 1 << 62), strides=(1, 1)), "a tensor is malformed"),
     "backwards": (lambda _: changed(strides=(-1,)), "a tensor is malformed"),
     "no size": (lambda _: changed(shape=("2",)), "a tensor is malformed"),
     "of many sizes": (lambda _: changed(shape=(1,) * 9, strides=(1,) * 9), "a tensor is malformed"),
     "no storage": (lambda _: changed(kind="module"), "a storage is malformed"),
     "no tensors": (lambda _: saved({}), "it has no dictionary of tensors"),
-    "a list": (lambda _: saved([torch.ones(2)]), "a dictionary of tensors has no EMPTY_LIST"),
+    "a list": (lambda _: saved([torch.ones(2)]), r"more than tensors by name \(EMPTY_LIST in its pickle\); convert it"),
     "a number": (lambda _: saved({"x": 3}), "x is not a tensor"),
     "numbers for names": (lambda _: saved({3: torch.ones(2)}), "a key is not a text"),
     "nothing to take": (lambda _: archive(b"\x80\x02R."), "an instruction lacks its operand"),
@@ -209,6 +210,11 @@ def test_what_is_no_dictionary_of_tensors_is_refused(case: str, tmp_path: Path) 
     assert str(tmp_path / SINGLE) in str(raised.value)
     assert str(raised.value).isprintable()
     assert not (tmp_path / "ran").exists()
+
+
+def test_without_numbers_any_strides_will_do(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(changed(shape=(0, 5), strides=(1, 1 << 62)))
+    assert TorchFile(tmp_path / SINGLE).load("x").array.shape == (0, 5)
 
 
 def test_an_index_names_files_of_torch_alone(tmp_path: Path) -> None:

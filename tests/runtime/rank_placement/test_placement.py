@@ -16,7 +16,7 @@ import pytest
 
 from llmc.runtime.die_with_parent import dying_with_this_process
 from llmc.runtime.rank_placement.hosts import Host, HostEnd, PlacementError, hosts_of
-from llmc.runtime.rank_placement.mpiexec import find_mpiexec
+from llmc.runtime.rank_placement.mpiexec import find_mpiexec, rank_output
 from llmc.runtime.rank_placement.run import run_placed
 
 from support.processes import descendants, gone, until
@@ -59,6 +59,14 @@ def test_only_the_mpiexec_of_mpich_will_do(tmp_path: Path, monkeypatch: pytest.M
     other.chmod(0o755)
     with pytest.raises(PlacementError, match=f"{other} is not MPICH's: install MPICH"):
         find_mpiexec()
+
+
+def test_lines_of_mpiexec_are_left_out_wherever_they_are_cut() -> None:
+    wanted = b"a token\n[mpi is mine]\nand\rmore"
+    text = b"a token\n[mpiexec@host] its own\n[mpi is mine]\nYOUR APPLICATION TERMINATED WITH 9\nand\rmore"
+    for size in range(1, len(text) + 1):
+        chunks = [text[at : at + size] for at in range(0, len(text), size)]
+        assert b"".join(rank_output(chunks)) == wanted
 
 
 needs_mpich = pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="MPICH is not here")

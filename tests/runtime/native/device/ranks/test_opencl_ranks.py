@@ -12,7 +12,7 @@ import pytest
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.runtime.binding import Artifact, Engine, LlmcError
-from llmc.runtime.binding.ranks import LocalRanks
+from llmc.runtime.binding.ranks import LocalRanks, RanksError
 from llmc.runtime.binding.sampling import SamplingParams as EngineParams
 from llmc.runtime.llm import LLM
 
@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_ends_running_requests(
 def test_what_ranks_of_gpus_refuse(parted: dict[tuple[int, int], Path], options: dict[str, Any]) -> None:
     given = options["device_options"]
     with Artifact(parted[2, 1]) as artifact:
-        with pytest.raises(ValueError, match=r"'0,1,2' lists 3 GPUs and this host has 2 ranks: name one for each"):
+        with pytest.raises(RanksError, match=r"'0,1,2' lists 3 GPUs and this host has 2 ranks: name one for each"):
             Engine(artifact, device_number="0,1,2", **given)
         with pytest.raises(LlmcError, match="A device of several ranks has no swap space; leave it out"):
             Engine(artifact, swap_bytes=1 << 20, **given)
