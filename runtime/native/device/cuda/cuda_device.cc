@@ -56,9 +56,10 @@ Status CudaDevice::CopyLogits(uint32_t num_samples) {
                          (*machine_)->MemcpyToHost(run_.logits.get(), run_.work.logits.get(), bytes, queue_.get()));
 }
 
-// Where the host draws, it reads the logits of every step: the copy is enqueued behind it.
+// Where the host draws, it reads the logits of every step: the copy is enqueued behind it. Of ranks, the first draws.
 Status CudaDevice::Start(uint32_t num_samples) {
-  if (num_samples != 0 && !samples()) LLMC_RETURN_IF_ERROR(CopyLogits(num_samples));
+  const bool host_draws = !samples() && (ranks_ == nullptr || ranks_->rank() == 0);
+  if (num_samples != 0 && host_draws) LLMC_RETURN_IF_ERROR(CopyLogits(num_samples));
   return machine_->Check("Starting a step", (*machine_)->EventRecord(done_.get(), queue_.get()));
 }
 
