@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from llmc.distribution import NAME
 from llmc.runtime.die_with_parent import dying_with_this_process
 from llmc.runtime.rank_placement.hosts import Host, HostEnd, PlacementError, hosts_of
 
@@ -62,7 +63,7 @@ class RayPlacement:
             places = ray.get([holder.place.remote() for holder in holders], timeout=_START_S)
         except RayError as error:
             raise PlacementError(
-                f"ranks cannot start on the Ray cluster: {_in_a_line(error)}; install the same llmc[ray] on every node"
+                f"ranks cannot start on the Ray cluster: {_in_a_line(error)}; install the same {NAME}[ray] on every node"
             ) from None
         self._gpus = [gpus for _, gpus in places]
         self.hosts: Sequence[Host] = hosts_of([at for at, _ in places], address)
