@@ -63,7 +63,7 @@ class RayPlacement:
             places = ray.get([holder.place.remote() for holder in holders], timeout=_START_S)
         except RayError as error:
             raise PlacementError(
-                f"ranks cannot start on the Ray cluster: {_in_a_line(error)}; install the same {NAME}[ray] on every node"
+                f"ranks cannot start on the Ray cluster: {_in_a_line(error)}; every node needs the same {NAME}[ray]"
             ) from None
         self._gpus = [gpus for _, gpus in places]
         self.hosts: Sequence[Host] = hosts_of([at for at, _ in places], address)

@@ -91,9 +91,9 @@ def test_ranks_run_where_they_are_placed(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     asked.write_text("a prompt")
     with asked.open("rb") as stdin:
-        code, text, said = run(
-            placement, "print(me, env['MPI_LOCALNRANKS'], sys.stdin.read() if me == 0 else '')", stdin=stdin
-        )
+        # In one write: print makes several where output is not buffered, and those of ranks mix.
+        line = "asked = '' if me else sys.stdin.read()\nsys.stdout.write(f\"{me} {env['MPI_LOCALNRANKS']} {asked}\\n\")"
+        code, text, said = run(placement, line, stdin=stdin)
     assert (code, said) == (0, [])
     assert sorted(map(str.strip, text.splitlines())) == ["0 2 a prompt", "1 2", "2 1"]
 
