@@ -161,6 +161,12 @@ inline float __int_as_float(int x) { return cuda_on_host::Bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_on_host::Bits<float>(x); }
 inline long long __double_as_longlong(double x) { return cuda_on_host::Bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return cuda_on_host::Bits<double>(x); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  unsigned found = 0;
+  for (int i = 0; i < 32; i += 8) found |= static_cast<unsigned>(bytes >> 8 * (which >> i / 2 & 7) & 255) << i;
+  return found;
+}
 using std::fma;
 using std::max;
 using std::min;
@@ -300,6 +306,15 @@ inline unsigned llmc_rounded_bf16(float low, float high) {
 }
 inline unsigned llmc_rounded_f16(float low, float high) {
   return cuda_on_host::RoundedF16(low) | cuda_on_host::RoundedF16(high) << 16;
+}
+inline unsigned llmc_masked(unsigned word, unsigned mask, unsigned bits) { return (word & mask) | bits; }
+inline unsigned llmc_added_bf16(unsigned pair, unsigned other) {
+  using namespace cuda_on_host;
+  return llmc_rounded_bf16(OfBf16(pair & 0xffff) + OfBf16(other & 0xffff), OfBf16(pair >> 16) + OfBf16(other >> 16));
+}
+inline unsigned llmc_added_f16(unsigned pair, unsigned other) {
+  using namespace cuda_on_host;
+  return llmc_rounded_f16(OfF16(pair & 0xffff) + OfF16(other & 0xffff), OfF16(pair >> 16) + OfF16(other >> 16));
 }
 inline float llmc_low_f16(unsigned pair) { return cuda_on_host::OfF16(pair & 0xffff); }
 inline float llmc_of_lane(float own, int lanes) {

@@ -37,6 +37,23 @@ __device__ __forceinline__ uint llmc_pair_f16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+// word & mask | bits, in one instruction: of two constants, one is in a register.
+__device__ __forceinline__ uint llmc_masked(uint word, uint mask, uint bits) {
+  uint found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(found) : "r"(word), "r"(mask), "r"(bits));
+  return found;
+}
+// Sums of two pairs.
+__device__ __forceinline__ uint llmc_added_bf16(uint pair, uint other) {
+  uint sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0x3F803F80u), "r"(other));
+  return sum;
+}
+__device__ __forceinline__ uint llmc_added_f16(uint pair, uint other) {
+  uint sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(other));
+  return sum;
+}
 // Nearest, ties to even.
 __device__ __forceinline__ uint llmc_rounded_bf16(float low, float high) {
   uint pair;
@@ -90,28 +107,43 @@ __device__ __forceinline__ void llmc_store16(void* to, const uint* from) {
 """Parts that need a GPU; tests define host functions of the same names."""
 
 NUMBERS = """\
-// Numbers of a weight as halves, exactly. offset: 2^23 and their zero point.
-__device__ __forceinline__ float llmc_number(uint number, float offset) {
-  return as_float(0x4B000000u | number) - offset;
+// Numbers of a weight minus their zero point, as pairs of halves, exactly. A number becomes the low bits of 128 as
+// bf16, or of 1024 as f16, and one addition takes both off.
+__device__ __forceinline__ void llmc_nibbles(uint* to, uint packed, uint magic) {
+  const uint even = packed & 0x0F0F0F0Fu, odd = packed >> 4 & 0x0F0F0F0Fu;
+  to[0] = llmc_masked(__byte_perm(even, odd, 0x0400), 0x00FF00FFu, magic);
+  to[1] = llmc_masked(__byte_perm(even, odd, 0x0501), 0x00FF00FFu, magic);
+  to[2] = llmc_masked(__byte_perm(even, odd, 0x0602), 0x00FF00FFu, magic);
+  to[3] = llmc_masked(__byte_perm(even, odd, 0x0703), 0x00FF00FFu, magic);
 }
-__device__ __forceinline__ uint llmc_pair_bf16(float low, float high) {
-  return (as_uint(low) >> 16) | (as_uint(high) & 0xFFFF0000u);
-}
-#define LLMC_NUMBERS(half)                                                                                     \\
-  __device__ __forceinline__ void llmc_nibbles_##half(uint* to, uint packed, float offset) {                   \\
-    for (int i = 0; i < 4; ++i, packed >>= 8)                                                                  \\
-      to[i] = llmc_pair_##half(llmc_number(packed & 15, offset), llmc_number(packed >> 4 & 15, offset));       \\
-  }                                                                                                            \\
-  __device__ __forceinline__ void llmc_bytes_##half(uint* to, uint packed, float offset) {                     \\
-    for (int i = 0; i < 2; ++i, packed >>= 16)                                                                 \\
-      to[i] = llmc_pair_##half(llmc_number(packed & 255, offset), llmc_number(packed >> 8 & 255, offset));     \\
+#define LLMC_NIBBLES(half, magic, negative)                                                             \\
+  __device__ __forceinline__ void llmc_nibbles_##half(uint* to, uint packed, uint zero) {               \\
+    llmc_nibbles(to, packed, magic * 0x10001u);                                                         \\
+    for (int i = 0; i < 4; ++i) to[i] = llmc_added_##half(to[i], (negative | zero) * 0x10001u);         \\
   }
-LLMC_NUMBERS(bf16)
-LLMC_NUMBERS(f16)
+LLMC_NIBBLES(bf16, 0x4300u, 0xC300u)
+LLMC_NIBBLES(f16, 0x6400u, 0xE400u)
+__device__ __forceinline__ void llmc_bytes_f16(uint* to, uint packed, uint zero) {
+  const uint less = (0xE400u | zero) * 0x10001u;
+  to[0] = llmc_added_f16(__byte_perm(packed, 0x64646464u, 0x4140), less);
+  to[1] = llmc_added_f16(__byte_perm(packed, 0x64646464u, 0x4342), less);
+}
+// bf16 has too few bits for 128 and a byte, so these are the low bits of 2^23 as float.
+__device__ __forceinline__ float llmc_byte(uint packed, uint which, float offset) {
+  return as_float(__byte_perm(packed, 0x4B000000u, 0x7440u | which)) - offset;
+}
+__device__ __forceinline__ void llmc_bytes_bf16(uint* to, uint packed, uint zero) {
+  const float offset = as_float(0x4B000000u | zero);
+  for (uint i = 0; i < 2; ++i) {
+    const float low = llmc_byte(packed, 2 * i, offset), high = llmc_byte(packed, 2 * i + 1, offset);
+    to[i] = __byte_perm(as_uint(low), as_uint(high), 0x7632);
+  }
+}
 // Eight nibbles as bytes.
 __device__ __forceinline__ void llmc_nibbles_i8(uint* to, uint packed) {
-  for (int i = 0; i < 2; ++i, packed >>= 16)
-    to[i] = (packed & 15) | (packed & 0xF0) << 4 | (packed & 0xF00) << 8 | (packed & 0xF000) << 12;
+  const uint even = packed & 0x0F0F0F0Fu, odd = packed >> 4 & 0x0F0F0F0Fu;
+  to[0] = __byte_perm(even, odd, 0x5140);
+  to[1] = __byte_perm(even, odd, 0x7362);
 }
 """
 """Converts numbers of quantized weights to tensor core operands."""

@@ -23,7 +23,6 @@ LANES = 4
 """Lanes that share a row of a fragment."""
 _WORDS = 4  # words per lane, for two products
 _ELEMENT_BYTES = {"uint16": 2, "int32": 4, "uint8": 1}
-_OFFSET = float(1 << 23)  # floats from here on are integers
 
 
 def call(name: str, *arguments: Expr) -> None:
@@ -81,13 +80,14 @@ def x_operand(layer: TensorLayer, groups: int) -> Operand:
 
 
 class Weight(ABC):
-    """Rows of a weight as fragments."""
+    """Rows of a weight as fragments. zeros: whether words need the zero point of their scale group."""
 
     operand: Operand
+    zeros = False
 
     @abstractmethod
-    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
-        """A lane's words of a fragment, from its part of a stored row."""
+    def words(self, stored: Array, zero: Expr) -> Array:
+        """A lane's words of a fragment, from its part of a stored row. zero: its zero point, as an integer."""
 
 
 class Halves(Weight):
@@ -96,7 +96,7 @@ class Halves(Weight):
     def __init__(self, layer: TensorLayer) -> None:
         self.operand = Operand("weight", layer.dtype, 2 * row_width(layer.width, layer.dtype))
 
-    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+    def words(self, stored: Array, zero: Expr) -> Array:
         return stored
 
 
@@ -108,7 +108,7 @@ class Bytes(Weight):
         self._packed = layer.bits == 4
         self.operand = Operand("weight", "u8", stride, layer.step * layer.bits // 8)
 
-    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+    def words(self, stored: Array, zero: Expr) -> Array:
         if not self._packed:
             return stored
         words = Array(_WORDS, "uint32")
@@ -123,19 +123,17 @@ class NumbersAsHalves(Weight):
     def __init__(self, layer: TensorLayer, matrix: IntegerMatrix) -> None:
         stride = number_bytes(layer.width, layer.bits)
         self.operand = Operand("weight", "u8", stride, layer.step * layer.bits // 8)
-        self._layer, self._matrix = layer, matrix
+        self.zeros = layer.asymmetric
+        self._layer, self._middle = layer, matrix.format.middle
 
-    def words(self, k: Frame, row: Expr, step: Expr, stored: Array) -> Array:
+    def words(self, stored: Array, zero: Expr) -> Array:
         layer, words = self._layer, Array(_WORDS, "uint32")
-        offset: Expr = T.float32(_OFFSET + self._matrix.format.middle)
-        if layer.asymmetric:
-            zero = self._matrix.of_group(k, "zero", row, let(step * layer.step))
-            offset = let(T.Cast("float32", zero) + T.float32(_OFFSET), "float32")
+        less = zero if self.zeros else T.int32(self._middle)
         if layer.bits == 4:
-            call(f"llmc_nibbles_{layer.dtype}", words.address(0), stored[0], offset)
+            call(f"llmc_nibbles_{layer.dtype}", words.address(0), stored[0], less)
         else:
             for word in range(2):
-                call(f"llmc_bytes_{layer.dtype}", words.address(2 * word), stored[word], offset)
+                call(f"llmc_bytes_{layer.dtype}", words.address(2 * word), stored[word], less)
         return words
 
 

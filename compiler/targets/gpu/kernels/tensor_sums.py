@@ -36,6 +36,13 @@ class Layer:
         self.warp, within = let(T.truncdiv(item, WARP)), let(T.truncmod(item, WARP))
         self.of_row, self.lane = let(T.truncdiv(within, LANES)), let(T.truncmod(within, LANES))
 
+    def zero(self, row: Expr, step: Expr) -> Expr:
+        """The zero point that a step of a weight row needs before it is multiplied."""
+        if not self.weight.zeros:
+            return T.int32(0)
+        assert self.matrix is not None
+        return let(T.Cast("int32", self.matrix.of_group(self.k, "zero", row, let(step * self.layer.step))))
+
 
 class Sums:
     """`fragments` of 16 weight rows by `tiles` of 8 rows of x. With a gate, fragments of gate and up take turns."""
@@ -73,7 +80,7 @@ class Sums:
         """Multiplies a step. stored: a lane's part of each weight row. x: of the x row of a tile."""
         of = self._of
         words = [
-            [of.weight.words(of.k, row, step, part) for row, part in zip(rows, parts, strict=True)]
+            [of.weight.words(part, of.zero(row, step)) for row, part in zip(rows, parts, strict=True)]
             for rows, parts in zip(self.rows, stored, strict=True)
         ]
         with T.unroll(self.tiles) as tile:
