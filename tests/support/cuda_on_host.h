@@ -337,6 +337,7 @@ template <int count>
 void llmc_copies_wait() {
   cuda_on_host::g_copies[cuda_on_host::g_item.x].Wait(count);
 }
+inline void llmc_prefetch(const void* of) { static_cast<void>(*static_cast<const volatile char*>(of)); }
 inline void llmc_load16(unsigned* to, const void* from) { std::memcpy(to, from, 16); }
 inline void llmc_load8(unsigned* to, const void* from) { std::memcpy(to, from, 8); }
 inline void llmc_store16(void* to, const unsigned* from) { std::memcpy(to, from, 16); }

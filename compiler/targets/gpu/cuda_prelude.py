@@ -76,9 +76,9 @@ __device__ __forceinline__ uint llmc_transposed(uint pair) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;
 }
-// From global memory to shared memory while the kernel goes on.
+// From global memory to shared memory while the kernel goes on. The rest of the line is wanted soon.
 __device__ __forceinline__ void llmc_copy16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
                :: "r"((uint)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 __device__ __forceinline__ void llmc_copy4(void* to, const void* from) {
@@ -90,6 +90,10 @@ __device__ __forceinline__ void llmc_copies_end() { asm volatile("cp.async.commi
 template <int count>
 __device__ __forceinline__ void llmc_copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(count) : "memory");
+}
+// Brings a line of global memory to the L2 cache.
+__device__ __forceinline__ void llmc_prefetch(const void* of) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(of)));
 }
 __device__ __forceinline__ void llmc_load16(uint* to, const void* from) {
   const uint4 words = *(const uint4*)from;

@@ -12,6 +12,7 @@ from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.gpu import tensor_attention as attentions
 from llmc.compiler.targets.gpu import tensor_cores as tensors
 from llmc.compiler.targets.gpu.attention_split import groups_of, side_by_side, tokens_together
+from llmc.compiler.targets.gpu.linear_forms import launch_tiles
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
@@ -112,7 +113,7 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
         vocab = int(p["vocab"])
         return Launch(_FIXED, 1, stage=(STAGES.index(spec.op) + 1, block_of(vocab), candidates_of(vocab)))
     if tensor_cores and (layer := tensors.tensor_layer(spec)) is not None:
-        groups, tile_rows = tensors.launch_tiles(layer, int(p.get("top_k", 1)))
+        groups, tile_rows = launch_tiles(layer)
         return Launch(rows, groups, tile_rows, items=tensors.ITEMS)
     if tensor_cores and (attention := attentions.tensor_attention(spec)) is not None:
         return _tensor_attention(rows, p, attention)

@@ -1,9 +1,9 @@
 """Linear layers on tensor cores: mma.sync of 16 weight rows by 8 rows of x, over ascending K.
 
-A sum is one chain of products of 16 or 32 elements, in any tile. The weight is always the first operand. For up to 8
-rows of x, a warp reads both operands from global memory. For more, a group stages a tile's steps in shared memory, with
-all stages but one in flight. A chain is scaled into a float where a scale group ends. Rows of experts have tiles by
-expert, wherever they lie.
+A sum is one chain of products of 16 or 32 elements, in any tile. The weight is always the first operand. For few rows
+of x, a group streams the weight (`tensor_few`). For more, it stages a tile's steps in shared memory, with all stages
+but one in flight. A chain is scaled into a float where a scale group ends. Rows of experts have tiles by expert,
+wherever they lie.
 """
 
 from __future__ import annotations
@@ -17,71 +17,15 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.fragments import Operand, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
+from llmc.compiler.targets.gpu.kernels.tensor_few import few_rows
 from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer, Sums
-from llmc.compiler.targets.gpu.tensor_cores import (
-    ITEMS,
-    MATRIX_COLUMNS,
-    MATRIX_ROWS,
-    STEP_BYTES,
-    WARPS,
-    Form,
-    TensorLayer,
-    forms,
-)
+from llmc.compiler.targets.gpu.linear_forms import Form, few_forms, forms
+from llmc.compiler.targets.gpu.tensor_cores import ITEMS, MATRIX_COLUMNS, MATRIX_ROWS, TensorLayer
 from llmc.compiler.targets.reference.kernels.experts import check_index
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.linear import activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
-
-_READ_AHEAD = 96  # registers for what a warp reads ahead of its products
-
-
-def _the_only(x: Array) -> Callable[[Expr], Array]:
-    """The x row of a lane, if there is one tile of rows."""
-    return lambda _: x
-
-
-def _few(of: Layer, rows: Expr) -> None:
-    """Few rows of x: one unit is a warp's 16 columns of all rows."""
-    k, layer, steps = of.k, of.layer, of.layer.steps
-    tiles, sums = row_tiles(k, layer, rows, None), Sums(of, of.parts, 1)
-    blocks = -(-of.columns // MATRIX_ROWS)
-    groups = calling(k).num_groups
-    first = let(of.warp * groups + calling(k).group)  # groups vary fastest: few units still spread over many processors
-    units, unit_step = let(tiles.count * blocks), let(groups * WARPS)
-    # Words of a weight row per lane, of two rows of each part, and four of x.
-    ahead = _READ_AHEAD // (2 * of.parts * (layer.weight_step_bytes // 16) + STEP_BYTES // 16)
-    whole, rest = divmod(steps, ahead)
-    with T.serial(let(T.truncdiv(units - first + (unit_step - 1), unit_step))) as turn:
-        unit = let(first + turn * unit_step)
-        tile = tiles.at(let(T.truncdiv(unit, blocks)))
-        sums.begin(tile, let(T.truncmod(unit, blocks) * MATRIX_ROWS), T.int32(0))
-        x_row = tile.row(let(T.min(of.of_row, tile.count - 1)))
-
-        def multiply(begin: Expr, count: int) -> None:
-            at = [let(begin + i) for i in range(count)]
-            weights = [
-                [[_loaded(of.weight.operand, of, row, step) for row in pair] for pair in sums.rows] for step in at
-            ]
-            xs = [_loaded(of.x, of, x_row, step) for step in at]
-            for step, stored, x in zip(at, weights, xs, strict=True):
-                sums.multiply(step, stored, _the_only(x))
-                sums.end_step(step)
-
-        if whole:
-            with T.serial(whole) as some:
-                multiply(let(some * ahead), ahead)
-        if rest:
-            multiply(T.int32(whole * ahead), rest)
-        sums.end()
-        sums.write()
-
-
-def _loaded(operand: Operand, of: Layer, row: Expr, step: Expr) -> Array:
-    words = Array(4, "uint32")
-    operand.load(words, of.k, row, step, of.lane)
-    return words
 
 
 class _Staged:
@@ -184,10 +128,13 @@ def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
     optional = dict.fromkeys((name for name in ("bias", "residual") if p.get(name)), "f32")
     index = {"index": "i32"} if layer.experts else {}
     with Frame(spec.symbol(), {**inputs, **optional, **index, "out": activated_dtype(p) or "f32"}) as k:
-        of, found_forms = Layer(k, spec, layer, matrix), forms(layer)
+        of, few, many = Layer(k, spec, layer, matrix), few_forms(layer), forms(layer)
         rows = T.int32(0) if layer.experts else k.scalar(int(p["rows"]))
-        memory = Shared(max(form.shared_bytes(layer) for form in found_forms) // 4, "uint32")
-        _few(of, rows)
-        for form in found_forms:
+        few_bytes = max(form.shared_bytes for form in few)
+        memory = Shared(max(few_bytes, *(form.shared_bytes(layer) for form in many)) // 4, "uint32")
+        # Many rows first: they need all registers, and values that few rows know would take some.
+        for form in many:
             _many(of, rows, form, memory)
+        for few_form in few:
+            few_rows(of, rows, few_form, memory)
     return k.function()

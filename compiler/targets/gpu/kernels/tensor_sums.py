@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call, weight_of, x_operand
-from llmc.compiler.targets.gpu.kernels.groups import calling
+from llmc.compiler.targets.gpu.kernels.groups import calling, unrolled
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
 from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, WARP, TensorLayer
@@ -72,7 +72,7 @@ class Sums:
             if self._total is not self._chain:
                 self._total[i] = T.float32(0.0)
 
-    def _place(self, tile: Expr, odd: int) -> Expr:
+    def _place(self, tile: Expr, odd: Expr) -> Expr:
         """The place in the tile of a result of this lane."""
         return let(self._first_place + tile * MATRIX_COLUMNS + self._of.lane * 2 + odd)
 
@@ -121,12 +121,8 @@ class Sums:
                 for half in range(2):
                     for odd in range(2):
                         i = (fragment * self.tiles + tile) * 4 + 2 * half + odd
-                        chain, scale = self._chain[i], scales[fragment][half]
-                        if of.int8 is None:
-                            self._total[i] = fma(chain, scale, self._total[i])
-                        else:
-                            whole = chain + zeros[fragment][half] * sums[odd]
-                            self._total[i] = self._total[i] + T.Cast("float32", let(whole)) * scale
+                        more = None if of.int8 is None else zeros[fragment][half] * sums[odd]
+                        self._total[i] = scaled(self._chain[i], scales[fragment][half], self._total[i], more)
                         self._chain[i] = T.Cast(self._kind, T.int32(0))
 
     def _sum_of(self, group: Expr, place: Expr) -> Expr:
@@ -137,39 +133,53 @@ class Sums:
         row = self._tile.row(let(T.min(place, self._tile.count - 1)))
         return let(of.k.raw("x", row * of.int8.words + (of.int8.number_words + 1) + group))
 
-    def _value(self, fragment: int, tile: Expr, half: int, odd: int, row: Expr) -> Expr:
-        """A finished result, with the bias."""
-        of, total = self._of, self._total[(fragment * self.tiles + tile) * 4 + 2 * half + odd]
-        if of.int8 is not None:
-            total = total * of.int8.scale(of.k, "x", row)
-        if of.p["bias"]:
-            total = let(total, "float32") + of.k.raw("bias", self.rows[fragment][half])
-        return let(total, "float32")
-
     def write(self) -> None:
         """Writes the results. Eight lanes write neighbouring columns of a row, which are whole sectors of memory."""
-        with T.unroll(self.tiles) as tile:
-            for odd in range(2):
-                place = self._place(tile, odd)
-                with when(place < self._tile.count):
-                    row = self._tile.row(place)
-                    for fragment in range(0, self.fragments, self._of.parts):
-                        for half in range(2):
-                            self._write(fragment, tile, half, odd, row)
+        with unrolled(self.tiles) as tile, unrolled(2) as odd:
+            place = self._place(tile, odd)
+            with when(place < self._tile.count):
+                row = self._tile.row(place)
+                for fragment in range(0, self.fragments, self._of.parts):
+                    for half in range(2):
+                        self._write(fragment, tile, half, odd, row)
 
-    def _write(self, fragment: int, tile: Expr, half: int, odd: int, row: Expr) -> None:
-        of, k, width = self._of, self._of.k, self._of.columns
+    def _write(self, fragment: int, tile: Expr, half: int, odd: Expr, row: Expr) -> None:
+        parts = range(fragment, fragment + self._of.parts)
+        totals = [self._total[(part * self.tiles + tile) * 4 + 2 * half + odd] for part in parts]
         column = self._columns[fragment][half]
-        with when(column < width):
-            value = self._value(fragment, tile, half, odd, row)
-            if not of.act:
-                if of.p.get("residual"):
-                    value = value + k.raw("residual", row * width + column)
-                k.store("out", value, row * width + column)
-                return
-            stride = row_width(width, of.act)
-            up = [self._value(fragment + 1, tile, half, odd, row)] if of.parts == 2 else []
-            k.store("out", activated(of.p, value, *up), row * stride + column)
-            if stride > width:
-                with when(column == width - 1):
-                    k.store("out", T.float32(0.0), row * stride + width)
+        write_result(self._of, row, column, [self.rows[part][half] for part in parts], totals)
+
+
+def scaled(chain: Expr, scale: Expr, total: Expr, more: Expr | None) -> Expr:
+    """A total with one more scale group. more: of integers, what the zero point adds to their chain."""
+    if more is None:
+        return fma(chain, scale, total)
+    return total + T.Cast("float32", let(chain + more)) * scale
+
+
+def write_result(of: Layer, row: Expr, column: Expr, weight_rows: Sequence[Expr], totals: Sequence[Expr]) -> None:
+    """Writes one result, if there is such a column. weight_rows, totals: of each part."""
+    k, width = of.k, of.columns
+
+    def value(part: int) -> Expr:
+        """A finished sum, with the bias."""
+        total = totals[part]
+        if of.int8 is not None:
+            total = total * of.int8.scale(k, "x", row)
+        if of.p["bias"]:
+            total = let(total, "float32") + k.raw("bias", weight_rows[part])
+        return let(total, "float32")
+
+    with when(column < width):
+        found = value(0)
+        if not of.act:
+            if of.p.get("residual"):
+                found = found + k.raw("residual", row * width + column)
+            k.store("out", found, row * width + column)
+            return
+        stride = row_width(width, of.act)
+        up = [value(1)] if of.parts == 2 else []
+        k.store("out", activated(of.p, found, *up), row * stride + column)
+        if stride > width:
+            with when(column == width - 1):
+                k.store("out", T.float32(0.0), row * stride + width)

@@ -15,11 +15,12 @@ import torch
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.adapters import adapter_spec, shrunk_width
 from llmc.compiler.ops.experts import index_ints
-from llmc.compiler.targets.gpu import cuda_prelude
+from llmc.compiler.targets.gpu import cuda_prelude, linear_forms
 from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
+from llmc.compiler.targets.gpu.linear_forms import FEW_ROWS, few_forms
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
-from llmc.compiler.targets.gpu.tensor_cores import FEW_ROWS, tensor_layer
+from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 from llmc.models.activations import activated
 from llmc.quantize.formats.base import Quantized
@@ -30,7 +31,7 @@ from support.cuda import host_library
 from support.sass import find_nvdisasm, instructions
 
 _TORCH = {"bf16": torch.bfloat16, "f16": torch.float16}
-_ROWS = (1, FEW_ROWS, FEW_ROWS + 1, 67)
+_ROWS = (1, FEW_ROWS // 2, FEW_ROWS // 2 + 1, FEW_ROWS + 1, 67)
 
 
 def _floats(dtype: str, k: int, n: int, gated: str = "", **more: bool) -> KernelSpec:
@@ -49,21 +50,30 @@ def _of_experts(spec: KernelSpec) -> KernelSpec:
 
 
 _SPECS = {
-    "bf16": _floats("bf16", 160, 200, bias=True, residual=True),
+    "bf16": _floats("bf16", 2080, 200, bias=True, residual=True),
     "f16-gated": _floats("f16", 96, 2 * 72, gated="f16"),
-    "w8a8": _quantized("i8", 192, 136, Integers(8), residual=True),
-    "w4a8-groups-zeros": _quantized("i8", 256, 136, Integers(4, 128, True), gated="f32"),
-    "w4a16-groups": _quantized("bf16", 160, 136, Integers(4, 32), bias=True),
-    "w8a16-zeros": _quantized("f16", 160, 136, Integers(8, 64, True)),
+    "w8a8": _quantized("i8", 1088, 136, Integers(8), residual=True),
+    "w4a8-groups-zeros": _quantized("i8", 1280, 136, Integers(4, 128, True), gated="f32"),
+    "w4a16-groups": _quantized("bf16", 672, 136, Integers(4, 32), bias=True),
+    "w4a16-odd-groups-zeros": _quantized("bf16", 416, 2 * 72, Integers(4, 96, True), gated="f32"),
+    "w8a16-zeros": _quantized("f16", 1184, 136, Integers(8, 64, True)),
 }
 _EXPERTS, _TOP_K = 7, 3
 _OF_EXPERTS: dict[str, Param] = {"experts": _EXPERTS, "top_k": _TOP_K}
 _ORDER = KernelSpec.of("other", "expert_order", row_unit=16, rows=0, some=True, **_OF_EXPERTS)
 _EXPERT_SPECS = {
     "bf16-gated": _of_experts(_floats("bf16", 96, 2 * 24, gated="bf16", bias=True)),
-    "w8a8": _of_experts(_quantized("i8", 192, 40, Integers(8))),
+    "w8a8-experts": _of_experts(_quantized("i8", 192, 40, Integers(8))),
     "w4a16-groups-zeros": _of_experts(_quantized("f16", 160, 136, Integers(4, 32, True), bias=True)),
 }
+_PLACES = {
+    "f16-gated": 1,
+    "w4a8-groups-zeros": 3,
+    "w4a16-odd-groups-zeros": 1,
+    "w8a8-experts": 2,
+    "w4a16-groups-zeros": 1,
+}
+"""Groups that a GPU runs at a time, so that groups have more columns; as many as there are for other layers."""
 
 
 _ADAPTED: tuple[int, tuple[int, ...], int] = (160, (24, 5, 40), 21)
@@ -160,7 +170,11 @@ def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], row
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     adapters = [spec for dtype in _TORCH for spec in _adapter_specs(dtype)]
-    texts = [cuda_text(spec) for spec in (*_SPECS.values(), _ORDER, *_EXPERT_SPECS.values(), *adapters)]
+    texts = [cuda_text(spec) for spec in (_ORDER, *adapters)]
+    for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
+            texts.append(cuda_text(spec))
     return ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
 
 
@@ -175,6 +189,33 @@ def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(n
     for rows in _ROWS[:-1]:
         for groups in (1, 5):
             assert np.array_equal(_run(library, spec, layer, rows, groups).view(np.uint8), whole[:rows].view(np.uint8))
+
+
+def test_groups_have_columns_for_every_place_of_a_gpu() -> None:
+    """And warps divide a unit where bits allow it; what a warp reads ahead stays within its registers."""
+    found = {}
+    for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
+            layer = tensor_layer(spec)
+            assert layer is not None
+            form, of_more = few_forms(layer)
+            found[name] = form.units, form.splits
+            assert form.stages >= 3
+            assert of_more.stages >= 3
+            assert max(form.shared_bytes, of_more.shared_bytes) <= linear_forms.SHARED_BYTES
+    assert found == {
+        "bf16": (1, 1),
+        "f16-gated": (4, 1),
+        "w8a8": (1, 4),
+        "w4a8-groups-zeros": (2, 2),
+        "w4a16-groups": (1, 4),
+        "w4a16-odd-groups-zeros": (4, 1),
+        "w8a16-zeros": (1, 4),
+        "bf16-gated": (1, 1),
+        "w8a8-experts": (4, 1),
+        "w4a16-groups-zeros": (4, 1),
+    }
 
 
 def _check_numbers(spec: KernelSpec, found: np.ndarray, expected: np.ndarray) -> None:
@@ -308,7 +349,7 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
     for spec, (kind, _, loads) in wanted.items():
         text = next(one for one in kernels if one.startswith(spec.symbol().encode()))
         assert _count(text, rf"mma\.sync\.aligned\.m16n8k(16|32)\.row\.col\.{kind}") >= 16
-        assert _count(text, r"cp\.async\.cg\.shared\.global .*, 16;") >= 3
+        assert _count(text, r"cp\.async\.cg\.shared\.global\.L2::128B .*, 16;") >= 3
         assert _count(text, r"ld\.shared\.v4") >= 4
         assert _count(text, r"ld\.global(\.nc)?\.v4") >= loads
         assert not _count(text, r"(ld|st)\.local")
@@ -322,7 +363,7 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
         for spec, (_, product, loads) in wanted.items():
             counts = machine_code[spec.symbol()]
             assert counts[product] >= 16, (architecture, spec.symbol())
-            assert counts["LDGSTS.E.BYPASS.128"] >= 3
+            assert counts["LDGSTS.E.BYPASS.LTC128B.128"] >= 3
             assert counts["LDS.128"] >= 4
             assert sum(n for name, n in counts.items() if name.startswith("LDG.E.128")) >= loads
             assert not [name for name in counts if name.startswith(("LDL", "STL"))]

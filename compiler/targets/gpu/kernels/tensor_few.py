@@ -1,0 +1,221 @@
+"""Linear layers of few rows of x on tensor cores: weight rows stream through a ring of stages in shared memory.
+
+All items of a group copy, and the ring is as deep as shared memory allows, so that memory always has enough to do. x
+comes from caches, straight into registers, a stage before it is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.targets.gpu.kernels.few_sums import FewSums
+from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
+from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync, turns
+from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
+from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer
+from llmc.compiler.targets.gpu.linear_forms import FewForm
+from llmc.compiler.targets.gpu.tensor_cores import ITEMS, MATRIX_COLUMNS, MATRIX_ROWS, STEP_BYTES, WARPS
+from llmc.compiler.targets.reference.kernels.frame import Array, Expr, let, when
+
+_BANKS_BYTES = 128  # that shared memory reads at a time
+_WORDS = 4  # of a lane's part of a step of x
+_LINE_BYTES = 128  # of the L2 cache
+_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
+
+
+class _Ring:
+    """Stages of the group's weight rows: [step][row][bytes of the step].
+
+    Rows of a step that begin in the same banks as those of the step before change places, so that neither copies of one
+    row's steps nor reads of one step's rows meet in a bank.
+    """
+
+    def __init__(self, of: Layer, form: FewForm, memory: Shared) -> None:
+        self._of, self._form, self._memory = of, form, memory
+        self._operand = of.weight.operand
+        self._row_words = self._operand.step_bytes // 4
+        self._mask = min(form.depth, _BANKS_BYTES // self._operand.step_bytes) - 1
+        self.count = -(-of.layer.steps // form.depth)
+        """Stages of a whole row."""
+
+    def begin(self, row_of: Callable[[Expr], Expr]) -> None:
+        """Sets the rows to be copied from now on. row_of: weight row, by its place in the group."""
+        form, operand, item = self._form, self._operand, calling(self._of.k).item
+        pieces = form.depth * operand.step_bytes // operand.copied
+        self._total = form.weight_rows * pieces
+        self._turns = []
+        for done in range(0, self._total, ITEMS):
+            index = let(item + done)
+            place, at = let(T.truncdiv(index, pieces)), let(T.truncmod(index, pieces) * operand.copied)
+            step, within = let(T.truncdiv(at, operand.step_bytes)), T.truncmod(at, operand.step_bytes)
+            seat = T.bitwise_xor(place, T.bitwise_and(step, T.int32(self._mask)))
+            to = let((step * form.weight_rows + seat) * self._row_words + T.truncdiv(within, 4))
+            partial = self._total - done < ITEMS
+            self._turns.append((index if partial else None, row_of(place), at, step, to))
+
+    def copy(self, stage: Expr) -> None:
+        """Asks for a stage, if the row has it; ends a group of copies either way."""
+        form, operand, steps = self._form, self._operand, self._of.layer.steps
+        with when(stage < self.count):
+            begin = self._begin(stage)
+            first = let(stage * form.depth)
+            for index, row, at, step, to in self._turns:
+                wanted = []
+                if index is not None:
+                    wanted.append(index < self._total)
+                if steps % form.depth:
+                    wanted.append(first + step < steps)
+                with _all(wanted):
+                    address = operand.address(self._of.k, row, first, at)
+                    call(f"llmc_copy{operand.copied}", self._memory.address(let(begin + to)), address)
+        call("llmc_copies_end")
+
+    def _begin(self, stage: Expr) -> Expr:
+        return let(T.truncmod(stage, self._form.stages) * (self._form.stage_bytes // 4))
+
+    def reader(self, stage: Expr, first: Expr, place: Expr) -> Callable[[int, int], Array]:
+        """Gives a lane's part of a row, by the number of the warp's step and rows behind `place`, a multiple of 8.
+
+        first: the warp's first step in the stage. place: of the lane's first row in the group.
+        """
+        rows, words = self._form.weight_rows, self._row_words
+        begin = let(self._begin(stage) + first * (rows * words))
+        seat = let(T.bitwise_xor(place, T.bitwise_and(first, T.int32(self._mask))))
+
+        def read(step: int, behind: int) -> Array:
+            found = Array(_WORDS, "uint32")
+            turned = T.bitwise_xor(seat, T.int32(step & self._mask))
+            at = let(begin + turned * words) + (step * rows + behind) * words
+            self._operand.read(found, self._memory, at, self._of.lane)
+            return found
+
+        return read
+
+
+class _RowsOfX:
+    """A warp's part of x for a stage, in registers. Those of the next stage are on their way meanwhile."""
+
+    def __init__(self, of: Layer, form: FewForm, split: Expr) -> None:
+        self._of, self._form, self._split = of, form, split
+        self._size = form.warp_steps * form.tiles * _WORDS
+        self._now, self._next = Array(self._size, "uint32"), Array(self._size, "uint32")
+
+    def begin(self, tile: Tile) -> None:
+        of_row = self._of.of_row
+        self._rows = [
+            tile.row(let(T.min(of_row + number * MATRIX_COLUMNS, tile.count - 1))) for number in range(self._form.tiles)
+        ]
+
+    def load(self, stage: Expr) -> None:
+        of, form, steps = self._of, self._form, self._of.layer.steps
+        first = let(stage * form.depth + self._split * form.warp_steps)
+        for i in range(form.warp_steps):
+            step = let(T.min(first + i, steps - 1)) if steps % form.depth else let(first + i)
+            for number, row in enumerate(self._rows):
+                at = of.lane * (STEP_BYTES // LANES)
+                call("llmc_load16", self._next.address(self._at(i, number)), of.x.address(of.k, row, step, at))
+
+    def _at(self, step: int, tile: int) -> int:
+        return (step * self._form.tiles + tile) * _WORDS
+
+    def take(self) -> None:
+        with T.unroll(self._size) as i:
+            self._now[i] = self._next[i]
+
+    def words(self, step: int, tile: int) -> list[Expr]:
+        return [self._now[self._at(step, tile) + i] for i in range(_WORDS)]
+
+
+def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
+    """Up to `form.most` rows of x: one unit is a group's columns of all rows."""
+    k, layer, parts, stages = of.k, of.layer, of.parts, form.stages
+    tiles = row_tiles(k, layer, rows, form)
+    blocks = -(-of.columns // form.columns)
+    unit_of_warp, split = let(T.truncmod(of.warp, form.units)), let(T.truncdiv(of.warp, form.units))
+    ring, x = _Ring(of, form, memory), _RowsOfX(of, form, split)
+    sums = FewSums(of, form, memory, unit_of_warp, split)
+    busy = [] if form.units * form.splits == WARPS else [of.warp < form.units * form.splits]
+    first = let(split * form.warp_steps)
+    place = let(unit_of_warp * (parts * MATRIX_ROWS) + of.of_row)
+    with calling(k).share_groups(let(tiles.count * blocks)) as unit:
+        tile, column = tiles.at(let(T.truncdiv(unit, blocks))), let(T.truncmod(unit, blocks) * form.columns)
+
+        def weight_row(at: Expr) -> Expr:
+            """Units take neighbouring rows; with a gate, 16 of each part in turn."""
+            block, within = let(T.truncdiv(at, MATRIX_ROWS)), let(T.truncmod(at, MATRIX_ROWS))
+            of_part = let(T.min(column + T.truncdiv(block, parts) * MATRIX_ROWS + within, of.columns - 1))
+            return let(tile.base + of_part + T.truncmod(block, parts) * of.columns)
+
+        ring.begin(weight_row)
+        x.begin(tile)
+        sync()
+        for ahead in range(stages - 1):
+            ring.copy(let(T.int32(ahead)))
+        _prefetch_planes(of, form, tile, column)
+        with _all(busy):
+            x.load(T.int32(0))
+        sums.begin(tile, column)
+        with turns(k, ring.count) as stage:
+            with _all(busy):
+                x.take()
+                with when(stage + 1 < ring.count):
+                    x.load(let(stage + 1))
+                sums.enter(stage)
+            call(f"llmc_copies_wait<{stages - 2}>")
+            sync()
+            ring.copy(let(stage + (stages - 1)))
+            with _all(busy):
+                sums.add_passed(stage)
+                read = ring.reader(stage, first, place)
+                for i in range(form.warp_steps):
+                    step = let(stage * form.depth + first + i)
+                    with _all([step < layer.steps] if layer.steps % form.depth else []):
+                        stored = [
+                            [read(i, part * MATRIX_ROWS + half * HALF) for half in range(2)] for part in range(parts)
+                        ]
+                        sums.multiply(i, stored, x.words)
+                    sums.end_step(stage, i)
+        call("llmc_copies_wait<0>")
+        sync()
+        with _all(busy):
+            sums.share()
+        sync()
+        with _all(busy):
+            sums.end(ring.count)
+            sums.write()
+
+
+@contextmanager
+def _all(conditions: list[Expr]) -> Iterator[None]:
+    """A body under some conditions, of which there may be none."""
+    if not conditions:
+        yield
+        return
+    both = conditions[0]
+    for one in conditions[1:]:
+        both = T.And(both, one)
+    with when(both):
+        yield
+
+
+def _prefetch_planes(of: Layer, form: FewForm, tile: Tile, column: Expr) -> None:
+    """Brings scales and zero points of the group's weight rows to the L2 cache, before they are needed."""
+    if of.matrix is None:
+        return
+    item = calling(of.k).item
+    for plane in of.matrix.planes:
+        if plane.name not in ("scale", "zero"):
+            continue
+        a_line = _LINE_BYTES // _ITEM_BYTES[plane.dtype]
+        of_row = of.matrix.groups
+        lines = -(-form.columns * of_row // a_line)
+        for part in range(of.parts):
+            base = let(tile.base + part * of.columns)
+            begin, end = let((base + column) * of_row), let((base + of.columns) * of_row - 1)
+            for done in range(0, lines, ITEMS):
+                with _all([item + done < lines] if lines - done < ITEMS else []):
+                    at = let(T.min(begin + (item + done) * a_line, end))
+                    call("llmc_prefetch", of.k.address(plane.name, at))
