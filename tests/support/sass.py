@@ -23,6 +23,11 @@ def find_nvdisasm() -> str | None:
 
 def instructions(cubin: bytes, folder: Path) -> dict[str, Counter[str]]:
     """By kernel, how often each instruction stands in its code, with its modifiers: `LDG.E.128`. Files go to folder."""
+    return {name: Counter(found) for name, found in listings(cubin, folder).items()}
+
+
+def listings(cubin: bytes, folder: Path) -> dict[str, list[str]]:
+    """By kernel, the instructions of its code, in order."""
     program = find_nvdisasm()
     assert program is not None
     (folder / "code.cubin").write_bytes(cubin)
@@ -31,5 +36,5 @@ def instructions(cubin: bytes, folder: Path) -> dict[str, Counter[str]]:
     for kernel in re.split(r"^//-+ \.text\.", said, flags=re.MULTILINE)[1:]:
         # An address, a predicate where there is one, and the instruction.
         names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", kernel, re.MULTILINE)
-        found[kernel.split()[0]] = Counter(names)
+        found[kernel.split()[0]] = names
     return found

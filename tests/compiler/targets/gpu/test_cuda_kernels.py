@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import pytest
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.cuda_prelude import FULL
+from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.quantize import QuantConfig
 
 from support.compiled import compile_tiny
 from support.families import CASES
 from support.paged_attention import attention_params, merge_params
-from support.sass import find_nvdisasm, instructions
+from support.sass import find_nvdisasm, listings
 from support.tiny_models import make_tiny_model
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
@@ -92,9 +94,17 @@ def test_attention_of_wide_models_reads_128_bits_and_keeps_sums_in_registers(tmp
     if find_nvdisasm() is None:
         return
     for cubin in built:
-        machine_code = instructions(cubin, tmp_path)
+        machine_code = listings(cubin, tmp_path)
         for name, spec in _ATTENTION.items():
-            counts = machine_code[spec.symbol()]
+            code = machine_code[spec.symbol()]
+            counts = Counter(code)
+            if name == "decode":
+                # Keys and values of a partition are all on their way before the first one is waited for.
+                wide = Counter(code[: code.index("HMMA.16816.F32.BF16")])
+                words = sum(
+                    int(match[1]) * n for one, n in wide.items() if (match := re.match(r"LDG\.E\.(64|128)", one))
+                )
+                assert launch_of(spec, tensor_cores=True).items * words // 8 >= 2 * 128 * 128 * 2
             assert not [one for one in counts if one.startswith(("LDL", "STL"))], name
             if name == "merge":
                 continue

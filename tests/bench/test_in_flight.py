@@ -1,0 +1,30 @@
+"""Decode kernels of an 8B model have as many bytes of the weight in flight as the memory of each GPU needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gpu.in_flight import GPUS, LAYERS, SCHEMES, rows
+
+_MOST_REGISTERS, _SHARED_BYTES = 255, 48 << 10  # that a kernel can use
+
+
+def test_groups_of_a_processor() -> None:
+    """As NVIDIA's occupancy calculator has them for compute capability 9.0."""
+    gpu = GPUS["sm_90a"]
+    assert gpu.resident(255, 0, 128) == 2
+    assert gpu.resident(168, 0, 128) == 3
+    assert gpu.resident(128, 48 << 10, 128) == 4
+    assert gpu.resident(32, 1 << 10, 128) == 16
+
+
+@pytest.mark.parametrize("architecture", list(GPUS))
+def test_each_layer_keeps_the_memory_busy(architecture: str) -> None:
+    gpu, kernels = GPUS[architecture], [(scheme, layer) for scheme in SCHEMES for layer in LAYERS]
+    found = list(rows(gpu, dict.fromkeys(kernels, (_MOST_REGISTERS, _SHARED_BYTES))))
+    assert len(found) == len(kernels)
+    for row in found:
+        assert row.in_flight >= gpu.needed_bytes, row
+        # All groups run at once, or there are many turns; widths are chosen for GPUs of this size.
+        if architecture == "sm_90a":
+            assert row.last_wave == 1.0 or row.groups > 5 * row.resident * gpu.processors, row
