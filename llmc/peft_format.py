@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TORCH_WEIGHTS = "adapter_model.bin"
+"""Weights as torch saves them, which older versions of PEFT wrote; a file of safetensors beside it goes first."""
 PREFIX = "base_model.model."
 """Prefix of all tensor names."""
 PARTS = {

@@ -36,7 +36,7 @@ from llmc.models import weight_map
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
-from llmc.peft_format import WEIGHTS as LORA_WEIGHTS
+from llmc.models.sources.lora.adapter import weights_file
 from llmc.quantize import QuantizeError, Recipe, Scheme
 from llmc.quantize.formats.registry import format_of
 from llmc.quantize.recipe import ROUNDED
@@ -92,7 +92,7 @@ def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
 def origin(source: HubSource | None, adapters: Sequence[Path] = ()) -> dict[str, object]:
     """The hub commit of a model, and the LoRA adapters merged into it. Nothing for a local directory, whose path is
     meaningless elsewhere."""
-    merged = [{"name": path.name, "sha256": _sha256(path / LORA_WEIGHTS)} for path in adapters]
+    merged = [{"name": path.name, "sha256": _sha256(weights_file(path))} for path in adapters]
     return {
         **({} if source is None else {"source": asdict(source)}),
         **({"merged_lora": merged} if merged else {}),

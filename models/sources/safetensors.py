@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from llmc.models.brief import brief_name
-from llmc.models.sources.base import ArrayTensor
 from llmc.models.sources.tensor_file import MOST_ELEMENTS, TensorEntry, TensorFile
 from llmc.quantize.checkpoints import CARRIERS
 from llmc.regular_file import JsonError, parse_json
@@ -77,9 +75,3 @@ class SafetensorsFile(TensorFile):
                 f"tensor {brief_name(name)} of shape {list(shape)} and dtype {dtype} has {end - begin} bytes"
             )
         return TensorEntry(dtype, shape, start + begin, start + end)
-
-
-def open_safetensors(path: Path) -> dict[str, ArrayTensor]:
-    """All tensors of one file by name, not read yet. Raises ModelError."""
-    file = SafetensorsFile(path)
-    return {name: file.load(name) for name in sorted(file.entries)}

@@ -15,6 +15,7 @@ from llmc.peft_format import (
     OTHER_BASES,
     PARTS,
     PREFIX,
+    TORCH_WEIGHTS,
     UNKNOWN_KINDS,
     WEIGHTS,
     PatternError,
@@ -56,6 +57,11 @@ def read_adapter(path: Path) -> dict[str, LowRank]:
     config = _config(path)
     _check_kind(path / CONFIG, config)
     if not (path / WEIGHTS).exists():
+        if (path / TORCH_WEIGHTS).exists():
+            raise AdapterError(
+                f"{path} has {TORCH_WEIGHTS} and no {WEIGHTS}, which alone is loaded while the model runs; save the "
+                "adapter with a newer PEFT, or merge it when you compile, with --merge-lora"
+            )
         raise NoAdapterError(f"{path} has no {WEIGHTS}; {_AS_SAVED}")
     found: dict[str, dict[str, Array]] = {}
     for module, part, values in _parts(path / WEIGHTS):

@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.config import CompileConfig, CompileError
@@ -161,8 +162,28 @@ def test_directories_that_are_no_adapters(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no adapter_config\.json; give the directory of a LoRA adapter"):
         values(model, tmp_path)
     adapter = make_adapter(tmp_path / "a", low_rank(Q, 60, 60))
-    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    with pytest.raises(ModelError, match="save_pretrained, for pickles are not read"):
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors or adapter_model\.bin; save the"):
+        values(model, adapter)
+
+
+def test_weights_as_torch_saves_them(model: Path, tmp_path: Path) -> None:
+    """They give the values of safetensors, which are read where there are both; a pickle's code is never run."""
+    adapter = make_adapter(tmp_path / "a", low_rank(Q, 60, 60))
+    stored, saved = adapter / "adapter_model.safetensors", adapter / "adapter_model.bin"
+    tensors = {name: torch.from_numpy(value) for name, value in load_file(stored).items()}
+    expected = values(model, adapter)
+    torch.save({name: 2 * value for name, value in tensors.items()}, saved)
+    found = values(model, adapter)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    stored.unlink()
+    # B is transposed in memory, as after training in that layout.
+    torch.save({name: value.T.contiguous().T if "lora_B" in name else value for name, value in tensors.items()}, saved)
+    found = values(model, adapter)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert saved in set(open_source(model, [adapter]).weight_files())
+    torch.save({**tensors, "config": Path("x")}, saved)
+    with pytest.raises(ModelError, match=r"adapter_model\.bin names pathlib.*llmc runs nothing that a pickle names"):
         values(model, adapter)
 
 

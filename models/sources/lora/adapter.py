@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT writes them: adapter_config.json, and adapter_model.safetensors beside it.
+"""LoRA adapters as PEFT writes them: adapter_config.json, and adapter_model.safetensors or adapter_model.bin beside it.
 
 Hu et al., arXiv 2106.09685: a linear's weight W [N, K] becomes W + scale · B A, with A [r, K] and B [N, r]. DoRA (Liu
 et al., arXiv 2402.09353) then rescales each row to a learned length.
@@ -19,13 +19,16 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.sources.base import Tensor
-from llmc.models.sources.safetensors import open_safetensors
+from llmc.models.sources.safetensors import SafetensorsFile
+from llmc.models.sources.tensor_file import TensorFile
+from llmc.models.sources.torch_file import TorchFile
 from llmc.peft_format import (
     CONFIG,
     EMBEDDING_PART,
     OTHER_BASES,
     PARTS,
     PREFIX,
+    TORCH_WEIGHTS,
     UNKNOWN_KINDS,
     WEIGHTS,
     PatternError,
@@ -68,10 +71,10 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """low_rank: changes, by weight name. whole: tensors that replace the model's. Names are those of the trained class;
-    a checkpoint may omit their prefix."""
+    """file: of its tensors. low_rank: changes, by weight name. whole: tensors that replace the model's. Names are those
+    of the trained class; a checkpoint may omit their prefix."""
 
-    path: Path
+    file: Path
     low_rank: Mapping[str, LowRank]
     whole: Mapping[str, Tensor]
 
@@ -86,11 +89,17 @@ class LoraAdapter:
             raise ModelError(f"{path} has no {CONFIG}; give the directory of a LoRA adapter as PEFT saves it")
         config = Fields.read(path / CONFIG)
         _check_kind(config)
-        if not has_file(path / WEIGHTS):
+        file = weights_file(path)
+        if not has_file(file):
             raise ModelError(
-                f"{path} has no {WEIGHTS}; save the adapter with PEFT's save_pretrained, for pickles are not read"
+                f"{path} has no {WEIGHTS} or {TORCH_WEIGHTS}; save the adapter with PEFT's save_pretrained"
             )
-        return _read(path, config)
+        return _read(file, config)
+
+
+def weights_file(path: Path) -> Path:
+    """The file of an adapter's tensors: safetensors unless there is only a file of torch."""
+    return path / (TORCH_WEIGHTS if has_file(path / TORCH_WEIGHTS) and not has_file(path / WEIGHTS) else WEIGHTS)
 
 
 @dataclass
@@ -99,17 +108,18 @@ class _Found:
     is_embedding: bool = False
 
 
-def _read(path: Path, config: Fields) -> LoraAdapter:
-    tensors = open_safetensors(path / WEIGHTS)
+def _read(file: Path, config: Fields) -> LoraAdapter:
+    tensors: TensorFile = TorchFile(file) if file.name == TORCH_WEIGHTS else SafetensorsFile(file)
     found: dict[str, _Found] = {}
     whole: dict[str, Tensor] = {}
-    for full, tensor in tensors.items():
+    for full in sorted(tensors.entries):
+        tensor = tensors.load(full)
         if not full.startswith(PREFIX):
-            raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} does not begin with {PREFIX}, as PEFT's do")
+            raise ModelError(f"{file}: tensor {brief_name(full)} does not begin with {PREFIX}, as PEFT's do")
         name = full.removeprefix(PREFIX)
         split = split_name(name)
         if split is None and ".lora_" in name:
-            raise ModelError(f"{path / WEIGHTS}: tensor {brief_name(full)} is a part of LoRA that llmc does not know")
+            raise ModelError(f"{file}: tensor {brief_name(full)} is a part of LoRA that llmc does not know")
         if split is None:
             whole[name.replace(".modules_to_save.", ".").replace(".base_layer.", ".")] = tensor
             continue
@@ -117,14 +127,14 @@ def _read(path: Path, config: Fields) -> LoraAdapter:
         module = found.setdefault(module_name, _Found())
         module.parts[PARTS[end]] = _values(tensor)
         module.is_embedding |= end.startswith(EMBEDDING_PART)
-    changes = {f"{module}.weight": _change(path, config, module, one) for module, one in found.items()}
+    changes = {f"{module}.weight": _change(file, config, module, one) for module, one in found.items()}
     if not changes and not whole:
-        raise ModelError(f"{path / WEIGHTS} has no tensors, so there is nothing to merge")
-    return LoraAdapter(path, changes, whole)
+        raise ModelError(f"{file} has no tensors, so there is nothing to merge")
+    return LoraAdapter(file, changes, whole)
 
 
-def _change(path: Path, config: Fields, module: str, found: _Found) -> LowRank:
-    where = f"{path / WEIGHTS}: {brief_name(module)}"
+def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
+    where = f"{file}: {brief_name(module)}"
     a, b, length = (found.parts.get(part) for part in ("a", "b", "length"))
     if a is None or b is None:
         raise ModelError(f"{where} has one of lora_A and lora_B and not the other; save the adapter again")

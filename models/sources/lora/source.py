@@ -10,9 +10,9 @@ from llmc.models.config import ModelConfig
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
-from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged
+from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weights_file
 from llmc.models.weight_map import WeightMap
-from llmc.peft_format import CONFIG, WEIGHTS
+from llmc.peft_format import CONFIG
 
 
 class MergedCheckpoint(Checkpoint):
@@ -43,12 +43,12 @@ class MergedCheckpoint(Checkpoint):
             merged.append(f"matrices of rank {', '.join(map(str, adapter.ranks))}: {len(adapter.low_rank)}")
         if adapter.whole:
             merged.append(f"whole tensors: {len(adapter.whole)}")
-        self._notes += (f"the adapter {adapter.path.name} is merged ({'; '.join(merged)})",)
+        self._notes += (f"the adapter {adapter.file.parent.name} is merged ({'; '.join(merged)})",)
 
     def _check_shape(self, adapter: LoraAdapter, name: str, shape: tuple[int, ...]) -> None:
         if shape != self._base.shape(name):
             raise ModelError(
-                f"{adapter.path / WEIGHTS} changes {self._base.called(name)} as a tensor of shape {list(shape)}, which "
+                f"{adapter.file} changes {self._base.called(name)} as a tensor of shape {list(shape)}, which "
                 f"has {list(self._base.shape(name))} in {self._base.path}; give the model that the adapter was made for"
             )
 
@@ -118,7 +118,7 @@ class MergedSource(ModelSource):
         yield from self._adapter_files()
 
     def _adapter_files(self) -> Iterator[Path]:
-        yield from (path / name for path in self._adapters for name in (CONFIG, WEIGHTS))
+        yield from (file for path in self._adapters for file in (path / CONFIG, weights_file(path)))
 
 
 def _own_name(adapter: LoraAdapter, theirs: str, names: Collection[str]) -> str:
@@ -127,6 +127,6 @@ def _own_name(adapter: LoraAdapter, theirs: str, names: Collection[str]) -> str:
         if name in names:
             return name
     raise ModelError(
-        f"{adapter.path / WEIGHTS} changes {brief_name(theirs)}, which the model has not; give the model that the "
+        f"{adapter.file} changes {brief_name(theirs)}, which the model has not; give the model that the "
         "adapter was made for"
     )

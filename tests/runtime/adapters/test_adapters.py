@@ -99,6 +99,9 @@ def test_files_that_are_none(adapters: Adapters, setting: Setting, tmp_path: Pat
     weights.unlink()
     with pytest.raises(AdapterError, match=r"has no adapter_model\.safetensors"):
         adapters.load("x", path)
+    (path / "adapter_model.bin").write_bytes(b"PK")
+    with pytest.raises(AdapterError, match=r"has adapter_model\.bin and no adapter_model\.safetensors.*--merge-lora"):
+        adapters.load("x", path)
     (path / "adapter_config.json").write_text("{")
     with pytest.raises(AdapterError, match="is not valid JSON"):
         adapters.load("x", path)
