@@ -199,6 +199,7 @@ class Runtime:
         whole = {
             "input_ids": np.array([ids], np.int64),
             "attention_mask": np.ones((1, len(ids)), np.int64),
+            "position_ids": np.arange(len(ids), dtype=np.int64)[None],
             "token_type_ids": np.array([types or [0] * len(ids)], np.int64),
         }
         feeds = {name: array for name, array in whole.items() if name in self._given}

@@ -1,5 +1,7 @@
 """Exports a tiny random model by Optimum, in an environment that has it: python optimum_exports.py FAMILY FOLDER.
 
+`python optimum_exports.py --stored FOLDER` writes the graphs of tests/models/optimum anew.
+
 It imports nothing of llmc's tests: Optimum wants another transformers than they do.
 """
 
@@ -7,7 +9,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +23,14 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 GPT: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 96}
 DECODERS: dict[str, dict[str, Any]] = {
+    "arcee": {},
     "codegen": {**GPT, "rotary_dim": 4},
     "cohere": {},
+    "falcon": {"multi_query": True, "alibi": False, "num_hidden_layers": 1},
     "gemma": {},
     "gemma2": {"sliding_window": 16},
     "gemma3_text": {"sliding_window": 16, "num_hidden_layers": 7},
+    "glm": {},
     "gpt2": GPT,
     "gpt_bigcode": GPT,
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
@@ -32,6 +40,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "helium": {},
     "llama": {},
     "mistral": {"sliding_window": None},
+    "nemotron": {},
     "olmo": {},
     "olmo2": {},
     "opt": {"word_embed_proj_dim": 48, "ffn_dim": 80},
@@ -51,9 +60,21 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": {"max_position_embeddings": 98},
     "xlm-roberta": {"max_position_embeddings": 98},
 }
+STORED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert_optimised": ("bert", {"optimize": "O2"}),
+    "falcon": ("falcon", {}),
+    "gemma_f16": ("gemma", {"dtype": "fp16"}),
+    "gpt2_optimised": ("gpt2", {"optimize": "O2"}),
+}
+"""Graphs of tests/models/optimum: family and options of Optimum."""
+SMALL: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 8, "max_position_embeddings": 48, "n_embd": 16, "n_head": 2, "n_positions": 48,
+}  # fmt: skip
 
 
-def export(family: str, folder: Path) -> None:
+def export(family: str, folder: Path, sizes: Mapping[str, Any] | None = None, **options: Any) -> None:
+    """sizes: in place of the usual ones. options: of Optimum."""
     import torch
     from optimum.exporters.onnx import main_export
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -63,7 +84,7 @@ def export(family: str, folder: Path) -> None:
     writes = family in DECODERS
     kind = CONFIG_MAPPING[family]
     known = set(inspect.signature(kind.__init__).parameters)
-    fields = {**SIZES, **(DECODERS[family] if writes else ENCODERS[family])}
+    fields = {**SIZES, **(DECODERS | ENCODERS)[family], **(sizes or {})}
     torch.manual_seed(0)
     config = kind(**{name: value for name, value in fields.items() if name in known})
     model = (AutoModelForCausalLM if writes else AutoModel).from_config(config)
@@ -73,17 +94,37 @@ def export(family: str, folder: Path) -> None:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+    if options.get("dtype") == "fp16":
+        model = model.half()
     source = folder / "source"
     model.save_pretrained(source)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(SIZES["vocab_size"])}, unk_token="w3"))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(fields["vocab_size"])}, unk_token="w3"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.save(str(source / "tokenizer.json"))
     (source / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w3", "pad_token": "w0"})
     )
     task = "text-generation-with-past" if writes else "feature-extraction"
-    main_export(str(source), str(folder / "exported"), task=task, do_validation=False)
+    main_export(str(source), str(folder / "exported"), task=task, do_validation=False, **options)
+
+
+def store(folder: Path) -> None:
+    """Replaces folder/NAME/model.onnx, without its statements on intermediate values, and config.json."""
+    import onnx
+
+    for name, (family, options) in STORED.items():
+        with tempfile.TemporaryDirectory() as made:
+            export(family, Path(made), SMALL, **options)
+            exported, kept = Path(made, "exported"), folder / name
+            kept.mkdir(exist_ok=True)
+            model = onnx.load(exported / "model.onnx")
+            del model.graph.value_info[:]
+            onnx.save(model, kept / "model.onnx")
+            shutil.copy(exported / "config.json", kept)
 
 
 if __name__ == "__main__":
-    export(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "--stored":
+        store(Path(sys.argv[2]))
+    else:
+        export(sys.argv[1], Path(sys.argv[2]))

@@ -13,8 +13,8 @@ from llmc.models.convert import Array
 from llmc.models.sources.onnx.rows import Flat, FlatPart, Term, Unrecognised
 from llmc.models.sources.onnx.terms import Elementwise, parts_of
 
-_CLOSE = 3e-5
-"""gelu and its approximations differ by at least 2e-4."""
+_CLOSE = 9e-5
+"""gelu and its approximations differ by at least 2e-4. Constants in f16, as the root of 2, change gelu by 7e-5."""
 _erf = np.vectorize(math.erf)
 
 

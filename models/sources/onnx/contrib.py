@@ -60,18 +60,30 @@ def _simplified_norm(_: Any, inputs: list[Any], attributes: Mapping[str, Any]) -
 
 def _skip_simplified_norm(builder: Any, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
     """Results: the norm, two unused ones, the sum."""
-    total = _added(builder, _added(builder, inputs[0], inputs[1]), inputs[3])
+    total = _sum(builder, inputs[0], inputs[1], inputs[3])
     normed = builder.normalize(relax.op.nn.rms_norm(total, inputs[2], [-1], attributes.get("epsilon", 1e-5)))
     return relax.Tuple([normed, _nothing(), _nothing(), total])
 
 
 def _skip_norm(builder: Any, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
-    total = _added(builder, _added(builder, inputs[0], inputs[1]), inputs[4])
+    total = _sum(builder, inputs[0], inputs[1], inputs[4])
     weight = inputs[2]
     zeros = relax.const(np.zeros([int(dim) for dim in weight.ty.shape]), str(weight.ty.dtype))
     bias = zeros if inputs[3] is None else inputs[3]
     normed = builder.normalize(relax.op.nn.layer_norm(total, weight, bias, [-1], attributes.get("epsilon", 1e-5)))
     return relax.Tuple([normed, _nothing(), _nothing(), total])
+
+
+def _sum(builder: Any, x: Any, skip: Any, bias: Any) -> Any:
+    """The bias is that of the layer before, whose result is either addend."""
+    if bias is not None and not _is_product(builder, x) and _is_product(builder, skip):
+        x, skip = skip, x
+    return _added(builder, _added(builder, x, bias), skip)
+
+
+def _is_product(builder: Any, x: Any) -> bool:
+    made = builder.lookup_binding(x) if isinstance(x, relax.Var) else None
+    return isinstance(made, relax.Call) and made.op == relax.op.matmul(x, x).op
 
 
 def _added(builder: Any, x: Any, y: Any) -> Any:

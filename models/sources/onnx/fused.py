@@ -17,6 +17,9 @@ from llmc.models.sources.onnx.file import OnnxFile
 
 MICROSOFT = "com.microsoft"
 _ATTENTION = (MICROSOFT, "GroupQueryAttention")
+_OF_ENCODERS = (MICROSOFT, "Attention")
+_REFUSED_INPUTS = {4: "a cache", 5: "a bias of scores", 6: "a cache"}
+"""Of onnxruntime's Attention, by position."""
 
 
 class NotWrittenOut(Exception):
@@ -187,6 +190,47 @@ def _grouped_query(call: Call) -> Written:
     return out
 
 
+def _encoder_attention(call: Call) -> Written:
+    """Attention: input, weights [elements, q + k + v], bias, mask_index. Its masks are as in `_padding`."""
+    out, shape, weight = Written(call), call.shapes[0], call.shapes[1]
+    for place, what in _REFUSED_INPUTS.items():
+        if call.has(place):
+            raise NotWrittenOut(f"has {what} (its input {brief_name(call.node.input[place])})")
+    for name in ("unidirectional", "do_rotary"):
+        if call.attribute(name, 0):
+            raise NotWrittenOut(f"has the attribute {name}")
+    if shape is None or weight is None or len(shape) != 3:
+        raise NotWrittenOut("has no rows of tokens or no weights")
+    batch, tokens, _ = shape
+    heads, width = call.attribute("num_heads", 0), weight[1] // 3
+    if any(size != width for size in call.attribute("qkv_hidden_sizes", ())):
+        raise NotWrittenOut("has values of another size than keys")
+    whole = out.add("MatMul", call.node.input[0], call.node.input[1])
+    if call.has(2):
+        whole = out.add("Add", whole, call.node.input[2])
+    parts = (out.part(whole, i * width, (i + 1) * width) for i in range(3))
+    q, k, v = (_heads(out, part, (batch, tokens, width), heads)[0] for part in parts)
+    scores = out.add("MatMul", q, out.add("Transpose", k, perm=[0, 1, 3, 2]))
+    scale = call.attribute("scale", 0.0) or (width // heads) ** -0.5
+    scores = out.add("Mul", scores, out.constant(scale))
+    if call.has(3):
+        scores = out.add("Add", scores, _padding(out, call.values(3), batch, tokens))
+    attended = out.add("MatMul", out.add("Softmax", scores, axis=-1), v)
+    _joined(out, attended, batch, tokens, width, call.node.output[0])
+    return out
+
+
+def _padding(out: Written, mask: Array, batch: int, tokens: int) -> str:
+    """mask: [batch] lengths of texts; or [batch, tokens] or [batch, tokens, tokens], 0 for keys that are not seen."""
+    if mask.shape == (batch,):
+        seen = np.arange(tokens) < mask[:, None, None]
+    elif mask.shape in ((batch, tokens), (batch, tokens, tokens)):
+        seen = mask.reshape(batch, -1, tokens) != 0
+    else:
+        raise NotWrittenOut(f"has a mask of shape {list(mask.shape)}")
+    return out.constant(np.where(seen, 0.0, -np.inf)[:, None])
+
+
 def _output(call: Call, place: int) -> str | None:
     return call.node.output[place] if place < len(call.node.output) and call.node.output[place] else None
 
@@ -220,6 +264,7 @@ def _block_product(call: Call) -> Written:
 FUSED: Mapping[tuple[str, str], Callable[[Call], Written]] = {
     (MICROSOFT, "RotaryEmbedding"): _rotary,
     _ATTENTION: _grouped_query,
+    _OF_ENCODERS: _encoder_attention,
     BLOCKS: _block_product,
 }
 """By (domain, operator). They raise NotWrittenOut."""

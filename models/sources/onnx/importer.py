@@ -30,7 +30,7 @@ from llmc.models.sources.onnx.fused import FUSED, Call, NotWrittenOut
 from llmc.models.sources.onnx.probe import TOKENS, TYPES, Inputs
 from llmc.models.sources.onnx.quantized import REFUSED
 
-_MATRIX_READERS = {"MatMul": 2, "Gemm": 2, "Gather": 1}
+_MATRIX_READERS = {"MatMul": 2, "Gemm": 2, "Gather": 1, "Attention": 2}
 """Number of leading inputs of each op that are matrices if they are initializers."""
 _PASSED_ON = ("Cast", "Transpose", "Identity")
 _KEEPS_TOKENS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
@@ -255,7 +255,8 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
         self.known.update(zip((name for name in node.output if name), results, strict=True))
         if node.op_type in _KEEPS_TOKENS and names:
             self._keep(node, names[0])
-        if node.op_type == "Cast" and results[0].dtype in _SHORT:
+        back = names[:1] and names[0] in self._exact and results[0].dtype == np.float32
+        if node.op_type == "Cast" and (back or results[0].dtype in _SHORT):
             exact = self._exact.get(names[0], values[names[0]])
             if exact.dtype == np.float32:
                 self._exact[node.output[0]] = exact

@@ -21,6 +21,8 @@ from llmc.models.sources.onnx.terms import Linear, Norm
 from llmc.models.sources.onnx.weights import Weight
 
 T = TypeVar("T")
+_CLOSE_SCALE, _CLOSE_SCALE_IN_SHORT = 1e-6, 1e-3
+"""Relative tolerances of a scale of scores. In f16, queries and keys each have its rounded root as a factor."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Stated:
     bos: int | None
 
 
+@dataclass(frozen=True)
+class Types:
+    """Of a graph's matrices. most: of most elements. has_short: whether some are of 16 bits."""
+
+    most: str
+    has_short: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Recovered:
     """A model and its tensors, by the names of `families/onnx.py`."""
@@ -42,9 +52,9 @@ class Recovered:
     tensors: dict[str, Weight | Array]
 
 
-def recover(structure: Structure, probe: Probe, far: Imported | None, stated: Stated, dtype: str) -> Recovered:
+def recover(structure: Structure, probe: Probe, far: Imported | None, stated: Stated, types: Types) -> Recovered:
     """Raises Unrecognised for layers that differ, or a model that llmc cannot express."""
-    return _Recovery(structure, probe, far, stated).recovered(dtype)
+    return _Recovery(structure, probe, far, stated, types).recovered()
 
 
 def _alike(heads: Sequence[Heads]) -> bool:
@@ -53,8 +63,9 @@ def _alike(heads: Sequence[Heads]) -> bool:
 
 
 class _Recovery:
-    def __init__(self, structure: Structure, probe: Probe, far: Imported | None, stated: Stated) -> None:
+    def __init__(self, structure: Structure, probe: Probe, far: Imported | None, stated: Stated, types: Types) -> None:
         self._structure, self._probe, self._far, self._stated = structure, probe, far, stated
+        self._types = types
         self._tensors: dict[str, Weight | Array] = {}
         self._norms = [norm for norm in self._all_norms() if norm is not None]
 
@@ -64,8 +75,8 @@ class _Recovery:
         for block in (block for layer in structure.layers for block in layer):
             yield from (block.before, block.after)
 
-    def recovered(self, dtype: str) -> Recovered:
-        config = self._config(dtype)
+    def recovered(self) -> Recovered:
+        config = self._config()
         self._place_ends(config)
         for i, (attention, mlp) in enumerate(self._structure.layers):
             self._place_attention(f"layers.{i}", config, attention)
@@ -74,14 +85,15 @@ class _Recovery:
 
     # Configuration
 
-    def _config(self, dtype: str) -> ModelConfig:
+    def _config(self) -> ModelConfig:
         structure, base = self._structure, self._structure.base
         attentions = [attention.attention for attention, _ in structure.layers if attention.attention is not None]
         inners = [mlp.inner for _, mlp in structure.layers if mlp.inner is not None]
         hidden = base.tokens.width
         heads = _one((a.q.num_heads for a in attentions), "numbers of heads")
-        max_len = self._max_len()
+        # A bias by position, such as ALiBi's, explains a missing table of positions.
         sights = [sight_of(a.term.scores, self._probe, self._far) for a in attentions]
+        max_len = self._max_len()
         windows = tuple(sight.window for sight in sights)
         ropes = self._ropes(attentions, windows, max_len)
         (rope, _), (local, _) = ropes
@@ -121,7 +133,7 @@ class _Recovery:
             layer_windows=windows,
             eos_token_ids=self._stated.eos,
             bos_token_id=self._stated.bos,
-            dtype=dtype,
+            dtype=self._types.most,
             norm=norm_kind,
             norm_weight=True,
             norm_bias=norm_kind == "layer",
@@ -188,7 +200,8 @@ class _Recovery:
             if rotated and not whole and abs(ratio - heads.factor) > 1e-5 * abs(heads.factor):
                 raise Unrecognised("scales the part of a head that is rotated, and not the rest")
             scale *= ratio if rotated else heads.factor
-        return _nice(scale, attention.term.scores.head_dim)
+        close = _CLOSE_SCALE_IN_SHORT if self._types.has_short else _CLOSE_SCALE
+        return _nice(scale, attention.term.scores.head_dim, close)
 
     def _head_norms(self, attentions: Sequence[Attention]) -> list[Norm]:
         found = (linear_of(heads)[1] for a in attentions for heads in (a.q, a.k))
@@ -333,7 +346,7 @@ def _one(values: Iterable[T], what: str) -> T:
     return found[0]
 
 
-def _nice(scale: float, head_dim: int) -> float:
-    """The usual scale if float32 was rounded from it."""
+def _nice(scale: float, head_dim: int, close: float) -> float:
+    """The usual scale if it was rounded from that."""
     usual = head_dim**-0.5
-    return usual if abs(scale - usual) <= 1e-6 * usual else float(str(np.float32(scale)))
+    return usual if abs(scale - usual) <= close * usual else float(str(np.float32(scale)))

@@ -91,7 +91,8 @@ class Attended(Term):
 
 
 def scores_of(q: Rows, k: Rows, batch: int) -> Scores:
-    """q [..., tokens, head_dim] · k [..., head_dim, keys]; leading axes are texts by heads."""
+    """q [..., tokens, head_dim] · k [..., head_dim, keys]; leading axes are texts by heads, or one head for all."""
+    q, k = (_for_heads_of(x, other) for x, other in ((q, k), (k, q)))
     _, tokens, dim = _heads(q, batch)
     heads, dim_k, keys = _heads(k, batch)
     if k.space == "cached" or q.space != "new" or dim_k != dim or q.tok.size != batch * heads * tokens * dim:
@@ -105,6 +106,7 @@ def attended(weights: Scores, v: Rows) -> Rows:
     """weights [..., tokens, keys] · v [..., keys, elements]."""
     if not weights.softmax:
         raise Unrecognised("multiplies scores without a softmax by values")
+    v = _for_heads_of(v, weights)
     heads, keys, width = _heads(v, weights.batch)
     if v.space != weights.space or heads != weights.heads or keys != weights.shape[-1]:
         raise Unrecognised("weighs rows that are not values of the keys")
@@ -116,6 +118,12 @@ def attended(weights: Scores, v: Rows) -> Rows:
     term = Attended(heads * width, weights, v.flat)
     plain = Rows(tok, (), None)
     return plain.of(term)
+
+
+def _for_heads_of(x: Rows, other: Rows | Scores) -> Rows:
+    """The same rows for each of the other operand's heads, as a product of matrices takes a single head."""
+    wanted = (*np.broadcast_shapes(x.shape[:-2], other.shape[:-2]), *x.shape[-2:])
+    return x if wanted == x.shape else x.moved(lambda array: np.broadcast_to(array, wanted))
 
 
 def _heads(x: Rows, batch: int) -> tuple[int, int, int]:

@@ -84,7 +84,7 @@ class OnnxSource(ModelSource):
         from llmc.models.sources.onnx.evaluate import BROKEN, Evaluation
         from llmc.models.sources.onnx.fused import has_fused_attention
         from llmc.models.sources.onnx.importer import Imported, matrices_of
-        from llmc.models.sources.onnx.recover import Stated, recover
+        from llmc.models.sources.onnx.recover import Stated, Types, recover
         from llmc.models.sources.onnx.rows import Rows, Unrecognised
         from llmc.models.sources.onnx.structure import read_structure
 
@@ -111,7 +111,7 @@ class OnnxSource(ModelSource):
             assert heads is not None
             ropes = self._ropes(heads.term.scores.head_dim, 2 * len(heads.q.angles), longest)
             stated = Stated(max_len, ropes, eos, bos)
-            recovered = recover(structure, inputs.probe, far, stated, self._dtype(matrices))
+            recovered = recover(structure, inputs.probe, far, stated, Types(*self._types(matrices)))
         except Unrecognised as error:
             raise ModelError(f"{self.path} {error}, which no model of llmc does") from None
         except BROKEN as error:
@@ -143,15 +143,16 @@ class OnnxSource(ModelSource):
         except ModelError:
             return ()
 
-    def _dtype(self, matrices: frozenset[str]) -> str:
-        """The type of most elements; quantized ones count as bf16."""
+    def _types(self, matrices: frozenset[str]) -> tuple[str, bool]:
+        """(type of most elements, whether some are floats of 16 bits); quantized ones count as bf16."""
         elements: Counter[str] = Counter()
         names = {dtype: name for name, dtype in DTYPES.items()}
         for name in matrices:
             dtype = self._file.dtype(name)
             stored = "f32" if dtype is None else names.get(dtype, "f32")
             elements["bf16" if name in self._file.blocks else stored] += math.prod(self._file.shape(name))
-        return max(elements, key=lambda name: elements[name], default="f32")
+        short = any(self._file.dtype(name) in (DTYPES["f16"], DTYPES["bf16"]) for name in matrices)
+        return max(elements, key=lambda name: elements[name], default="f32"), short
 
     def config(self) -> ModelConfig:
         return with_pooling(self._with_task, str(self.path), self.pooling)
