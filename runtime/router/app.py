@@ -67,7 +67,8 @@ class RouterApp:
             self._metrics.requests.labels(str(status)).inc()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
-        method, path = scope["method"], scope["path"]
+        # Of an answer to HEAD, uvicorn leaves out the body.
+        method, path = "GET" if scope["method"] == "HEAD" else scope["method"], scope["path"]
         body = await self._read(receive)
         query: bytes = scope["query_string"]
         target = scope.get("raw_path", path.encode()) + (b"?" + query if query else b"")

@@ -14,6 +14,7 @@ from . import endpoints, errors, message_errors, observers, openapi, security
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
+from .head_requests import HeadRequests
 from .routes import add_routes
 
 
@@ -47,6 +48,7 @@ def create_app(
     errors.install(app)
     endpoints.install(app)
     add_routes(app, server)
+    app.add_middleware(HeadRequests)
     security.install(app, config, server.memory)
     message_errors.install(app)
     watching.install(app)

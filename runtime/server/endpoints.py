@@ -43,7 +43,8 @@ def wrong_method(paths: Mapping[str, Any], method: str, path: str, headers: Mapp
     known = {name.upper() for template, of in paths.items() if _matches(template, path) for name in of}
     allowed = ", ".join(sorted(known)) or headers.get("Allow", "")
     message = f"{_shown(path)} does not take {_shown(method)}: use {allowed}"
-    return ApiError(message, status=405, code="method_not_allowed", headers={**headers, "Allow": allowed})
+    also = ", HEAD" if "GET" in known else ""
+    return ApiError(message, status=405, code="method_not_allowed", headers={**headers, "Allow": allowed + also})
 
 
 def _matches(template: str, path: str) -> bool:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.request_error import RequestError
@@ -69,7 +70,7 @@ def as_api_error(error: Exception) -> ApiError:
         case QueueFull():
             headers = {"Retry-After": str(error.retry_after_s)}
             return ApiError(str(error), status=429, code="queue_full", headers=headers)
-        case ClientGone():
+        case ClientGone() | ClientDisconnect():
             return ApiError("the client closed the connection", status=499, code="client_gone")
         case ServerStopping():
             return ApiError(str(error), status=503, code="draining", headers={"Retry-After": str(DRAINING_RETRY_S)})
@@ -113,7 +114,7 @@ def install(app: FastAPI) -> None:
         return as_api_error(error).response()
 
     known = (ApiError, RequestError, ChatTemplateError, TokenizerError, QueueFull, ServerStopping, RequestFailed)
-    for kind in (*known, ClientGone, LlmcError, HTTPException, RequestValidationError, Exception):
+    for kind in (*known, ClientGone, ClientDisconnect, LlmcError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle)
 
 

@@ -1,16 +1,19 @@
 """uvicorn's HTTP protocol with limits on a request's size and on a client's time.
 
 uvicorn itself accepts heads of any length. It waits without limit for a head, for a body, and for a client to read its
-answer.
+answer. It sends chunks to clients of HTTP/1.0, which do not know them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from .upgrade_offers import DecliningParser
 
 MAX_HEAD_BYTES = 64 << 10
 INTERIM = "llmc.interim"
@@ -32,6 +35,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._declining = DecliningParser(self)
+        self.parser = self._declining  # type: ignore[assignment]  # it has what uvicorn uses
         self._in_head = True
         self._num_heads = self._head_bytes = 0
         self._reading: asyncio.TimerHandle | None = None
@@ -46,6 +51,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_reading()
         self._stop_writing()
         self._stop_probing()
+        self._declining.close()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
@@ -92,6 +98,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_reading()
         self.scope[INTERIM] = self._interim(self.scope)  # type: ignore[literal-required]  # an extension of ours
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_unchunked(self.cycle)
 
     def _interim(self, scope: Any) -> Callable[[], None]:
         """Tells the client of a request that its answer is being computed now; nothing once that has begun."""
@@ -160,6 +168,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[408] + head % len(_TOO_SLOW) + _TOO_SLOW.encode())
         self.transport.close()
+
+
+def _send_unchunked(cycle: RequestResponseCycle) -> None:
+    """Ends an answer of unknown length by closing the connection, as HTTP/1.0 does."""
+    send = cycle.send
+
+    async def unchunked(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                cycle.chunked_encoding, cycle.expected_content_length = False, math.inf  # type: ignore[assignment]
+        elif cycle.expected_content_length == math.inf and not message.get("more_body", False):
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = unchunked  # type: ignore[method-assign]
 
 
 def bounded_protocol(client_timeout_s: float | None) -> type[BoundedHttpProtocol]:

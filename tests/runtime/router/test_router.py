@@ -163,6 +163,9 @@ def test_models_ids_and_refusals(router: LiveRouter) -> None:
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
         assert client.post("/v1/llmc/replicas/r0/drain").status_code == 401
         assert client.get("/health").json()["status"] == "ok"
+        for path in ("/health", "/v1/llmc/state"):  # the router's own, and one that a replica answers
+            head = client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
         text = client.get("/metrics").text
         assert 'llmc_router_replica_ready{replica="' in text
         assert text.count("# TYPE llmc_time_to_first_token_seconds ") == 1

@@ -122,6 +122,49 @@ def test_a_client_that_shuts_its_side_down_gets_its_answers(server: LiveServer) 
             assert b"100 Continue" not in received
 
 
+def test_an_offer_of_another_protocol_is_declined(server: LiveServer) -> None:
+    """Java's HTTP client offers HTTP/2 with its first request; the body and the requests after it are read as usual."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    with_length = JSON_HEAD + offer + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    chunked = CHUNKED[:-2] + offer + b"\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+    bare = b"GET /health HTTP/1.1\r\n" + HOST + offer + b"\r\n"
+    received = server.send_raw(with_length + chunked + bare + with_length)
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 4, received
+    assert received.count(b'"text"') == 3
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        for byte in with_length:
+            connection.sendall(bytes([byte]))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_http_1_0_gets_no_chunks(server: LiveServer) -> None:
+    body = BODY[:-1] + b', "stream": true}'
+    request = JSON_HEAD.replace(b"1.1", b"1.0") + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    head, _, content = server.send_raw(request).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    events = content.split(b"\n\n")
+    assert json.loads(events[0].removeprefix(b"data: "))["choices"]
+    assert events[-2:] == [b"data: [DONE]", b""]
+
+
+def test_head_is_get_without_its_body(server: LiveServer) -> None:
+    for path in (b"/health", b"/", b"/v1/models", b"/metrics"):
+        rest = b" " + path + b" HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
+        head, _, nothing = server.send_raw(b"HEAD" + rest).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), path
+        assert nothing == b""
+    assert parse_raw(server.send_raw(b"HEAD /v1/completions HTTP/1.1\r\n" + HOST + b"\r\n"))[0] == 405
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(server: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        connection.sendall(JSON_HEAD + b"Content-Length: 33\r\n\r\n" + BODY[:10])
+    until(lambda: b'status="499"' in server.ask("GET", "/metrics").content)
+    assert b'status="500"' not in server.ask("GET", "/metrics").content
+    assert "Traceback" not in "".join(server.log)
+
+
 def test_a_client_that_leaves_ends_its_request(server: LiveServer) -> None:
     """It closes both sides, which looks the same as closing one of them until something is sent to it."""
     body = json.dumps({"prompt": ["Hi"] * 64, "n": 64, "max_tokens": 50, "ignore_eos": True}).encode()

@@ -201,7 +201,7 @@ def test_a_405_names_the_methods(running: Running) -> None:
     # A path of two routes has the methods of both.
     response = running.client.put("/v1/responses/resp_1")
     assert error_of(response, 405)["message"].endswith("does not take PUT: use DELETE, GET")
-    assert response.headers["allow"] == "DELETE, GET"
+    assert response.headers["allow"] == "DELETE, GET, HEAD"
 
 
 @pytest.mark.parametrize(
