@@ -79,6 +79,15 @@ class DeviceFlags:
         ),
     ] = None
 
+    overlap_sums: Annotated[
+        str | None,
+        typer.Option(
+            "--overlap-sums",
+            metavar="auto|off|ROWS",
+            help="Steps of so many rows send sums of ranks while they compute; auto measures where that pays.",
+        ),
+    ] = None
+
     @property
     def swap_bytes(self) -> int:
         return int(self.swap_space * 2**30)
@@ -91,4 +100,5 @@ class DeviceFlags:
             "offload_mib": ceil(self.cpu_offload_gib * 2**10) or None,
             "ranks": self.ranks,
             "steps_in_flight": self.steps_in_flight,
+            "overlap_sums": self.overlap_sums,
         }

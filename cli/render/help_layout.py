@@ -110,7 +110,7 @@ HEADINGS: Mapping[str, Headings] = {
             "logprobs",
         ),
         "Engine": (
-            "threads", "ranks", "distributed_executor", "rank_placement", "steps_in_flight",
+            "threads", "ranks", "distributed_executor", "rank_placement", "steps_in_flight", "overlap_sums",
             "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number",
             "cpu_offload_gib",
             "swap_space", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
@@ -145,7 +145,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Adapters": ("lora", "allow_runtime_lora"),
         "Engine": (
             "max_num_seqs", "max_num_batched_tokens", "num_threads", "pin", "idle_spin_us", "ranks",
-            "distributed_executor", "rank_placement", "steps_in_flight",
+            "distributed_executor", "rank_placement", "steps_in_flight", "overlap_sums",
             "enforce_eager", "device_number", "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft",
             "miss_policy", "record_misses",
         ),

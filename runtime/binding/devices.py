@@ -127,7 +127,13 @@ RANKS = "ranks"
 """Number of ranks, or the CPUs of each, as in `parse_ranks`."""
 STEPS_IN_FLIGHT = "steps_in_flight"
 """Steps that an artifact with stages runs at the same time, at most 64; 0 for as many as stages. Changes no result."""
-OPTION_NAMES = frozenset({RANKS, STEPS_IN_FLIGHT, *(name for names in DEVICE_OPTIONS.values() for name in names)})
+OVERLAP_SUMS = "overlap_sums"
+"""Rows from which on a step is cut in two, so that sums of ranks go on beside kernels: "auto" where a measurement says
+that it pays, "off", or the number. Changes no result."""
+MOST_OVERLAP_ROWS = 1 << 20
+OPTION_NAMES = frozenset(
+    {RANKS, STEPS_IN_FLIGHT, OVERLAP_SUMS, *(name for names in DEVICE_OPTIONS.values() for name in names)}
+)
 """Options of all kinds. None means the default; an option unknown to the artifact's kind has no effect."""
 
 
@@ -202,6 +208,16 @@ def _started_by_mpi(
             opened.ranks = None
 
 
+def _overlap_of(wanted: DeviceOption | None) -> dict[str, DeviceOption]:
+    """The device's option for `OVERLAP_SUMS`. Raises RanksError."""
+    text = "auto" if wanted is None else str(wanted)
+    if text in ("auto", "off"):
+        return {} if text == "auto" else {"overlap_sums": 0}
+    if not text.isdecimal() or not 2 <= int(text) <= MOST_OVERLAP_ROWS:
+        raise RanksError(f"overlap-sums {text!r} is no number of rows: give 2 to {MOST_OVERLAP_ROWS}, auto or off")
+    return {"overlap_sums": int(text)}
+
+
 @contextlib.contextmanager
 def device_for(
     artifact: Artifact, device: Device | None, options: Mapping[str, DeviceOption | None]
@@ -217,6 +233,7 @@ def device_for(
     if device is None and artifact.info.num_ranks > 1:
         in_flight = options.get(STEPS_IN_FLIGHT)
         given |= {} if in_flight is None else {"in_flight": in_flight}
+        given |= _overlap_of(options.get(OVERLAP_SUMS))
         yield from _of_ranks(artifact, {**_defaults(kind), **given}, wanted)
         return
     if wanted is not None:

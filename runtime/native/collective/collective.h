@@ -35,6 +35,8 @@ struct Passing {
   uint64_t place;  // of the copy in the outbox, in bytes; the same for both ranks
 };
 
+constexpr uint32_t kNumLanes = 2;  // sums that may go on beside kernels, one in each
+
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -49,7 +51,17 @@ class Collective {
   virtual void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) = 0;
   // Call on the ranks of both stages; on others it does nothing. Between two ranks, what is given first is taken first.
   virtual void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) = 0;
-  // Moves what was given on, if the transport needs this rank's help. Thread 0 calls it between its tasks.
+  // Whether sums can go on beside kernels. Only then call the following, on thread 0. Each lane has its own sums, which
+  // all ranks of the stage begin in the same order. AllReduce and AllGather need lane 0 to be free.
+  virtual bool overlaps() const { return false; }
+  // Begins a sum. Its memory is in use until FinishReduce, which waits for it. Tend moves it on.
+  virtual void BeginReduce(const Reduction& work, uint32_t lane) { static_cast<void>(work), static_cast<void>(lane); }
+  virtual bool Reduced(uint32_t lane) const {
+    static_cast<void>(lane);
+    return true;
+  }
+  virtual void FinishReduce(uint32_t lane) { static_cast<void>(lane); }
+  // Moves on what was given or begun, if the transport needs this rank's help. Thread 0 calls it between its tasks.
   virtual void Tend() {}
   // An error once a rank has failed, which names the rank and the reason.
   virtual Status status() const = 0;

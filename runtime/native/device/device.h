@@ -132,6 +132,14 @@ class Device {
   // Where overlap() is kDisjoint: most steps in flight, no two of which have a sequence in common. Other calls follow all
   // steps that were enqueued before, as on a device that runs one step after the other.
   virtual uint32_t steps_in_flight() const { return 1; }
+  // Whether steps of several ranks may run in two parts, see CutSteps.
+  virtual bool cuts_steps() const { return false; }
+  // From least_rows rows on, runs a step in two parts, with the same bits: sums of the ranks go on beside the kernels of
+  // the other part. Call once, before any step of requests, on all ranks with the same number.
+  virtual Status CutSteps(uint32_t least_rows) {
+    static_cast<void>(least_rows);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device runs each step in one piece.");
+  }
   Status Run(const StepBatch& batch, const float** logits) {
     Fence fence = 0;
     LLMC_RETURN_IF_ERROR(Enqueue(batch, &fence));

@@ -1,6 +1,7 @@
 // MpiCollective: sums and results of ranks, carried by MPI. MPI adds nothing: it transfers parts, which are added here
 // in rank order, so that the bits do not depend on the transport.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "collective/collective.h"
 #include "collective/mpi/mpi_group.h"
+#include "collective/mpi/mpi_sum.h"
 #include "core/mapped_file.h"
 
 namespace llmc {
@@ -15,9 +17,12 @@ namespace llmc {
 // Thread 0 of a rank does all the work, because the network dominates the time.
 class MpiCollective final : public Collective {
  public:
-  // ranks_of_stage: as the channel kSums is divided. outbox: memory of what this rank passes on.
+  // ranks_of_stage: as the channels of sums are divided. outbox: memory of what this rank passes on.
   MpiCollective(std::shared_ptr<MpiGroup> group, uint32_t ranks_of_stage, Pages outbox)
-      : group_(std::move(group)), ranks_of_stage_(ranks_of_stage), outbox_(std::move(outbox)) {}
+      : group_(std::move(group)),
+        ranks_of_stage_(ranks_of_stage),
+        outbox_(std::move(outbox)),
+        lanes_{SumOn(MpiChannel::kSums), SumOn(MpiChannel::kOtherSums)} {}
   // Waits until what this rank has passed on was taken: others read it from the outbox.
   ~MpiCollective() override;
 
@@ -27,12 +32,18 @@ class MpiCollective final : public Collective {
   void AllReduce(const Reduction& work, uint32_t thread, uint32_t num_threads) override;
   void AllGather(const Gathering& work, uint32_t thread, uint32_t num_threads) override;
   void PassOn(const Passing& work, uint32_t thread, uint32_t num_threads) override;
+  bool overlaps() const override { return ranks_of_stage_ > 1; }
+  void BeginReduce(const Reduction& work, uint32_t lane) override;
+  bool Reduced(uint32_t lane) const override { return lanes_[lane].done(); }
+  void FinishReduce(uint32_t lane) override;
   void Tend() override;
   Status status() const override { return group_->status(); }
 
  private:
   bool GatherAll(const float* from, uint64_t count);
-  bool SumByParts(const float* from, uint64_t count);
+  MpiSum SumOn(MpiChannel channel) const {
+    return {&group_->mpi(), channel, rank() - first_of_stage(), ranks_of_stage_};
+  }
   void Give(const Passing& work);
   void Take(const Passing& work);
 
@@ -46,10 +57,8 @@ class MpiCollective final : public Collective {
   uint32_t ranks_of_stage_;
   Pages outbox_;
   std::deque<Sent> sent_;  // oldest first
-  // Of a piece. They outlive what a failure has left unfinished.
-  std::vector<float> given_;  // by rank
-  std::vector<float> sums_;
-  std::vector<int> bytes_, offsets_, own_bytes_, own_offsets_;
+  std::array<MpiSum, kNumLanes> lanes_;
+  std::vector<float> given_;  // of a piece that is gathered, by rank; outlives what a failure has left unfinished
 };
 
 }  // namespace llmc

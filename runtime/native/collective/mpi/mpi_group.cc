@@ -84,16 +84,21 @@ Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::share
   return Status::Ok();
 }
 
-// A lost rank breaks operations of others: the links know which rank it was.
 Status MpiGroup::Await(const Status& begun, MpiRequest* request, uint64_t spin_ns, uint64_t most_ns) {
-  Status status = begun;
+  const auto test = [&](bool* done) { return begun.ok() ? mpi_->Test(request, done) : begun; };
+  return AwaitMoves(test, spin_ns, most_ns);
+}
+
+// A lost rank breaks operations of others: the links know which rank it was.
+Status MpiGroup::AwaitMoves(const std::function<Status(bool* done)>& move, uint64_t spin_ns, uint64_t most_ns) {
+  Status status;
   bool done = false;
   const uint64_t start = MonotonicNs();
-  const auto test = [&] {
-    if (status.ok()) status = mpi_->Test(request, &done);
-    return done;
+  const auto moved = [&] {
+    if (status.ok()) status = move(&done);
+    return status.ok() && done;
   };
-  PollMpi(spin_ns, test, [&] { return !status.ok() || failed() || MonotonicNs() - start > most_ns; });
+  PollMpi(spin_ns, moved, [&] { return !status.ok() || failed() || MonotonicNs() - start > most_ns; });
   if (!done && status.ok() && !failed()) {
     Fail(rank(), "it has waited " + std::to_string(most_ns / kSecondNs) + " s for a rank that lives but does not come");
   } else if (!status.ok()) {

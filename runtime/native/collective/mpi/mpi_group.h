@@ -1,5 +1,6 @@
 // MpiGroup: ranks started by mpirun, on any hosts.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -33,6 +34,8 @@ class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGrou
   // Waits for an operation, spinning for spin_ns before it sleeps; an error once a rank has failed. After most_ns this
   // rank fails itself.
   Status Await(const Status& begun, MpiRequest* request, uint64_t spin_ns, uint64_t most_ns = kNoLimit);
+  // The same for what `move` moves on until it sets done; an error of it fails this rank.
+  Status AwaitMoves(const std::function<Status(bool* done)>& move, uint64_t spin_ns, uint64_t most_ns = kNoLimit);
 
  private:
   static constexpr uint64_t kNoLimit = UINT64_MAX;

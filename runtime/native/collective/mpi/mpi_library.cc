@@ -120,12 +120,14 @@ class MpiOf final : public MpiLibrary {
     return Start(out, [&](Handle* request) { return call_.ibarrier(Of(channel), request); });
   }
   Status Divide(uint32_t size) override {
-    Handle sums;
-    LLMC_RETURN_IF_ERROR(Locked(
-        [&] { return call_.split(constant_.world, static_cast<int>(rank_ / size), static_cast<int>(rank_), &sums); }));
-    channels_[static_cast<uint32_t>(MpiChannel::kSums)] = sums;
+    for (const MpiChannel channel : {MpiChannel::kSums, MpiChannel::kOtherSums}) {
+      Handle& sums = channels_[static_cast<uint32_t>(channel)];
+      const auto stage = static_cast<int>(rank_ / size), place = static_cast<int>(rank_);
+      LLMC_RETURN_IF_ERROR(Locked([&] { return call_.split(constant_.world, stage, place, &sums); }));
+      LLMC_RETURN_IF_ERROR(Locked([&] { return call_.set_errhandler(sums, constant_.errors_return); }));
+    }
     divided_ = size;
-    return Locked([&] { return call_.set_errhandler(sums, constant_.errors_return); });
+    return Status::Ok();
   }
   Status Send(const void* data, int bytes, uint32_t to, MpiRequest* out) override {
     return Start(out, [&](Handle* request) {
@@ -177,7 +179,7 @@ class MpiOf final : public MpiLibrary {
   MpiConstants<Handle> constant_;
   std::array<Handle, kNumMpiChannels> channels_{};
   uint32_t rank_ = 0, num_ranks_ = 0;
-  uint32_t divided_ = 1;  // ranks of a channel kSums
+  uint32_t divided_ = 1;  // ranks of a channel of sums
   std::mutex mutex_;
 };
 

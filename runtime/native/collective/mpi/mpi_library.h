@@ -13,9 +13,10 @@ struct MpiRequest {
   uint64_t handle = 0;
 };
 
-// Two channels with independent operations: messages of rank 0, and what the ranks of a stage compute together.
-enum class MpiChannel : uint32_t { kSteps, kSums };
-constexpr uint32_t kNumMpiChannels = 2;
+// Channels with independent operations: messages of rank 0; what the ranks of a stage compute together; and sums that
+// go on beside those.
+enum class MpiChannel : uint32_t { kSteps, kSums, kOtherSums };
+constexpr uint32_t kNumMpiChannels = 3;
 
 // Any thread; calls are serialized, and none but Divide waits for another rank. Every rank of a channel starts the same
 // operations in the same order; Send and Receive are of two ranks. Sizes are in bytes.
@@ -31,8 +32,8 @@ class MpiLibrary {
   virtual Status Broadcast(MpiChannel channel, void* data, int bytes, MpiRequest* out) = 0;
   // to: the data of every rank, in rank order.
   virtual Status AllGather(MpiChannel channel, const void* from, int bytes, void* to, MpiRequest* out) = 0;
-  // Makes a channel of its own, kSums, for each `size` ranks; before, all are in it. Call once at most. In that channel
-  // rank r is the r-th of these. All ranks must call it.
+  // Makes channels of sums of their own for each `size` ranks; before, all are in them. Call once at most. There, rank r
+  // is the r-th of the `size`. All ranks must call it.
   virtual Status Divide(uint32_t size) = 0;
   // To and from one other rank, in order. Ranks are those of all.
   virtual Status Send(const void* data, int bytes, uint32_t to, MpiRequest* out) = 0;

@@ -9,7 +9,7 @@
 namespace llmc {
 namespace {
 
-constexpr uint32_t kRankProtocol = 1;  // raise it with a change of any message between ranks: links, steps, results
+constexpr uint32_t kRankProtocol = 2;  // raise it with a change of any message between ranks: links, steps, results
 
 std::string VersionIn(const RankGreeting& greeting) {
   return std::string(greeting.version, ::strnlen(greeting.version, sizeof(greeting.version)));

@@ -75,6 +75,7 @@ CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::
       team_(std::move(team)),
       eager_(options.eager),
       stage_(options.collective == nullptr ? 0 : options.collective->stage()),
+      one_stage_(options.collective != nullptr && options.collective->num_stages() == 1),
       steps_in_flight_(options.steps_in_flight),
       replay_(team_.get(), pool_.num_blocks(), eager_, options.collective, steps_in_flight_) {}
 
@@ -141,6 +142,17 @@ Status CpuDevice::LoadProgram(std::shared_ptr<const Artifact> artifact, std::sha
   return Status::Ok();
 }
 
+// The memory of the second part is that of the first one again.
+Status CpuDevice::CutSteps(uint32_t least_rows) {
+  const CpuProgram& program = replay_.program();
+  CpuProgram second;
+  LLMC_RETURN_IF_ERROR(CpuProgram::Make(program.shared_artifact(), program.shared_code(), memory(),
+                                        team_->num_threads(), nullptr, &second));
+  second.PlaceArena(&spread_);
+  replay_.CutSteps(least_rows, std::move(second));
+  return Status::Ok();
+}
+
 Status CpuDevice::NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
   const CpuProgram& program = replay_.program();
   CpuProgram::Memory shared = memory();
@@ -162,12 +174,12 @@ void CpuDevice::Adopt(NewGraphs* graphs) {
 Status CpuDevice::BeforeStep() {
   if (weights_.settled() || replay_.times().stats().num_replays < kReplaysBeforeMove) return Status::Ok();
   LLMC_RETURN_IF_ERROR(weights_.Move(team_.get(), &spread_));
-  replay_.program().ResolveWeights(weights_);
+  replay_.ResolveWeights(weights_);
   return Status::Ok();
 }
 
 void CpuDevice::Reserve(const StepBatch& batch) {
-  replay_.program().TouchArena(batch.graph);
+  replay_.TouchArena(batch);
   uint64_t num_blocks = 0;
   for (const int32_t block : batch.block_tables) num_blocks = std::max(num_blocks, static_cast<uint64_t>(block) + 1);
   pool_.Touch(num_blocks);
@@ -210,8 +222,7 @@ Status CpuDevice::Wait(Fence, const float** logits) {
 }
 
 MemorySpread CpuDevice::memory_spread() const {
-  return {spread_pool_bytes_ + replay_.program().spread_bytes() + weights_.spread_bytes(), spread_.num_nodes(),
-          spread_.error()};
+  return {spread_pool_bytes_ + replay_.spread_bytes() + weights_.spread_bytes(), spread_.num_nodes(), spread_.error()};
 }
 
 TeamUse CpuDevice::team_use() const {
@@ -237,6 +248,9 @@ void CpuDevice::GetStats(std::vector<DeviceStat>* out) const {
           {"spread_bytes", spread.bytes},
           {"memory_nodes", spread.num_nodes},
           {"spread_errno", static_cast<uint64_t>(spread.error)}};
+  if (replay_.least_cut_rows() == 0) return;
+  out->push_back({"overlap_rows", replay_.least_cut_rows()});
+  out->push_back({"overlapped_steps", replay_.num_cut()});
 }
 
 void CpuDevice::ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) {

@@ -63,12 +63,15 @@ class CpuDevice final : public Device, public CommandRunner {
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override { replay_.Visit(graph); }
   bool launches(uint32_t) const override { return eager_; }
-  void Release(uint32_t graph) override { replay_.program().Release(graph); }
+  void Release(uint32_t graph) override { replay_.Release(graph); }
   // The step is done when this returns, except for results that another stage makes.
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
   Overlap overlap() const override { return steps_in_flight_ > 1 ? Overlap::kDisjoint : Overlap::kNone; }
   uint32_t steps_in_flight() const override { return steps_in_flight_; }
+  // Where one job runs a whole graph, and it is not that of a stage.
+  bool cuts_steps() const override { return !eager_ && one_stage_ && replay_.program().states() == nullptr; }
+  Status CutSteps(uint32_t least_rows) override;
   float* states() override { return replay_.program().states(); }
   ReplayTime last_replay() const override { return replay_.times().last(); }
   void GetStats(std::vector<DeviceStat>* out) const override;
@@ -106,6 +109,7 @@ class CpuDevice final : public Device, public CommandRunner {
   uint64_t spread_pool_bytes_ = 0;
   WeightMemory weights_;  // of the first artifact, for the device's lifetime
   uint32_t stage_;  // of this rank
+  bool one_stage_;  // of several ranks
   uint32_t steps_in_flight_;
   CpuReplay replay_;
   uint32_t begun_ = 0;  // graph of the step that runs command by command

@@ -67,6 +67,7 @@ class CpuProgram {
 
   const Artifact& artifact() const { return *artifact_; }
   const std::shared_ptr<const Artifact>& shared_artifact() const { return artifact_; }
+  const std::shared_ptr<const CpuCode>& shared_code() const { return code_; }
   int32_t* input(Input which) const { return inputs_[which]; }
   float* logits() const { return logits_; }
   // nullptr if graphs output none.

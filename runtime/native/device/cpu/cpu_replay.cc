@@ -38,16 +38,22 @@ CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_pt
       most_started_(most_started),
       times_(team->num_threads()) {}
 
+void CpuReplay::CutSteps(uint32_t least_rows, CpuProgram second) {
+  least_cut_rows_ = least_rows;
+  second_ = std::make_unique<CpuProgram>(std::move(second));
+  claims_ = Claims(team_->num_threads(), 2 * program_.longest());
+}
+
 void CpuReplay::Adopt(CpuProgram* program) {
-  claims_ = Claims(team_->num_threads(), program->longest());
+  claims_ = Claims(team_->num_threads(), (second_ ? 2 : 1) * program->longest());
   times_.set_longest(program->longest());
   passed_bytes_ = program->artifact().passed_bytes();
   std::swap(program_, *program);
 }
 
-void CpuReplay::CopyInputs(const BatchView& b) {
-  const auto copy = [this](Input input, const int32_t* from, uint64_t count) {
-    if (count) std::memcpy(program_.input(input), from, count * sizeof(int32_t));
+void CpuReplay::CopyInputs(const BatchView& b, CpuProgram* program, StepRows* rows) {
+  const auto copy = [program](Input input, const int32_t* from, uint64_t count) {
+    if (count) std::memcpy(program->input(input), from, count * sizeof(int32_t));
   };
   copy(kInputIds, b.input_ids, b.num_tokens);
   copy(kPositions, b.positions, b.num_tokens);
@@ -56,16 +62,16 @@ void CpuReplay::CopyInputs(const BatchView& b) {
   copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
   copy(kSampleIndex, b.sample_index, b.num_samples);
   const uint32_t stride =
-      FillBlockTables(program_.artifact().shape(), b, program_.input(kBlockTables), program_.input(kTokenSeq));
-  if (!program_.artifact().adapters().empty()) tiler_.Write(b, program_.input(kAdapterTiles));
-  tokens_ = b.num_tokens;
-  samples_ = b.num_samples;
-  scalars_[0] = b.num_tokens;
-  scalars_[1] = b.num_seqs;
-  scalars_[2] = b.num_samples;
-  scalars_[3] = stride;
-  scalars_[4] = num_blocks_;
-  scalars_[5] = team_->size();
+      FillBlockTables(program->artifact().shape(), b, program->input(kBlockTables), program->input(kTokenSeq));
+  if (!program->artifact().adapters().empty()) tiler_.Write(b, program->input(kAdapterTiles));
+  rows->tokens = b.num_tokens;
+  rows->samples = b.num_samples;
+  rows->scalars[0] = b.num_tokens;
+  rows->scalars[1] = b.num_seqs;
+  rows->scalars[2] = b.num_samples;
+  rows->scalars[3] = stride;
+  rows->scalars[4] = num_blocks_;
+  rows->scalars[5] = team_->size();
 }
 
 // Sets the range to read ahead: the first panels that the thread reads of the next weight, if its rows are one chunk.
@@ -82,38 +88,46 @@ inline void CpuReplay::LookAhead(const Step& step, uint32_t thread, uint32_t num
 }
 
 // Rows are those of the step, equal on all ranks, not those that the graph has room for. With no rows no rank waits.
-void CpuReplay::RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const {
+Reduction CpuReplay::ReductionOf(const Step& step, const StepRows& of) {
   const CollectiveRecord& record = *step.collective;
-  const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
-  const uint64_t rows = tokens ? tokens_ : samples_;
+  void* const* operand = step.buffers;
+  const auto next = [&operand] { return static_cast<const float*>(*operand++); };
+  const float* in = next();
+  const float* bias = (record.adds & kAddsBias) != 0 ? next() : nullptr;
+  const float* residual = (record.adds & kAddsResidual) != 0 ? next() : nullptr;
+  return {in, static_cast<float*>(*operand), bias, residual, of.Of(record), record.width};
+}
+
+void CpuReplay::RunCollective(const Step& step, const StepRows& of, uint32_t thread, uint32_t num_threads) const {
+  const CollectiveRecord& record = *step.collective;
+  const uint64_t rows = of.Of(record);
   void* const* operand = step.buffers;
   if (record.op == static_cast<uint32_t>(CollectiveOp::kPassOn)) {
     collective_->PassOn({static_cast<float*>(*operand), rows * record.width, record.stage, outbox_ + step.place},
                         thread, num_threads);
     return;
   }
-  const auto next = [&operand] { return static_cast<const float*>(*operand++); };
-  const float* in = next();
   if (record.op == static_cast<uint32_t>(CollectiveOp::kAllGather)) {
-    collective_->AllGather({in, static_cast<float*>(*operand), rows, record.width}, thread, num_threads);
+    const auto* in = static_cast<const float*>(operand[0]);
+    collective_->AllGather({in, static_cast<float*>(operand[1]), rows, record.width}, thread, num_threads);
     return;
   }
-  const float* bias = (record.adds & kAddsBias) != 0 ? next() : nullptr;
-  const float* residual = (record.adds & kAddsResidual) != 0 ? next() : nullptr;
-  collective_->AllReduce({in, static_cast<float*>(*operand), bias, residual, rows, record.width}, thread, num_threads);
+  collective_->AllReduce(ReductionOf(step, of), thread, num_threads);
 }
 
 // Runs own tasks first, then those that the threads behind this one have not begun. If a step streams a weight, a
 // thread's tasks are neighbours: it reads on where it was. Tasks of other steps may be of unequal size and are dealt
 // out.
-inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads,
-                               ReadAhead* ahead) {
+template <bool kTends>
+inline void CpuReplay::Compute(const Step& step, const StepRows& rows, std::size_t index, uint32_t thread,
+                               uint32_t num_threads) {
   const auto run = [&](uint32_t task) {
-    CallKernel(step.function, step.buffers, scalars_, static_cast<int32_t>(task), static_cast<int32_t>(step.num_tasks),
-               step.num_buffers);
+    CallKernel(step.function, step.buffers, rows.scalars, static_cast<int32_t>(task),
+               static_cast<int32_t>(step.num_tasks), step.num_buffers);
+    if (kTends) collective_->Tend();
   };
   if (step.collective != nullptr) {
-    RunCollective(step, thread, num_threads);
+    RunCollective(step, rows, thread, num_threads);
   } else if (step.tasks_each == 1) {
     run(thread);
   } else {
@@ -126,14 +140,14 @@ inline void CpuReplay::Compute(const Step& step, std::size_t index, uint32_t thr
       }
     }
   }
-  if (step.looks_ahead) LookAhead(step, thread, num_threads, ahead);
 }
 
 void CpuReplay::Walk(uint32_t thread, uint32_t num_threads) {
   ReadAhead ahead;
   claims_.Reset(1 - turn_, thread);  // for the next replay: no thread reads these during this one
   for (const Step* step = current_.begin; step != current_.end; ++step) {
-    Compute(*step, static_cast<std::size_t>(step - current_.begin), thread, num_threads, &ahead);
+    Compute<false>(*step, rows_, static_cast<std::size_t>(step - current_.begin), thread, num_threads);
+    if (step->looks_ahead) LookAhead(*step, thread, num_threads, &ahead);
     if (step->barrier) team_->Barrier(thread, &ahead);
   }
 }
@@ -147,7 +161,8 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
   for (const Step* from = current_.begin; from != current_.end; ++from) {
     const Step step = *from;  // before the clock is read: fetching a command is overhead
     const uint64_t start = Ticks();
-    Compute(step, static_cast<std::size_t>(from - current_.begin), thread, num_threads, &ahead);
+    Compute<false>(step, rows_, static_cast<std::size_t>(from - current_.begin), thread, num_threads);
+    if (step.looks_ahead) LookAhead(step, thread, num_threads, &ahead);
     const uint64_t end = Ticks();
     uint64_t leave = end;
     if (thread == 0 && collective_ != nullptr) collective_->Tend();
@@ -166,7 +181,13 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
 Status CpuReplay::Start(const ModelShape& model, const BatchView& batch) {
   const uint64_t start_ns = MonotonicNs(), start = Ticks();
   LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
-  CopyInputs(batch);
+  if (least_cut_rows_ != 0 && batch.num_tokens >= least_cut_rows_ && CutBatch(batch, batch.num_tokens / 2, &parts_)) {
+    RunParts(batch);
+    times_.Account(spent_, program_.artifact().graphs()[batch.graph].num_commands, start, Ticks(),
+                   MonotonicNs() - start_ns);
+    return collective_->status();
+  }
+  CopyInputs(batch, &program_, &rows_);
   outbox_ = num_steps_++ % most_started_ * passed_bytes_;
   spent_ = {};
   RunTeam(batch.graph, Part::kOwn);
@@ -175,7 +196,7 @@ Status CpuReplay::Start(const ModelShape& model, const BatchView& batch) {
   if (range.results == range.end) {
     times_.Account(spent_, program_.artifact().graphs()[batch.graph].num_commands, start, end, ns);
   } else {
-    started_.push_back({batch.graph, tokens_, samples_, outbox_, spent_, start, end, ns});
+    started_.push_back({batch.graph, rows_.tokens, rows_.samples, outbox_, spent_, start, end, ns});
   }
   return collective_ != nullptr ? collective_->status() : Status::Ok();
 }
@@ -186,8 +207,8 @@ Status CpuReplay::Finish() {
   const Started step = started_.front();
   started_.pop_front();
   const uint64_t begin_ns = MonotonicNs(), begin = Ticks();
-  tokens_ = step.tokens;
-  samples_ = step.samples;
+  rows_.tokens = step.tokens;
+  rows_.samples = step.samples;
   outbox_ = step.outbox;
   spent_ = step.spent;
   RunTeam(step.graph, Part::kResults);
@@ -199,7 +220,7 @@ Status CpuReplay::Finish() {
 
 Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
   LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
-  CopyInputs(batch);
+  CopyInputs(batch, &program_, &rows_);
   current_ = program_.Dealt(batch.graph, team_->size());
   return Status::Ok();
 }
@@ -218,9 +239,9 @@ Status CpuReplay::RunCommand(uint32_t command) const {
   const Step* step = nullptr;
   LLMC_RETURN_IF_ERROR(Find(command, &step));
   if (step->collective != nullptr) {
-    RunCollective(*step, 0, 1);
+    RunCollective(*step, rows_, 0, 1);
   } else {
-    CallKernel(step->function, step->buffers, scalars_, 0, 1, step->num_buffers);
+    CallKernel(step->function, step->buffers, rows_.scalars, 0, 1, step->num_buffers);
   }
   return Status::Ok();
 }
@@ -233,8 +254,7 @@ Status CpuReplay::ReadOperand(uint32_t command, uint32_t index, uint64_t bytes, 
 }
 
 void CpuReplay::Visit(uint32_t graph) {
-  std::fill(std::begin(scalars_), std::end(scalars_), 0);
-  tokens_ = samples_ = 0;
+  rows_ = {};
   if (!program_.artifact().adapters().empty()) program_.input(kAdapterTiles)[0] = 0;
   RunTeam(graph, Part::kOwn);
 }
@@ -254,12 +274,17 @@ void CpuReplay::RunTeam(uint32_t graph, Part part) {
   }
 }
 
-void CpuReplay::RunJob(CpuProgram::StepRange steps, uint32_t size) {
-  current_ = steps;
+// Call before each job of the team.
+void CpuReplay::TakeTurn(uint32_t size) {
   turn_ = 1 - turn_;
   // Threads that were left out of the last replay have not reset their claims for this one.
   for (; last_size_ < size; ++last_size_) claims_.Reset(turn_, last_size_);
   last_size_ = size;
+}
+
+void CpuReplay::RunJob(CpuProgram::StepRange steps, uint32_t size) {
+  current_ = steps;
+  TakeTurn(size);
   team_->Run(
       [](void* self, uint32_t thread, uint32_t num_threads) {
         CpuReplay& replay = *static_cast<CpuReplay*>(self);
@@ -270,6 +295,85 @@ void CpuReplay::RunJob(CpuProgram::StepRange steps, uint32_t size) {
         }
       },
       this);
+}
+
+void CpuReplay::ResolveWeights(const WeightMemory& weights) {
+  program_.ResolveWeights(weights);
+  if (second_) second_->ResolveWeights(weights);
+}
+
+void CpuReplay::Release(uint32_t graph) {
+  program_.Release(graph);
+  if (second_) second_->Release(graph);
+}
+
+void CpuReplay::TouchArena(const StepBatch& batch) {
+  program_.TouchArena(batch.graph);
+  if (second_ && batch.num_tokens >= least_cut_rows_) second_->TouchArena(batch.graph);
+}
+
+// Runs parts_ of a step. The program then holds the logits of both.
+void CpuReplay::RunParts(const BatchView& batch) {
+  CopyInputs(parts_.first, &program_, &rows_);
+  CopyInputs(parts_.second, second_.get(), &second_rows_);
+  const uint32_t size = team_->size();
+  OrderParts(program_.Dealt(batch.graph, size), second_->Dealt(batch.graph, size), &order_);
+  TakeTurn(size);
+  team_->Run([](void* self, uint32_t thread,
+                uint32_t num_threads) { static_cast<CpuReplay*>(self)->WalkParts(thread, num_threads); },
+             this);
+  const uint64_t width = program_.artifact().shape().output_width();
+  if (second_rows_.samples != 0) {
+    std::memcpy(program_.logits() + rows_.samples * width, second_->logits(),
+                second_rows_.samples * width * sizeof(float));
+  }
+  ++num_cut_;
+}
+
+inline void CpuReplay::RunPart(const PartStep& one, uint32_t thread, uint32_t num_threads) {
+  const Step& step = *one.step;
+  const StepRows& rows = one.part == 0 ? rows_ : second_rows_;
+  switch (one.what) {
+    case PartStep::What::kRun: {
+      const std::size_t claim = one.part * program_.longest() + one.index;
+      thread == 0 ? Compute<true>(step, rows, claim, thread, num_threads)
+                  : Compute<false>(step, rows, claim, thread, num_threads);
+      return;
+    }
+    case PartStep::What::kBegin:
+      if (thread == 0 && collective_->overlaps()) collective_->BeginReduce(ReductionOf(step, rows), one.part);
+      return;
+    case PartStep::What::kFinish:
+      if (!collective_->overlaps()) return collective_->AllReduce(ReductionOf(step, rows), thread, num_threads);
+      if (thread == 0) collective_->FinishReduce(one.part);
+  }
+}
+
+// As WalkTimed. The time of a command is that of both parts, counted from its start in the first one. Nothing is read
+// ahead: parts have many rows, for which weights are read in time.
+void CpuReplay::WalkParts(uint32_t thread, uint32_t num_threads) {
+  claims_.Reset(1 - turn_, thread);  // for the next replay: no thread reads these during this one
+  CommandTime* times = times_.Commands(thread);
+  ReplayTimes::Spent spent{};
+  for (const PartStep& one : order_) {
+    const uint64_t start = Ticks();
+    RunPart(one, thread, num_threads);
+    const uint64_t end = Ticks();
+    uint64_t leave = end;
+    if (one.meets) {
+      team_->Barrier(thread);
+      leave = Ticks();
+    }
+    spent.family[one.step->family] += end - start;
+    spent.barrier += leave - end;
+    spent.done = leave;
+    if (times == nullptr) continue;
+    CommandTime& all = times[one.step->command];
+    const bool begins = one.part == 0 && one.what != PartStep::What::kFinish;
+    all = begins ? CommandTime{start, end, leave}
+                 : CommandTime{all.start, all.end + (end - start), all.leave + (leave - start)};
+  }
+  if (thread == 0) spent_ = spent;
 }
 
 }  // namespace llmc

@@ -13,9 +13,11 @@
 #include "device/batch.h"
 #include "device/cpu/cpu_program.h"
 #include "device/cpu/gate.h"
+#include "device/cpu/part_order.h"
 #include "device/cpu/read_ahead.h"
 #include "device/cpu/replay_times.h"
 #include "device/cpu/team.h"
+#include "device/cut_batch.h"
 
 namespace llmc {
 
@@ -45,6 +47,16 @@ class Claims {
   std::vector<std::atomic<uint32_t>> claimed_;  // [turn][thread][command]
 };
 
+// What commands are told of the rows of a step.
+struct StepRows {
+  int64_t scalars[8] = {};
+  uint64_t tokens = 0, samples = 0;
+
+  uint64_t Of(const CollectiveRecord& record) const {
+    return record.rows == static_cast<uint32_t>(CollectiveRows::kTokens) ? tokens : samples;
+  }
+};
+
 class CpuReplay {
  public:
   // The team must outlive it. num_blocks: of the KV pool. eager: the team starts and ends at every command. collective:
@@ -55,6 +67,17 @@ class CpuReplay {
   void Adopt(CpuProgram* program);
   CpuProgram& program() { return program_; }
   const CpuProgram& program() const { return program_; }
+
+  // From so many rows on, a step runs in two parts: sums of the ranks go on beside the kernels of the other part.
+  // second: as the program, with memory of its own. Call once; not where steps have stages or hidden states.
+  void CutSteps(uint32_t least_rows, CpuProgram second);
+  uint32_t least_cut_rows() const { return least_cut_rows_; }  // 0: none are cut
+  uint64_t num_cut() const { return num_cut_; }
+  // Of the program, or both. As the functions of CpuProgram.
+  void ResolveWeights(const WeightMemory& weights);
+  void Release(uint32_t graph);
+  void TouchArena(const StepBatch& batch);
+  uint64_t spread_bytes() const { return program_.spread_bytes() + (second_ ? second_->spread_bytes() : 0); }
 
   // Replays a graph, except for results that are made by another stage. On failure nothing ran, or a rank has ended and
   // no further step will run.
@@ -77,14 +100,21 @@ class CpuReplay {
   // Of a graph's commands: those before the results of another stage, and those that take them.
   enum class Part { kOwn, kResults };
 
-  void CopyInputs(const BatchView& batch);
+  void CopyInputs(const BatchView& batch, CpuProgram* program, StepRows* rows);
   // The step of a command of the graph that was begun.
   Status Find(uint32_t command, const Step** out) const;
   void RunTeam(uint32_t graph, Part part);
+  void TakeTurn(uint32_t size);
   void RunJob(CpuProgram::StepRange steps, uint32_t size);
+  void RunParts(const BatchView& batch);
+  void RunPart(const PartStep& one, uint32_t thread, uint32_t num_threads);
+  void WalkParts(uint32_t thread, uint32_t num_threads);
   void LookAhead(const Step& step, uint32_t thread, uint32_t num_threads, ReadAhead* ahead) const;
-  void RunCollective(const Step& step, uint32_t thread, uint32_t num_threads) const;
-  void Compute(const Step& step, std::size_t index, uint32_t thread, uint32_t num_threads, ReadAhead* ahead);
+  static Reduction ReductionOf(const Step& step, const StepRows& of);
+  void RunCollective(const Step& step, const StepRows& of, uint32_t thread, uint32_t num_threads) const;
+  // kTends: between tasks, the transport of the ranks gets its turn.
+  template <bool kTends>
+  void Compute(const Step& step, const StepRows& rows, std::size_t index, uint32_t thread, uint32_t num_threads);
   void Walk(uint32_t thread, uint32_t num_threads);
   void WalkTimed(uint32_t thread, uint32_t num_threads);
 
@@ -112,9 +142,18 @@ class CpuReplay {
   uint64_t num_steps_ = 0, passed_bytes_ = 0;
   std::deque<Started> started_;
 
-  // Scalars of the current step, its rows, and where its part of an outbox begins.
-  int64_t scalars_[8] = {};
-  uint64_t tokens_ = 0, samples_ = 0, outbox_ = 0;
+  // Rows of the current step, or of its first part, and where its part of an outbox begins.
+  StepRows rows_;
+  uint64_t outbox_ = 0;
+
+  // Of steps in two parts.
+  uint32_t least_cut_rows_ = 0;
+  uint64_t num_cut_ = 0;
+  std::unique_ptr<CpuProgram> second_;
+  BatchParts parts_;
+  StepRows second_rows_;
+  std::vector<PartStep> order_;
+
   uint32_t turn_ = 0;
   uint32_t last_size_ = 0;  // threads of the last replay
   CpuProgram::StepRange current_{};

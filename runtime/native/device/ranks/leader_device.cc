@@ -1,21 +1,75 @@
 #include "device/ranks/leader_device.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "core/clock.h"
+#include "device/ranks/overlap_rule.h"
+
 namespace llmc {
+namespace {
+
+constexpr int kTimedSteps = 3;  // the first one may wait for pages
+
+// A step of one row, whose key and value go to the dummy block.
+StepBatch OneRow(uint32_t graph) {
+  StepBatch batch;
+  batch.graph = graph;
+  batch.num_tokens = batch.num_seqs = batch.block_table_stride = 1;
+  batch.input_ids = batch.positions = batch.slot_mapping = batch.block_tables = {0};
+  batch.context_lens = {1};
+  batch.query_start = {0, 1};
+  return batch;
+}
+
+}  // namespace
 
 LeaderDevice::LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker,
-                           std::unique_ptr<Device> own, std::shared_ptr<const ClockedCollective> clocked)
+                           std::unique_ptr<Device> own, std::shared_ptr<ClockedCollective> clocked)
     : group_(std::move(group)), speaker_(std::move(speaker)), own_(std::move(own)), clocked_(std::move(clocked)) {}
 
 Status LeaderDevice::Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker,
-                            std::unique_ptr<Device> own, std::shared_ptr<const ClockedCollective> clocked,
-                            std::unique_ptr<Device>* out) {
+                            std::unique_ptr<Device> own, std::shared_ptr<ClockedCollective> clocked, uint32_t overlap,
+                            uint64_t summed_bytes, std::unique_ptr<Device>* out) {
   std::unique_ptr<LeaderDevice> leader(
       new LeaderDevice(std::move(group), std::move(speaker), std::move(own), std::move(clocked)));
   LLMC_RETURN_IF_ERROR(leader->group_->AwaitLoaded());
+  LLMC_RETURN_IF_ERROR(leader->ChooseOverlap(overlap, summed_bytes));
   *out = std::move(leader);
   return Status::Ok();
+}
+
+Status LeaderDevice::ChooseOverlap(uint32_t overlap, uint64_t summed_bytes) {
+  if (overlap == 0 || !own_->cuts_steps()) return Status::Ok();
+  uint32_t rows = overlap;
+  if (overlap == kMeasuredOverlap) LLMC_RETURN_IF_ERROR(MeasureOverlap(summed_bytes, &rows));
+  if (rows == 0) return Status::Ok();
+  LLMC_RETURN_IF_ERROR(speaker_->Say(RankOp::kCutSteps, rows));
+  return Told(own_->CutSteps(rows));
+}
+
+Status LeaderDevice::MeasureOverlap(uint64_t summed_bytes, uint32_t* rows) {
+  *rows = 0;
+  if (!clocked_->overlaps()) return Status::Ok();
+  OverlapCosts costs;
+  LLMC_RETURN_IF_ERROR(speaker_->Say(RankOp::kTimeSums));
+  costs.row_ns = TimeOfSummedByte(clocked_.get()) * static_cast<double>(summed_bytes);
+  const std::vector<GraphShape>& graphs = model().graphs;
+  const auto fewer = [](const GraphShape& a, const GraphShape& b) { return a.max_tokens < b.max_tokens; };
+  const auto [least, most] = std::minmax_element(graphs.begin(), graphs.end(), fewer);
+  const StepBatch batch = OneRow(static_cast<uint32_t>(least - graphs.begin()));
+  uint64_t pass_ns = UINT64_MAX;
+  for (int i = 0; i < kTimedSteps; ++i) {
+    const uint64_t start = MonotonicNs();
+    Fence fence = 0;
+    LLMC_RETURN_IF_ERROR(BeforeStep());
+    LLMC_RETURN_IF_ERROR(Enqueue(batch, &fence));
+    LLMC_RETURN_IF_ERROR(Await(fence));
+    pass_ns = std::min(pass_ns, MonotonicNs() - start);
+  }
+  costs.pass_ns = static_cast<double>(pass_ns);
+  *rows = LeastOverlapRows(costs, most->max_tokens);
+  return group_->status();
 }
 
 LeaderDevice::~LeaderDevice() {
@@ -91,6 +145,7 @@ void LeaderDevice::GetStats(std::vector<DeviceStat>* out) const {
                        &passed = clocked_->passings();
   out->push_back({"all_reduces", sums.count.load(std::memory_order_relaxed)});
   out->push_back({"all_reduce_ns", sums.ns.load(std::memory_order_relaxed)});
+  out->push_back({"all_reduce_hidden_ns", clocked_->hidden_ns()});
   out->push_back({"all_gathers", gathered.count.load(std::memory_order_relaxed)});
   out->push_back({"all_gather_ns", gathered.ns.load(std::memory_order_relaxed)});
   out->push_back({"pass_ons", passed.count.load(std::memory_order_relaxed)});

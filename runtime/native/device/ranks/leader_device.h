@@ -12,10 +12,11 @@ namespace llmc {
 
 class LeaderDevice final : public Device {
  public:
-  // own: device of this rank, which uses `clocked`. Returns once every rank has loaded its part, or an error once one
-  // has failed.
+  // own: device of this rank, which uses `clocked`. overlap: rows from which on steps are cut, 0 for never, or
+  // kMeasuredOverlap. Returns once every rank has loaded its part, or an error once one has failed.
   static Status Create(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
-                       std::shared_ptr<const ClockedCollective> clocked, std::unique_ptr<Device>* out);
+                       std::shared_ptr<ClockedCollective> clocked, uint32_t overlap, uint64_t summed_bytes,
+                       std::unique_ptr<Device>* out);
   // Ends the other ranks.
   ~LeaderDevice() override;
 
@@ -44,14 +45,17 @@ class LeaderDevice final : public Device {
 
  private:
   LeaderDevice(std::shared_ptr<Group> group, std::unique_ptr<RankSpeaker> speaker, std::unique_ptr<Device> own,
-               std::shared_ptr<const ClockedCollective> clocked);
+               std::shared_ptr<ClockedCollective> clocked);
+  // Has all ranks cut steps, if that was asked for or pays. summed_bytes: SummedBytesOfRow.
+  Status ChooseOverlap(uint32_t overlap, uint64_t summed_bytes);
+  Status MeasureOverlap(uint64_t summed_bytes, uint32_t* rows);
   // Tells the other ranks of an error of this one.
   Status Told(Status status);
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<RankSpeaker> speaker_;
   std::unique_ptr<Device> own_;
-  std::shared_ptr<const ClockedCollective> clocked_;
+  std::shared_ptr<ClockedCollective> clocked_;
 };
 
 }  // namespace llmc

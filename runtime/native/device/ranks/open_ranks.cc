@@ -7,13 +7,14 @@
 #include "collective/mpi/mpi_group.h"
 #include "collective/shm_group.h"
 #include "device/ranks/leader_device.h"
+#include "device/ranks/overlap_rule.h"
 #include "device/ranks/rank_message.h"
 
 namespace llmc {
 namespace {
 
-const char* const kNames[] = {"room", "rank", "ranks", "mpi", "in_flight"};
-constexpr uint32_t kMostInFlight = 64;
+const char* const kNames[] = {"room", "rank", "ranks", "mpi", "in_flight", "overlap_sums"};
+constexpr uint32_t kMostInFlight = 64, kMostOverlapRows = 1u << 20;
 
 bool IsOfRanks(const std::pair<std::string, std::string>& option) {
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return option.first == name; });
@@ -64,6 +65,8 @@ Status Obey(const RankMessage& said, Device* device, FollowedSteps* steps) {
     case RankOp::kVisit: device->Visit(said.values[0]); return Status::Ok();
     case RankOp::kRelease: device->Release(said.values[0]); return Status::Ok();
     case RankOp::kRecall: device->Recall(); return Status::Ok();
+    case RankOp::kCutSteps: return device->CutSteps(said.values[0]);
+    case RankOp::kTimeSums:
     case RankOp::kLoad:
     case RankOp::kEnd: break;
   }
@@ -78,13 +81,14 @@ Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std
   DeviceOptions of_ranks, rest;
   for (const auto& option : options) (IsOfRanks(option) ? of_ranks : rest).push_back(option);
   std::string path, mpi;
-  uint32_t rank = 0, ranks = 0, in_flight = 0;
+  uint32_t rank = 0, ranks = 0, in_flight = 0, overlap = kMeasuredOverlap;
   OptionReader reader(kind.name, of_ranks);
   reader.Text("room", &path);
   reader.Text("mpi", &mpi);
   reader.Number("rank", kMostRanks - 1, &rank);
   reader.Number("ranks", kMostRanks, &ranks);
   reader.Number("in_flight", kMostInFlight, &in_flight);
+  reader.Number("overlap_sums", kMostOverlapRows, &overlap);
   LLMC_RETURN_IF_ERROR(reader.Finish());
   if (path.empty() == mpi.empty()) {
     return WrongRanks(
@@ -95,7 +99,7 @@ Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std
   LLMC_RETURN_IF_ERROR(kind.open(rest, &own));
   std::shared_ptr<Group> group;
   LLMC_RETURN_IF_ERROR(mpi.empty() ? OpenRoom(path, rank, ranks, &group) : MpiGroup::Open(mpi, ranks, &group));
-  out->reset(new OpenRanks(std::move(group), std::move(own), in_flight));
+  out->reset(new OpenRanks(std::move(group), std::move(own), in_flight, overlap));
   return Status::Ok();
 }
 
@@ -148,13 +152,14 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   if (collective == nullptr) return group_->status();
   const auto clocked = std::make_shared<ClockedCollective>(std::move(collective));
   own.collective = clocked;
+  const uint64_t summed_bytes = SummedBytesOfRow(*artifact);
   std::unique_ptr<Device> device;
   if (const Status loaded = own_->Load(std::move(artifact), own, &device); !loaded.ok()) {
     group_->Fail(group_->rank(), loaded.message);  // the others may wait for a result of this one
     EndOthers();
     return loaded;
   }
-  return LeaderDevice::Create(group_, std::move(speaker), std::move(device), clocked, out);
+  return LeaderDevice::Create(group_, std::move(speaker), std::move(device), clocked, overlap_, summed_bytes, out);
 }
 
 Status OpenRanks::Follow(const std::shared_ptr<const Artifact>& artifact) const {
@@ -191,6 +196,10 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   for (;;) {
     LLMC_RETURN_IF_ERROR(listener.Hear(&said));
     if (said.op == RankOp::kEnd) return steps.EndAll();
+    if (said.op == RankOp::kTimeSums) {
+      static_cast<void>(TimeOfSummedByte(options.collective.get()));
+      continue;
+    }
     LLMC_RETURN_IF_ERROR(Obey(said, device.get(), &steps));
   }
 }

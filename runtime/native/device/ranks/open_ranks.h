@@ -33,8 +33,8 @@ class OpenRanks final : public OpenDevice {
   Status Follow(const std::shared_ptr<const Artifact>& artifact) const;
 
  private:
-  OpenRanks(std::shared_ptr<Group> group, std::unique_ptr<OpenDevice> own, uint32_t in_flight)
-      : group_(std::move(group)), own_(std::move(own)), in_flight_(in_flight) {}
+  OpenRanks(std::shared_ptr<Group> group, std::unique_ptr<OpenDevice> own, uint32_t in_flight, uint32_t overlap)
+      : group_(std::move(group)), own_(std::move(own)), in_flight_(in_flight), overlap_(overlap) {}
   std::shared_ptr<Collective> NewCollective(const Artifact& artifact, uint32_t in_flight) const;
   Status CheckRole(bool leads) const;
   void EndOthers() const;
@@ -43,6 +43,7 @@ class OpenRanks final : public OpenDevice {
   std::shared_ptr<Group> group_;
   std::unique_ptr<OpenDevice> own_;
   uint32_t in_flight_;  // steps in flight; 0: as many as stages
+  uint32_t overlap_;  // as in LeaderDevice::Create
   mutable std::atomic<bool> used_{false};
 };
 

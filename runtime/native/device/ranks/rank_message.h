@@ -10,9 +10,21 @@
 
 namespace llmc {
 
-enum class RankOp : uint32_t { kLoad, kStep, kCopyBlock, kReserve, kVisit, kRelease, kRecall, kEnd };
+enum class RankOp : uint32_t {
+  kLoad,
+  kStep,
+  kCopyBlock,
+  kReserve,
+  kVisit,
+  kRelease,
+  kRecall,
+  kTimeSums,
+  kCutSteps,
+  kEnd
+};
 
-// values: kLoad: num_blocks, whether steps are timed, and steps in flight; kCopyBlock: from and to; kVisit and kRelease: the graph.
+// values: kLoad: num_blocks, whether steps are timed, and steps in flight; kCopyBlock: from and to; kVisit and kRelease:
+// the graph; kCutSteps: the least rows.
 // artifact: kLoad: Artifact::Identity of rank 0's.
 struct RankMessage {
   RankOp op = RankOp::kEnd;

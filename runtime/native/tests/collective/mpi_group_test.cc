@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective/shm_collective.h"
@@ -71,6 +72,35 @@ void TestBits(Group* group, const std::shared_ptr<llmc::Room>& room) {
   CHECK_OK(mpi->status());
 }
 
+// Two sums on their way at a time, of which a later one is finished first; the transport gets turns in between.
+void TestSumsBesideOthers(Group* group, const std::shared_ptr<llmc::Room>& room) {
+  llmc::ShmCollective shm(room);
+  const std::shared_ptr<Collective> mpi = group->NewCollective(group->num_ranks(), 0);
+  CHECK(mpi->overlaps() && !shm.overlaps());
+  constexpr Shape kLanes[] = {{1100, 1004}, {70, 1920}};
+  std::vector<float> in[2], out[2];
+  for (uint32_t lane = 0; lane < 2; ++lane) {
+    const uint64_t count = kLanes[lane].rows * kLanes[lane].width;
+    in[lane] = Values(10 * lane + mpi->rank(), count);
+    out[lane].resize(count);
+  }
+  const auto sum = [&](uint32_t lane) {
+    return llmc::Reduction{in[lane].data(), out[lane].data(), nullptr, nullptr, kLanes[lane].rows, kLanes[lane].width};
+  };
+  for (uint32_t turn = 0; turn < 4; ++turn) {
+    for (const uint32_t lane : {0u, 1u}) mpi->BeginReduce(sum(lane), lane);
+    for (uint32_t i = 0; i < turn * mpi->rank() * 100; ++i) mpi->Tend();
+    for (const uint32_t lane : {1u, 0u}) mpi->FinishReduce(lane);
+    for (const uint32_t lane : {0u, 1u}) {
+      CHECK(mpi->Reduced(lane));
+      const std::vector<float> found = std::exchange(out[lane], std::vector<float>(out[lane].size()));
+      shm.AllReduce(sum(lane), 0, 1);
+      CHECK(SameBits(found, out[lane]));
+    }
+  }
+  CHECK_OK(mpi->status());
+}
+
 // Two stages of two ranks, of which the second hands back what the first has made.
 void TestStages(Group* group, const std::shared_ptr<llmc::Room>& room) {
   llmc::ShmCollective shm(room, 2);
@@ -115,6 +145,7 @@ int RunRank(const char* library, const char* room_path) {
   CHECK_OK(group->rank() == 0 ? group->AwaitLoaded() : group->TellLoaded());
   if (group->rank() != 0) CHECK_OK(llmc::Room::Open(room_path, group->rank(), 4, &room));
   TestBits(group.get(), room);
+  TestSumsBesideOthers(group.get(), room);
   TestStages(group.get(), room);
   TestSaying(group.get());
   CHECK_OK(group->status());

@@ -30,7 +30,7 @@ int main() {
   CHECK(Has(Told({two, later}), "Rank 1 is llmc ") && Has(Told({two, later}), "install the same llmc on every host."));
   std::memset(newer.version, '9', sizeof(newer.version));  // without an end
   CHECK(
-      Has(Told({two, newer}), "Rank 1 is llmc " + std::string(sizeof(newer.version), '9') + " (protocol 1) and rank"));
+      Has(Told({two, newer}), "Rank 1 is llmc " + std::string(sizeof(newer.version), '9') + " (protocol 2) and rank"));
   newer.num_ranks = 4;  // what it means in another version is unknown
   CHECK(Has(Told({newer, two}), "Rank 1 is llmc "));
   return llmc_test::Finish("rank_greeting_test");

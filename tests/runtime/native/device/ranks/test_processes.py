@@ -25,16 +25,20 @@ LLMC = [sys.executable, "-P", "-m", "llmc.cli.main"]
 PROMPT = "w5 w6 w7 w8 w9 w10 w11"
 
 
-def run_llmc(artifact: Path, *launcher: str) -> Any:
+def run_llmc(artifact: Path, *launcher: str, flags: tuple[str, ...] = ()) -> Any:
     """What `llmc run --json` prints of one prompt, but for its times."""
     command = [*launcher, *LLMC, "run", str(artifact), "--prompt", PROMPT, "--max-tokens", "12", "--temperature", "0"]
+    command += flags
     done = subprocess.run([*command, "--logprobs", "2", "--json", "-q"], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)["results"]
 
 
 @each_mpi
 def test_mpi_gives_the_bits_of_shared_memory(artifacts: dict[int, Path], mpi: Mpi) -> None:
-    assert run_llmc(artifacts[4], *mpi.launcher, "-n", "4") == run_llmc(artifacts[4])
+    alone = run_llmc(artifacts[4])
+    assert run_llmc(artifacts[4], *mpi.launcher, "-n", "4") == alone
+    # With sums that go on beside kernels.
+    assert run_llmc(artifacts[4], *mpi.launcher, "-n", "4", flags=("--overlap-sums", "2")) == alone
 
 
 @each_mpi

@@ -64,6 +64,24 @@ def test_several_ranks_generate_what_one_does_and_the_same_bits_in_any_company(
     assert [*map(_bits, alone)] == [*map(_bits, together)] == [*map(_bits, crowded)]
 
 
+@pytest.mark.parametrize("least_rows", [2, 9])
+def test_steps_in_two_parts_have_the_bits_of_whole_ones(artifacts: dict[int, Path], least_rows: int) -> None:
+    """Decodes, prompts that both parts have rows of, and chunks: the same bits from 2 rows on, and only for prompts."""
+    scored = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)
+    found = []
+    for overlap, threads in (("off", 1), (least_rows, 2)):
+        with LLM(artifacts[2], num_threads=threads, device_options={"overlap_sums": overlap}) as llm:
+            outputs = _greedy(llm, PROMPTS)
+            found.append([*map(_bits, outputs), repr(llm.generate(PROMPTS[:1], scored)[0].prompt_logprobs)])
+            stats = llm.engine.device_stats()
+    assert found[0] == found[1]
+    assert stats["overlap_rows"] == least_rows
+    assert 0 < stats["overlapped_steps"] <= stats["replayed_steps"]
+    assert stats["all_reduces"] == 5 * (stats["overlapped_steps"] + stats["replayed_steps"])
+    with Artifact(artifacts[2]) as artifact, pytest.raises(RanksError, match="overlap-sums '1' is no number of rows"):
+        Engine(artifact, num_threads=1, overlap_sums=1)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"dtype": "bf16"}, {"dtype": "f32", "target": "reference", "quant": QuantConfig("w4a16", group_size=32)}],
