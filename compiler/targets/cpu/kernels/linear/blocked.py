@@ -108,6 +108,7 @@ class GroupsOfPanels:
             with T.serial(T.truncdiv(panel1 - panel0 + (most - 1), most)) as group:
                 first = b.let(panel0 + group * most)
                 count = b.let(T.min(most, panel1 - first))
+                next_group = self._panel_behind(first + count, chunk + 1 < chunk1)
                 with T.serial(self.walk.count) as block:
                     kb = let(block)
                     line0 = let(kb * self.walk.lines)
@@ -119,7 +120,7 @@ class GroupsOfPanels:
                         self._panels_of_parts(tile0, here, first, count, kb, line0, length)
                     else:
                         with T.serial(count * p.parts) as turn:
-                            self._float_panel(tile0, here, first, count, turn, kb, line0, length)
+                            self._float_panel(tile0, here, first, count, turn, kb, line0, length, next_group)
                 if p.activated:
                     with T.serial(count) as i, T.serial(here) as t:
                         places = [part * most + i for part in range(p.parts)]
@@ -144,15 +145,18 @@ class GroupsOfPanels:
 
     def _float_panel(
         self, tile0: b.Expr, here: b.Expr, first: b.Expr, count: b.Expr, turn: b.Expr, kb: b.Expr, line0: b.Expr,
-        length: b.Expr,
+        length: b.Expr, next_group: b.Expr,
     ) -> None:  # fmt: skip
-        """The same for one panel of the group, given by its turn: the panels of the first part come first."""
+        """The same for one panel of the group, given by its turn: the panels of the first part come first. next_group:
+        the panel that is read after the group."""
         p, reader = self.p, self.plan.reader
         unit, part, place = self._turned(first, count, turn)
         last = T.Cast("int32", turn + 1 == count * p.parts)
         next_unit, next_part, _ = self._turned(first, count, b.let((turn + 1) * (1 - last)))
         following = p.panel(next_part, next_unit)
-        ahead = b.let(following * p.lines + (kb + last) * self.walk.lines) * p.columns
+        at_end = T.And(last == 1, kb == self.walk.count - 1)
+        ahead_line = T.Select(at_end, next_group * p.lines, following * p.lines + (kb + last) * self.walk.lines)
+        ahead = b.let(ahead_line * p.columns)
 
         def row_tile(t: b.Expr, walk: Walk, fetch: Fetch) -> None:
             self.tiles.row_tile(tile0 + t, t, [unit], part, [place], walk, kb, fetch, length)
@@ -182,6 +186,16 @@ class GroupsOfPanels:
                     row_tiles(1)
         else:
             row_tiles(1)
+
+    def _panel_behind(self, panel: b.Expr, more_chunks: b.Expr) -> b.Expr:
+        """The panel that is read after a group of panels that ends before `panel` of the first part.
+
+        After the last panel it is the first one of the next chunk. After the last chunk it is the one behind the
+        weight, where the next expert's weight begins.
+        """
+        p = self.p
+        other = T.Select(more_chunks, T.int32(0), T.int32(p.parts * p.panels))
+        return b.let(T.Select(panel < p.panels, panel, other))
 
     def _turned(self, first: b.Expr, count: b.Expr, turn: b.Expr) -> tuple[b.Expr, b.Expr, b.Expr]:
         """(panel, part, place of its sums) of a turn of the group [first, + count)."""
