@@ -105,3 +105,14 @@ def test_a_format_that_is_not_listed_is_refused() -> None:
     unknown = KernelSpec.of(spec.family, spec.op, **{**spec.as_dict(), "format": "ternary"})
     with pytest.raises(QuantizeError, match="weight format 'ternary' is unknown; known: integers, steps"):
         build_kernel(unknown, TARGETS["x86-64-v3"])
+
+
+def test_a_part_of_the_last_row_tile_is_computed_where_that_is_faster() -> None:
+    """Of rows that seldom fill tiles, such as those of an expert, in the largest tile of wide registers."""
+
+    def fewer(target: str, spec: KernelSpec, *, uneven: bool = True) -> tuple[int, ...]:
+        return plans.plan(problem_of(spec, TARGETS[target]), None, uneven=uneven).fewer_rows
+
+    assert fewer("znver4", floats(8, "bf16")) == fewer("icelake-server", floats(8, "f16")) == (4, 6)
+    assert fewer("znver4", floats(8, "bf16"), uneven=False) == fewer("znver4", floats(4, "bf16")) == ()
+    assert fewer("x86-64-v3", floats(4, "f32")) == ()

@@ -159,7 +159,8 @@ class GroupsOfPanels:
         ahead = b.let(ahead_line * p.columns)
 
         def row_tile(t: b.Expr, walk: Walk, fetch: Fetch) -> None:
-            self.tiles.row_tile(tile0 + t, t, [unit], part, [place], walk, kb, fetch, length)
+            fewer = self.plan.fewer_rows
+            self.tiles.row_tile(tile0 + t, t, [unit], part, [place], walk, kb, fetch, length, fewer)
 
         def row_tiles(places: int) -> None:
             """All of them; places: at which each fetches with a line."""

@@ -40,9 +40,12 @@ def build(spec: KernelSpec, target: Target, schedule: Schedule | None = None) ->
 
 
 def part(spec: KernelSpec, target: Target, symbol: str, schedule: Schedule | None = None) -> tirx.PrimFunc:
-    """The kernel as a function named `symbol`, which another kernel calls for a range of tasks (`builder.Kernel`)."""
+    """The kernel as a function named `symbol`, which another kernel calls for a range of tasks (`builder.Kernel`).
+
+    Its rows are some of a graph's, so they seldom fill whole row tiles.
+    """
     p = problem_of(spec, target)
-    return _Linear(p, plans.plan(p, schedule)).function(symbol)
+    return _Linear(p, plans.plan(p, schedule, uneven=True)).function(symbol)
 
 
 def default_schedule(spec: KernelSpec, target: Target) -> Schedule | None:

@@ -44,7 +44,8 @@ class Plan:
     chunk computed at a time. copied_tiles: row tiles whose activations a micro-kernel copies whole; 0: none.
     side_by_side: panels that one row tile reads at once. streams, ahead_bytes: see `Schedule`. group: panels whose sums
     wait in cache while K is walked; 1: one panel at a time. widens: 16-bit activations of many rows become float32 once
-    per group of panels. loops: (most row tiles, order of loops), ascending; None: any number.
+    per group of panels. fewer_rows: numbers of rows, ascending; of a last row tile with no more valid rows than one of
+    these, only so many are computed. loops: (most row tiles, order of loops), ascending; None: any number.
     """
 
     reader: Reader
@@ -61,6 +62,7 @@ class Plan:
     ahead_bytes: int = 0
     group: int = 1
     widens: bool = False
+    fewer_rows: tuple[int, ...] = ()
 
     @property
     def chunked(self) -> bool:
@@ -76,14 +78,14 @@ def default_schedule(p: Problem) -> Schedule | None:
     return None if registers else _float_schedule(p)
 
 
-def plan(p: Problem, schedule: Schedule | None) -> Plan:
-    """The plan of a problem under a schedule; None: the default schedule."""
+def plan(p: Problem, schedule: Schedule | None, *, uneven: bool = False) -> Plan:
+    """The plan of a problem under a schedule; None: the default schedule. uneven: many rows seldom fill whole tiles."""
     registers = _registers(p)
     if p.quantized:
         return _quantized(p, registers, schedule or _quantized_schedule(p, registers))
     if registers is not None:
         return _float_registers(p, registers)
-    return _float(p, schedule or _float_schedule(p))
+    return _float(p, schedule or _float_schedule(p), uneven=uneven)
 
 
 def _registers(p: Problem) -> type[TileRegisters] | None:
@@ -131,10 +133,11 @@ def _float_schedule(p: Problem) -> Schedule:
     return Schedule(streams, _FLOAT_AHEAD // streams, words * _word_bytes(p, widens=widens), rows)
 
 
-def _float(p: Problem, schedule: Schedule) -> Plan:
+def _float(p: Problem, schedule: Schedule, *, uneven: bool) -> Plan:
     reader, micro = operands(p)
     widens = _expands(p, micro)
     lines = min(p.lines, max(1, schedule.block_bytes // _word_bytes(p, widens=widens)))
+    uneven = uneven and p.tile == p.target.row_tile and p.target.lanes == b.WIDTH
     few = Walk(lines, b.ceil_div(p.lines, lines))
     if widens:
         loops: tuple[tuple[int | None, Loops], ...] = ((None, Loops.GROUPS_OF_PANELS),)
@@ -152,6 +155,8 @@ def _float(p: Problem, schedule: Schedule) -> Plan:
         ahead_bytes=schedule.ahead_bytes,
         group=(_WIDE_PANELS if widens else _GROUP) // p.parts,
         widens=widens,
+        # Below half a tile there are too few chains of operations to be faster.
+        fewer_rows=tuple(range(p.tile // 2, p.tile, 2)) if uneven else (),
     )  # fmt: skip
 
 

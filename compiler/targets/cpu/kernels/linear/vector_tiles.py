@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -59,12 +60,12 @@ class VectorTiles:
 
     def row_tile(
         self, t: b.Expr, t_local: b.Expr, units: Sequence[b.Expr], part: b.Expr, places: Sequence[b.Expr], walk: Walk,
-        kb: b.Expr, fetch: Fetch, length: b.Expr | None = None,
+        kb: b.Expr, fetch: Fetch, length: b.Expr | None = None, fewer_rows: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Row tile t times block kb of panels `units` of a part of the weight.
 
         places: where each panel's sums are stored between passes. t_local: number of the row tile there. length: of the
-        block; None: the whole block.
+        block; None: the whole block. fewer_rows: see `Plan`.
         """
         p, let = self.p, self.p.let
         t, t_local, units = let(t), let(t_local), [let(unit) for unit in units]
@@ -74,14 +75,20 @@ class VectorTiles:
         x0 = b.let(self.micro.start_of(t, t_local)) if p.quantized else t * p.lines * p.tile
         split = p.integer and p.grouped and walk.unpacked and not merges_in_memory(p, walk)
         step = min(p.tile, _ROWS_OF_GROUPS) if split else p.tile
+
+        def compute(first: int, end: int) -> None:
+            where = range(first, end), units, part, panels, list(places), columns
+            self._tile(Tile(t, t_local, *where, x0, walk, kb, fetch, length))
+
+        if fewer_rows:
+            valid = b.let(T.min(self.num_rows - t * p.tile, p.tile))
+            for below, most in itertools.pairwise((0, *fewer_rows, p.tile)):
+                with b.when(T.And(valid > below, valid <= most)):
+                    compute(0, most)
+            return
         for first in range(0, p.tile, step):
-            rows = range(first, first + step)
-            tile = Tile(t, t_local, rows, units, part, panels, list(places), columns, x0, walk, kb, fetch, length)
-            if first:
-                with b.when(t * p.tile + first < self.num_rows):
-                    self._tile(tile)
-            else:
-                self._tile(tile)
+            with b.when(t * p.tile + first < self.num_rows) if first else nullcontext():
+                compute(first, first + step)
 
     def write_activated(
         self, unit: b.Expr, places: Sequence[b.Expr], t: b.Expr, t_local: b.Expr,
