@@ -13,6 +13,7 @@ from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import SharedGuides
 
 from .context_limit import ContextLimit
+from .failed_steps import FailedSteps
 from .frontend import PreparedRequest
 from .gathered import Gathered
 from .outputs import RequestFailure, RequestOutput, TokenDelta
@@ -69,6 +70,7 @@ class EngineLoop:
         # Enough to keep the engine's queue full, few enough that a million prompts do not fill it.
         self._window = 4 * max_num_seqs + 64
         self._jobs: dict[int, tuple[Job, list[Job]]] = {}
+        self._failed_steps = FailedSteps()
 
     def run(
         self, jobs: Iterable[Job], stepped: Callable[[int], None] | None = None
@@ -108,8 +110,15 @@ class EngineLoop:
             self._abandon(running)
 
     def _step(self) -> int:
-        """Runs one engine step; returns its number of tokens."""
-        progressed = self._engine.step()
+        """Runs one engine step; returns its number of tokens. Raises LlmcError unless the engine survives it."""
+        try:
+            progressed = self._engine.step()
+        except LlmcError as error:
+            if not self._failed_steps.survives(error):
+                raise
+            progressed = True
+        else:
+            self._failed_steps.end_row()
         events = self._engine.poll()
         num_tokens = 0
         for event in events:

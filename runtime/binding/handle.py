@@ -33,6 +33,8 @@ ERROR_NAMES = (
     "internal",
     "empty_mask",
     "not_finite",
+    "device_failed",
+    "device_lost",
 )
 
 

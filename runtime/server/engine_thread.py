@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from llmc.runtime.binding import Engine, LlmcError
+from llmc.runtime.failed_steps import FailedSteps
 
 from .profiler import Profiler
 from .requests import ServerStopping
@@ -21,8 +22,6 @@ _Value = TypeVar("_Value")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 _IDLE_LOOK_S = 0.1
 _MOST_WORK_S = 0.002  # between two steps, for all of what waits but the last piece
-# After that many steps in a row without memory, the device will not get it back.
-_MOST_FAILED_STEPS = 3
 
 
 class EngineThread:
@@ -38,7 +37,7 @@ class EngineThread:
     ) -> None:
         self.profiler: Profiler | None = None
         self.failure: str | None = None
-        self.num_failed_steps = self._failed_in_a_row = 0
+        self.failed_steps = FailedSteps()
         self.most_ahead = most_ahead
         self.steps_ahead = 0
         self.stopping = threading.Event()
@@ -166,18 +165,16 @@ class EngineThread:
                 return
 
     def _step(self) -> bool:
-        """Whether a step did any work. A step that ran out of memory fails only its own requests. Raises LlmcError."""
+        """Whether a step did any work. One that the engine survives fails only its own requests. Raises LlmcError."""
         try:
             progressed = bool(self._engine.step())
         except LlmcError as error:
-            self.num_failed_steps += 1
-            self._failed_in_a_row += 1
-            if error.name != "out_of_memory" or self._failed_in_a_row >= _MOST_FAILED_STEPS:
+            if not self.failed_steps.survives(error):
                 raise
-            log.error("a step failed, and with it the requests that had begun: %s", error)
+            log.error("a step failed, and with it its requests: %s", error)
             return True
         if progressed:
-            self._failed_in_a_row = 0
+            self.failed_steps.end_row()
         return progressed
 
     def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:

@@ -44,13 +44,14 @@ def stub_library(folder: Path) -> Path:
     return _shared("stub_opencl.c", folder / "libstub_opencl.so")
 
 
-def one_replay_library(folder: Path) -> Path:
-    """The library of opencl_one_replay.c, built below `folder`: what it lacks, the machine's library has."""
-    needs = ["-Wl,--no-as-needed", "-l:libOpenCL.so.1", "-ldl"]
-    return _shared("opencl_one_replay.c", folder / "libone_replay.so", *needs)
+def failing_library(folder: Path) -> Path:
+    """The library of failing_opencl.cc, built below `folder`: what it lacks, the machine's library has."""
+    needs = ["-std=c++17", "-Wl,--no-as-needed", "-l:libOpenCL.so.1", "-ldl"]
+    return _shared("failing_opencl.cc", folder / "libfailing_opencl.so", *needs)
 
 
 def _shared(source: str, library: Path, *flags: str) -> Path:
     path = ROOT / "tests" / "support" / source
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, path, *flags], check=True, capture_output=True)
+    compiler = "c++" if path.suffix == ".cc" else "cc"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, path, *flags], check=True, capture_output=True)
     return library

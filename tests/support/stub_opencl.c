@@ -143,8 +143,9 @@ EXPORT i32 clEnqueueNDRangeKernel(void *q, void *k, u32 n, const size_t *o, cons
   return code("EnqueueNDRangeKernel");
 }
 EXPORT i32 clEnqueueWriteBuffer(void *q, struct memory *m, u32 b, size_t at, size_t n, const void *from, u32 w, void *const *e, void **out) {
+  static u32 calls;
   if (at + n > m->bytes) return -30;
-  const i32 done = enqueue(code("EnqueueWriteBuffer"), m->data + at, from, 0, n);
+  const i32 done = enqueue(counted("EnqueueWriteBuffer", &calls), m->data + at, from, 0, n);
   return b ? finish(done) : done;
 }
 EXPORT i32 clEnqueueReadBuffer(void *q, struct memory *m, u32 b, size_t at, size_t n, void *to, u32 w, void *const *e, void **out) {

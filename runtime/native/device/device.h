@@ -148,6 +148,10 @@ class Device {
   // Copies one KV block of every layer (copy-on-write), behind all earlier work.
   virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
 
+  // Waits for the copies of blocks so far. To be called where no step follows them, whose fence would tell that they
+  // failed.
+  virtual Status AwaitCopies() { return Status::Ok(); }
+
   // Allocates swap space for blocks in the host's memory. Call once, before any step. *ns: time of saving and loading a
   // block.
   virtual Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) {

@@ -88,6 +88,32 @@ Status Engine::MissOf(const Sequence& s, const BucketMiss& miss) const {
                                                  WantedFor(miss, model_).Name() + " or allow other graphs.");
 }
 
+// The device failed at a step, `begun`, whether that has rows in flight or not. If it goes on, only requests of this step
+// and of others on their way fail. The KV of all others is right: a step writes to blocks of its own sequences only. A
+// copy to swap space may not have arrived, so what the step saved is computed again.
+void Engine::FailSteps(const Status& why, EngineStep* begun) {
+  const bool goes_on = why.code == LLMC_ERR_DEVICE_FAILED || why.code == LLMC_ERR_OUT_OF_MEMORY;
+  std::vector<Request*> failed;
+  const auto add = [&](const EngineStep& step) {
+    for (const StepItem& item : step.plan.items) failed.push_back(item.sequence->request);
+    scheduler_.ForgetSaves(step.plan);
+  };
+  if (goes_on) {
+    add(*begun);
+    for (EngineStep* step : {&step_, &ahead_}) {
+      if (step != begun && step->launched) add(*step);
+    }
+    for (const EngineStep& step : more_) {
+      if (&step != begun && step.launched) add(step);
+    }
+  }
+  Drain();
+  Scheduler::DropGuesses(&begun->plan);
+  if (!goes_on) return FailAll(why);
+  std::sort(failed.begin(), failed.end(), [](const Request* a, const Request* b) { return a->id < b->id; });
+  for (Request* r : failed) FailRequest(r, why);  // once, however many of its sequences are there
+}
+
 void Engine::FailAll(const Status& why) {
   std::vector<Request*> all;
   {

@@ -187,14 +187,10 @@ Status Engine::BeginStep(EngineStep* step, bool* run) {
   counters_.prepare_ns += replay - scheduled;
   step->enqueued_ns = replay;
   if (status.ok()) status = CopyBlocks(plan);
-  if (status.ok() && *run) status = Enqueue(step);
+  if (status.ok()) status = *run ? Enqueue(step) : device_->AwaitCopies();
   // Else it is counted until the step has ended.
   if (!*run || !status.ok() || !more_.empty()) counters_.replay_ns += MonotonicNs() - replay;
-  if (!status.ok()) {
-    Drain();
-    Scheduler::DropGuesses(&step->plan);
-    FailAll(status);
-  }
+  if (!status.ok()) FailSteps(status, step);
   return status;
 }
 
@@ -239,9 +235,7 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   landed_ns_ = done;
   counters_.replay_ns += done - since_ns;
   if (!status.ok()) {
-    Drain();
-    Scheduler::DropGuesses(&step_.plan);
-    FailAll(status);
+    FailSteps(status, &step_);
     return status;
   }
   replay_time_ = device_->last_replay();
@@ -266,7 +260,7 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   }
   counters_.sample_ns += MonotonicNs() - done;
   *stepped = true;
-  if (!status.ok()) FailAll(status);
+  if (!status.ok()) FailSteps(status, &ahead_);
   return status;
 }
 

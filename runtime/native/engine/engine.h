@@ -95,8 +95,8 @@ class Engine {
   // LLMC_READY_ bits; 0 after the timeout.
   uint32_t Wait(uint64_t timeout_ns);
   // One iteration: ends a step, and where steps overlap starts the next one. A failed request is an event. An error or
-  // std::bad_alloc means that the device failed or memory ran out: every request has failed, one event each, and the
-  // engine is empty.
+  // std::bad_alloc means that the device failed or memory ran out. Requests have failed then, one event each: those of
+  // steps on their way if the device goes on (FailSteps), else all of them, and the engine is empty.
   Status Step(bool* progressed);
   // Replays made-up tokens that write to the dummy block only.
   Status WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns);
@@ -198,6 +198,7 @@ class Engine {
   void FailRequest(Request* request, const Status& why);
   void EndAll(Request* request, const llmc_event& facts);
   Status MissOf(const Sequence& sequence, const BucketMiss& miss) const;
+  void FailSteps(const Status& why, EngineStep* begun);
   void FailAll(const Status& why);
   void Forget() noexcept;
   void FailAfterOutOfMemory();

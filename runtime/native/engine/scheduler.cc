@@ -109,6 +109,17 @@ void Scheduler::ForgetSaved(Sequence* s) {
   s->num_saved = 0;
 }
 
+// The plan's preempted sequences may be gone, so those that wait are asked for its places.
+void Scheduler::ForgetSaves(const StepPlan& plan) noexcept {
+  if (plan.saves.empty()) return;
+  const auto is_saved_now = [&](uint32_t place) {
+    return std::any_of(plan.saves.begin(), plan.saves.end(), [&](const auto& save) { return save.to == place; });
+  };
+  for (Sequence* s : waiting_) {
+    if (std::any_of(s->saved.begin(), s->saved.end(), is_saved_now)) ForgetSaved(s);
+  }
+}
+
 void Scheduler::Remove(Sequence* s) {
   if (s->state == Sequence::State::kWaiting) {
     ForgetSaved(s);

@@ -151,6 +151,8 @@ class Scheduler {
   void Launch(const StepPlan& plan);
   // The plan's replay failed or is not wanted any more.
   void Abandon(const StepPlan& plan) noexcept { TakeBack(plan); }
+  // What the plan saved may not have reached the swap space: it is to be computed again.
+  void ForgetSaves(const StepPlan& plan) noexcept;
   // Drops all sequences and blocks, in whatever state it is, and clears the prefix cache. The sequences may be freed
   // already.
   void Clear() noexcept;

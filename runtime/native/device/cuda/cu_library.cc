@@ -102,7 +102,9 @@ Status CuError(const CuLibrary& cuda, const std::string& doing, CuResult code) {
   switch (code) {
     case kCuOutOfMemory:
     case kCuLaunchOutOfResources:
-      return failed(LLMC_ERR_OUT_OF_MEMORY, "; use fewer KV blocks, smaller buckets, or another GPU.");
+      return failed(LLMC_ERR_OUT_OF_MEMORY,
+                    "; lower --gpu-memory-utilization, compile fewer or smaller buckets, keep weights on the host by "
+                    "--cpu-offload-gib, or choose another GPU.");
     case kCuDeviceUnavailable:
     case kCuContextInUse:
       return failed(LLMC_ERR_NOT_FOUND, "; stop that process, or choose another GPU by its number.");
@@ -123,9 +125,10 @@ Status CuError(const CuLibrary& cuda, const std::string& doing, CuResult code) {
       return failed(LLMC_ERR_UNSUPPORTED_TARGET, "; update the driver, or compile the model for this GPU.");
     default: break;
   }
-  return failed(LLMC_ERR_INTERNAL, LosesDevice(code)
-                                       ? "; the GPU is lost to this process: restart it, and look at the kernel's log."
-                                       : "; restart, and look at the driver's log.");
+  if (LosesDevice(code)) {
+    return failed(LLMC_ERR_DEVICE_LOST, "; the GPU is lost to this process: restart it, and look at the kernel's log.");
+  }
+  return failed(LLMC_ERR_DEVICE_FAILED, "; if it fails again, look at the driver's log.");
 }
 
 }  // namespace llmc

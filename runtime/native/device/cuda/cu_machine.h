@@ -43,6 +43,8 @@ class CuMachine {
   Status Check(const char* doing, CuResult code) const;
   // The error that lost the device, if any.
   Status CheckAlive() const;
+  // To be called with the error of a call. Check has judged it.
+  static const Status& Judge(const Status& failed) { return failed; }
   std::vector<std::pair<std::string, std::string>> Facts() const;
 
  private:

@@ -34,12 +34,13 @@ Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name
                                                           "' has no memory for yet; compile it without --eagle");
   }
   if (total() <= bytes) return Status::Ok();
-  return Status::Error(LLMC_ERR_OUT_OF_MEMORY,
-                       "the artifact '" + artifact.directory() + "' needs " + MemorySize(total()) + " (weights " +
-                           MemorySize(weights) + ", KV pool " + MemorySize(pool) +
-                           (adapters == 0 ? "" : ", adapters " + MemorySize(adapters)) + ", arena " +
-                           MemorySize(arena) + ") and '" + name + "' has " + MemorySize(bytes) +
-                           (of.empty() ? "" : " " + of) + "; ask for a smaller KV pool, or choose another device");
+  return Status::Error(
+      LLMC_ERR_OUT_OF_MEMORY,
+      "the artifact '" + artifact.directory() + "' needs " + MemorySize(total()) + " (weights " + MemorySize(weights) +
+          ", KV pool " + MemorySize(pool) + (adapters == 0 ? "" : ", adapters " + MemorySize(adapters)) + ", arena " +
+          MemorySize(arena) + ") and '" + name + "' has " + MemorySize(bytes) + (of.empty() ? "" : " " + of) +
+          "; ask for a smaller KV pool by --gpu-memory-utilization or --kv-bytes, keep weights on the "
+          "host by --cpu-offload-gib, or choose another device");
 }
 
 std::vector<const WeightRecord*> WeightsOfRank(const Artifact& artifact, uint32_t rank) {

@@ -9,6 +9,7 @@
 
 #include "artifact/artifact.h"
 #include "collective/collective.h"
+#include "core/clock.h"
 #include "device/command_runner.h"
 #include "device/device.h"
 #include "device/gpu/gpu_sampling.h"
@@ -95,6 +96,10 @@ class GpuDevice : public Device, public CommandRunner {
     return InScope([&] { return memory_->CopyBlock(queue_.get(), from, to); });
   }
 
+  Status AwaitCopies() final {
+    return InScope([&] { return Finish("Copying KV blocks"); });
+  }
+
   // Block 0 belongs to no sequence, so it is used for timing copies.
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) final {
     return InScope([&] {
@@ -128,8 +133,10 @@ class GpuDevice : public Device, public CommandRunner {
             {"graph_bytes", run_.graphs->recorded_bytes()},
             {"recorded_graphs", recorded},
             {"launched_graphs", graphs - recorded},
-            {"replayed_steps", num_replayed_},
-            {"launched_steps", num_launched_},
+            {"replayed_steps", replayed_.steps},
+            {"replay_host_ns", replayed_.ns},
+            {"launched_steps", launched_.steps},
+            {"launch_host_ns", launched_.ns},
             {"records_graphs", records()},
             {"saved_blocks", num_saved_},
             {"loaded_blocks", num_loaded_}};
@@ -209,13 +216,15 @@ class GpuDevice : public Device, public CommandRunner {
     static_cast<void>(Finish("A step").ok());
   }
 
-  // Calls work() in a scope of the machine, unless the device is lost.
+  // Calls work() in a scope of the machine, unless the device is lost. An error says whether it is from now on.
   template <class Work>
   Status InScope(const Work& work) const {
     LLMC_RETURN_IF_ERROR(machine_->CheckAlive());
     const typename Parts::Scope scope(*machine_);
     LLMC_RETURN_IF_ERROR(scope.status());
-    return work();
+    const Status status = work();
+    const bool judged = status.code == LLMC_ERR_DEVICE_FAILED || status.code == LLMC_ERR_OUT_OF_MEMORY;
+    return judged ? machine_->Judge(status) : status;
   }
 
   // The functions below are called in such a scope.
@@ -310,10 +319,13 @@ class GpuDevice : public Device, public CommandRunner {
   }
 
   Status Replay(const StepBatch& batch) {
+    const uint64_t begin = MonotonicNs();
     LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(batch.graph, {batch.num_tokens, batch.num_samples}));
     num_samples_ = batch.num_samples;
     LLMC_RETURN_IF_ERROR(Start(batch.num_samples));
-    ++(launches(batch.graph) ? num_launched_ : num_replayed_);
+    HostTime& time = launches(batch.graph) ? launched_ : replayed_;
+    ++time.steps;
+    time.ns += MonotonicNs() - begin;
     return Status::Ok();
   }
 
@@ -343,7 +355,11 @@ class GpuDevice : public Device, public CommandRunner {
   Fence last_fence_ = 0;
   uint32_t num_samples_ = 0;  // of the last step
   uint32_t begun_ = 0;  // graph of the step that is run command by command
-  uint64_t num_replayed_ = 0, num_launched_ = 0;  // steps, by whether a recording was replayed
+  // Steps, and the host's time for enqueueing their graphs, by whether a recording was replayed.
+  struct HostTime {
+    uint64_t steps = 0, ns = 0;
+  };
+  HostTime replayed_, launched_;
   uint64_t num_saved_ = 0, num_loaded_ = 0;  // blocks
 };
 

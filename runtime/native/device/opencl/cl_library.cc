@@ -63,12 +63,16 @@ Status ClError(const std::string& doing, cl_int code) {
     case kClOutOfHostMemory:
     case kClInvalidBufferSize:
       return Status::Error(LLMC_ERR_OUT_OF_MEMORY, doing + " failed: " + ClErrorName(code) +
-                                                       "; use fewer KV blocks, smaller buckets, or another device.");
+                                                       "; lower --gpu-memory-utilization, compile fewer or smaller "
+                                                       "buckets, or choose another device.");
     case kClDeviceNotFound:
     case kClPlatformNotFound: return Status::Error(LLMC_ERR_NOT_FOUND, doing + " failed: " + ClErrorName(code) + ".");
+    case kClDeviceNotAvailable:
+      return Status::Error(LLMC_ERR_DEVICE_FAILED, doing + " failed: " + ClErrorName(code) +
+                                                       "; wait for whoever has it, or choose another device.");
     default:
-      return Status::Error(LLMC_ERR_INTERNAL,
-                           doing + " failed: " + ClErrorName(code) + "; restart, and look at the driver's log.");
+      return Status::Error(LLMC_ERR_DEVICE_FAILED,
+                           doing + " failed: " + ClErrorName(code) + "; if it fails again, look at the driver's log.");
   }
 }
 

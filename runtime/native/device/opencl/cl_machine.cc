@@ -44,6 +44,8 @@ Status NoDevice(const std::string& why) {
 }  // namespace
 
 ClMachine::~ClMachine() {
+  if (probe_ != nullptr) (*api_)->ReleaseMemObject(probe_);
+  if (probe_queue_ != nullptr) (*api_)->ReleaseCommandQueue(probe_queue_);
   if (context_ != nullptr) (*api_)->ReleaseContext(context_);
 }
 
@@ -57,6 +59,7 @@ Status ClMachine::Open(const ClChoice& choice, std::shared_ptr<const ClMachine>*
   cl_int code = kClSuccess;
   machine->context_ = (*machine)->CreateContext(properties, 1, &machine->device_, nullptr, nullptr, &code);
   LLMC_RETURN_IF_CL_ERROR("Opening the OpenCL device '" + machine->name_ + "'", code);
+  LLMC_RETURN_IF_ERROR(machine->MakeProbe());
   *out = std::move(machine);
   return Status::Ok();
 }
@@ -132,6 +135,43 @@ Status ClMachine::Describe() {
   LLMC_CL_COMMAND_BUFFER_FUNCTIONS(LLMC_CL_FIND)
 #undef LLMC_CL_FIND
   return Status::Ok();
+}
+
+Status ClMachine::MakeProbe() {
+  const std::string doing = "Opening the OpenCL device '" + name_ + "'";
+  cl_int code = kClSuccess;
+  probe_queue_ = (*this)->CreateCommandQueue(context_, device_, 0, &code);
+  LLMC_RETURN_IF_CL_ERROR(doing, code);
+  probe_ = (*this)->CreateBuffer(context_, kClMemReadWrite, sizeof(num_probes_), nullptr, &code);
+  LLMC_RETURN_IF_CL_ERROR(doing, code);
+  return Status::Ok();
+}
+
+bool ClMachine::Answers() const {
+  const ClMachine& cl = *this;
+  const uint64_t asked = ++num_probes_;
+  uint64_t answer = 0;
+  return cl->EnqueueWriteBuffer(probe_queue_, probe_, kClTrue, 0, sizeof(asked), &asked, 0, nullptr, nullptr) ==
+             kClSuccess &&
+         cl->EnqueueReadBuffer(probe_queue_, probe_, kClTrue, 0, sizeof(answer), &answer, 0, nullptr, nullptr) ==
+             kClSuccess &&
+         answer == asked;
+}
+
+Status ClMachine::CheckAlive() const {
+  const std::lock_guard<std::mutex> lock(lost_mutex_);
+  return lost_;
+}
+
+Status ClMachine::Judge(const Status& failed) const {
+  const std::lock_guard<std::mutex> lock(lost_mutex_);
+  if (!lost_.ok()) return lost_;
+  if (Answers()) return failed;
+  const std::string why = failed.message.substr(0, failed.message.rfind("; "));
+  lost_ =
+      Status::Error(LLMC_ERR_DEVICE_LOST, why + "; the device '" + name_ +
+                                              "' is lost to this process: restart it, and look at the driver's log.");
+  return lost_;
 }
 
 std::string ClMachine::build_options() const {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,8 +38,11 @@ class ClMachine {
   // Whether a command buffer may be enqueued again while it runs. Else a graph needs two of them.
   bool replays_overlap() const { return replays_overlap_; }
 
-  // OpenCL tells no loss of a device for good: each call fails by itself.
-  Status CheckAlive() const { return Status::Ok(); }
+  // The error that lost the device, if any. Any thread may call it, and Judge.
+  Status CheckAlive() const;
+  // To be called with the error of a call. OpenCL does not say which errors lose a device, so a few bytes are copied to
+  // it and back. Returns the error, or LLMC_ERR_DEVICE_LOST if these do not arrive.
+  Status Judge(const Status& failed) const;
   const std::string& name() const { return name_; }
   const std::string& driver() const { return driver_; }
   uint64_t memory_bytes() const { return memory_bytes_; }
@@ -55,6 +59,9 @@ class ClMachine {
   explicit ClMachine(ClApi api) : api_(std::move(api)) {}
   Status Choose(const ClChoice& choice);
   Status Describe();
+  // Makes what Judge copies with.
+  Status MakeProbe();
+  bool Answers() const;
 
   ClApi api_;
   cl_platform_id platform_ = nullptr;
@@ -66,6 +73,12 @@ class ClMachine {
   uint32_t compute_units_ = 0, number_ = 0;
   bool shares_host_memory_ = false;
   bool has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
+  // A queue of its own: those of steps have work that may never end well.
+  cl_command_queue probe_queue_ = nullptr;
+  cl_mem probe_ = nullptr;
+  mutable std::mutex lost_mutex_;
+  mutable Status lost_;
+  mutable uint64_t num_probes_ = 0;
 };
 
 }  // namespace llmc

@@ -52,7 +52,7 @@ Status ClMemory::Allocate(const std::string& what, uint64_t bytes, cl_bitfield f
     return Status::Error(LLMC_ERR_OUT_OF_MEMORY, what + " needs a buffer of " + MemorySize(bytes) + " and '" +
                                                      machine_->name() + "' takes at most " +
                                                      MemorySize(machine_->buffer_bytes()) +
-                                                     "; make that smaller, or choose another device");
+                                                     "; make that smaller, or choose another device.");
   }
   cl_int code = kClSuccess;
   cl_mem memory = (*machine_)->CreateBuffer(machine_->context(), flags, bytes, nullptr, &code);

@@ -51,11 +51,13 @@ class OpenClDevice final : public GpuDevice<OpenClParts> {
   ~OpenClDevice() override { Drain(); }
 
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
-    return memory_->LoadAdapter(queue_.get(), slot, matrices);
+    return InScope([&] { return memory_->LoadAdapter(queue_.get(), slot, matrices); });
   }
-  Status ReadBlock(uint32_t block, unsigned char* out) override { return memory_->ReadBlock(queue_.get(), block, out); }
+  Status ReadBlock(uint32_t block, unsigned char* out) override {
+    return InScope([&] { return memory_->ReadBlock(queue_.get(), block, out); });
+  }
   Status WriteBlock(uint32_t block, const unsigned char* from) override {
-    return memory_->WriteBlock(queue_.get(), block, from);
+    return InScope([&] { return memory_->WriteBlock(queue_.get(), block, from); });
   }
 
  private:

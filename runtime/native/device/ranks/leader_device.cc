@@ -103,10 +103,12 @@ Status LeaderDevice::Enqueue(const StepBatch& batch, Fence* fence) {
 
 Status LeaderDevice::Wait(Fence fence, const float** logits) { return Told(own_->Wait(fence, logits)); }
 
-// The other ranks may be waiting for a result that will not come.
+// The other ranks may be waiting for a result that will not come. So this is the end of all, even if the own device goes
+// on.
 Status LeaderDevice::Told(Status status) {
-  if (!status.ok() && !group_->failed()) group_->Fail(group_->rank(), status.message);
-  return status;
+  if (status.ok()) return status;
+  if (!group_->failed()) group_->Fail(group_->rank(), status.message);
+  return Status::Error(LLMC_ERR_INTERNAL, std::move(status.message));
 }
 
 Status LeaderDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {

@@ -57,7 +57,9 @@ enum {
   LLMC_ERR_BUCKET_MISS = 10,
   LLMC_ERR_INTERNAL = 11,
   LLMC_ERR_EMPTY_MASK = 12,
-  LLMC_ERR_NOT_FINITE = 13 /* a logit of the model is NaN or infinite */
+  LLMC_ERR_NOT_FINITE = 13,    /* a logit of the model is NaN or infinite */
+  LLMC_ERR_DEVICE_FAILED = 14, /* a call of the device's driver failed, and the device goes on */
+  LLMC_ERR_DEVICE_LOST = 15    /* every later call of the device fails in this process, too */
 };
 
 typedef struct llmc_error {
@@ -215,7 +217,8 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   no library, 3: two ranks have one GPU, 4: versions differ.
  * - `nccl_library`: NCCL 2.14 or later. Default libnccl.so.2.
  *
- * After an error that loses a CUDA GPU, every step fails with LLMC_ERR_INTERNAL, which names that error.
+ * After an error that loses a device of kind "cuda" or "opencl", every step fails with LLMC_ERR_DEVICE_LOST, which
+ * names that error. An OpenCL device is lost if it cannot copy a few bytes when a call of it has failed.
  *
  * N processes run an artifact for N ranks, each with its own device, which takes more options:
  * - On one host: `room` is the path of a shared memory file that all ranks open, such as /proc/self/fd/3 of an
@@ -666,8 +669,11 @@ LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, u
                                              uint64_t capacity, uint64_t *count, llmc_error *error);
 /* Runs one iteration: schedule, prepare, replay, sample, postprocess. On a device whose steps overlap, the next step may
  * be on its way when this returns; llmc_engine_wait reports LLMC_READY_WORK then. *progressed (may be NULL) is 0 if there was
- * nothing to do. An error means that the device failed or memory ran out. Every request then fails with one event, in
- * a later step if there is no memory for the events. The engine is then as after its creation. */
+ * nothing to do. An error means that the device failed or memory ran out.
+ * - LLMC_ERR_DEVICE_FAILED, or LLMC_ERR_OUT_OF_MEMORY of the device: the requests of this step, and of others that
+ *   were on their way, fail with one event each. All other requests go on.
+ * - Any other error, or no memory of the host: every request fails with one event, in a later step if there is no
+ *   memory for the events. The engine is then as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
 /* Returns and removes at most `capacity` events, oldest first. The caller sets events[0].struct_size. */
 LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,

@@ -14,7 +14,8 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_scored = 0, total_timeouts = 0, total_decode_chunks = 0, total_mixed_preemptions = 0,
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
          total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0, total_ahead = 0,
-         total_thrown = 0, total_chained = 0, total_lost = 0, total_disjoint = 0;
+         total_thrown = 0, total_chained = 0, total_lost = 0, total_disjoint = 0, total_failed_steps = 0,
+         total_failed = 0;
 
 void Property(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -69,6 +70,11 @@ void Property(uint32_t seed) {
     engine = Make(shape, blocks, options, &device);
   }
   device->loses = pick(0, 3);
+  // Of every fourth device some steps and copies fail, and it goes on.
+  std::mt19937 faults(seed);
+  const bool fails = seed % 4 == 3;
+  device->fail_code = LLMC_ERR_DEVICE_FAILED;
+  uint64_t failed_steps = 0;
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
   // Now and then masks are late, so that most of the seats are given away.
@@ -119,9 +125,12 @@ void Property(uint32_t seed) {
       Job& j = jobs[pick(0, static_cast<uint32_t>(submitted) - 1)];
       if (engine->Cancel(j.id).ok()) j.cancelled = true;
     }
-    bool progressed;
+    bool progressed = true;
     const llmc_engine_stats before = engine->Stats();
-    CHECK_OK(engine->Step(&progressed));
+    if (fails && device->fail_after == 0 && faults() % 8 == 0) device->fail_after = 1 + static_cast<int>(faults() % 4);
+    const Status stepped = engine->Step(&progressed);
+    CHECK(stepped.ok() || (fails && stepped.code == LLMC_ERR_DEVICE_FAILED));
+    failed_steps += !stepped.ok();
     CHECK_OK(engine->CheckIntegrity());
     const llmc_engine_stats after = engine->Stats();
     const uint32_t seats = options.max_num_seqs ? options.max_num_seqs : max_seqs;
@@ -137,7 +146,7 @@ void Property(uint32_t seed) {
       total_mixed_hits += after.prefix_hit_tokens > before.prefix_hit_tokens;
     }
     Drain(engine.get(), &outputs, &needs);
-    idle = progressed || submitted < jobs.size() || !needs.empty() ? 0 : idle + 1;
+    idle = progressed || !stepped.ok() || submitted < jobs.size() || !needs.empty() ? 0 : idle + 1;
     for (size_t i = 0; i < needs.size();) {
       if (pick(0, late) > 0) {
         ++i;
@@ -162,8 +171,10 @@ void Property(uint32_t seed) {
       const bool timeout = got.reason == LLMC_FINISH_TIMEOUT;
       if (timeout) CHECK(j.deadline_ns != 0 && j.deadline_ns <= got.end.time_ns);
       total_timeouts += timeout;
+      const bool failed = got.error == LLMC_ERR_DEVICE_FAILED;
+      total_failed += failed;
       total_scored += got.prompt.size();
-      if (!j.cancelled && !timeout) {
+      if (!j.cancelled && !timeout && !failed) {
         Compare(got, want);
       } else {
         CHECK_EQ(got.terminal, 1);
@@ -198,12 +209,15 @@ void Property(uint32_t seed) {
   total_loads += device->loads;
   const bool disjoint = NullDevice::in_flight > 1;
   CHECK((s.num_ahead_steps > 0) <= (NullDevice::late || disjoint));
-  CHECK(s.num_ahead_steps <= (disjoint ? s.num_steps : s.num_decode_steps) && s.num_thrown_rows <= s.scheduled_tokens);
+  const uint64_t lost = failed_steps * NullDevice::in_flight;  // begun, and given up when one failed
+  CHECK(s.num_ahead_steps <= (disjoint ? s.num_steps : s.num_decode_steps) + lost);
+  CHECK(s.num_thrown_rows <= s.scheduled_tokens);
   CHECK(device->most_queued <= NullDevice::in_flight);
   total_disjoint += device->most_queued > 1;
   total_ahead += s.num_ahead_steps;
   total_thrown += s.num_thrown_rows;
-  CHECK(device->chained_steps - device->lost_steps <= s.num_ahead_steps);
+  CHECK(device->chained_steps - device->lost_steps <= s.num_ahead_steps + failed_steps);
+  total_failed_steps += failed_steps;
   total_chained += device->chained_steps;
   total_lost += device->lost_steps;
   total_decode_chunks += device->decode_chunks;
@@ -222,11 +236,12 @@ int main() {
   }
   // The test must have reached what it is for.
   for (uint64_t total :
-       {total_preemptions, total_cached,  total_copies,    total_misses,        total_mixed,
-        total_masks,       total_scored,  total_timeouts,  total_decode_chunks, total_mixed_preemptions,
-        total_mixed_hits,  total_parked,  total_evictions, total_promotions,    total_beams,
-        total_best_of,     total_drafted, total_accepted,  total_drafts,        total_loads,
-        total_ahead,       total_thrown,  total_chained,   total_lost,          total_disjoint}) {
+       {total_preemptions,  total_cached,  total_copies,    total_misses,        total_mixed,
+        total_masks,        total_scored,  total_timeouts,  total_decode_chunks, total_mixed_preemptions,
+        total_mixed_hits,   total_parked,  total_evictions, total_promotions,    total_beams,
+        total_best_of,      total_drafted, total_accepted,  total_drafts,        total_loads,
+        total_ahead,        total_thrown,  total_chained,   total_lost,          total_disjoint,
+        total_failed_steps, total_failed}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

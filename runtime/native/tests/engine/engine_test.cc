@@ -165,6 +165,38 @@ void TestFailures() {
   }
 }
 
+// A device that fails a step, or a copy to swap space, and goes on: the requests of that step fail, and the others have
+// their bits.
+void TestFailuresOfAStep() {
+  for (const llmc_status code : {LLMC_ERR_DEVICE_FAILED, LLMC_ERR_OUT_OF_MEMORY}) {
+    EngineOptions options;
+    options.max_num_seqs = 1;
+    NullDevice* device;
+    auto engine = Make(Usual(), 65, options, &device);
+    device->fail_code = code;
+    device->fail_after = 2;
+    Job first = Simple(5, 4), second = Simple(9, 4);
+    for (Job* j : {&first, &second}) CHECK_OK(Submit(engine.get(), j));
+    bool progressed;
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_EQ(engine->Step(&progressed).code, code);
+    CHECK(progressed && (engine->Wait(0) & LLMC_READY_WORK) != 0);
+    Outputs outputs;
+    RunAll(engine.get(), &outputs);
+    CHECK_EQ((outputs[{first.id, 0}].error), code);
+    CHECK_EQ((outputs[{first.id, 0}].tokens.size()), 1u);
+    Compare(outputs[{second.id, 0}], Reference(second, 0, 64));
+    CHECK_EQ(engine->Stats().num_free_blocks, engine->Stats().num_blocks);
+    // A device that is lost fails all.
+    device->fail_code = LLMC_ERR_DEVICE_LOST;
+    device->fail_after = 1;
+    for (Job* j : {&first, &second}) CHECK_OK(Submit(engine.get(), j));
+    CHECK_EQ(engine->Step(&progressed).code, LLMC_ERR_DEVICE_LOST);
+    Drain(engine.get(), &outputs);
+    for (Job* j : {&first, &second}) CHECK_EQ((outputs[{j->id, 0}].error), LLMC_ERR_DEVICE_LOST);
+  }
+}
+
 // What a request computed before its logits were not numbers is not given to others; what it found stays.
 void TestFailedPrefix() {
   NullDevice* device;
@@ -911,6 +943,7 @@ int main() {
   TestHoleInTheLadder();
   TestFairness();
   TestFailures();
+  TestFailuresOfAStep();
   TestFailedPrefix();
   TestValidation();
   TestPriority();

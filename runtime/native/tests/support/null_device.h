@@ -140,7 +140,13 @@ class NullDevice : public llmc::Device {
   llmc::Status Compute(const llmc::StepBatch& b) {
     ++runs;
     if (on_run) on_run();
-    if (fail_after > 0 && --fail_after == 0) return Bad("the device was told to fail");
+    if (Fails()) {
+      // Some rows may have been written.
+      for (const int32_t slot : b.slot_mapping) {
+        if (slot >= shape_.block_size && slot < static_cast<int32_t>(pool_.size())) pool_[slot] = 0xbad;
+      }
+      return Failed();
+    }
     if (b.graph >= shape_.graphs.size()) return Bad("graph");
     const llmc::GraphShape& g = shape_.graphs[b.graph];
     if (b.num_tokens == 0 || b.num_tokens > g.max_tokens || b.num_seqs > g.max_seqs || b.num_samples > g.max_samples ||
@@ -208,6 +214,7 @@ class NullDevice : public llmc::Device {
     ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (from == 0 || to == 0 || from >= num_blocks_ || to >= num_blocks_ || from == to) return Bad("copy");
+    if (Fails()) return Failed();
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
                 pool_.begin() + static_cast<size_t>(to) * shape_.block_size);
     ++copies;
@@ -242,7 +249,8 @@ class NullDevice : public llmc::Device {
   }
   size_t BlockBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
 
-  int fail_after = 0;
+  int fail_after = 0;  // steps and copies until one fails
+  llmc_status fail_code = LLMC_ERR_INTERNAL;
   bool poison = false;
   bool never_refuses = false;
   uint32_t loses = 0;  // of chained steps, each of which the host must draw; 0: none
@@ -315,9 +323,12 @@ class NullDevice : public llmc::Device {
     ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (block == 0 || block >= num_blocks_ || (place + 1) * size > saved_.size()) return Bad("swap");
+    if (Fails()) return Failed();
     copy(pool_.data() + block * size, saved_.data() + place * size);
     return llmc::Status::Ok();
   }
+  bool Fails() { return fail_after > 0 && --fail_after == 0; }
+  llmc::Status Failed() const { return llmc::Status::Error(fail_code, "the device was told to fail"); }
   static llmc::Status Bad(std::string what) { return llmc::Status::Error(LLMC_ERR_INTERNAL, std::move(what)); }
   llmc::ModelShape shape_;
   uint32_t num_blocks_;

@@ -81,10 +81,10 @@ def test_a_device_that_is_not_there(stub: Path) -> None:
         ("items=32", "groups of 64 work items and this device at most 32; choose another device"),
         ("memory=1000", r"needs \d+ MiB .* and 'stub' has 0 MiB; ask for a smaller KV pool"),
         ("buffer=1000", "KV pool needs a buffer of .*takes at most 0 MiB"),
-        ("CreateBuffer=-4", "the device has no memory left .*; use fewer KV blocks"),
+        ("CreateBuffer=-4", "the device has no memory left .*; lower --gpu-memory-utilization"),
         ("EnqueueFillBuffer=-4", "the device has no memory left"),
         ("EnqueueWriteBuffer=-5", "Copying weights to 'stub' failed: the device is out of resources"),
-        ("CreateCommandQueue=-2", "the device is not available"),
+        ("CreateCommandQueue=-2", "the device is not available .*; wait for whoever has it"),
         ("EnqueueNDRangeKernel=-5", "Launching a kernel on 'stub' failed: the device is out of resources"),
         ("SetKernelArg=-38", "Giving a kernel its arguments"),
     ],
@@ -99,7 +99,7 @@ def test_loading_fails(
 
 @pytest.mark.parametrize(
     "fails",
-    ["EnqueueWriteBuffer=-5", "EnqueueNDRangeKernel=-5", "EnqueueReadBuffer=-14", "Flush=-36"],
+    ["EnqueueWriteBuffer@1=-5", "EnqueueNDRangeKernel=-5", "EnqueueReadBuffer@1=-14", "Flush=-36"],
 )
 def test_a_step_fails_and_the_device_goes_on(
     artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -115,7 +115,7 @@ def test_a_step_fails_and_the_device_goes_on(
 
 @pytest.mark.parametrize(
     "fails",
-    ["EnqueueReadBuffer=-14", "EnqueueMarkerWithWaitList=-14", "WaitForEvents=-14", "Flush@2=-14", "Flush@1=-14"],
+    ["EnqueueReadBuffer@1=-14", "EnqueueMarkerWithWaitList=-14", "WaitForEvents=-14", "Flush@2=-14", "Flush@1=-14"],
 )
 def test_a_device_that_fails_ends_requests_one_by_one_and_goes_on(
     artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -137,6 +137,24 @@ def test_a_device_that_fails_ends_requests_one_by_one_and_goes_on(
         engine.check_integrity()
     assert sum(event.kind == "token" for event in engine.poll()) == 3
     assert engine.stats.device["chained_steps"] >= 2
+
+
+def test_a_device_that_is_lost_stays_lost(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenCL names no such error: it is lost if a few bytes do not come back from it."""
+    with Artifact(artifact) as opened:
+        engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path))
+    monkeypatch.setenv("STUB_OPENCL", "EnqueueReadBuffer=-5")
+    engine.submit([3, 4, 5], max_tokens=3, ignore_eos=True)
+    lost = "failed: the device is out of resources .*; the device 'stub' is lost to this process: restart it"
+    for _ in range(2):
+        with pytest.raises(LlmcError, match=lost) as raised:
+            engine.step()
+        assert raised.value.name == "device_lost"
+        monkeypatch.delenv("STUB_OPENCL", raising=False)
+        engine.submit([3, 4, 5], max_tokens=3, ignore_eos=True)
+    assert [event.error_code for event in engine.poll() if event.kind == "failed"] == [raised.value.code] * 2
 
 
 def test_an_artifact_whose_kernels_pass_no_tokens_on(

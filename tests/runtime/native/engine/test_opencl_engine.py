@@ -14,6 +14,7 @@ import pytest
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
+from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
 from llmc.runtime.opening import decide_budget
 from llmc.runtime.warm_up.budget import BudgetOptions, size_order
@@ -22,11 +23,12 @@ from llmc.units import format_bytes
 from support.adapter_setting import Setting, drive, with_tokenizer
 from support.engine_driver import Output, bits, mixed_requests
 from support.inspected import inspected_text
-from support.opencl import needs_opencl, one_replay_library, opencl_setting, program_cache
+from support.opencl import failing_library, needs_opencl, opencl_setting, program_cache
 from support.server_harness import running_server
 
 pytestmark = needs_opencl
 NAMES = (None, "a", "b", "c", "b", None, "a", "c", "b")
+CROWDED = {"num_blocks": 14, "max_num_seqs": 4, "swap_bytes": 1 << 19, "swap_always": 1}
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +40,11 @@ def setting(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Set
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Options of engines: what the driver has built is kept for the run."""
     return {"program_cache": str(program_cache(tmp_path_factory))}
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return failing_library(tmp_path_factory.mktemp("failing"))
 
 
 @pytest.fixture(scope="module")
@@ -117,66 +124,136 @@ def test_blocks_that_were_swapped_have_their_bits(
         assert stats.device["saved_blocks"] >= stats.device["loaded_blocks"] > 0
 
 
+def arrive_late(
+    engine: Engine, requests: list[Any], seed: int, failures: tuple[str, ...] = ()
+) -> dict[int, list[tuple[Any, ...]]]:
+    """Requests come and are cancelled while steps are on their way, evict each other, and have blocks swapped. Returns
+    the bits of each. failures: errors that steps may end with."""
+    rng, left, doomed = np.random.default_rng(seed), list(range(len(requests))), list[int]()
+    which: dict[int, int] = {}
+    found: dict[int, list[Output]] = {}
+    progressed = True
+    while left or progressed:
+        if left and rng.random() < 0.4:
+            index = left.pop(int(rng.integers(len(left))))
+            prompt, params, adapter = requests[index]
+            submitted = engine.submit(prompt, params, adapter=adapter, priority=int(rng.integers(-1, 2)))
+            which[submitted], found[submitted] = index, [Output() for _ in range(params.n)]
+            doomed.append(engine.submit(prompt[:20], params, max_tokens=60))
+        if doomed and rng.random() < 0.3:
+            with contextlib.suppress(LlmcError):  # it may have ended
+                engine.cancel(doomed.pop(0))
+        try:
+            progressed = engine.step()
+        except LlmcError as error:
+            if error.name not in failures:
+                raise
+            progressed = True
+        engine.check_integrity()
+        for event in engine.poll():
+            if event.request_id not in found:
+                continue
+            output = found[event.request_id][event.output_index]
+            assert output.reason is None, "an event after the end"
+            if event.kind == "token":
+                output.ids.append(event.token_id)
+                output.logprobs.append(event.logprob)
+                output.top.append(event.top_logprobs)
+            else:
+                assert event.kind == "finished" or (event.finish_reason == "error" and failures), event.error_message
+                output.reason = event.finish_reason
+    assert len(found) == len(requests)
+    assert all(output.reason for outputs in found.values() for output in outputs)
+    return {which[submitted]: [bits(output) for output in outputs] for submitted, outputs in found.items()}
+
+
 def test_bits_of_requests_that_arrive_late(
     with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]]
 ) -> None:
-    """Requests come and are cancelled while steps are on their way, evict each other, and have blocks swapped; some
-    weights are on the host."""
-    engine, requests = with_adapters(num_blocks=14, max_num_seqs=4, swap_bytes=1 << 19, swap_always=1, offload_mib=1)
-    rng, left, doomed = np.random.default_rng(1), list(range(len(requests))), list[int]()
-    which: dict[int, int] = {}
-    found: dict[int, list[Output]] = {}
+    """Some weights are on the host."""
+    engine, requests = with_adapters(**CROWDED, offload_mib=1)
     with engine:
-        progressed = True
-        while left or progressed:
-            if left and rng.random() < 0.4:
-                index = left.pop(int(rng.integers(len(left))))
-                prompt, params, adapter = requests[index]
-                submitted = engine.submit(prompt, params, adapter=adapter, priority=int(rng.integers(-1, 2)))
-                which[submitted], found[submitted] = index, [Output() for _ in range(params.n)]
-                doomed.append(engine.submit(prompt[:20], params, max_tokens=60))
-            if doomed and rng.random() < 0.3:
-                with contextlib.suppress(LlmcError):  # it may have ended
-                    engine.cancel(doomed.pop(0))
-            progressed = engine.step()
-            engine.check_integrity()
-            for event in engine.poll():
-                if event.request_id not in found:
-                    continue
-                output = found[event.request_id][event.output_index]
-                if event.kind == "token":
-                    output.ids.append(event.token_id)
-                    output.logprobs.append(event.logprob)
-                    output.top.append(event.top_logprobs)
-                else:
-                    assert event.kind == "finished", event.error_message
-                    output.reason = event.finish_reason
+        assert arrive_late(engine, requests, 1) == dict(enumerate(alone))
         stats = engine.stats
-    for submitted, outputs in found.items():
-        assert [bits(output) for output in outputs] == alone[which[submitted]], which[submitted]
-    assert len(found) == len(requests)
     assert stats.num_free_blocks == stats.num_blocks
     assert stats.num_evictions > 0
     assert stats.num_thrown_rows > 0
     assert stats.device["loaded_blocks"] > 0
 
 
-def test_graphs_that_the_driver_replays_once_at_a_time(
-    with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]], tmp_path: Path
+def test_graphs_that_the_driver_replays_once_at_a_time_or_not_at_all(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    failing: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Such a graph has two recordings: one may run while the other is enqueued behind it. A budget has no room for all:
-    one kind has it all, and leaves less than a graph, or room for one graph of the other kind."""
-    limits = {"graph_mib": 1, "graph_prompt_mib": 1, "graph_order": "4,0"}
-    for given, launched in (({}, []), (limits, [2, 3]), (limits | {"graph_prompt_mib": 0}, [0, 1])):
-        engine, requests = with_adapters(opencl_library=str(one_replay_library(tmp_path)), **given)
+    """A graph has two recordings where one that runs cannot be enqueued again. A budget has no room for all: one kind
+    has it all, and leaves less than a graph, or room for one graph of the other kind. A driver has no memory for more
+    than one, or records none."""
+    limits, every = {"graph_mib": 1, "graph_prompt_mib": 1, "graph_order": "4,0"}, [0, 1, 2, 3, 4]
+    for orders, given, launched in (
+        ("replays=0", {}, []),
+        ("replays=0", limits, [2, 3]),
+        ("replays=0", limits | {"graph_prompt_mib": 0}, [0, 1]),
+        ("replays=0 CreateCommandBuffer@3=-4", {}, [0, 1, 3, 4]),
+        ("extensions=0", {}, every),
+    ):
+        monkeypatch.setenv("FAILING_OPENCL", orders)
+        engine, requests = with_adapters(opencl_library=str(failing), **given)
         with engine:
             assert drive(engine, requests[:4]) == alone[:4]
             counted, graphs = engine.stats.device, engine.graph_stats()
         assert [index for index, graph in enumerate(graphs) if graph.launched] == launched
         assert counted["launched_graphs"] == len(launched) == len(graphs) - counted["recorded_graphs"]
-        assert counted["replayed_steps"] > 0
-        assert (counted["launched_steps"] > 0) == bool(launched)
+        assert (counted["replayed_steps"] > 0) == (launched != every) == (counted["replay_host_ns"] > 0)
+        assert (counted["launched_steps"] > 0) == bool(launched) == (counted["launch_host_ns"] > 0)
         assert counted["chained_steps"] > 0
+
+
+def test_calls_that_fail_by_chance(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    failing: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Refused calls, and commands that fail on the device: requests of these steps fail, and no other; nothing hangs.
+    What was answered until then has its bits, also by the prefix cache and swap space that are left."""
+    engine, requests = with_adapters(opencl_library=str(failing), **CROWDED)
+    reasons = []
+    with engine:
+        for seed in range(3):
+            monkeypatch.setenv("FAILING_OPENCL", f"one_in=150 seed={seed}")
+            found = arrive_late(engine, requests, seed, ("device_failed", "out_of_memory"))
+            for index, outputs in found.items():
+                for one, other in zip(outputs, alone[index], strict=True):
+                    reasons.append(one[-1])
+                    whole = other if one[-1] != "error" else (*(part[: len(one[0])] for part in other[:-1]), "error")
+                    assert one == whole, index
+            assert engine.stats.num_free_blocks == engine.stats.num_blocks
+        monkeypatch.delenv("FAILING_OPENCL")
+        assert arrive_late(engine, requests, 7) == dict(enumerate(alone))
+    assert 5 < reasons.count("error") < len(reasons) - 5
+
+
+def test_an_adapter_that_cannot_be_copied(
+    setting: Setting, programs: dict[str, Any], failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone fails, and its slot is free again."""
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    with Artifact(setting.artifact) as artifact, Engine(artifact, opencl_library=str(failing), **programs) as engine:
+        adapters = Adapters(setting.artifact, artifact, engine)
+        engine.submit([5, 6, 7], params)
+        assert engine.step()
+        for orders in ("EnqueueWriteBuffer@2=-5 once=1", "EnqueueWriteBuffer@1=-5 once=1 late=-14"):
+            for name in "abc":
+                monkeypatch.setenv("FAILING_OPENCL", f"{orders} seed={ord(name)}")
+                with pytest.raises(AdapterError, match="Copying an adapter"):
+                    adapters.load(name, setting.adapters[name])
+        numbers = {name: adapters.load(name, setting.adapters[name]).id for name in "abc"}
+        while engine.step():
+            pass
+        assert sum(event.kind == "token" for event in engine.poll()) == 4
+        assert drive(engine, [([5, 6, 7], params, numbers["b"])])[0][0][-1] == "length"
 
 
 def test_a_step_runs_again_if_the_host_has_to_draw(setting: Setting, programs: dict[str, Any]) -> None:
@@ -219,15 +296,37 @@ def test_graphs_that_join(
     assert all(stats[index].replays > 0 for index in joined)
 
 
-def test_a_server(setting: Setting, programs: dict[str, Any], chat_artifact: Path, tmp_path: Path) -> None:
-    """HTTP from end to end: text, a stream, logprobs, chat and an adapter."""
+def test_a_server(
+    setting: Setting,
+    programs: dict[str, Any],
+    chat_artifact: Path,
+    tmp_path: Path,
+    failing: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """HTTP from end to end: text, a stream, logprobs, chat, an adapter. Then a step fails, and the device is lost."""
     served = with_tokenizer(setting, tmp_path, chat_artifact)
-    with running_server(served.artifact, device_options=programs, lora=(("b", served.adapters["b"]),)) as server:
+    options = {**programs, "opencl_library": str(failing)}
+    with running_server(served.artifact, device_options=options, lora=(("b", served.adapters["b"]),)) as server:
         body = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 2}
         whole = server.post("/v1/completions", model="tiny", **body).json()["choices"][0]
         other = server.post("/v1/completions", model="b", **body).json()["choices"][0]
         events = server.events("/v1/completions", model="tiny", **body)
         answer = server.chat("hello", max_tokens=4)
+        monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer@1=-14 once=1")
+        failed = server.post("/v1/completions", model="tiny", **body)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "device_failed")
+        assert server.client.get("/health").json() == {"status": "ok"}
+        again = server.post("/v1/completions", model="tiny", **body).json()["choices"][0]
+        assert again == whole
+        monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer=-5")
+        refused = server.post("/v1/completions", model="tiny", **body)
+        assert "is lost to this process: restart it" in refused.json()["error"]["message"]
+        health = server.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "the device is out of resources (-5)" in health.json()["error"]
+        assert server.post("/v1/completions", model="tiny", **body).status_code == 503
+        monkeypatch.delenv("FAILING_OPENCL")
     assert "".join(event["choices"][0]["text"] for event in events if event.get("choices")) == whole["text"]
     assert len(whole["logprobs"]["tokens"]) == 8
     assert whole["logprobs"] != other["logprobs"]
