@@ -11,6 +11,9 @@ from llmc.runtime.binding import GraphInfo
 TIMES_BASELINE = 2.0
 """How much faster than the baseline each cell should be."""
 
+REPLAY_HOST_US = 10.0
+"""What the host may spend on a replay."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -43,12 +46,14 @@ def cells(graphs: Sequence[GraphInfo]) -> list[Cell]:
 
 def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """found: by artifact and cell, as the report has them."""
-    lines = [f"    {'artifact':16} {'cell':26} {'bucket':18} {'of limit':>8} {'goal':>5} {'of baseline':>11}"]
+    lines = [
+        f"    {'artifact':16} {'cell':26} {'bucket':18} {'of limit':>8} {'goal':>5} {'host':>9} {'of baseline':>11}"
+    ]
     for row in found:
         against = f"{row['times_baseline']:10.2f}x" if row["times_baseline"] else f"{'-':>11}"
         reached = "" if row["reached"] else "  below"
         lines.append(
             f"    {row['artifact']:16} {row['cell']:26} {row['bucket']:18} {100 * row['of_limit']:6.1f} % "
-            f"{100 * row['goal']:3.0f} % {against}{reached}"
+            f"{100 * row['goal']:3.0f} % {row['host_us']:6.1f} us {against}{reached}"
         )
     return lines

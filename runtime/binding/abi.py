@@ -418,6 +418,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_poll": [c_void_p, POINTER(Event), c_uint64, U64P, _E],
     "llmc_engine_get_stats": [c_void_p, POINTER(EngineStats), _E],
     "llmc_engine_get_device_stats": [c_void_p, POINTER(DeviceStat), c_uint64, U64P, _E],
+    "llmc_replayer_get_device_stats": [c_void_p, POINTER(DeviceStat), c_uint64, U64P, _E],
     "llmc_engine_get_graph_stats": [c_void_p, POINTER(GraphStats), c_uint64, U64P, _E],
     "llmc_engine_get_bucket_misses": [c_void_p, POINTER(BucketMiss), c_uint64, U64P, _E],
     "llmc_engine_take_step_shapes": [c_void_p, POINTER(StepShape), c_uint64, U64P, U64P, _E],

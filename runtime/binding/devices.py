@@ -123,6 +123,7 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Per kind: keyword arguments of engines and replayers that are passed to the device, and the device's names for
 them."""
+_MOST_STATS = 64  # more than any device has
 RANKS = "ranks"
 """Number of ranks, or the CPUs of each, as in `parse_ranks`."""
 STEPS_IN_FLIGHT = "steps_in_flight"
@@ -245,3 +246,11 @@ def device_for(
     if given:
         raise TypeError(f"the device is open already and takes no options: open it with {', '.join(given)}")
     yield device
+
+
+def device_stats(function: str, pointer: c_void_p) -> dict[str, int]:
+    """What a function of the library says that a device counts, by the device's names."""
+    native, count = (abi.DeviceStat * _MOST_STATS)(), c_uint64()
+    native[0].struct_size = ctypes.sizeof(abi.DeviceStat)
+    call(function, pointer, native, len(native), byref(count))
+    return {stat.name.decode(): stat.value for stat in native[: count.value]}

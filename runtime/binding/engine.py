@@ -17,7 +17,7 @@ from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix, NativeMatrices
 from llmc.runtime.binding.artifact import Artifact
-from llmc.runtime.binding.devices import OPTION_NAMES, Device, device_for
+from llmc.runtime.binding.devices import OPTION_NAMES, Device, device_for, device_stats
 from llmc.runtime.binding.events import Event, event_of
 from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized
 from llmc.runtime.binding.sampling import NativeSampling, SamplingParams
@@ -45,7 +45,6 @@ class Engine(Handle):
     }
     _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256
-    _MOST_DEVICE_STATS = 64
 
     def __init__(
         self, artifact: Artifact, *, device: Device | None = None, draft: Artifact | None = None, **options: Any
@@ -296,10 +295,7 @@ class Engine(Handle):
 
     def device_stats(self) -> dict[str, int]:
         """The device's own counters, by its names."""
-        native, count = (abi.DeviceStat * self._MOST_DEVICE_STATS)(), c_uint64()
-        native[0].struct_size = ctypes.sizeof(abi.DeviceStat)
-        call("llmc_engine_get_device_stats", self.pointer, native, len(native), byref(count))
-        return {stat.name.decode(): stat.value for stat in native[: count.value]}
+        return device_stats("llmc_engine_get_device_stats", self.pointer)
 
     def graph_stats(self) -> list[GraphStats]:
         """Replays of each graph, by index."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llmc.graphs_format import FAMILIES
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
-from llmc.runtime.binding.devices import DeviceOption, device_for
+from llmc.runtime.binding.devices import DeviceOption, device_for, device_stats
 from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, plain, sized
 
 
@@ -142,3 +142,7 @@ class Replayer(Handle):
         call("llmc_replayer_get_stats", self.pointer, byref(stats))
         fields = plain(stats)
         return ReplayStats(**(fields | {"family_ns": dict(zip(FAMILIES, fields["family_ns"], strict=True))}))
+
+    def device_stats(self) -> dict[str, int]:
+        """The device's own counters, by its names."""
+        return device_stats("llmc_replayer_get_device_stats", self.pointer)

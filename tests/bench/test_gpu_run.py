@@ -72,6 +72,7 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     assert {row["by"] for row in rows} == {"graphs", "launches"}
     assert len(rows) == 4
     assert all(0 < row["of_limit"] < 1 for row in rows)  # a step of kernels on the host is slow
+    assert all(row["host_us"] > 0 for row in rows)
     assert [(row["cell"], row["reached"]) for row in report["cells"]] == [
         ("decode, fewest sequences", False), ("decode, most sequences", False), ("prefill", False),
     ]  # fmt: skip

@@ -9,6 +9,7 @@
 #include "artifact/artifact.h"
 #include "capi/c_device.h"
 #include "capi/c_engine.h"
+#include "capi/device_stats.h"
 #include "core/c_struct.h"
 #include "core/error.h"
 
@@ -269,13 +270,7 @@ llmc_status llmc_engine_get_device_stats(const llmc_engine* engine, llmc_device_
                                          uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (engine == nullptr) return NullArgument("engine");
-    if (count == nullptr) return NullArgument("count");
-    if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats[0]"));
-    std::vector<llmc_device_stat> all;
-    for (const llmc::DeviceStat& one : engine->engine->DeviceStats()) all.push_back({0, 0, one.name, one.value});
-    llmc::WriteArray(all, std::min<uint64_t>(capacity, all.size()), stats);
-    *count = all.size();
-    return Status::Ok();
+    return llmc::GiveDeviceStats(engine->engine->DeviceStats(), stats, capacity, count);
   });
 }
 

@@ -3,9 +3,11 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "artifact/artifact.h"
 #include "capi/c_device.h"
+#include "capi/device_stats.h"
 #include "core/c_struct.h"
 #include "core/error.h"
 #include "device/command_runner.h"
@@ -186,6 +188,16 @@ llmc_status llmc_replayer_get_stats(const llmc_replayer* replayer, llmc_replay_s
     std::copy(from.family_ns.begin(), from.family_ns.end(), value.family_ns);
     llmc::WriteStruct(value, stats->struct_size, stats);
     return Status::Ok();
+  });
+}
+
+llmc_status llmc_replayer_get_device_stats(const llmc_replayer* replayer, llmc_device_stat* stats, uint64_t capacity,
+                                           uint64_t* count, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!replayer) return NullArgument("replayer");
+    std::vector<llmc::DeviceStat> all;
+    replayer->device->GetStats(&all);
+    return llmc::GiveDeviceStats(all, stats, capacity, count);
   });
 }
 

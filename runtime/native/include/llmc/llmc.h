@@ -721,6 +721,9 @@ LLMC_API llmc_status llmc_engine_get_stats(const llmc_engine *engine, llmc_engin
  * *count is their number. The caller sets stats[0].struct_size. */
 LLMC_API llmc_status llmc_engine_get_device_stats(const llmc_engine *engine, llmc_device_stat *stats, uint64_t capacity,
                                                   uint64_t *count, llmc_error *error);
+/* The same of a replayer's device. */
+LLMC_API llmc_status llmc_replayer_get_device_stats(const llmc_replayer *replayer, llmc_device_stat *stats,
+                                                    uint64_t capacity, uint64_t *count, llmc_error *error);
 /* Returns one entry per graph. The caller sets stats[0].struct_size. LLMC_ERR_OUT_OF_RANGE: capacity is below
  * num_graphs. */
 LLMC_API llmc_status llmc_engine_get_graph_stats(const llmc_engine *engine, llmc_graph_stats *stats, uint64_t capacity,
