@@ -132,8 +132,8 @@ class DividedModel:
         return seconds
 
     def share_s(self, seconds: Floats) -> Floats:
-        """Seconds of a rank, without messages, for what takes one rank `seconds` for a whole model. Stages take
-        turns, so that all of them together take as long as one."""
+        """Seconds of a step, without messages, that takes one rank `seconds` for a whole model. All stages together
+        take as long as one. Which of them work at the same time depends on the requests."""
         fixed = np.minimum(seconds, self.undivided_s)
         return np.asarray(fixed + (seconds - fixed) / self.arrangement.ranks, np.float64)
 

@@ -57,6 +57,16 @@ def scale_command(
         1.0, min=0, callback=finite, help="Each further message that a rank sends at once, in microseconds."
     ),
     gbps: float = typer.Option(25.0, min=1e-3, callback=finite, help="Link of each rank, in Gbit/s."),
+    steps_in_flight: int = typer.Option(
+        0, min=0, max=64, metavar="N", help="Steps that stages work on at a time; 0: as many as stages."
+    ),
+    bus_share: float = typer.Option(
+        0.0,
+        min=0,
+        max=1,
+        callback=finite,
+        help="What a stage takes of a memory bus of all stages while it reads, 0 to 1; 0: each has its own.",
+    ),
     max_model_len: int | None = typer.Option(
         None, min=2, metavar="N", help="Longest prompt plus output; default: the limit of the ladder."
     ),
@@ -78,7 +88,7 @@ def scale_command(
     from llmc.buckets.trace import read_trace
     from llmc.cli.buckets_simulate import costs_of, ladders_of, progress_bar
     from llmc.manifest import read_manifest
-    from llmc.runtime.simulation.scaling import scaled
+    from llmc.runtime.simulation.scaling import Stages, scaled
     from llmc.runtime.simulation.what_if import WhatIf
 
     shape = ModelShape.from_config(read_config(model), str(model / "config.json"))
@@ -99,7 +109,8 @@ def scale_command(
     what_if = WhatIf(requests, server, costs, speed=speed)
     server.check(ladder)
     with progress_bar() as progress:
-        found = [scaled(what_if, ladder, one, progress) for one in models]
+        stages = Stages(steps_in_flight, bus_share)
+        found = [scaled(what_if, ladder, one, progress, stages) for one in models]
     if as_json:
         print(json.dumps(_data(what_if.trace.name, costs.source, found), indent=2))
         return

@@ -87,6 +87,9 @@ def simulate_command(
         metavar="X|FILE",
         help="Probability that a guess is right if those before it are, or saved /metrics of a server that measured.",
     ),
+    draft_us: float = typer.Option(
+        0.0, min=0, callback=finite, help="Until a draft has guessed a token of each sequence, in microseconds."
+    ),
     speed: float = typer.Option(1.0, min=1e-6, callback=finite, help="Factor for the arrival rate."),
     limit: int = typer.Option(0, min=0, metavar="N", help="Use only the first N requests; 0: all."),
     html: Path | None = typer.Option(None, metavar="FILE", help="Write a report with heat maps to FILE."),
@@ -111,6 +114,7 @@ def simulate_command(
         strict=strict,
         guesses=speculate,
         odds=acceptance_odds(acceptance) if speculate else 0.0,
+        draft_s=draft_us * 1e-6,
     )
     costs, resources = costs_of(
         ladders, cost_table, model, gflops, bandwidth, overhead_us, prefill_rate, decode_step_ms
@@ -262,6 +266,7 @@ def simulation_data(what_if: WhatIf, outcomes: list[Outcome]) -> dict[str, Any]:
         "max_num_seqs": server.max_num_seqs,
         "speculate": server.guesses,
         "acceptance": server.odds if server.guesses else None,
+        "draft_s": server.draft_s if server.guesses else None,
         "ladders": [
             {
                 "name": one.ladder.name,

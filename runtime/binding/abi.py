@@ -342,10 +342,11 @@ class SimModel(ctypes.Structure):
     _fields_ = [
         *_each(c_uint32, "struct_size", "num_graphs"),
         *_each(c_int32, "block_size", "max_model_len", "max_num_seqs"),
-        ("reserved", c_uint32),
+        ("stages", c_uint32),
         ("kv_block_bytes", c_uint64),
         ("graphs", POINTER(SimGraph)),
-        *_each(c_double, "step_ns", "token_ns", "guess_odds"),
+        *_each(c_double, "step_ns", "token_ns", "guess_odds", "draft_ns", "bus_share", "read_ns"),
+        *_each(c_uint32, "steps_in_flight", "reserved"),
     ]
 
 

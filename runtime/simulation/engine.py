@@ -69,6 +69,20 @@ class SimulatedLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages that have equal parts of each step, and work at the same time on different steps.
+
+    steps_in_flight: 0 means as many as stages. bus_share: what a stage takes of one memory bus of all stages while it
+    reads; 0: each has a bus of its own. read_s: seconds of each step in which it reads weights.
+    """
+
+    stages: int = 1
+    steps_in_flight: int = 0
+    bus_share: float = 0.0
+    read_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedTrace:
     """Requests in order of arrival, columns [N].
 
@@ -98,11 +112,14 @@ class SimulatedEngine(Engine):
         step_ns: float = 0.0,
         token_ns: float = 0.0,
         guess_odds: float = 0.0,
+        draft_ns: float = 0.0,
+        pipeline: Pipeline = Pipeline(),
         **options: Any,
     ) -> None:
         """Options: those of the scheduler and the KV pool in llmc_engine_options. step_ns, token_ns: time of a step
         outside its replay, and of each token it samples. guess_odds: that a guess is right if those before it are; 0:
-        guesses are looked up in the made-up text. Raises LlmcError."""
+        guesses are looked up in the made-up text. draft_ns: time in which a draft guesses a token of each sequence.
+        Raises LlmcError."""
         super(Engine, self).__init__()
         self._num_graphs = len(graphs)
         native_options = self._native_options(options)
@@ -118,7 +135,9 @@ class SimulatedEngine(Engine):
         model.num_graphs, model.graphs = len(graphs), native
         model.block_size, model.max_model_len, model.max_num_seqs = block_size, max_model_len, max_num_seqs
         model.kv_block_bytes, model.step_ns, model.token_ns = kv_block_bytes, step_ns, token_ns
-        model.guess_odds = guess_odds
+        model.guess_odds, model.draft_ns = guess_odds, draft_ns
+        model.stages, model.steps_in_flight = pipeline.stages, pipeline.steps_in_flight
+        model.bus_share, model.read_ns = pipeline.bus_share, pipeline.read_s * 1e9
         pointer = c_void_p()
         call("llmc_engine_create_simulated", byref(model), byref(native_options), byref(pointer))
         self._pointer = pointer

@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 from llmc.buckets.arrangement import Arrangement, DividedModel
 from llmc.buckets.trace import Trace
-from llmc.runtime.simulation.what_if import Floats, Ladder, WhatIf, percentile
+from llmc.runtime.simulation.engine import Pipeline
+from llmc.runtime.simulation.what_if import Floats, Ladder, Server, WhatIf, percentile
 
 # As of `llmc route`: a replica may have that many times the mean before a prompt goes to one that has not seen it.
 _LOAD_BOUND = 1.25
 # All requests at once.
 _FLOOD = float("inf")
+# As of an engine that is told nothing else: a rank's memory for KV, at most.
+_KV_BYTES = 1 << 30
 
 OnRun = Callable[[str, int, int], None]
 """Called with a label, the requests that have ended, and all."""
@@ -42,7 +45,18 @@ class Scaled:
         return percentile(getattr(self, name), percent)
 
 
-def scaled(one: WhatIf, ladder: Ladder, model: DividedModel, progress: OnRun | None = None) -> Scaled:
+@dataclass(frozen=True)
+class Stages:
+    """How stages work together. steps_in_flight: 0 means as many as stages. bus_share: what a stage takes of one memory
+    bus of all stages of a replica while it reads; 0: each has a bus of its own."""
+
+    steps_in_flight: int = 0
+    bus_share: float = 0.0
+
+
+def scaled(
+    one: WhatIf, ladder: Ladder, model: DividedModel, progress: OnRun | None = None, stages: Stages = Stages()
+) -> Scaled:
     """The trace of `one`, whose costs are those of a single rank, on the arrangement of `model`.
 
     A replica gets the prompts whose beginning it has seen, unless it has more than its share of tokens.
@@ -50,6 +64,11 @@ def scaled(one: WhatIf, ladder: Ladder, model: DividedModel, progress: OnRun | N
     """
     model.check()
     costs = model.costs(one.costs)
+    in_flight = (stages.steps_in_flight or model.arrangement.stages) if model.arrangement.stages > 1 else 1
+    pipeline = Pipeline(
+        model.arrangement.stages, in_flight, stages.bus_share, float(model.share_s(np.asarray(_read_s(one, ladder))))
+    )
+    server = _server_of(one.server, model.arrangement, in_flight)
     parts = share_out(one.trace, model.arrangement.replicas)
     ttft, total, token = (np.full(len(one.trace), np.nan) for _ in range(3))
     done, all_runs = 0, 2 * len(one.trace)
@@ -57,7 +76,7 @@ def scaled(one: WhatIf, ladder: Ladder, model: DividedModel, progress: OnRun | N
     for rows in parts:
         if not len(rows):
             continue
-        mine = replace(one, trace=one.trace.rows(rows), costs=costs)
+        mine = replace(one, trace=one.trace.rows(rows), server=server, costs=costs, pipeline=pipeline)
         _, ttft[rows], total[rows] = mine.times(ladder)
         token[rows] = (total[rows] - ttft[rows]) / np.maximum(mine.outputs - 1, 1)
         flood = replace(mine, speed=_FLOOD)
@@ -78,6 +97,22 @@ def scaled(one: WhatIf, ladder: Ladder, model: DividedModel, progress: OnRun | N
         tokens_per_s=float(one.outputs.sum()) / span if span else 0.0,
         message_share=messages / busy if busy else 0.0,
     )
+
+
+def _read_s(one: WhatIf, ladder: Ladder) -> float:
+    """Seconds in which a single rank reads all weights: the quickest step of a single row."""
+    return min(
+        one.costs.curves(bucket, ladder.tile(index))[0].seconds[0] for index, bucket in enumerate(ladder.buckets)
+    )
+
+
+def _server_of(server: Server, arrangement: Arrangement, in_flight: int) -> Server:
+    """The server with KV blocks for the sequences of all steps in flight. A rank holds a part of each block."""
+    block_bytes = max(1, server.kv_block_bytes // (arrangement.ranks * arrangement.stages))
+    if server.num_blocks:
+        return replace(server, kv_block_bytes=block_bytes)
+    blocks = server.max_num_seqs * in_flight * -(-server.max_model_len // server.block_size)
+    return replace(server, kv_block_bytes=block_bytes, num_blocks=max(1, min(blocks, _KV_BYTES // block_bytes)))
 
 
 def share_out(trace: Trace, replicas: int) -> list[npt.NDArray[np.int64]]:

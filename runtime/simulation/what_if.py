@@ -14,7 +14,14 @@ from llmc.buckets.planner import Resources
 from llmc.buckets.step_cost import ROW_UNIT, CostCurve, StepCosts
 from llmc.buckets.trace import Trace
 from llmc.runtime.binding.statistics import BucketMiss
-from llmc.runtime.simulation.engine import Curve, SimulatedEngine, SimulatedGraph, SimulatedLoad, SimulatedTrace
+from llmc.runtime.simulation.engine import (
+    Curve,
+    Pipeline,
+    SimulatedEngine,
+    SimulatedGraph,
+    SimulatedLoad,
+    SimulatedTrace,
+)
 
 Floats = npt.NDArray[np.float64]
 OnProgress = Callable[[str, int, int], None]
@@ -42,7 +49,8 @@ class Ladder:
 class Server:
     """The server on which all ladders are tried; lengths in tokens. num_blocks 0: enough for max_num_seqs of the
     longest sequences, but at most 1 GiB. max_prefill_tokens 0: the largest prefill bucket. guesses: most per sequence
-    and decode step, each right with these odds if those before it are."""
+    and decode step, each right with these odds if those before it are. draft_s: seconds in which a draft guesses one
+    token of each sequence; 0: guesses take no time."""
 
     max_model_len: int
     max_num_seqs: int
@@ -54,6 +62,7 @@ class Server:
     strict: bool = False
     guesses: int = 0
     odds: float = 0.0
+    draft_s: float = 0.0
 
     def check(self, ladder: Ladder) -> None:
         """Raises BucketError if the ladder or the KV pool cannot serve every request that this server accepts."""
@@ -194,13 +203,15 @@ def percentile(values: Floats, percent: float) -> float:
 
 @dataclass
 class WhatIf:
-    """Tries ladders on one trace, one server and one set of costs. speed: factor by which arrivals come faster."""
+    """Tries ladders on one trace, one server and one set of costs. speed: factor by which arrivals come faster.
+    pipeline: its stages; the costs are those of all of them together."""
 
     trace: Trace
     server: Server
     costs: StepCosts
     resources: Resources = field(default_factory=Resources)
     speed: float = 1.0
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
     def __post_init__(self) -> None:
         longest = self.server.max_model_len
@@ -298,6 +309,8 @@ class WhatIf:
             miss_policy="error" if server.strict else "larger",
             speculate_tokens=server.guesses,
             guess_odds=server.odds if server.guesses else 0.0,
+            draft_ns=server.draft_s * 1e9 if server.guesses else 0.0,
+            pipeline=self.pipeline,
         )
         arrival_ns = np.round(self._arrival_s() * 1e9).astype(np.uint64)
         shared = len(trace.prefix_ids) > 0

@@ -44,6 +44,11 @@ Status ReadCost(const llmc_sim_cost* from, const std::string& name, llmc::Replay
 Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<llmc::SimulatedGraph>* graphs) {
   if (m.num_graphs == 0 || m.graphs == nullptr) return Refused("The model has no graphs; give one at least.");
   if (!IsTime(m.step_ns) || !IsTime(m.token_ns)) return Refused("step_ns and token_ns must be 0 or more.");
+  if (m.stages > llmc::kMostSimulatedStages || m.steps_in_flight > llmc::kMostSimulatedStages) {
+    return Refused("stages and steps_in_flight must be 0 to 64.");
+  }
+  if (!IsTime(m.draft_ns) || !IsTime(m.read_ns)) return Refused("draft_ns and read_ns must be 0 or more.");
+  if (!(m.bus_share >= 0 && m.bus_share <= 1)) return Refused("bus_share must be 0 to 1.");
   if (!(m.guess_odds >= 0 && m.guess_odds <= 1)) return Refused("guess_odds must be 0 to 1.");
   shape->num_layers = 1;
   shape->block_size = m.block_size;
@@ -110,8 +115,16 @@ llmc_status llmc_engine_create_simulated(const llmc_sim_model* model, const llmc
     LLMC_RETURN_IF_ERROR(ReadModel(m, &shape, &graphs));
     llmc::SimulatedDevice* simulated = nullptr;
     const auto make = [&](const llmc_engine_options&, uint32_t num_blocks, std::unique_ptr<llmc::Device>* device) {
-      auto made = std::make_unique<llmc::SimulatedDevice>(shape, std::move(graphs), num_blocks, m.step_ns, m.token_ns,
-                                                          m.guess_odds);
+      llmc::SimulatedTimes times;
+      times.step_ns = m.step_ns;
+      times.token_ns = m.token_ns;
+      times.odds = m.guess_odds;
+      times.draft_ns = m.draft_ns;
+      times.stages = std::max(m.stages, 1u);
+      times.steps_in_flight = m.steps_in_flight == 0 ? times.stages : m.steps_in_flight;
+      times.bus_share = m.bus_share;
+      times.read_ns = m.read_ns;
+      auto made = std::make_unique<llmc::SimulatedDevice>(shape, std::move(graphs), num_blocks, times);
       simulated = made.get();
       *device = std::move(made);
       return Status::Ok();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from llmc.buckets.grids import Limits
 from llmc.buckets.step_cost import StepCosts
 from llmc.buckets.trace import Trace, write_trace
 from llmc.cli.main import main
-from llmc.runtime.simulation.scaling import scaled, share_out
+from llmc.runtime.simulation.scaling import Stages, scaled, share_out
 from llmc.runtime.simulation.what_if import Ladder, Server, WhatIf
 
 SHAPE = ModelShape(hidden=512, intermediate=2048, layers=8, heads=8, kv_heads=8, head_dim=64, vocab=8000)
@@ -72,12 +73,42 @@ def test_more_is_faster_unless_messages_are_slow() -> None:
 
     one = rate(FAST)
     assert 3 * one < rate(FAST, 4) < 4 * one
-    assert rate(FAST, 1, 4) < one < 1.01 * rate(FAST, 1, 4)  # stages take turns
     assert 3 * one < rate(FAST, 1, 1, 4) < 4.2 * one
     assert rate(SLOW, 4) < one
     shares = [scaled(what_if, LADDER, DividedModel(SHAPE, Arrangement(4), link)).message_share for link in (FAST, SLOW)]
     assert 0 < shares[0] < 0.2
     assert 0.5 < shares[1] < 1
+
+
+def test_stages_work_at_the_same_time_on_different_requests() -> None:
+    trace = some_trace()
+    one_token = replace(trace, output_tokens=np.ones(len(trace), np.int64))
+    prompts = WhatIf(one_token, Server(512, 8, 16, prefix_cache=False), COSTS)
+    # Steps that take as long as it takes to read all weights.
+    reads = StepCosts.of_model(FlopsCost(SHAPE, 1e13, 1e10), "a roofline")
+    short = Ladder("short", tuple(parse_spec("prefill=8x8,decode=8x64", Limits(8, 64, 16))))
+    like = replace(trace, prompt_tokens=np.full(len(trace), 2), output_tokens=np.full(len(trace), 60))
+    answers = WhatIf(like, Server(64, 8, 16, prefix_cache=False), reads)
+
+    def gain(what_if: WhatIf, ladder: Ladder, count: int = 2, stages: Stages | None = None) -> float:
+        many, one = (DividedModel(SHAPE, Arrangement(1, n), FAST) for n in (count, 1))
+        found = scaled(what_if, ladder, many, stages=stages or Stages()).tokens_per_s
+        return found / scaled(what_if, ladder, one).tokens_per_s
+
+    for what_if, ladder in ((prompts, LADDER), (answers, short)):
+        in_turn = gain(what_if, ladder, stages=Stages(steps_in_flight=1))
+        assert in_turn == pytest.approx(1, rel=0.01)
+        assert 1.6 < gain(what_if, ladder) < 2
+        assert 3 < gain(what_if, ladder, 4) < 4
+    # Steps of unequal length leave a stage idle, unless another one is in flight.
+    assert gain(prompts, LADDER) < 1.8 < 1.9 < gain(prompts, LADDER, stages=Stages(steps_in_flight=3)) < 2
+    # Prompts mostly compute, and one memory bus of all stages is no matter. Answers mostly read.
+    assert gain(prompts, LADDER, stages=Stages(bus_share=1)) == pytest.approx(gain(prompts, LADDER), rel=0.01)
+    assert gain(answers, short, stages=Stages(bus_share=0.5)) == pytest.approx(gain(answers, short))
+    # Nine tenths of a step are weights that it reads.
+    for share in (0.65, 1):
+        wanted = gain(answers, short) / (2 * 0.9 * share)
+        assert gain(answers, short, stages=Stages(bus_share=share)) == pytest.approx(wanted, rel=0.03)
 
 
 def test_the_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

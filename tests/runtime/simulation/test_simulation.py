@@ -188,6 +188,12 @@ def test_guesses_are_right_with_the_given_odds_and_save_steps() -> None:
     assert guessing.span_s < 0.6 * plain.span_s
     assert next(use for use in guessing.graphs if use.bucket.batch == 32).replays > 0
     assert 0 < guessing.padding("decode") < 1
+    # A draft takes its time, and few guesses go along where it is as slow as the model.
+    spans = [
+        run(trace, "prefill=4x32,decode=[4,8,16,32]x512", guesses=7, odds=0.6, draft_s=draft_s).span_s
+        for draft_s in (0.0, 1e-3, 20e-3)
+    ]
+    assert guessing.span_s == spans[0] < spans[1] < spans[2] < 1.1 * plain.span_s
     # Without rows beside those of the sequences, nothing can be guessed.
     assert run(trace, "prefill=4x32,decode=4x512", guesses=7, odds=0.6).drafted == 0
 

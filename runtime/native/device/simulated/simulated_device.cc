@@ -16,14 +16,28 @@ double ReplayCost::operator()(uint32_t rows, double pairs) const {
   return at + ns_per_pair * pairs;
 }
 
+namespace {
+
+// Guesses behind the last token of a sequence, at most: each of them has logits, too.
+uint32_t MostGuesses(const StepBatch& b) {
+  uint32_t most = 0, sample = 0;
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    const uint32_t first = sample;
+    while (sample < b.num_samples && b.sample_index[sample] < b.query_start[i + 1]) ++sample;
+    most = std::max(most, sample - first);
+  }
+  return most > 1 ? most - 1 : 0;
+}
+
+}  // namespace
+
 SimulatedDevice::SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks,
-                                 double step_ns, double token_ns, double odds)
+                                 const SimulatedTimes& times)
     : model_(std::move(model)),
       graphs_(std::move(graphs)),
       num_blocks_(num_blocks),
-      step_ns_(step_ns),
-      token_ns_(token_ns),
-      odds_(odds) {
+      times_(times),
+      stages_(times.stages, times.steps_in_flight, times.bus_share) {
   uint32_t samples = 0;
   for (const GraphShape& g : model_.graphs) samples = std::max(samples, g.max_samples);
   logits_.resize(static_cast<size_t>(samples) * static_cast<size_t>(model_.vocab_size));
@@ -60,12 +74,15 @@ Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
   load.contexts += contexts;
   load.longest += length;
   load.blocks += blocks;
-  load.ns += ns;
-  load.exact_ns += std::min(ns, graph.exact(b.num_tokens, pairs));
-  const double all = ns + step_ns_ + token_ns_ * b.num_samples;
-  now_ns_ += all;
-  busy_ns_ += all;
-  if (odds_ > 0) DrawTokens(b.num_samples);
+  const double draft_ns = times_.draft_ns > 0 ? times_.draft_ns * MostGuesses(b) : 0;
+  load.ns += ns + draft_ns;
+  load.exact_ns += std::min(ns, graph.exact(b.num_tokens, pairs)) + draft_ns;
+  // Time outside replays is that of the first stage's host.
+  now_ns_ += times_.step_ns + draft_ns;
+  busy_ns_ += ns + times_.step_ns + draft_ns + times_.token_ns * b.num_samples;
+  const double read_ns = std::min(ns, times_.read_ns + (decode ? graph.cost.ns_per_pair * pairs : 0));
+  in_flight_.push_back({stages_.num_steps(), b.num_samples});
+  now_ns_ = stages_.Begin(now_ns_, ns, read_ns);
   *fence = 0;
   return Status::Ok();
 }
@@ -73,13 +90,19 @@ Status SimulatedDevice::Enqueue(const StepBatch& b, Fence* fence) {
 void SimulatedDevice::DrawTokens(uint32_t rows) {
   for (uint32_t i = 0; i < rows; ++i) {
     float* row = logits_.data() + std::size_t{i} * static_cast<uint32_t>(model_.vocab_size);
-    const bool right = static_cast<double>(MixBits(draws_++) >> 11) * 0x1p-53 < odds_;
+    const bool right = static_cast<double>(MixBits(draws_++) >> 11) * 0x1p-53 < times_.odds;
     row[kGuess] = right ? 1 : 0;
     row[kOther] = right ? 0 : 1;
   }
 }
 
 Status SimulatedDevice::Wait(Fence, const float** logits) {
+  const InFlight step = in_flight_.front();
+  in_flight_.pop_front();
+  // Nobody waits for the last stage where it hands over no logits.
+  if (step.samples > 0) AdvanceTo(stages_.End(step.number));
+  now_ns_ += times_.token_ns * step.samples;
+  if (times_.odds > 0) DrawTokens(step.samples);
   *logits = logits_.data();
   return Status::Ok();
 }

@@ -3,10 +3,12 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
 #include "device/device.h"
+#include "device/simulated/simulated_stages.h"
 
 namespace llmc {
 
@@ -43,22 +45,32 @@ struct SimulatedLoad {
   uint64_t blocks = 0;  // KV blocks of all sequences
 };
 
+// What takes time beside the costs of graphs; see llmc_sim_model.
+struct SimulatedTimes {
+  double step_ns = 0, token_ns = 0;  // added to each replay, and for each of its samples
+  double odds = 0;  // that the most likely token of a row is the guess; 0: logits are all 0
+  double draft_ns = 0;  // of a guess for each sequence of a step
+  uint32_t stages = 1, steps_in_flight = 1;
+  double bus_share = 0, read_ns = 0;
+};
+
 class SimulatedDevice : public Device {
  public:
-  // graphs: parallel to model.graphs. step_ns: added to each replay. token_ns: added for each of its samples.
-  // odds: that the most likely token of a row is kGuess, else it is kOther. 0: logits are all 0.
-  SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks, double step_ns,
-                  double token_ns, double odds = 0);
+  // graphs: parallel to model.graphs.
+  SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks,
+                  const SimulatedTimes& times);
 
   const ModelShape& model() const override { return model_; }
   uint32_t num_blocks() const override { return num_blocks_; }
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
+  Overlap overlap() const override { return stages_.steps_in_flight() > 1 ? Overlap::kDisjoint : Overlap::kNone; }
+  uint32_t steps_in_flight() const override { return stages_.steps_in_flight(); }
   Status CopyBlock(uint32_t, uint32_t) override { return Status::Ok(); }
 
   double now_ns() const { return now_ns_; }
   uint64_t ClockNs() const override { return static_cast<uint64_t>(now_ns_); }
-  int32_t made_up_guess() const override { return odds_ > 0 ? kGuess : -1; }
+  int32_t made_up_guess() const override { return times_.odds > 0 ? kGuess : -1; }
   void AdvanceTo(double ns) { now_ns_ = ns > now_ns_ ? ns : now_ns_; }
   double busy_ns() const { return busy_ns_; }
   // Sorted by graph, sequences and length.
@@ -66,12 +78,19 @@ class SimulatedDevice : public Device {
 
  private:
   static constexpr int32_t kGuess = 0, kOther = 1;
+  struct InFlight {
+    uint64_t number;
+    uint32_t samples;
+  };
   void DrawTokens(uint32_t rows);
 
   ModelShape model_;
   std::vector<SimulatedGraph> graphs_;
   uint32_t num_blocks_;
-  double step_ns_, token_ns_, odds_, now_ns_ = 0, busy_ns_ = 0;
+  SimulatedTimes times_;
+  SimulatedStages stages_;
+  std::deque<InFlight> in_flight_;
+  double now_ns_ = 0, busy_ns_ = 0;
   uint64_t draws_ = 0;
   std::vector<float> logits_;
   std::map<std::array<uint32_t, 4>, SimulatedLoad> loads_;  // by graph, sequences, length and rows

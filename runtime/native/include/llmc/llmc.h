@@ -485,8 +485,8 @@ typedef struct llmc_engine_stats {
   uint64_t drafted_tokens, accepted_tokens;         /* checked guesses; right guesses */
   uint64_t num_draft_blocks, num_free_draft_blocks; /* of the draft's KV pool; 0 without one */
   uint64_t draft_ns;                                /* part of step_ns in which the draft guesses or reads texts */
-  /* Steps that were prepared while the step before ran, and begun before its tokens were told; tokens that such steps
-   * computed for continuations that had ended. */
+  /* Steps that were begun before the tokens of the step before were told: prepared while it ran, or of other
+   * continuations, on a device that runs several steps; tokens that steps computed for continuations that had ended. */
   uint64_t num_ahead_steps, num_thrown_rows;
   uint64_t judged_tokens; /* guesses up to the first wrong one: accepted_tokens / judged_tokens are their odds */
 } llmc_engine_stats;
@@ -776,13 +776,20 @@ typedef struct llmc_sim_model {
   uint32_t struct_size;
   uint32_t num_graphs;
   int32_t block_size, max_model_len, max_num_seqs;
-  uint32_t reserved;
+  uint32_t stages;              /* that have equal parts of each replay; 0: 1, at most 64 */
   uint64_t kv_block_bytes;      /* with options.kv_bytes, gives the size of the pool */
   const llmc_sim_graph *graphs; /* [num_graphs]; the struct_size of the first holds for all */
   double step_ns, token_ns;     /* time of a step outside its replay, and of each sampled token */
   /* With options.speculate_tokens: guesses are made up, each right with these odds if those before it are. 0: they are
    * looked up in the made-up text. */
   double guess_odds;
+  double draft_ns; /* time in which a draft guesses a token of each sequence of a step; 0: guesses take no time */
+  /* Of a memory bus that all stages read by. bus_share: what a stage takes of it, by itself, while it reads weights or
+   * KV; 0: each stage has its own bus, at most 1. read_ns: part of each replay in which weights are read. A decode
+   * step's pairs are read as well. */
+  double bus_share, read_ns;
+  uint32_t steps_in_flight; /* of several stages, as in the device option; 0: as many as stages, at most 64 */
+  uint32_t reserved;
 } llmc_sim_model;
 
 /* Requests in order of arrival. A request whose prompt does not fit max_model_len is an error. */
@@ -809,7 +816,7 @@ typedef struct llmc_sim_load {
   uint32_t graph, num_seqs, length;
   uint64_t replays;
   uint64_t tokens, contexts; /* sums: valid rows, tokens of context of all sequences */
-  double ns, exact_ns;       /* sums of what the replays took, and would take without padding */
+  double ns, exact_ns;       /* sums of what replays and draft took, and would take without padding */
   uint64_t longest;          /* sum of the longest sequence of each replay, not rounded */
   /* Of a graph with max_blocks, length is that of all contexts together, each in whole blocks. */
   uint64_t blocks; /* sum of the KV blocks of all sequences */

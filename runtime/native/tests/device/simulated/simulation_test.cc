@@ -28,7 +28,8 @@ struct Made {
 };
 
 // Prefill of 64 tokens in 1000 ns, decode of 2 sequences and 256 tokens in 100 ns; exact: 10 ns a token, 40 ns a sequence.
-llmc_status Make(Made* made, uint32_t num_blocks = 64, double step_ns = 7, double token_ns = 1) {
+llmc_status Make(Made* made, uint32_t num_blocks = 64, double step_ns = 7, double token_ns = 1,
+                 const llmc_sim_model& more = {}) {
   static const uint32_t at[] = {1, 64};
   static const double prefill_ns[] = {1000}, decode_ns[] = {100}, prefill_exact[] = {10, 640},
                       decode_exact[] = {40, 2560};
@@ -38,7 +39,7 @@ llmc_status Make(Made* made, uint32_t num_blocks = 64, double step_ns = 7, doubl
                             {sizeof(llmc_sim_cost), 2, at, decode_exact, 0}};
   llmc_sim_graph graphs[2] = {{sizeof(llmc_sim_graph), 0, 1, 64, 64, 1, 1, 16, &costs[0], &costs[1], 0, 0},
                               {sizeof(llmc_sim_graph), 1, 2, 256, 2, 2, 2, 16, &costs[2], &costs[3], 0, 0}};
-  llmc_sim_model model{};
+  llmc_sim_model model = more;
   model.struct_size = sizeof(model);
   model.num_graphs = 2;
   model.block_size = 16;
@@ -121,6 +122,46 @@ void TestTimesByHand() {
   CHECK(tokens == 50 + 64 + 36 + 10 + 2 && replays == 6);
 }
 
+void TestStagesWorkAtTheSameTime() {
+  // Three stages of 10 each, two steps in flight.
+  SimulatedStages stages(3, 2, 0);
+  CHECK(stages.Begin(0, 30, 0) == 10);
+  CHECK(stages.Begin(10, 30, 0) == 20);
+  CHECK(stages.End(0) == 30 && stages.End(1) == 40);
+  // Behind a slow step, a quick one waits at each stage.
+  CHECK(stages.Begin(50, 300, 0) == 150);
+  CHECK(stages.Begin(150, 3, 0) == 151);
+  CHECK(stages.Begin(151, 3, 0) == 152);
+  // Now both places of the first stage are taken, until the second one begins the quick step.
+  CHECK(stages.Begin(152, 3, 0) == 250);
+  CHECK(stages.End(2) == 350 && stages.End(3) == 351 && stages.End(5) == 353);
+  CHECK(stages.End(2) == 353);  // long ago
+
+  SimulatedStages alone(1, 5, 0.5);
+  CHECK(alone.steps_in_flight() == 1 && alone.Begin(7, 30, 30) == 37 && alone.End(0) == 37);
+}
+
+void TestStagesShareABus() {
+  // Each stage takes 3/4 of the bus while it reads. Two that read at once are 2/3 as fast.
+  SimulatedStages stages(2, 2, 0.75);
+  CHECK(stages.Begin(0, 60, 60) == 30);
+  double end = stages.Begin(30, 60, 60);
+  CHECK(end == 75 && stages.End(0) == 75);
+  for (uint64_t i = 2; i < 10; ++i) {
+    const double next = stages.Begin(end, 60, 60);
+    CHECK(next == end + 45 && stages.End(i - 1) == next);
+    end = next;
+  }
+  // Alone, a stage has the bus: the step that is left takes no longer than by itself.
+  CHECK(stages.End(9) == end + 30);
+  // Half of the time of each step reads: the bus is enough for both.
+  SimulatedStages half(2, 2, 0.75);
+  CHECK(half.Begin(0, 60, 30) == 30 && half.Begin(30, 60, 30) == 60);
+  // A stage that only computes is not slowed down.
+  SimulatedStages mixed(2, 2, 1);
+  CHECK(mixed.Begin(0, 60, 60) == 30 && mixed.Begin(30, 20, 0) == 40 && mixed.End(0) == 60 && mixed.End(1) == 70);
+}
+
 void TestSharedPrefixesAreFound() {
   for (const bool shared : {true, false}) {
     Made made;
@@ -195,6 +236,8 @@ void TestWhatIsRefused() {
 int main() {
   TestCurve();
   TestTimesByHand();
+  TestStagesWorkAtTheSameTime();
+  TestStagesShareABus();
   TestSharedPrefixesAreFound();
   TestSameTraceSameTimes();
   TestProgressStops();
