@@ -54,7 +54,15 @@ class Fields:
         return cls(values, str(path))
 
     def renamed(self, **theirs: str) -> Fields:
-        """The same object with aliases: `theirs` maps our names to the object's."""
+        """The same object with aliases: `theirs` maps our names to the object's.
+
+        Where both names are present, ours is taken. Theirs then counts as read if it states the same.
+        """
+        self._read.update(
+            their
+            for name, their in theirs.items()
+            if their in self._values and name in self._values and self._values[their] == self._values[name]
+        )
         ours = {name: self._values[their] for name, their in theirs.items() if their in self._values}
         return self._derived({**ours, **self._values}, {**{name: theirs[name] for name in ours}, **self._names})
 

@@ -195,6 +195,18 @@ def test_two_keys_that_contradict_each_other_are_refused() -> None:
             unknown(FAMILIES["llama"], {**base, **changes})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "ours", "theirs"), [("telechat", "num_attention_heads", "n_head"), ("gpt2", "hidden_size", "n_embd")]
+)
+def test_one_fact_under_two_names(model_type: str, ours: str, theirs: str) -> None:
+    """As published configs of TeleChat state it. Names that contradict each other are refused."""
+    family, config = FAMILIES[model_type], default_config(model_type)
+    count = int(config.get(theirs) or config[ours])
+    assert unknown(family, {**config, ours: count, theirs: count}) == ()
+    with pytest.raises(ModelError, match=f"{theirs} is {2 * count}, which llmc does not know"):
+        unknown(family, {**config, ours: count, theirs: 2 * count})
+
+
 # These have a config alone there, or what reads images: their decoders are those of other families.
 _OF_OTHERS = {"exaone", "internlm3", "kimi_k2", "kimi_k25"} | {family.model_type for family in AROUND_TEXT}
 
