@@ -15,7 +15,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from llmc.compiler.targets.tir_steps import flattened
+from llmc.compiler.targets.tir_steps import straight
 
 PIPELINE = "llmc_plain_c"
 
@@ -25,6 +25,9 @@ class KernelBuildError(RuntimeError):
 
 
 def _plain_c_pipeline() -> tuple[Any, Any, Any]:
+    """Steps that every kernel needs. Templates write flat buffers and 32-bit indices, and LLVM finds what is computed
+    twice or never: TVM's steps for these take as long as LLVM's, and make longer code."""
+
     def lower(mod: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
         for step in (
             s_tir.transform.CanonicalizeLoop(),
@@ -32,10 +35,8 @@ def _plain_c_pipeline() -> tuple[Any, Any, Any]:
             s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
             s_tir.transform.ConvertBlocksToOpaque(),
             s_tir.transform.LowerMatchBuffer(),
-            s_tir.transform.StmtSimplify(),
             s_tir.transform.LowerOpaqueBlock(),
-            *flattened(),
-            tirx.transform.CommonSubexprElim(),
+            *straight(),
         ):
             mod = step(mod)
         return mod

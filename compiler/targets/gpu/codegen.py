@@ -10,7 +10,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from llmc.compiler.targets.gpu.exact import exact
-from llmc.compiler.targets.tir_steps import flattened
+from llmc.compiler.targets.tir_steps import straight
 
 _DEVICE_KERNEL = 2  # TVM's calling convention for launched kernels
 
@@ -32,7 +32,10 @@ def kernel_text(function: tirx.PrimFunc, language: Language, items: int) -> str:
     module = tvm.IRModule({symbol: function})
     for step in (
         s_tir.transform.StmtSimplify(),
-        *flattened(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        *straight(),
+        tirx.transform.RemoveNoOp(),
         tirx.transform.LowerIntrin(),
     ):
         module = step(module)
