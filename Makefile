@@ -86,8 +86,8 @@ lint-python: $(STAMP)
 
 lint-native: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_FILES)
-	@$(BIN)/cmake -S $(NATIVE) -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
-	printf "%s\n" $(NATIVE_UNITS) | xargs -P 2 -n 3 $(BIN)/clang-tidy -p build/native --quiet
+	@$(BIN)/cmake -S $(NATIVE) -B build/lint -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DLLMC_UNITY=OFF >/dev/null
+	printf "%s\n" $(NATIVE_UNITS) | xargs -P 2 -n 3 $(BIN)/clang-tidy -p build/lint --quiet
 
 # The documentation site, in out/docs: open out/docs/index.html. It fails on a broken link, on a page that is not in the nav
 # of mkdocs.yml, and on what would be loaded from elsewhere. The variable silences an advertisement of the theme.

@@ -27,7 +27,8 @@ def native_program(name: str) -> Path:
 
 
 def objects_of(target: str) -> list[Path]:
-    """What a target was built of, once `native_program` has built one that needs it; not what is left of files that
-    are no more."""
-    folder = BUILD / "CMakeFiles" / f"{target}.dir"
-    return sorted(one for one in folder.rglob("*.o") if (NATIVE / one.relative_to(folder).with_suffix("")).is_file())
+    """What a target is built of, once `native_program` has built one that needs it."""
+    ninja = Path(sysconfig.get_path("scripts")) / "ninja"
+    command: list[str | Path] = [ninja, "-C", BUILD, "-t", "inputs", "all"]
+    inputs = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [BUILD / one for one in inputs if one.startswith(f"CMakeFiles/{target}.dir/") and one.endswith(".o")]
