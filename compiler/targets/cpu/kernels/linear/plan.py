@@ -153,7 +153,8 @@ def _float(p: Problem, schedule: Schedule, *, uneven: bool) -> Plan:
         loops=loops,
         side_by_side=_side_by_side(p, schedule.streams, reader),
         ahead_bytes=schedule.ahead_bytes,
-        group=(_WIDE_PANELS if widens else _GROUP) // p.parts,
+        # One panel of gate and of up is faster than two, by 2 to 5 % for 32 to 130 rows of an expert.
+        group=1 if uneven and p.parts > 1 and not widens else (_WIDE_PANELS if widens else _GROUP) // p.parts,
         widens=widens,
         # Below half a tile there are too few chains of operations to be faster.
         fewer_rows=tuple(range(p.tile // 2, p.tile, 2)) if uneven else (),
