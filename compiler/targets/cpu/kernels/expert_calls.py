@@ -1,7 +1,7 @@
 """The frame of kernels that apply another kernel to every expert in use, with one function per row tile.
 
 Each function is the kernel of one expert, called with the addresses of its rows and of its part of each weight. Tasks
-divide the total cost of all experts in use, in order: reading weights and multiplying row tiles. So a task computes a
+divide the total cost of all experts in use, in order: reading weights and multiplying rows. So a task computes a
 share of one expert, or several whole experts. A single row that chose eight experts can occupy as many tasks as eight
 weights have panels.
 """
@@ -53,7 +53,7 @@ def for_each_expert(
         in_use = b.let(index.in_use)
         total = b.let(index[index.cost_at(in_use)])
         with T.serial(in_use) as number:
-            # In units of 1 / num_tasks of a row tile.
+            # In units of 1 / num_tasks of a row.
             before, after = (b.let(index[index.cost_at(number + i)] * k.num_tasks) for i in range(2))
             begin = b.let(T.max(k.task * total, before) - before)
             end = b.let(T.min((k.task + 1) * total, after) - before)

@@ -13,11 +13,18 @@ from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, tile_of, where_held
 from llmc.compiler.targets.cpu.target import Target
 
-_READING = 4  # row tiles whose multiplication costs about as much as reading the weight
+# Costs of an expert, in rows multiplied by its weight: of any expert, and at least that of reading the weight.
+_BEGIN, _READING = 4, 16
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
     return ("chosen", "index")
+
+
+def _cost(rows: b.Expr, largest: int) -> b.Expr:
+    """The weight is read while rows are multiplied. Those of the last tile are multiplied half a tile at a time."""
+    half = max(1, largest // 2)
+    return T.max(T.truncdiv(rows + (half - 1), half) * half, T.int32(_READING)) + _BEGIN
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
@@ -56,7 +63,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 index.put(number, index.number_at(e))
                 b.store(following, first[0], number)
                 b.store(first, first[0] + T.truncdiv(rows + (unit - 1), unit) * unit, 0)
-                b.store(cost, cost[0] + (T.truncdiv(rows + (tile - 1), tile) + _READING), 0)
+                b.store(cost, cost[0] + _cost(rows, largest), 0)
                 b.store(in_use, number + 1, 0)
         index.put(cost[0], index.cost_at(in_use[0]))
         index.put(in_use[0], 0)
