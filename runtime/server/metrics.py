@@ -43,7 +43,7 @@ class EngineProbe:
 
     graphs: the artifact's graphs, in the order of graph_stats. warm_counts: number of warm graphs. memory: what
     requests may hold and have reserved. adapters: requests per loaded adapter, by name. evictions: sequences preempted
-    for higher priorities, by their own priority.
+    for higher priorities, by their own priority. failed_steps: steps that ended with an error.
     """
 
     stats: Callable[[], EngineStats]
@@ -54,6 +54,7 @@ class EngineProbe:
     memory: RequestMemory | None = None
     adapters: Callable[[], Mapping[str, int]] = dict
     evictions: Callable[[], Mapping[int, int]] = dict
+    failed_steps: Callable[[], int] = int
 
 
 class ServerMetrics:
@@ -291,6 +292,11 @@ class _EngineCollector(Collector):
                 ("llmc_prefix_cache_query_tokens", "Prompt tokens looked up", stats.prefix_query_tokens),
                 ("llmc_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.prefix_hit_tokens),
                 ("llmc_preemptions", "Sequences that gave up their KV blocks to others", stats.num_preemptions),
+                (
+                    "llmc_failed_steps",
+                    "Steps that the device failed, and with them their requests",
+                    self._probe.failed_steps(),
+                ),
                 ("llmc_promotions", "Requests that got the highest priority after a long wait", stats.num_promotions),
                 (
                     "llmc_thread_cuts",

@@ -66,6 +66,7 @@ class Observers:
                 server.memory,
                 engine.adapters.requests,
                 engine.evictions,
+                lambda: engine.thread.failed_steps.total,
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)

@@ -66,6 +66,7 @@ def metrics_of(device: Mapping[str, int] = NO_COUNTERS, **values: int) -> Server
         memory=RequestMemory(MemoryLimits(1 << 30, 1 << 28)),
         adapters=lambda: {"medical": 3},
         evictions=lambda: {-1: 2, 7: 1},
+        failed_steps=lambda: 2,
     )
     return ServerMetrics(probe, {"version": "1.2", "model": "tiny"})
 
@@ -184,7 +185,7 @@ def test_engine_counters() -> None:
         "llmc_sequences_running": 3, "llmc_sequences_waiting": 2, "llmc_kv_blocks": 100, "llmc_kv_blocks_used": 40,
         "llmc_kv_blocks_cached": 70, "llmc_threads": 4, "llmc_graphs": 2, "llmc_graphs_warm": 2,
         "llmc_graphs_replayed": 1, "llmc_graphs_walked": 1, "llmc_graphs_launched": 0, "llmc_adapters": 1,
-        "llmc_promotions_total": 1,
+        "llmc_promotions_total": 1, "llmc_failed_steps_total": 2,
         "llmc_preemptions_total": 5, "llmc_prompt_tokens_total": 200, "llmc_generation_tokens_total": 90,
         "llmc_prefix_cache_query_tokens_total": 150, "llmc_prefix_cache_hit_tokens_total": 50,
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,

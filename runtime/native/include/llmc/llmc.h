@@ -672,8 +672,8 @@ LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, u
  * nothing to do. An error means that the device failed or memory ran out.
  * - LLMC_ERR_DEVICE_FAILED, or LLMC_ERR_OUT_OF_MEMORY of the device: the requests of this step, and of others that
  *   were on their way, fail with one event each. All other requests go on.
- * - Any other error, or no memory of the host: every request fails with one event, in a later step if there is no
- *   memory for the events. The engine is then as after its creation. */
+ * - Any other error, or no memory of the host: every request fails with one event. That is in a later step if there is
+ *   no memory for the events. The engine is then as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);
 /* Returns and removes at most `capacity` events, oldest first. The caller sets events[0].struct_size. */
 LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, uint64_t capacity, uint64_t *count,

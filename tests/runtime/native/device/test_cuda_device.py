@@ -13,6 +13,7 @@ import pytest
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
+from llmc.runtime.params import SamplingParams
 from llmc.runtime.warm_up.budget import BudgetError
 
 from support.artifacts import TinyArtifact, made_once
@@ -213,7 +214,7 @@ def test_a_step_fails_and_the_device_goes_on(
     device.close()
 
 
-@pytest.mark.parametrize("fails", ["GraphLaunch=719", "EventSynchronize=700", "MemcpyToDevice=214"])
+@pytest.mark.parametrize("fails", ["GraphLaunch=719", "GraphLaunch=702", "EventSynchronize=700", "MemcpyToDevice=214"])
 def test_a_lost_device_stays_lost(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     device, pages = replayer(artifact, stub), Pages(4, 16)
     monkeypatch.setenv("STUB_CUDA", fails)
@@ -353,6 +354,17 @@ def test_a_server_tells_the_truth_about_its_device(artifact: Path, stub: Stub, m
         assert (health.status_code, health.json()["status"]) == (503, "failed")
         assert "an address that is not its own (CUDA error 700)" in health.json()["error"]
         assert running.post("/v1/completions", **body).status_code == 503
+
+
+def test_a_batch_goes_on_behind_a_failed_step(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence at a time: the first has no memory, and its failure is told before the second one runs."""
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    with LLM(artifact) as llm:
+        monkeypatch.setenv("STUB_CUDA", "GraphLaunch=2")
+        outputs = llm.generate([[3, 4, 5], [6, 7]], params, on_output=lambda *_: monkeypatch.setenv("STUB_CUDA", ""))
+    assert [one.error and one.error.code for one in outputs] == ["out_of_memory", None]
+    assert [len(one.outputs[0].token_ids) for one in outputs] == [0, 2]
 
 
 def test_a_server_names_the_graphs_that_it_launches(

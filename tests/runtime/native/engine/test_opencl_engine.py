@@ -317,6 +317,7 @@ def test_a_server(
         failed = server.post("/v1/completions", model="tiny", **body)
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "device_failed")
         assert server.client.get("/health").json() == {"status": "ok"}
+        assert "llmc_failed_steps_total 1.0" in server.client.get("/metrics").text
         again = server.post("/v1/completions", model="tiny", **body).json()["choices"][0]
         assert again == whole
         monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer=-5")
