@@ -316,6 +316,19 @@ inline unsigned llmc_added_f16(unsigned pair, unsigned other) {
   using namespace cuda_on_host;
   return llmc_rounded_f16(OfF16(pair & 0xffff) + OfF16(other & 0xffff), OfF16(pair >> 16) + OfF16(other >> 16));
 }
+inline unsigned llmc_times_bf16(unsigned pair, unsigned factor) {
+  using namespace cuda_on_host;
+  return llmc_rounded_bf16(OfBf16(pair & 0xffff) * OfBf16(factor), OfBf16(pair >> 16) * OfBf16(factor));
+}
+inline unsigned llmc_times_f16(unsigned pair, unsigned factor) {
+  using namespace cuda_on_host;
+  return llmc_rounded_f16(OfF16(pair & 0xffff) * OfF16(factor), OfF16(pair >> 16) * OfF16(factor));
+}
+inline unsigned llmc_highest(unsigned nibbles) {
+  unsigned found = 0;
+  for (int i = 0; i < 4; ++i) found |= (nibbles >> (4 * i + 3) & 1 ? 0xffu : 0x80u) << 8 * i;
+  return found;
+}
 inline float llmc_low_f16(unsigned pair) { return cuda_on_host::OfF16(pair & 0xffff); }
 inline float llmc_of_lane(float own, int lanes) {
   using namespace cuda_on_host;

@@ -54,6 +54,23 @@ __device__ __forceinline__ uint llmc_added_f16(uint pair, uint other) {
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(other));
   return sum;
 }
+// Products of a pair with one factor of both; a zero keeps its sign.
+__device__ __forceinline__ uint llmc_times_bf16(uint pair, uint factor) {
+  uint product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(factor * 0x10001u), "r"(0x80008000u));
+  return product;
+}
+__device__ __forceinline__ uint llmc_times_f16(uint pair, uint factor) {
+  uint product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(factor * 0x10001u));
+  return product;
+}
+// A byte for each of the last four nibbles: FF if its highest bit is set, otherwise 80.
+__device__ __forceinline__ uint llmc_highest(uint nibbles) {
+  uint found;
+  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(found) : "r"(0x80808080u), "r"(nibbles));
+  return found;
+}
 // Nearest, ties to even.
 __device__ __forceinline__ uint llmc_rounded_bf16(float low, float high) {
   uint pair;
@@ -142,6 +159,35 @@ __device__ __forceinline__ void llmc_bytes_bf16(uint* to, uint packed, uint zero
     const float low = llmc_byte(packed, 2 * i, offset), high = llmc_byte(packed, 2 * i + 1, offset);
     to[i] = __byte_perm(as_uint(low), as_uint(high), 0x7632);
   }
+}
+// Four floats of E4M3. Their exponent and mantissa as those of a half are a power of two too small.
+__device__ __forceinline__ uint llmc_signed(uint pair, uint magnitude) {
+  return llmc_masked(pair, 0x80008000u, magnitude);
+}
+__device__ __forceinline__ void llmc_e4m3_bf16(uint* to, uint packed) {
+  const uint low = __byte_perm(packed, 0, 0x1404), high = __byte_perm(packed, 0, 0x3424);
+  to[0] = llmc_times_bf16(llmc_signed(low, low >> 4 & 0x07F007F0u), 0x7B80u);
+  to[1] = llmc_times_bf16(llmc_signed(high, high >> 4 & 0x07F007F0u), 0x7B80u);
+}
+__device__ __forceinline__ void llmc_e4m3_f16(uint* to, uint packed) {
+  const uint low = __byte_perm(packed, 0, 0x1404), high = __byte_perm(packed, 0, 0x3424);
+  to[0] = llmc_times_f16(llmc_signed(low, low >> 1 & 0x3F803F80u), 0x5C00u);
+  to[1] = llmc_times_f16(llmc_signed(high, high >> 1 & 0x3F803F80u), 0x5C00u);
+}
+// Eight floats of E2M1: a nibble without its sign selects the bytes of one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+__device__ __forceinline__ void llmc_e2m1(uint* to, uint packed, uint low0, uint low4, uint high0, uint high4) {
+  for (int i = 0; i < 2; ++i, packed >>= 16) {
+    const uint low = __byte_perm(low0, low4, packed), high = __byte_perm(high0, high4, packed);
+    const uint with_sign = llmc_masked(llmc_highest(packed) << 7, 0x80808080u, high);
+    to[2 * i] = __byte_perm(low, with_sign, 0x5140);
+    to[2 * i + 1] = __byte_perm(low, with_sign, 0x7362);
+  }
+}
+__device__ __forceinline__ void llmc_e2m1_bf16(uint* to, uint packed) {
+  llmc_e2m1(to, packed, 0xC0800000u, 0xC0804000u, 0x3F3F3F00u, 0x40404040u);
+}
+__device__ __forceinline__ void llmc_e2m1_f16(uint* to, uint packed) {
+  llmc_e2m1(to, packed, 0, 0, 0x3E3C3800u, 0x46444240u);
 }
 // Eight nibbles as bytes.
 __device__ __forceinline__ void llmc_nibbles_i8(uint* to, uint packed) {

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from llmc.compiler.dtypes import HALVES
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.padding import stored_bits
+from llmc.quantize.formats.base import WeightFormat
+from llmc.quantize.formats.codes import Codes
+from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.registry import format_of_kernel
 
@@ -25,6 +28,8 @@ ADAPTER_STEP = STEP_BYTES // 2
 """Elements of K per step of an adapter, whose numbers have two bytes."""
 _MOST_EXACT = 1 << 16
 """Products of bytes that fit a 32-bit sum."""
+INTEGERS, E4M3, E2M1 = "integers", "e4m3", "e2m1"
+"""Numbers of quantized weights: floats are those of OCP."""
 _LINEARS = frozenset({"linear", "linear_quant", "expert_linear", "expert_linear_quant"})
 
 
@@ -34,7 +39,8 @@ class TensorLayer:
 
     dtype: of x: bf16, f16 or i8. bits: width of a weight number. asymmetric: whether groups have zero points. length:
     elements per scale; 0 without scales. experts: number of weights, one after another; 0 for a layer with one.
-    rows, parts: of each weight, and those of a gated layer, which are two. top_k: experts of a row of x, or 1.
+    rows, parts: of each weight, and those of a gated layer, which are two. top_k: experts of a row of x, or 1. numbers:
+    what those of a quantized weight are.
     """
 
     width: int
@@ -46,6 +52,7 @@ class TensorLayer:
     rows: int = 0
     parts: int = 1
     top_k: int = 1
+    numbers: str = INTEGERS
 
     @property
     def step(self) -> int:
@@ -90,14 +97,24 @@ def tensor_layer(spec: KernelSpec) -> TensorLayer | None:
             return None
     else:
         format = format_of_kernel(p)
-        if not isinstance(format, Integers) or dtype not in (*HALVES, "i8"):
+        numbers = _numbers_of(format)
+        if numbers is None or dtype not in (*HALVES, "i8") or (dtype == "i8" and numbers != INTEGERS):
             return None
         length = width if format.scales(width) == 1 else format.group_size
-        bits = stored_bits(format.bits)
-        layer = TensorLayer(width, dtype, bits, format.asymmetric, length, experts, rows, parts, top_k)
+        bits, asymmetric = stored_bits(format.bits), isinstance(format, Integers) and format.asymmetric
+        layer = TensorLayer(width, dtype, bits, asymmetric, length, experts, rows, parts, top_k, numbers)
         if length % layer.step or (dtype == "i8" and length > _MOST_EXACT):
             return None
     return None if width % layer.step else layer
+
+
+def _numbers_of(format: WeightFormat) -> str | None:
+    """What numbers of a format are; None of one whose numbers halves do not have, or with more than scales."""
+    if isinstance(format, Integers):
+        return INTEGERS
+    if isinstance(format, Fp8):
+        return E4M3
+    return E2M1 if isinstance(format, Codes) and format.table == E2M1 else None
 
 
 _ADAPTER_ROWS = 4  # tokens for whose tile a launch has groups

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.gpu.kernels.groups import Shared
-from llmc.compiler.targets.gpu.tensor_cores import STEP_BYTES, TensorLayer
+from llmc.compiler.targets.gpu.tensor_cores import INTEGERS, STEP_BYTES, TensorLayer
 from llmc.compiler.targets.reference.kernels.frame import TIR_DTYPE, Array, Expr, Frame, let, row_width
-from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
+from llmc.compiler.targets.reference.kernels.matrix import Matrix
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
@@ -104,9 +104,8 @@ class Bytes(Weight):
     """Unsigned numbers for integer products; zero points are corrected by the sums of x."""
 
     def __init__(self, layer: TensorLayer) -> None:
-        stride = number_bytes(layer.width, layer.bits)
         self._packed = layer.bits == 4
-        self.operand = Operand("weight", "u8", stride, layer.step * layer.bits // 8)
+        self.operand = _numbers(layer)
 
     def words(self, stored: Array, zero: Expr) -> Array:
         if not self._packed:
@@ -118,13 +117,12 @@ class Bytes(Weight):
 
 
 class NumbersAsHalves(Weight):
-    """Numbers minus zero points, exact as halves; scales are applied to sums."""
+    """Integers minus zero points, exact as halves; scales are applied to sums."""
 
-    def __init__(self, layer: TensorLayer, matrix: IntegerMatrix) -> None:
-        stride = number_bytes(layer.width, layer.bits)
-        self.operand = Operand("weight", "u8", stride, layer.step * layer.bits // 8)
+    def __init__(self, layer: TensorLayer, middle: int) -> None:
+        self.operand = _numbers(layer)
         self.zeros = layer.asymmetric
-        self._layer, self._middle = layer, matrix.format.middle
+        self._layer, self._middle = layer, middle
 
     def words(self, stored: Array, zero: Expr) -> Array:
         layer, words = self._layer, Array(_WORDS, "uint32")
@@ -137,7 +135,28 @@ class NumbersAsHalves(Weight):
         return words
 
 
-def weight_of(layer: TensorLayer, matrix: IntegerMatrix | None) -> Weight:
+class FloatsAsHalves(Weight):
+    """Floats of 8 or 4 bits, exact as halves; scales are applied to sums."""
+
+    def __init__(self, layer: TensorLayer) -> None:
+        self.operand, self._layer = _numbers(layer), layer
+
+    def words(self, stored: Array, zero: Expr) -> Array:
+        words = Array(_WORDS, "uint32")
+        for word in range(_WORDS * self._layer.bits // 16):
+            to = words.address(word * (16 // self._layer.bits))
+            call(f"llmc_{self._layer.numbers}_{self._layer.dtype}", to, stored[word])
+        return words
+
+
+def _numbers(layer: TensorLayer) -> Operand:
+    """Rows of stored numbers."""
+    return Operand("weight", "u8", number_bytes(layer.width, layer.bits), layer.weight_step_bytes)
+
+
+def weight_of(layer: TensorLayer, matrix: Matrix | None) -> Weight:
     if matrix is None:
         return Halves(layer)
-    return Bytes(layer) if layer.dtype == "i8" else NumbersAsHalves(layer, matrix)
+    if layer.dtype == "i8":
+        return Bytes(layer)
+    return NumbersAsHalves(layer, matrix.format.middle) if layer.numbers == INTEGERS else FloatsAsHalves(layer)

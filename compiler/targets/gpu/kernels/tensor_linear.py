@@ -25,7 +25,6 @@ from llmc.compiler.targets.reference.kernels.experts import check_index
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.linear import activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
-from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
 
 
 class _Staged:
@@ -122,9 +121,8 @@ def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
     if layer.experts:
         check_index(spec)
     if layer.length:
-        found = matrix_of(p, layer.width)
-        assert isinstance(found, IntegerMatrix)
-        matrix, inputs = found, {"x": layer.dtype, **found.operands()}
+        matrix = matrix_of(p, layer.width)
+        inputs = {"x": layer.dtype, **matrix.operands()}
     optional = dict.fromkeys((name for name in ("bias", "residual") if p.get(name)), "f32")
     index = {"index": "i32"} if layer.experts else {}
     with Frame(spec.symbol(), {**inputs, **optional, **index, "out": activated_dtype(p) or "f32"}) as k:

@@ -14,7 +14,7 @@ from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
 from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, WARP, TensorLayer
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, row_width, when
 from llmc.compiler.targets.reference.kernels.linear import activated, activated_dtype
-from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix
+from llmc.compiler.targets.reference.kernels.matrix import Matrix
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
 HALF = 8
@@ -24,7 +24,7 @@ HALF = 8
 class Layer:
     """The layer, and this item's position in it. columns: of the result, which each part has."""
 
-    def __init__(self, k: Frame, spec: KernelSpec, layer: TensorLayer, matrix: IntegerMatrix | None) -> None:
+    def __init__(self, k: Frame, spec: KernelSpec, layer: TensorLayer, matrix: Matrix | None) -> None:
         p = spec.as_dict()
         self.k, self.p, self.layer, self.matrix = k, p, layer, matrix
         self.act, self.parts = activated_dtype(p), layer.parts
@@ -83,7 +83,7 @@ class Sums:
             [of.weight.words(part, of.zero(row, step)) for row, part in zip(rows, parts, strict=True)]
             for rows, parts in zip(self.rows, stored, strict=True)
         ]
-        with T.unroll(self.tiles) as tile:
+        with unrolled(self.tiles) as tile:
             b = x(tile)
             for fragment, (low, high) in enumerate(words):
                 c = self._chain.address((fragment * self.tiles + tile) * 4)
@@ -115,7 +115,7 @@ class Sums:
             else [T.int32(1)] * 2
             for rows in self.rows
         ]
-        with T.unroll(self.tiles) as tile:
+        with unrolled(self.tiles) as tile:
             sums = [self._sum_of(group, self._place(tile, odd)) for odd in range(2)]
             for fragment in range(self.fragments):
                 for half in range(2):

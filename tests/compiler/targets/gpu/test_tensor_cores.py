@@ -23,8 +23,12 @@ from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 from llmc.models.activations import activated
-from llmc.quantize.formats.base import Quantized
+from llmc.quantize.formats.base import Quantized, WeightFormat
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.formats.fp8 import VALUES, Fp8
 from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.registry import format_of_kernel
+from llmc.quantize.formats.tables import TABLES
 
 from support.adapter_pools import NUMBERS, slot_bytes, tiles_of
 from support.cuda import host_library
@@ -39,7 +43,7 @@ def _floats(dtype: str, k: int, n: int, gated: str = "", **more: bool) -> Kernel
     return KernelSpec.of("linear", "linear", **{"bias": False, "residual": False, **given, **more})
 
 
-def _quantized(dtype: str, k: int, n: int, format: Integers, gated: str = "", **more: bool) -> KernelSpec:
+def _quantized(dtype: str, k: int, n: int, format: WeightFormat, gated: str = "", **more: bool) -> KernelSpec:
     given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "gated": gated, "rows": 0, **format.kernel_params()}
     return KernelSpec.of("linear", "linear_quant", **{"bias": False, "residual": False, **given, **more})
 
@@ -56,6 +60,8 @@ _SPECS = {
     "w4a8-groups-zeros": _quantized("i8", 1280, 136, Integers(4, 128, True), gated="f32"),
     "w4a16-groups": _quantized("bf16", 672, 136, Integers(4, 32), bias=True),
     "w4a16-odd-groups-zeros": _quantized("bf16", 416, 2 * 72, Integers(4, 96, True), gated="f32"),
+    "fp8": _quantized("f16", 672, 72, Fp8()),
+    "mxfp4": _quantized("bf16", 416, 72, Codes("e2m1", 32, E8M0), bias=True),
     "w8a16-zeros": _quantized("f16", 1184, 136, Integers(8, 64, True)),
 }
 _EXPERTS, _TOP_K = 7, 3
@@ -64,6 +70,7 @@ _ORDER = KernelSpec.of("other", "expert_order", row_unit=16, rows=0, some=True, 
 _EXPERT_SPECS = {
     "bf16-gated": _of_experts(_floats("bf16", 96, 2 * 24, gated="bf16", bias=True)),
     "w8a8-experts": _of_experts(_quantized("i8", 192, 40, Integers(8))),
+    "mxfp4-gated": _of_experts(_quantized("f16", 96, 2 * 24, Codes("e2m1", 32, E8M0), gated="f32")),
     "w4a16-groups-zeros": _of_experts(_quantized("f16", 160, 136, Integers(4, 32, True), bias=True)),
 }
 _PLACES = {
@@ -99,7 +106,7 @@ class _Layer:
         if not spec.op.endswith("_quant"):
             self.weights, wide = [_stored(weight, act)], _widened(weight, act)
         else:
-            format = Integers(int(p["bits"]), int(p["group_size"]), bool(p["asymmetric"]))
+            format = format_of_kernel(p)
             quantized = Quantized.empty(format, len(weight), self.k)
             format.quantize_rows(weight, quantized)
             wide, numbers = format.value(quantized), quantized.numbers
@@ -107,6 +114,7 @@ class _Layer:
                 numbers = numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4)
             self.weights = [np.ascontiguousarray(part) for part in (numbers, *quantized.planes.values())]
         if act == "i8":
+            assert isinstance(format, Integers)
             self.x, x_wide = _int8_rows(x, format)
         else:
             self.x, x_wide = _stored(x, act), _widened(x, act)
@@ -167,10 +175,21 @@ def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], row
     getattr(library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
 
 
+_CONVERT = """\
+extern "C" __global__ void __launch_bounds__(32, 1) convert(uint* bf16, uint* f16, uint* packed, int e2m1) {
+  for (int i = 0; i < (e2m1 ? 2 : 64); ++i) {
+    if (e2m1) llmc_e2m1_bf16(bf16 + 4 * i, packed[i]), llmc_e2m1_f16(f16 + 4 * i, packed[i]);
+    else llmc_e4m3_bf16(bf16 + 2 * i, packed[i]), llmc_e4m3_f16(f16 + 2 * i, packed[i]);
+  }
+}
+"""
+"""Numbers of a weight in both types of halves."""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     adapters = [spec for dtype in _TORCH for spec in _adapter_specs(dtype)]
-    texts = [cuda_text(spec) for spec in (_ORDER, *adapters)]
+    texts = [_CONVERT, *(cuda_text(spec) for spec in (_ORDER, *adapters))]
     for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
@@ -189,6 +208,25 @@ def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(n
     for rows in _ROWS[:-1]:
         for groups in (1, 5):
             assert np.array_equal(_run(library, spec, layer, rows, groups).view(np.uint8), whole[:rows].view(np.uint8))
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e2m1"])
+def test_halves_have_every_float_of_a_weight(name: str, library: ctypes.CDLL) -> None:
+    if name == "e2m1":
+        expected = np.asarray(TABLES["e2m1"])
+        packed = (np.arange(16, dtype=np.uint8)[0::2] | np.arange(16, dtype=np.uint8)[1::2] << 4).astype(np.uint8)
+    else:
+        # Weights have no NaN; their codes continue the others.
+        expected, packed = VALUES.copy(), np.arange(256, dtype=np.uint8)
+        expected[127], expected[255] = 480, -480
+    found: dict[str, np.ndarray] = {dtype: np.zeros(len(expected), np.int16) for dtype in _TORCH}
+    given: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in found.values()]
+    given += [ctypes.c_void_p(packed.ctypes.data)]
+    given.append(ctypes.c_int32(name == "e2m1"))
+    library.run_convert((ctypes.c_void_p * 4)(*(ctypes.addressof(one) for one in given)), 1, 1)
+    for dtype, halves in found.items():
+        wide = torch.from_numpy(halves).view(_TORCH[dtype]).float().numpy()
+        assert np.array_equal(wide.view(np.int32), expected.view(np.int32)), dtype
 
 
 def test_groups_have_columns_for_every_place_of_a_gpu() -> None:
@@ -211,9 +249,12 @@ def test_groups_have_columns_for_every_place_of_a_gpu() -> None:
         "w4a8-groups-zeros": (2, 2),
         "w4a16-groups": (1, 4),
         "w4a16-odd-groups-zeros": (4, 1),
+        "fp8": (1, 1),
+        "mxfp4": (1, 4),
         "w8a16-zeros": (1, 4),
         "bf16-gated": (1, 1),
         "w8a8-experts": (4, 1),
+        "mxfp4-gated": (1, 4),
         "w4a16-groups-zeros": (4, 1),
     }
 
@@ -321,8 +362,11 @@ def test_what_tensor_cores_do_not_take() -> None:
         _floats("bf16", 72, 64),
         _quantized("i8", 96, 64, Integers(8)),
         _quantized("i8", 128, 64, Integers(4, 32)),
+        _quantized("bf16", 128, 64, Codes("e2m1", 16)),
+        _quantized("bf16", 128, 64, Codes("nf4", 64)),
+        _quantized("f32", 128, 64, Fp8()),
     )
-    assert [tensor_layer(spec) for spec in unfit] == [None] * 4
+    assert [tensor_layer(spec) for spec in unfit] == [None] * len(unfit)
     assert all(launch_of(spec, tensor_cores=True) == launch_of(spec) for spec in unfit)
 
 
@@ -336,10 +380,15 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
     wide = (4096, 4096)
     wanted: dict[KernelSpec, tuple[str, str, int]] = {
         _floats("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
-        _floats("f16", *wide, gated="f16"): ("f32.f16.f16.f32", "HMMA.16816.F32", 20),
+        _floats("f16", *wide): ("f32.f16.f16.f32", "HMMA.16816.F32", 20),
         _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 8),
         _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 0),
         _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 4),
+        _quantized("bf16", *wide, Codes("e2m1", 32, E8M0)): (
+            "f32.bf16.bf16.f32",
+            "HMMA.16816.F32.BF16",
+            4,
+        ),
         _of_experts(_floats("bf16", 2048, 1536, gated="bf16")): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
     }
     """And how many loads of 128 bits there are without shared memory."""
