@@ -19,6 +19,7 @@ from llmc.version import __version__
 
 from .config import RouterConfig
 from .fleet import Fleet
+from .live import live_requests, live_state
 from .metrics import RouterMetrics
 from .relay import ClientLeft, Inbound, Relay, until_left
 from .upstream import Headers, ReplicaLost
@@ -105,6 +106,10 @@ class RouterApp:
                     return self._models()
                 case "/metrics":
                     return self._page(inbound)
+                case "/v1/llmc/state":
+                    return live_state(self._fleet, _shown(inbound), self._config.health_timeout_s)
+                case "/v1/llmc/requests":
+                    return live_requests(self._fleet, _shown(inbound), self._config.health_timeout_s)
                 case "/v1/llmc/replicas":
                     return _done(200, self._fleet.to_json())
         if path == "/v1/llmc/update" or path.startswith(_PREFIX):
@@ -129,8 +134,7 @@ class RouterApp:
         return 200, {"object": "list", "data": list(found.values())}
 
     async def _page(self, inbound: Inbound) -> tuple[int, dict[str, Any] | bytes]:
-        shown = [(name, value) for name, value in inbound.headers if name in (b"authorization", b"x-api-key")]
-        return 200, await self._metrics.page(self._fleet, shown, self._config.health_timeout_s)
+        return 200, await self._metrics.page(self._fleet, _shown(inbound), self._config.health_timeout_s)
 
     async def _administer(self, method: str, path: str, inbound: Inbound) -> tuple[int, dict[str, Any] | bytes]:
         self._check_admin(inbound)
@@ -206,6 +210,11 @@ class RouterApp:
 async def _client_left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _shown(inbound: Inbound) -> Headers:
+    """The client's API key, for replicas that want one."""
+    return [(name, value) for name, value in inbound.headers if name in (b"authorization", b"x-api-key")]
 
 
 async def _done(status: int, content: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes]:

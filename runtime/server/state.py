@@ -39,16 +39,30 @@ class RecentLatencies:
 
     def percentiles(self) -> dict[str, dict[str, float]]:
         """Seconds by name: {"ttft": {"p50", "p95", "p99"}, …}; names without requests are left out."""
+        result = {}
+        for name, values in self._values().items():
+            p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+            result[name] = {"p50": p50, "p95": p95, "p99": p99}
+        return result
+
+    def quantiles(self) -> dict[str, dict[str, Any]]:
+        """By name: `count`, the number of requests, and `values`, their quantiles in steps of a hundredth [101]. A
+        router joins those of several servers."""
+        percents = np.linspace(0, 100, 101)
+        return {
+            name: {"count": len(values), "values": np.percentile(values, percents).round(9).tolist()}
+            for name, values in self._values().items()
+        }
+
+    def _values(self) -> dict[str, list[float]]:
         since = time.monotonic() - _WINDOW_S
         with self._lock:
             recent = [latencies for ended, latencies in self._ended if ended >= since]
-        result = {}
-        for name in ("queue", "ttft", "tpot", "total"):
-            values = [value for one in recent if (value := getattr(one, f"{name}_s")) is not None]
-            if values:
-                p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
-                result[name] = {"p50": p50, "p95": p95, "p99": p99}
-        return result
+        every = {
+            name: [value for one in recent if (value := getattr(one, f"{name}_s")) is not None]
+            for name in ("queue", "ttft", "tpot", "total")
+        }
+        return {name: values for name, values in every.items() if values}
 
 
 class LiveState:
@@ -59,8 +73,10 @@ class LiveState:
         self._latencies = latencies
         self._started = time.monotonic()
 
-    def snapshot(self) -> dict[str, Any]:
-        """The current state as plain values; counters are since the start. Call it on the event loop."""
+    def snapshot(self, *, quantiles: bool = False) -> dict[str, Any]:
+        """The current state as plain values; counters are since the start. Call it on the event loop.
+
+        quantiles: also those of the latencies, which a router needs."""
         server, engine = self._server, self._server.engine
         stats = engine.stats()
         streams = engine.live_streams()
@@ -76,6 +92,7 @@ class LiveState:
             "num_requests": len(streams),
             "requests": [_request(stream) for stream in streams[:_MAX_REQUESTS]],
             "latency": self._latencies.percentiles(),
+            **({"latency_quantiles": self._latencies.quantiles()} if quantiles else {}),
             "engine": {
                 "running": stats.num_running,
                 "waiting": stats.num_waiting,

@@ -26,11 +26,11 @@ function setStatus(state, text) {
 
 function showRates(state) {
   const { engine } = state;
-  const seconds = previous ? state.uptime_s - previous.uptime_s : 0;
-  if (seconds <= 0) {
-    // The first look, or the server started again: there is no rate yet.
+  if (previous === null) {
+    // There is no rate yet.
     rates.generation.length = rates.prompt.length = 0;
   } else {
+    const seconds = state.uptime_s - previous.uptime_s;
     push(rates.generation, (engine.generation_tokens - previous.engine.generation_tokens) / seconds);
     push(rates.prompt, (engine.prompt_tokens - previous.engine.prompt_tokens) / seconds);
   }
@@ -132,7 +132,13 @@ function showBuckets({ buckets, engine }) {
     `${used} of ${buckets.length} in use, ${count(engine.steps)} steps, at most ${percent(padding)} of their time is padding`;
 }
 
+/** Whether the counters go on from the state before: not those of a server that started again, nor the sums of a router
+ * that now has other replicas. */
+const goesOn = (state) =>
+  previous !== null && state.uptime_s > previous.uptime_s && String(state.replicas) === String(previous.replicas);
+
 function show(state) {
+  if (!goesOn(state)) previous = null;
   document.title = `${state.model} · llmc`;
   byId("model").textContent = state.model;
   byId("facts").textContent =

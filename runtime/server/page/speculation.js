@@ -9,10 +9,11 @@ function push(name, value) {
   if (values[name].length > NUM_SAMPLES) values[name].shift();
 }
 
-export function showSpeculation({ speculate, engine, uptime_s }, previous) {
+/** previous: the state before, null if the counters do not go on from it. */
+export function showSpeculation({ speculate, engine }, previous) {
   byId("speculation").hidden = speculate === "off";
   if (speculate === "off") return;
-  if (!previous || uptime_s <= previous.uptime_s) {
+  if (previous === null) {
     values.right.length = values.gain.length = 0;
   } else {
     const since = (key) => engine[key] - previous.engine[key];

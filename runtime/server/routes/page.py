@@ -29,9 +29,10 @@ def router(live: LiveState, timelines: Timelines) -> APIRouter:
         routes.add_api_route(file.path, _sender(file), include_in_schema=False)
 
     @routes.get("/v1/llmc/state")
-    async def state() -> dict[str, Any]:
-        """Running requests (no text), counters, latencies and the use of every bucket."""
-        return live.snapshot()
+    async def state(quantiles: bool = False) -> dict[str, Any]:
+        """Running requests (no text), counters, latencies and the use of every bucket. quantiles: with those of the
+        latencies, from which a router makes the state of several servers."""
+        return live.snapshot(quantiles=quantiles)
 
     @routes.get("/v1/llmc/requests")
     async def requests() -> dict[str, Any]:

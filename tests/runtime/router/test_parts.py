@@ -10,11 +10,13 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import uvicorn
 
 from llmc.runtime.router.config import RouterConfig
 from llmc.runtime.router.fleet import Fleet
+from llmc.runtime.router.live import merged_states
 from llmc.runtime.router.metrics import RouterMetrics, merged
 from llmc.runtime.router.prefixes import PrefixTable, Ring, block_hashes, prompt_text
 from llmc.runtime.router.relay import Inbound, Relay
@@ -95,6 +97,34 @@ def test_the_table_of_prefixes_is_bounded() -> None:
     assert len(table) == 3
     assert table.find([b"9", b"1"]) == "r9"
     assert table.find([b"1"]) is None
+
+
+def test_states_of_replicas_are_summed() -> None:
+    def state(name: str, ended: np.ndarray, **engine: int) -> dict[str, Any]:
+        values = np.percentile(ended, np.linspace(0, 100, 101)).tolist()
+        return {
+            "model": "m", "version": "0", "ready": name == "b", "uptime_s": len(ended), "num_requests": 2,
+            "requests": [{"id": name, "age_s": len(ended)}], "engine": {"threads": 1, **engine},
+            "latency": {}, "latency_quantiles": {"ttft": {"count": len(ended), "values": values}}, "replan": {},
+            "adapters": [{"name": "x", "requests": 1}, {"name": name, "requests": 3}],
+            "buckets": [{"phase": "decode", "batch": 1, "seq": 8, "replays": 5},
+                        {"phase": "decode", "batch": 1, "seq": 8, "total": True, "replays": 1}],
+        }  # fmt: skip
+
+    rng = np.random.default_rng(0)
+    quick, slow = rng.exponential(1, 900), rng.exponential(20, 300)
+    merged_state = merged_states({"b": state("b", quick, steps=3), "a": state("a", slow, steps=4)})
+    assert merged_state["engine"] == {"threads": 2, "steps": 7}
+    assert (merged_state["ready"], merged_state["uptime_s"], merged_state["num_requests"]) == (True, 300, 4)
+    assert merged_state["replicas"] == ["a", "b"]
+    assert [(one["id"], one["replica"]) for one in merged_state["requests"]] == [("b", "b"), ("a", "a")]
+    assert [(one["name"], one["requests"]) for one in merged_state["adapters"]] == [("x", 2), ("b", 3), ("a", 3)]
+    assert [(one.get("total"), one["replays"]) for one in merged_state["buckets"]] == [(None, 10), (True, 2)]
+    both = np.concatenate([quick, slow])
+    for percent, found in zip((50, 95, 99), merged_state["latency"]["ttft"].values(), strict=True):
+        rank = 100 * float(np.mean(both <= found))
+        assert rank == pytest.approx(percent, abs=1)
+    assert "latency_quantiles" not in merged_state
 
 
 def test_metrics_of_replicas_stand_together_by_family() -> None:

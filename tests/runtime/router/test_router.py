@@ -163,9 +163,18 @@ def test_models_ids_and_refusals(router: LiveRouter) -> None:
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
         assert client.post("/v1/llmc/replicas/r0/drain").status_code == 401
         assert client.get("/health").json()["status"] == "ok"
-        for path in ("/health", "/v1/llmc/state"):  # the router's own, and one that a replica answers
+        for path in ("/health", "/page/page.js"):  # the router's own, and one that a replica answers
             head = client.head(path)
             assert (head.status_code, head.content) == (200, b"")
+        state = client.get("/v1/llmc/state").json()
+        each = [client.get(f"{one['url']}/v1/llmc/state").json() for one in router.replicas().values()]
+        assert (state["replicas"], state["model"]) == (["r0", "r1"], "tiny")
+        for name in ("generation_tokens", "kv_blocks", "steps"):
+            assert state["engine"][name] == sum(one["engine"][name] for one in each) > 0
+        assert {"p50", "p95", "p99"} == set(state["latency"]["ttft"])
+        requests = client.get("/v1/llmc/requests").json()["requests"]
+        assert answer.json()["id"] in {one["id"] for one in requests}
+        assert {one["replica"] for one in requests} <= {"r0", "r1"}
         text = client.get("/metrics").text
         assert 'llmc_router_replica_ready{replica="' in text
         assert text.count("# TYPE llmc_time_to_first_token_seconds ") == 1

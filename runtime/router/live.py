@@ -1,0 +1,125 @@
+"""What the live page shows of all replicas: their states as one, and the timelines of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from llmc.runtime.server.errors import ApiError
+from llmc.version import __version__
+
+from .fleet import Fleet
+from .replica import Replica
+from .upstream import Headers, ReplicaLost
+
+_MAX_REQUESTS = 100
+_PERCENTS = (50, 95, 99)
+Answer = tuple[int, dict[str, Any]]
+"""Status and JSON."""
+
+
+async def live_state(fleet: Fleet, headers: Headers, timeout_s: float) -> Answer:
+    """For GET /v1/llmc/state. headers: sent to the replicas. Raises ApiError if no replica answers."""
+    return await _of_all(fleet, b"/v1/llmc/state?quantiles=true", headers, timeout_s, merged_states)
+
+
+async def live_requests(fleet: Fleet, headers: Headers, timeout_s: float) -> Answer:
+    """For GET /v1/llmc/requests; arguments and errors as in `live_state`."""
+    return await _of_all(fleet, b"/v1/llmc/requests", headers, timeout_s, merged_requests)
+
+
+async def _of_all(
+    fleet: Fleet,
+    target: bytes,
+    headers: Headers,
+    timeout_s: float,
+    merge: Callable[[Mapping[str, dict[str, Any]]], dict[str, Any]],
+) -> Answer:
+    """Merges the answers of all replicas; without any, gives a refusal, as of a missing API key, back."""
+    replicas = [one for one in fleet.replicas.values() if one.upstream is not None]
+    answers = await asyncio.gather(*(_answer(one, target, headers, timeout_s) for one in replicas))
+    found = {one.name: given for one, given in zip(replicas, answers, strict=True) if given is not None}
+    told = {name: body for name, (status, body) in found.items() if status == 200}
+    if told:
+        return 200, merge(told)
+    if found:
+        return next(iter(found.values()))
+    raise ApiError("no replica answers: try again later", status=503, code="no_replica", headers={"Retry-After": "5"})
+
+
+async def _answer(replica: Replica, target: bytes, headers: Headers, timeout_s: float) -> Answer | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await replica.get(target, headers)
+        found = json.loads(body)
+    except (TimeoutError, ReplicaLost, ValueError):
+        return None
+    return (status, found) if isinstance(found, dict) else None
+
+
+def merged_states(states: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """One state from those of replicas, by name; counters and gauges are sums.
+
+    What is not a number is that of the first replica. `replicas` names those that are counted: between two states that
+    differ there, sums tell no rate.
+    """
+    first, every = next(iter(states.values())), list(states.values())
+    requests = [{**one, "replica": name} for name, state in states.items() for one in state["requests"]]
+    requests.sort(key=lambda one: -one["age_s"])
+    return {
+        **{name: value for name, value in first.items() if name != "latency_quantiles"},
+        "version": __version__,
+        "ready": any(state["ready"] for state in every),
+        "uptime_s": min(state["uptime_s"] for state in every),
+        "replicas": sorted(states),
+        "num_requests": sum(state["num_requests"] for state in every),
+        "requests": requests[:_MAX_REQUESTS],
+        "latency": _merged_latencies([state.get("latency_quantiles", {}) for state in every]),
+        "engine": _summed([state["engine"] for state in every], ()),
+        "adapters": _grouped((state["adapters"] for state in every), ("name",)),
+        "replan": None,
+        "buckets": _grouped((state["buckets"] for state in every), ("phase", "batch", "seq", "total")),
+    }
+
+
+def merged_requests(timelines: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """One list of requests, newest first; each names its replica."""
+    requests = [{**one, "replica": name} for name, found in timelines.items() for one in found["requests"]]
+    requests.sort(key=lambda one: (one["state"] == "finished", one["age_s"]))
+    return {"complete": all(found["complete"] for found in timelines.values()), "requests": requests}
+
+
+def _summed(parts: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, Any]:
+    """Sums by field, except for the keys, in which all parts are equal."""
+    first = parts[0]
+    return {name: first[name] if name in keys else sum(part.get(name, 0) for part in parts) for name in first}
+
+
+def _grouped(lists: Iterable[Sequence[dict[str, Any]]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The parts of all lists, those with equal keys summed."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for parts in lists:
+        for part in parts:
+            groups.setdefault(tuple(part.get(key) for key in keys), []).append(part)
+    return [_summed(group, keys) for group in groups.values()]
+
+
+def _merged_latencies(all_quantiles: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Percentiles of the requests of all replicas, from the quantiles of each. Every request has the same weight."""
+    names = {name for quantiles in all_quantiles for name in quantiles}
+    merged = {}
+    for name in sorted(names):
+        mine = [quantiles[name] for quantiles in all_quantiles if name in quantiles]
+        weighed = sorted((value, one["count"] / len(one["values"])) for one in mine for value in one["values"])
+        whole = sum(weight for _, weight in weighed)
+        found, passed = {}, 0.0
+        wanted = list(_PERCENTS)
+        for value, weight in weighed:
+            passed += weight
+            # Half of the weight lies before the value.
+            while wanted and 100 * (passed - weight / 2) >= wanted[0] * whole:
+                found[f"p{wanted.pop(0)}"] = value
+        merged[name] = found | {f"p{percent}": weighed[-1][0] for percent in wanted}
+    return merged
