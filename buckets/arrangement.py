@@ -127,8 +127,11 @@ class DividedModel:
             seconds += sums * link.sum_s(hidden, ranks) + link.gather_s(logits / ranks, ranks)
         if stages > 1:
             seconds += (stages - 1) * link.pass_s(hidden) + link.pass_s(logits)
-        if ranks * stages > 1:
-            seconds += math.ceil(math.log2(ranks * stages)) * link.latency_s  # rank 0 says what to run
+        # Rank 0 says what to run: to all at once, or to each rank of several stages.
+        if stages > 1:
+            seconds += link.latency_s + (ranks * stages - 2) * link.message_s
+        elif ranks > 1:
+            seconds += math.ceil(math.log2(ranks)) * link.latency_s
         return seconds
 
     def share_s(self, seconds: Floats) -> Floats:

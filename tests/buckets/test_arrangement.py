@@ -42,7 +42,9 @@ def messages_s(arrangement: Arrangement, rows: int, sequences: int) -> float:
     if stages > 1:
         seconds += (stages - 1) * (LINK.latency_s + 4 * rows * SHAPE.hidden / LINK.bytes_per_s)
         seconds += LINK.latency_s + 4 * sequences * SHAPE.vocab / LINK.bytes_per_s
-    return seconds + math.ceil(math.log2(ranks * stages)) * LINK.latency_s
+    if stages > 1:
+        return seconds + LINK.latency_s + (ranks * stages - 2) * LINK.message_s
+    return seconds + math.ceil(math.log2(ranks)) * LINK.latency_s
 
 
 ARRANGEMENTS = [Arrangement(*numbers) for numbers in ((1,), (2,), (4,), (1, 5), (2, 3, 7), (4, 2))]

@@ -83,7 +83,7 @@ void MpiCollective::Give(const Passing& work) {
     char* copy = outbox_.data() + begin;
     std::memcpy(copy, work.data + first, static_cast<uint64_t>(bytes));
     sent_.push_back({begin, end, {}});
-    const Status begun = group_->mpi().Send(copy, bytes, taker(), &sent_.back().request);
+    const Status begun = group_->mpi().Send(MpiTag::kPassedOn, copy, bytes, taker(), &sent_.back().request);
     if (!begun.ok()) {
       sent_.pop_back();
       group_->Fail(rank(), begun.message);
@@ -97,7 +97,7 @@ void MpiCollective::Take(const Passing& work) {
   for (uint64_t first = 0; first < work.count; first += kMpiPiece) {
     const int bytes = MpiBytes(std::min(kMpiPiece, work.count - first));
     MpiRequest request;
-    const Status begun = group_->mpi().Receive(work.data + first, bytes, giver(), &request);
+    const Status begun = group_->mpi().Receive(MpiTag::kPassedOn, work.data + first, bytes, giver(), &request);
     if (!group_->Await(begun, &request, kMpiSpinNs).ok()) return;
   }
 }

@@ -24,6 +24,8 @@ constexpr uint64_t kSecondNs = 1'000'000'000,
                    kDivideNs = 60 * kSecondNs;  // from the first rank that divides the channel to the last one
 constexpr uint64_t kMpiReportNs = 1'000'000'000;  // time for the links to report which rank broke an operation
 constexpr uint64_t kMostMpiBytes = 1u << 30;  // of one operation, whose count is an int
+constexpr uint64_t kSayNs = 50'000;  // rank 0 spins for so long before it sleeps
+constexpr std::size_t kMostSaid = 256;  // messages that later stages have not heard
 
 // Polls until done() or stop() is true: spins, then yields, then sleeps. spin_ns: time before it sleeps.
 template <typename Done, typename Stop>
@@ -123,11 +125,63 @@ Status MpiGroup::Broadcast(void* data, uint64_t bytes, uint64_t spin_ns) {
 }
 
 Status MpiGroup::Say(const void* data, uint64_t bytes) {
-  constexpr uint64_t kSpinNs = 50'000;
-  return Broadcast(const_cast<void*>(data), bytes, kSpinNs);  // MPI's root only reads it
+  if (has_stages()) return SayToStages(static_cast<const char*>(data), bytes);
+  return Broadcast(const_cast<void*>(data), bytes, kSayNs);  // MPI's root only reads it
 }
 
-Status MpiGroup::Hear(void* data, uint64_t bytes, uint64_t spin_ns) { return Broadcast(data, bytes, spin_ns); }
+Status MpiGroup::Hear(void* data, uint64_t bytes, uint64_t spin_ns) {
+  if (!has_stages()) return Broadcast(data, bytes, spin_ns);
+  if (failed()) return status();
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t now = std::min(bytes - done, kMostMpiBytes);
+    MpiRequest request;
+    const Status begun =
+        mpi_->Receive(MpiTag::kSaid, static_cast<char*>(data) + done, static_cast<int>(now), 0, &request);
+    LLMC_RETURN_IF_ERROR(Await(begun, &request, spin_ns));
+    done += now;
+  }
+  return Status::Ok();
+}
+
+// Not a broadcast: a long one ends when all ranks have come, and those of later stages still compute the steps before.
+// Ranks of this stage hear at once, as they have nothing else to do.
+Status MpiGroup::SayToStages(const char* data, uint64_t bytes) {
+  if (failed()) return status();
+  said_.push_back({std::vector<char>(data, data + bytes), {}});
+  const char* text = said_.back().text.data();
+  for (uint32_t to = 1; to < num_ranks(); ++to) {
+    for (uint64_t done = 0; done < bytes; done += kMostMpiBytes) {
+      const uint64_t now = std::min(bytes - done, kMostMpiBytes);
+      MpiRequest request;
+      const Status begun = mpi_->Send(MpiTag::kSaid, text + done, static_cast<int>(now), to, &request);
+      if (!begun.ok()) return Await(begun, &request, kSayNs);
+      said_.back().sends.push_back(request);
+    }
+  }
+  const uint64_t near = (ranks_of_stage_ - 1) * ((bytes + kMostMpiBytes - 1) / kMostMpiBytes);
+  std::vector<MpiRequest>& sends = said_.back().sends;
+  for (uint64_t i = 0; i < near; ++i) LLMC_RETURN_IF_ERROR(Await(Status::Ok(), &sends[i], kSayNs));
+  sends.erase(sends.begin(), sends.begin() + static_cast<std::ptrdiff_t>(near));
+  for (; said_.size() > kMostSaid; said_.pop_front()) {
+    for (MpiRequest& send : said_.front().sends) LLMC_RETURN_IF_ERROR(Await(Status::Ok(), &send, kSayNs));
+  }
+  return ForgetHeard();
+}
+
+// Drops what all ranks have heard.
+Status MpiGroup::ForgetHeard() {
+  for (; !said_.empty(); said_.pop_front()) {
+    std::vector<MpiRequest>& sends = said_.front().sends;
+    while (!sends.empty()) {
+      bool done = false;
+      const Status tested = mpi_->Test(&sends.back(), &done);
+      if (!tested.ok()) return Await(tested, &sends.back(), 0);
+      if (!done) return Status::Ok();
+      sends.pop_back();
+    }
+  }
+  return Status::Ok();
+}
 
 Status MpiGroup::Meet(uint64_t most_ns) {
   if (failed()) return status();
@@ -145,11 +199,12 @@ void MpiGroup::Leave() {
   bool done = false;
   const uint64_t end = MonotonicNs() + kLeaveNs;
   const auto test = [&] {
-    if (status.ok()) status = mpi_->Test(&request, &done);
-    return done;
+    if (status.ok()) status = ForgetHeard();
+    if (status.ok() && !done) status = mpi_->Test(&request, &done);
+    return done && said_.empty();
   };
   PollMpi(0, test, [&] { return !status.ok() || failed() || MonotonicNs() > end; });
-  if (!done) return;
+  if (!done || !said_.empty()) return;
   links_->Leave();
   mpi_->Finish();
 }
@@ -168,6 +223,7 @@ std::shared_ptr<Collective> MpiGroup::NewCollective(uint32_t ranks_of_stage, uin
       return nullptr;
     }
   }
+  ranks_of_stage_ = ranks_of_stage;
   return std::make_shared<MpiCollective>(shared_from_this(), ranks_of_stage, std::move(outbox));
 }
 

@@ -1,8 +1,10 @@
 // MpiGroup: ranks started by mpirun, on any hosts.
 #pragma once
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "collective/group.h"
 #include "collective/mpi/mpi_library.h"
@@ -41,11 +43,22 @@ class MpiGroup final : public Group, public std::enable_shared_from_this<MpiGrou
   static constexpr uint64_t kNoLimit = UINT64_MAX;
   MpiGroup(std::unique_ptr<MpiLibrary> mpi, std::unique_ptr<RankLinks> links)
       : mpi_(std::move(mpi)), links_(std::move(links)) {}
+  // What was said to ranks of later stages that have not heard it yet.
+  struct Said {
+    std::vector<char> text;
+    std::vector<MpiRequest> sends;
+  };
+
+  bool has_stages() const { return ranks_of_stage_ < num_ranks(); }
   Status Broadcast(void* data, uint64_t bytes, uint64_t spin_ns);
+  Status SayToStages(const char* data, uint64_t bytes);
+  Status ForgetHeard();
   Status Meet(uint64_t most_ns);
 
   std::unique_ptr<MpiLibrary> mpi_;
   std::unique_ptr<RankLinks> links_;
+  uint32_t ranks_of_stage_ = UINT32_MAX;  // until ranks are divided among stages
+  std::deque<Said> said_;
 };
 
 }  // namespace llmc

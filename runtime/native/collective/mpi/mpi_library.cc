@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kSuccess = 0, kThreadsTakeTurns = 2;  // MPI_SUCCESS, MPI_THREAD_SERIALIZED: the same in both interfaces
 constexpr int kMostErrorText = 1024, kMostVersionText = 8192;
-constexpr int kTag = 1;  // of all messages between two ranks
 
 Status Unusable(const std::string& what) { return Status::Error(LLMC_ERR_NOT_FOUND, what); }
 
@@ -129,14 +128,16 @@ class MpiOf final : public MpiLibrary {
     divided_ = size;
     return Status::Ok();
   }
-  Status Send(const void* data, int bytes, uint32_t to, MpiRequest* out) override {
+  Status Send(MpiTag tag, const void* data, int bytes, uint32_t to, MpiRequest* out) override {
     return Start(out, [&](Handle* request) {
-      return call_.isend(data, bytes, constant_.byte, static_cast<int>(to), kTag, Of(MpiChannel::kSteps), request);
+      return call_.isend(data, bytes, constant_.byte, static_cast<int>(to), static_cast<int>(tag),
+                         Of(MpiChannel::kSteps), request);
     });
   }
-  Status Receive(void* data, int bytes, uint32_t from, MpiRequest* out) override {
+  Status Receive(MpiTag tag, void* data, int bytes, uint32_t from, MpiRequest* out) override {
     return Start(out, [&](Handle* request) {
-      return call_.irecv(data, bytes, constant_.byte, static_cast<int>(from), kTag, Of(MpiChannel::kSteps), request);
+      return call_.irecv(data, bytes, constant_.byte, static_cast<int>(from), static_cast<int>(tag),
+                         Of(MpiChannel::kSteps), request);
     });
   }
   Status Test(MpiRequest* request, bool* done) override {

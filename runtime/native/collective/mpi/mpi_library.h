@@ -18,6 +18,9 @@ struct MpiRequest {
 enum class MpiChannel : uint32_t { kSteps, kSums, kOtherSums };
 constexpr uint32_t kNumMpiChannels = 3;
 
+// Messages between two ranks: what a stage passes on, and what rank 0 says to each of several stages.
+enum class MpiTag : int { kPassedOn = 1, kSaid = 2 };
+
 // Any thread; calls are serialized, and none but Divide waits for another rank. Every rank of a channel starts the same
 // operations in the same order; Send and Receive are of two ranks. Sizes are in bytes.
 class MpiLibrary {
@@ -35,9 +38,9 @@ class MpiLibrary {
   // Makes channels of sums of their own for each `size` ranks; before, all are in them. Call once at most. There, rank r
   // is the r-th of the `size`. All ranks must call it.
   virtual Status Divide(uint32_t size) = 0;
-  // To and from one other rank, in order. Ranks are those of all.
-  virtual Status Send(const void* data, int bytes, uint32_t to, MpiRequest* out) = 0;
-  virtual Status Receive(void* data, int bytes, uint32_t from, MpiRequest* out) = 0;
+  // To and from one other rank, in order by tag. Ranks are those of all.
+  virtual Status Send(MpiTag tag, const void* data, int bytes, uint32_t to, MpiRequest* out) = 0;
+  virtual Status Receive(MpiTag tag, void* data, int bytes, uint32_t from, MpiRequest* out) = 0;
   // As AllGather with different sizes: rank r contributes bytes[r], stored at to + offsets[r].
   virtual Status AllGatherParts(MpiChannel channel, const void* from, void* to, const int* bytes, const int* offsets,
                                 MpiRequest* out) = 0;

@@ -135,6 +135,28 @@ void TestSaying(Group* group) {
   }
 }
 
+// Ranks of the second stage hear nothing until rank 0 has said everything: it does not wait for them.
+void TestSayingToStages(Group* group, const std::shared_ptr<llmc::Room>& room) {
+  llmc::ShmCollective shm(room);
+  const auto meet = [&shm] {
+    float own = 0, all[4];
+    shm.AllGather({&own, all, 1, 4}, 0, 1);
+  };
+  constexpr uint64_t kTimes = 3, kLength = 2u << 20;
+  if (group->rank() > 1) meet();
+  for (uint64_t i = 0; i < kTimes; ++i) {
+    const std::string said(kLength, static_cast<char>('a' + i));
+    if (group->rank() == 0) {
+      CHECK_OK(group->Say(said.data(), kLength));
+    } else {
+      std::string heard(kLength, '\0');
+      CHECK_OK(group->Hear(heard.data(), kLength, 1000));
+      CHECK(heard == said);
+    }
+  }
+  if (group->rank() <= 1) meet();
+}
+
 int RunRank(const char* library, const char* room_path) {
   std::shared_ptr<Group> group, second;
   CHECK(llmc::MpiGroup::Open("/nowhere/libmpi.so", 0, &second).message.find("LLMC_MPI_LIBRARY") != std::string::npos);
@@ -145,9 +167,11 @@ int RunRank(const char* library, const char* room_path) {
   CHECK_OK(group->rank() == 0 ? group->AwaitLoaded() : group->TellLoaded());
   if (group->rank() != 0) CHECK_OK(llmc::Room::Open(room_path, group->rank(), 4, &room));
   TestBits(group.get(), room);
+  TestSaying(group.get());
   TestSumsBesideOthers(group.get(), room);
   TestStages(group.get(), room);
   TestSaying(group.get());
+  TestSayingToStages(group.get(), room);
   CHECK_OK(group->status());
   group->Leave();
   return llmc_test::Finish("mpi_group_test");
