@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,9 +82,40 @@ def test_a_lost_node_is_told_and_nothing_is_left(cluster: Any, artifacts: dict[i
         assert ranks
         ranks += descendants(server.process.pid)
         cluster.remove_node(cluster.second, allow_graceful=False)
+        lost = time.monotonic()
+        until(lambda: "Ray has lost" in "".join(server.log))
+        assert time.monotonic() - lost < 5
     log = "".join(server.log)
     assert f"rank 1 of 2, on {SECOND}: Ray has lost" in log
     until(lambda: all(map(gone, ranks)))
+
+
+def test_a_killed_rank_is_told_within_five_seconds(cluster: Any, artifacts: dict[int, Path]) -> None:
+    with serving(artifacts[2], *ON_RAY, "--skip-warmup", fails=True) as server:
+        (victim,) = (int(pid) for pid in re.findall(r"rank 1 of 2 is process (\d+)", "".join(server.log)))
+        ranks = [victim, *descendants(server.process.pid)]
+        statuses: list[int] = []
+
+        def ask() -> None:
+            body = {"prompt": "w5 w6", "max_tokens": 60, "ignore_eos": True}
+            with contextlib.suppress(OSError):  # the server is gone
+                while not statuses or statuses[-1] == 200:
+                    statuses.append(server.ask("POST", "/v1/completions", body).status)
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        until(lambda: len(statuses) > 8)
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        until(lambda: "Rank 1 of 2 has failed" in "".join(server.log))
+        assert time.monotonic() - killed < 5
+        for client in clients:
+            client.join(PATIENCE_S)
+            assert not client.is_alive()
+    assert re.search(r"Rank 1 of 2 has failed: .*process \d+", "".join(server.log)), "".join(server.log)
+    until(lambda: all(map(gone, ranks)))
+    assert free_cpus(cluster) == 2.0
 
 
 def test_ctrl_c_ends_all_ranks(cluster: Any, artifacts: dict[int, Path]) -> None:
