@@ -124,7 +124,7 @@ class Streams(Closed):
 class Dense(Closed):
     size: Count
     bias: bool
-    activation: Literal["tanh", "gelu"] | None
+    activation: Literal["tanh", "gelu", "relu"] | None
     norm: bool
     token_ids: Annotated[list[TokenId], Field(max_length=1024)]
     source: Text = ""

@@ -172,7 +172,7 @@ class Dense:
 
     size: int
     bias: bool = False
-    activation: Literal["tanh", "gelu"] | None = None
+    activation: Literal["tanh", "gelu", "relu"] | None = None
     norm: bool = False
     token_ids: tuple[int, ...] = ()
     source: str = ""

@@ -29,6 +29,7 @@ _LAYOUT = Layout(
     norm="norm",
     head="lm_head",
     dense=("dense.0", "dense.1"),
+    dense_norm="dense.norm",
     unused=(),
 )
 

@@ -62,14 +62,17 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 STORED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert_optimised": ("bert", {"optimize": "O2"}),
+    "distilbert_labels": ("distilbert", {"task": "text-classification"}),
     "falcon": ("falcon", {}),
     "gemma_f16": ("gemma", {"dtype": "fp16"}),
     "gpt2_optimised": ("gpt2", {"optimize": "O2"}),
+    "modernbert_labels": ("modernbert", {"task": "text-classification"}),
 }
 """Graphs of tests/models/optimum: family and options of Optimum."""
 SMALL: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
     "head_dim": 8, "max_position_embeddings": 48, "n_embd": 16, "n_head": 2, "n_positions": 48,
+    "dim": 16, "hidden_dim": 24, "n_heads": 2,
 }  # fmt: skip
 
 
@@ -78,7 +81,7 @@ def export(family: str, folder: Path, sizes: Mapping[str, Any] | None = None, **
     import torch
     from optimum.exporters.onnx import main_export
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     writes = family in DECODERS
@@ -87,7 +90,10 @@ def export(family: str, folder: Path, sizes: Mapping[str, Any] | None = None, **
     fields = {**SIZES, **(DECODERS | ENCODERS)[family], **(sizes or {})}
     torch.manual_seed(0)
     config = kind(**{name: value for name, value in fields.items() if name in known})
-    model = (AutoModelForCausalLM if writes else AutoModel).from_config(config)
+    task = options.pop("task", "text-generation-with-past" if writes else "feature-extraction")
+    scores = task == "text-classification"
+    kind_of_model = AutoModelForCausalLM if writes else AutoModelForSequenceClassification if scores else AutoModel
+    model = kind_of_model.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith(".weight"):
@@ -104,7 +110,6 @@ def export(family: str, folder: Path, sizes: Mapping[str, Any] | None = None, **
     (source / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w3", "pad_token": "w0"})
     )
-    task = "text-generation-with-past" if writes else "feature-extraction"
     main_export(str(source), str(folder / "exported"), task=task, do_validation=False, **options)
 
 

@@ -74,6 +74,7 @@ class _Recovery:
         yield from (structure.base.norm, structure.final)
         for block in (block for layer in structure.layers for block in layer):
             yield from (block.before, block.after)
+        yield from (layer.norm for layer in structure.dense)
 
     def recovered(self) -> Recovered:
         config = self._config()
@@ -241,7 +242,8 @@ class _Recovery:
         if structure.head is not None:
             return None
         dense = tuple(
-            Dense(layer.width, layer.bias is not None, "tanh" if tanh else None) for layer, tanh in structure.dense
+            Dense(layer.linear.width, layer.linear.bias is not None, layer.activation, layer.norm is not None)
+            for layer in structure.dense
         )
         if len(dense) > 2:
             raise Unrecognised(f"has {len(dense)} linear layers over the row of a text")
@@ -266,8 +268,10 @@ class _Recovery:
         if head is not None and head.linear.bias is not None:
             self._tensors["lm_head.bias"] = head.linear.bias
         names = [f"dense.{i}" for i in range(2 - len(structure.dense), 2)]
-        for name, (layer, _) in zip(names, structure.dense, strict=True):
-            self._place_linear(name, layer, np.arange(layer.width), bias=layer.bias is not None)
+        for name, layer in zip(names, structure.dense, strict=True):
+            linear = layer.linear
+            self._place_linear(name, linear, np.arange(linear.width), bias=linear.bias is not None)
+            self._place_norm("dense.norm", config, layer.norm)
 
     def _place_norm(self, name: str, config: ModelConfig, norm: Norm | None) -> None:
         if norm is None:

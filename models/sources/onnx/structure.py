@@ -60,22 +60,31 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
+class PooledLayer:
+    """A linear layer over one row of a text; then an activation and a norm, if any."""
+
+    linear: Linear
+    activation: Literal["tanh", "gelu", "relu"] | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Structure:
-    """final: the norm after the layers. head: None for a model that returns rows. dense: linear layers over the first
-    token's row, each with whether tanh follows."""
+    """final: the norm after the layers. head: None for a model that returns rows. dense: layers over the first token's
+    row."""
 
     base: Base
     layers: tuple[tuple[Block, Block], ...]
     residual: Residual
     final: Norm | None
     head: Head | None
-    dense: tuple[tuple[Linear, bool], ...] = ()
+    dense: tuple[PooledLayer, ...] = ()
 
 
 def read_structure(output: Flat, probe: Probe, kind: Literal["logits", "rows", "labels"]) -> Structure:
     """Raises Unrecognised for a model of another structure."""
     head: Head | None = None
-    dense: tuple[tuple[Linear, bool], ...] = ()
+    dense: tuple[PooledLayer, ...] = ()
     if kind == "logits":
         head, stream = _head(output)
     elif kind == "labels":
@@ -117,20 +126,43 @@ def _single(flat: Flat, what: str) -> FlatPart:
     return parts[0]
 
 
-def _dense(output: Flat) -> tuple[tuple[tuple[Linear, bool], ...], Flat]:
-    found: list[tuple[Linear, bool]] = []
-    flat, tanh = output, False
-    while True:
-        only = flat.only
-        if isinstance(only, Elementwise) and only.op == "tanh" and found:
-            flat, tanh = only.args[0], True
-        elif isinstance(only, Linear):
-            found.insert(0, (only, tanh))
-            flat, tanh = only.x, False
-        elif isinstance(only, First) and not tanh and found:
-            return tuple(found), only.x
-        else:
-            raise Unrecognised("scores texts otherwise than by linear layers over the row of their first token")
+def _dense(output: Flat) -> tuple[tuple[PooledLayer, ...], Flat]:
+    """(layers over the first row of a text, the rows)."""
+    found: list[PooledLayer] = []
+    flat = output
+    while not found or not isinstance(flat.only, First):
+        layer = _pooled_layer(flat)
+        found.insert(0, layer)
+        flat = layer.linear.x
+    first = flat.only
+    assert isinstance(first, First)
+    if found[-1].activation is not None or found[-1].norm is not None:
+        raise Unrecognised("scores texts by something else than the result of a linear layer")
+    return tuple(found), first.x
+
+
+def _pooled_layer(flat: Flat) -> PooledLayer:
+    norm = flat.only if isinstance(flat.only, Norm) else None
+    if norm is not None:
+        flat = norm.x
+    only: Term | None = flat.only
+    activation: Literal["tanh", "gelu", "relu"] | None = None
+    if isinstance(only, Elementwise) and only.op == "tanh":
+        only, activation = only.args[0].only, "tanh"
+    elif not isinstance(only, (Linear, First)):
+        only, activation = _activated_row(flat)
+    if not isinstance(only, Linear):
+        raise Unrecognised("scores texts otherwise than by linear layers over the row of their first token")
+    return PooledLayer(only, activation, norm)
+
+
+def _activated_row(flat: Flat) -> tuple[Term | None, Literal["gelu", "relu"]]:
+    """(what an activation is applied to, the activation)."""
+    found = read_activated(flat)
+    inner, name = found.inner, found.activation
+    if found.up is not None or not inner.is_whole or (name != "gelu" and name != "relu"):
+        raise Unrecognised("scores texts by a function of a row that is none of tanh, gelu and relu")
+    return inner.term, name
 
 
 def _is_sum_norm(norm: Norm) -> bool:
