@@ -13,7 +13,7 @@ import typer
 import llmc
 from llmc.cli.render.flag_words import in_flags
 from llmc.cli.render.help_layout import HEADINGS, SUMMARIES, lay_out
-from llmc.cli.render.terminal_text import escape_streams, escaped_streams
+from llmc.cli.render.terminal_text import escape_streams, escaped_streams, usable_streams
 from llmc.distribution import name_clash
 
 __all__ = [
@@ -80,7 +80,7 @@ def _root(
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage, 130 when interrupted."""
-    with escaped_streams():
+    with usable_streams(), escaped_streams():
         return _main(argv)
 
 
@@ -154,14 +154,12 @@ def describe(error: BaseException) -> str:
 def _given(error: Any, args: list[str]) -> str:
     """ ", not VALUE" for a flag whose value the parser refused without quoting it."""
     names = getattr(getattr(error, "param", None), "opts", ())
-    for name, value in pairwise(args):
-        if name in names:
-            return f", not {value!r}"
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if equals and name in names:
-            return f", not {value!r}"
-    return ""
+    given = [value for name, value in pairwise(args) if name in names]
+    given += [value for name, equals, value in (arg.partition("=") for arg in args) if equals and name in names]
+    # The parser's own errors begin with the value.
+    if not given or any(error.message.startswith((f"{value} ", f"{value!r} ")) for value in given):
+        return ""
+    return f", not {given[0]!r}"
 
 
 def _fail(message: str, code: int) -> int:

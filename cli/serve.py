@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ from llmc.cli.options.warm_flags import (
     UTILIZATION_NAMES,
 )
 from llmc.cli.render.terminal_text import escape_streams, exact
+from llmc.runtime.die_with_parent import dying_with_this_process
 from llmc.runtime.misses.record import prepare_record
 from llmc.units import parse_size
 
@@ -218,9 +220,9 @@ def compile_aside(model: Path) -> Path:
 
     check_model(model)
     code = "import sys; from llmc.cli.serve import _compile; sys.exit(_compile(sys.argv[1]))"
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(model)], stdout=subprocess.PIPE, text=True, check=False
-    )
+    # A SIGTERM to the server alone ends the compilation, too.
+    command = dying_with_this_process([sys.executable, "-P", "-c", code, str(model)], signal.SIGTERM)
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if child.returncode != 0:
         raise typer.Exit(child.returncode if child.returncode > 0 else 1)
     return Path(child.stdout.rstrip("\n"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 # Characters that could move the cursor, retitle the window, fill the clipboard, forge a line or reverse text: C0 but
@@ -65,6 +67,21 @@ def escape_streams() -> None:
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, EscapedStream):
             setattr(sys, name, EscapedStream(stream, lossy=name == "stderr"))
+
+
+@contextmanager
+def usable_streams() -> Iterator[None]:
+    """For the block, stdout and stderr take any text, even if they are closed, or their encoding lacks characters."""
+    with ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:
+                # Without stderr, its lines would go to stdout.
+                setattr(sys, name, stack.enter_context(open(os.devnull, "w", encoding="utf-8")))
+                stack.callback(setattr, sys, name, None)
+            elif isinstance(stream, TextIOWrapper) and stream.errors == "strict" and stream.encoding.lower() != "utf-8":
+                stream.reconfigure(errors="backslashreplace")
+        yield
 
 
 @contextmanager

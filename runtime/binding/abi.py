@@ -477,8 +477,13 @@ def load_library() -> ctypes.CDLL:
     if path is None:
         places = ", ".join(str(candidate) for candidate in candidates)
         raise ImportError(f"libllmc.so is at none of {places}; install {NAME}, or set LLMC_LIBRARY to the library")
-    library = ctypes.CDLL(str(path))
-    library.llmc_abi_version.restype = c_uint32
+    try:
+        library = ctypes.CDLL(str(path))
+        library.llmc_abi_version.restype = c_uint32
+    except (OSError, AttributeError) as error:
+        raise ImportError(
+            f"{path} is not the library of llmc ({error}); reinstall {NAME}, or unset LLMC_LIBRARY"
+        ) from None
     library.llmc_version.restype = c_char_p
     library.llmc_machine_get_isa_level.restype = c_uint32
     if (version := library.llmc_abi_version()) != ABI_VERSION:

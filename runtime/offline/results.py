@@ -79,16 +79,23 @@ class ResultsFile:
             if time.monotonic() - self._synced >= 1:
                 self._sync()
         except OSError as error:
-            raise ResultsError(f"cannot write {self.path}: {error.strerror or error}") from error
+            raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Closes the files; removes the side file if it is empty."""
-        self._sync()
-        for file in (self._file, self._partial):
-            if file is not None:
-                file.close()
-        if self._file is not None and not self._waiting:
-            self.partial_path.unlink(missing_ok=True)
+        """Closes the files; removes the side file if it is empty. Raises ResultsError if they cannot be written."""
+        try:
+            self._sync()
+            for file in (self._file, self._partial):
+                if file is not None:
+                    file.close()
+            if self._file is not None and not self._waiting:
+                self.partial_path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> ResultsError:
+        remedy = "correct that, then continue with --resume"
+        return ResultsError(f"cannot write {self.path}: {error.strerror or error}; {remedy}")
 
     def _sync(self) -> None:
         for file in (self._file, self._partial):

@@ -140,9 +140,14 @@ def _validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(f"the body is not valid JSON: {why}{position}", code="invalid_json")
     # Names of a union's branches do not help the caller.
     param = ".".join(part for part in where if part.isidentifier() or part.isdigit()) or None
-    what = first["msg"].removeprefix("Value error, ")
+    what = first["msg"].removeprefix("Value error, ").replace(" after validation", "")
     what = what[:1].lower() + what[1:]
-    shown = "" if first["type"] in ("missing", "value_error") else f", not {_short(first.get('input'))}"
+    if param is None and first["type"] == "missing":
+        return ApiError("the body is missing: send a JSON object", code="invalid_value")
+    if param is None and first["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        what = "give a JSON object"
+    told = ("missing", "value_error", "too_short", "too_long")  # their texts name the value, or there is none
+    shown = "" if first["type"] in told else f", not {_short(first.get('input'))}"
     code = first["type"] if first["type"] == "unsupported_parameter" else "invalid_value"
     return ApiError(f"{param or 'the body'}: {what}{shown}", param=param, code=code)
 

@@ -204,7 +204,9 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        # Python repeats host and port in its own text.
+        code = getattr(error, "errno", None) or 0  # negative where a name is not resolved
+        why = os.strerror(code) if code > 0 else getattr(error, "strerror", None) or str(error)
         raise ServerError(f"cannot listen on {host} port {port}: {why}; choose another --host or --port") from error
 
 

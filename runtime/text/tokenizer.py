@@ -176,6 +176,9 @@ def _panics(what: str) -> Iterator[None]:
         # A panic is not an Exception, so that nobody handles it as one by mistake.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if isinstance(error, TypeError):
+            # Python keeps bytes that are not UTF-8, as of a command line, as halves of surrogate pairs.
+            raise RequestError(f"cannot {what}: it has bytes that are not UTF-8; convert it first") from error
         raise RequestError(f"cannot {what}: {_one_line(error)}") from error
 
 

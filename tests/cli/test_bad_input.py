@@ -283,6 +283,13 @@ def test_bad_requests(
     assert not output.exists() or not output.read_bytes()
 
 
+@pytest.mark.parametrize("arguments", [["--port", "99999"], ["--port=99999"], ["--port", "80a"]])
+def test_the_value_of_a_flag_is_named_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "nowhere", *arguments]) == 2
+    value = arguments[-1].removeprefix("--port=")
+    assert capsys.readouterr().err.count(value) == 1
+
+
 def test_not_json_and_missing_paths(
     tiny_artifact: TinyArtifact, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

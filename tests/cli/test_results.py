@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -262,3 +264,14 @@ def test_every_difference_is_named(artifact: Path, tmp_path: Path) -> None:
 def test_unwritable_output_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="cannot write"):
         ResultsFile(tmp_path / "none" / "out.jsonl", PROMPTS, IDENTITY)
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    results = ResultsFile(tmp_path / "out.jsonl", PROMPTS, IDENTITY)
+    results.add({"index": 0, "text": "a"})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResultsError, match=r"cannot write .*out.jsonl: No space .*; .* continue with --resume"):
+        results.close()

@@ -17,7 +17,7 @@ import pytest
 from llmc.cli.main import main
 from llmc.cli.render.help_layout import SUMMARIES
 from llmc.cli.render.live_text import LiveText
-from llmc.cli.render.terminal_text import EscapedStream, escaped, escaped_streams, exact, printable
+from llmc.cli.render.terminal_text import EscapedStream, escaped, escaped_streams, exact, printable, usable_streams
 from llmc.runtime.outputs import TokenDelta
 
 from support.paths import ROOT
@@ -173,3 +173,14 @@ def test_only_messages_are_dropped_where_they_cannot_be_written(monkeypatch: pyt
 def _close(stream: TextIO) -> None:
     with contextlib.suppress(OSError):
         stream.close()
+
+
+def test_streams_that_are_closed_or_lack_characters_can_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    bytes_ = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_, "ascii"))
+    monkeypatch.setattr(sys, "stderr", None)
+    with usable_streams(), escaped_streams():
+        print("\u00fcber", flush=True)
+        print("an error", file=sys.stderr)
+    assert bytes_.getvalue() == b"\\xfcber\n", "without stderr its lines do not go to stdout"
+    assert sys.stderr is None

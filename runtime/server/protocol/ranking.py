@@ -36,7 +36,7 @@ def check_ranking(body: Ranking) -> None:
         return
     what = "use_beam_search" if body.use_beam_search else "best_of above n"
     conflicts = {
-        "stream": (bool(body.stream), "which continuations are told is known at the end: set stream to false"),
+        "stream": (bool(body.stream), "whose best answers are known only at the end: set stream to false"),
         "stop": (bool(body.stop), "continuations are ranked whole: use stop_token_ids"),
         **{
             name: (bool(body.use_beam_search) and getattr(body, name) is not None, "nothing is drawn: leave it out")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.abi import library_candidates, load_library
 
 from support.artifacts import TINY_LADDER, TinyArtifact
 from support.paths import ROOT
@@ -46,6 +46,15 @@ def greedy(artifact: Path, prompt: list[int], max_tokens: int) -> list[int]:
         while engine.step():
             tokens += [event.token_id for event in engine.poll() if event.kind == "token"]
     return tokens
+
+
+def test_another_library_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libllmc.so").write_text("not a library")
+    for path in (tmp_path / "libllmc.so", Path("/lib/x86_64-linux-gnu/libm.so.6")):
+        monkeypatch.setenv("LLMC_LIBRARY", str(path))
+        if path.is_file():
+            with pytest.raises(ImportError, match=r"is not the library of llmc \(.*unset LLMC_LIBRARY"):
+                load_library()
 
 
 def test_exports_are_exactly_the_header(library: Path) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.server_harness import until
+
 LLMC = [sys.executable, "-P", "-m", "llmc.cli.main"]
 PATIENCE_S = 300.0  # only a hang takes that long
 PROMPT = "It is a truth universally acknowledged, that"
@@ -265,6 +267,19 @@ def test_a_model_directory_is_compiled_by_a_child(tmp_path: Path, kernel_cache: 
             body = {"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).json()
             assert answer["usage"]["completion_tokens"] == 3
+
+
+def test_the_child_ends_with_a_server_that_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
+    model = Path(__file__).parents[3] / "examples" / "tiny-english"
+    with started(model) as served:
+        pid = served.process.pid
+        listed = Path(f"/proc/{pid}/task/{pid}/children")
+        until(lambda: listed.read_text() != "")
+        (child,) = listed.read_text().split()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.finish() == -signal.SIGTERM
+        until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
 
 
 def test_what_cannot_be_served_is_one_sentence(english_artifact: Path, tmp_path: Path) -> None:

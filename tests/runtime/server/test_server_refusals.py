@@ -192,6 +192,20 @@ def test_a_long_path_is_cut_and_escaped(running: Running) -> None:
     assert "/v1/completions" in message
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "the body is missing: send a JSON object"),
+        (b"null", "the body: give a JSON object, not None"),
+        (b'{"messages": []}', "messages: list should have at least 1 item, not 0"),
+    ],
+)
+def test_a_body_of_another_kind(running: Running, body: bytes, says: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = running.client.post("/v1/chat/completions", content=body, headers=headers)
+    assert error_of(response, 400)["message"] == says
+
+
 def test_a_405_names_the_methods(running: Running) -> None:
     response = running.client.get("/v1/completions")
     error = error_of(response, 405)

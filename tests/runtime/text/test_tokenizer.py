@@ -53,6 +53,12 @@ def test_a_panic_of_the_library_is_a_request_error(tmp_path: Path, length: int) 
         Tokenizer(tmp_path).encode("a" * length + "!")
 
 
+@pytest.mark.parametrize("length", [1, 5000])
+def test_half_a_surrogate_pair_is_not_text(tokenizer: Tokenizer, length: int) -> None:
+    with pytest.raises(RequestError, match=r"cannot tokenize the prompt: .*not UTF-8"):
+        tokenizer.encode("a" * length + "\udcff")
+
+
 def test_an_interrupt_is_no_panic(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
         def encode(self, *_: object, **__: object) -> None:
