@@ -55,6 +55,7 @@ def profile_command(
     ),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
+    overlap_sums: str | None = typer.Option(None, metavar="auto|off|ROWS", help="Of ranks; as of llmc serve."),
     repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median is shown."),
     top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json lists all."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),
@@ -93,6 +94,7 @@ def profile_command(
             num_threads=threads,
             repeat=repeat,
             weight_memory=weight_memory.value,
+            overlap_sums=overlap_sums,
         )
     if trace is not None:
         write_trace(profile, trace)

@@ -26,7 +26,10 @@ def print_profile(data: dict[str, Any], top: int) -> None:
     known = [f"{name} {rate / 1e9:.1f} {_UNITS[name]}" for name, rate in data["limits"].items() if rate is not None]
     console.print(f"limits, measured before and after: {', '.join(known)}")
     shares = ", ".join(f"{name} {replay[f'{name}_share']:.2%}" for name in SHARES)
-    console.print(f"thread 0: {shares}\n")
+    console.print(f"thread 0: {shares}")
+    if data["sums"] is not None:
+        console.print(_sums_text(data["sums"]))
+    console.print()
 
     def listing(title: str, rows: Iterable[dict[str, Any]], lead: Callable[[dict[str, Any]], Sequence[str]]) -> None:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -64,6 +67,15 @@ def print_profile(data: dict[str, Any], top: int) -> None:
     for row in data["per_thread"]:
         table.add_row(str(row["thread"]), *(f"{row[f'{name}_us']:.1f}" for name in SHARES))
     print_table(table, console)
+
+
+def _sums_text(sums: dict[str, Any]) -> str:
+    rows = sums["overlap_rows"]
+    parts = f"steps of {rows} rows and more run in two parts" if rows else "steps run in one part"
+    return (
+        f"sums over ranks: {sums['count']:.0f} a step, {sums['exposed_us'] / 1e3:.3f} ms in them and "
+        f"{sums['hidden_us'] / 1e3:.3f} ms beside kernels; {parts}"
+    )
 
 
 _COMMANDS = "commands, slowest first"

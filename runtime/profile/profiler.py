@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,30 @@ class CommandProfile:
 
 
 @dataclass(frozen=True)
+class SumTimes:
+    """Sums over the ranks in a replay, on rank 0, averaged over the replays.
+
+    count: sums. exposed_ns: time that the rank spent in them, with its wait for others. hidden_ns: time in which they
+    were on their way beside kernels. least_rows: rows from which on a step runs in two parts to that end; 0: none does.
+    """
+
+    count: float
+    exposed_ns: float
+    hidden_ns: float
+    least_rows: int
+
+
+def _sum_times(before: Mapping[str, int], after: Mapping[str, int], replays: int) -> SumTimes | None:
+    """From device statistics around the replays; None without ranks."""
+    if "ranks" not in after:
+        return None
+    count, exposed, hidden = (
+        (after[name] - before[name]) / replays for name in ("all_reduces", "all_reduce_ns", "all_reduce_hidden_ns")
+    )
+    return SumTimes(count, exposed, hidden, after.get("overlap_rows", 0))
+
+
+@dataclass(frozen=True)
 class Profile:
     """One bucket, its median replay by wall time, and the limits per second (None where the CPU lacks it)."""
 
@@ -105,6 +129,8 @@ class Profile:
     step_ns: tuple[float, ...]
     replay: Replay
     commands: tuple[CommandProfile, ...]
+    sums: SumTimes | None = None
+    """Of an artifact with ranks."""
 
 
 def bound(cost: Cost, products: str, limits: dict[str, float | None]) -> tuple[str | None, float]:
@@ -139,22 +165,33 @@ def profile_bucket(
     weight_memory: str = "copied",
     repeat: int = 10,
     probe_seconds: float = 0.2,
+    overlap_sums: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Profile:
     """Replays `step` in graph `graph_index` `repeat` times; measures the limits before and after.
+
+    overlap_sums: as in `OPTION_NAMES`.
 
     Raises LlmcError when the graph cannot run the step.
     """
     graph, model = tables.graphs[graph_index], tables.model
     replays = []
     num_blocks = step.num_blocks(model.block_size)
-    with Replayer(artifact, num_threads=num_threads, num_blocks=num_blocks, weight_memory=weight_memory) as replayer:
+    with Replayer(
+        artifact,
+        num_threads=num_threads,
+        num_blocks=num_blocks,
+        weight_memory=weight_memory,
+        overlap_sums=overlap_sums,
+    ) as replayer:
         threads = replayer.stats.num_threads
         with Probe(threads) as probe:
             before = measure_limits(probe, LIMITS, probe_seconds)
             replayer.set_profiling(True)
             barriers = np.array([command.barrier for command in tables.commands_of(graph)])
             for i in range(_WARM_UPS + repeat):
+                if i == _WARM_UPS:
+                    counted = replayer.device_stats()
                 total = replayer.stats.total_ns
                 step.run(replayer, graph_index, model.block_size, model.vocab_size, seed=i)
                 total = replayer.stats.total_ns - total
@@ -164,6 +201,7 @@ def profile_bucket(
                 replays.append(as_replay(times, barriers, total))
                 if progress is not None:
                     progress(len(replays))
+            sums = _sum_times(counted, replayer.device_stats(), repeat)
             after = measure_limits(probe, LIMITS, probe_seconds)
     limits = {name: _mean(before[name], after[name]) for name in LIMITS}
     median = sorted(replays, key=lambda replay: replay.total)[(len(replays) - 1) // 2]
@@ -175,6 +213,7 @@ def profile_bucket(
         step_ns=tuple(replay.total for replay in replays),
         replay=median,
         commands=_commands(tables, manifest, graph, step, median, limits),
+        sums=sums,
     )
 
 

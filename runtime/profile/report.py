@@ -12,7 +12,7 @@ from llmc.runtime.graph_view import group_of
 from llmc.runtime.profile.costs import NOTHING, Cost
 
 if TYPE_CHECKING:
-    from llmc.runtime.profile.profiler import CommandProfile, Profile
+    from llmc.runtime.profile.profiler import CommandProfile, Profile, SumTimes
 
 SHARES = ("kernels", "imbalance", "sync", "overhead")
 """The components of a thread's time in a replay."""
@@ -80,6 +80,15 @@ def _threads(profile: Profile) -> list[dict[str, Any]]:
     ]
 
 
+def _sums(sums: SumTimes) -> dict[str, Any]:
+    return {
+        "count": sums.count,
+        "exposed_us": sums.exposed_ns / 1e3,
+        "hidden_us": sums.hidden_ns / 1e3,
+        "overlap_rows": sums.least_rows,
+    }
+
+
 def profile_data(profile: Profile) -> dict[str, Any]:
     """Plain data; times in microseconds, limits in bytes or operations a second."""
     main = _threads(profile)[0]
@@ -98,6 +107,7 @@ def profile_data(profile: Profile) -> dict[str, Any]:
         },
         "replay": {"us": total, **{f"{name}_share": main[f"{name}_us"] / total for name in SHARES}},
         "per_thread": _threads(profile),
+        "sums": None if profile.sums is None else _sums(profile.sums),
         "families": _slowest_first(_grouped(profile, lambda command: command.family)),
         "ops": _slowest_first(_grouped(profile, lambda command: command.op)),
         "kernels": _slowest_first(_grouped(profile, lambda command: command.symbol)),

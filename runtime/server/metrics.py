@@ -390,10 +390,14 @@ def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         "llmc_collective_seconds", "Time of rank 0 in collectives, with its wait for the others", labels=("op",)
     )
+    hidden = CounterMetricFamily(
+        "llmc_collective_hidden_seconds", "Time in which results were on their way beside kernels", labels=("op",)
+    )
     for op in COLLECTIVES:
         count.add_metric((op,), device.get(f"{op}s", 0))
         seconds.add_metric((op,), device.get(f"{op}_ns", 0) / 1e9)
-    yield from (count, seconds)
+        hidden.add_metric((op,), device.get(f"{op}_hidden_ns", 0) / 1e9)
+    yield from (count, seconds, hidden)
 
 
 class _WithoutCreated(Collector):

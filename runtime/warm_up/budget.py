@@ -164,21 +164,26 @@ def plan_budget(
     draft: DraftMemory | None = None,
 ) -> Budget:
     """Plans for `available` bytes, shared equally by the ranks of a host. order: all graphs by index, the ones to keep
-    first. Raises BudgetError."""
-    lines, weight_bytes = [], info.weight_bytes
+    first. Raises BudgetError.
+
+    Ranks of several hosts may run a step in two parts, of which the second has an arena of its own.
+    """
+    lines, weight_bytes, for_parts = [], info.weight_bytes, 0
     if info.num_ranks > 1:
         mpi = mpi_rank()
         here = info.num_ranks if mpi is None else mpi.local_ranks
         lines.append(f"{here} of {info.num_ranks} ranks are on this host: each has {size_text(available // here)}")
         available //= here
         weight_bytes = info.rank_weight_bytes
+        if mpi is not None and info.target_kind == "cpu":
+            for_parts = max(graph.arena_bytes for graph in graphs)
     usable = int(available * options.utilization)
     lines.append(
         f"{size_text(available)} available, memory-utilization {options.utilization:g}: {size_text(usable)} to use"
     )
     for_adapters = info.adapter_slots * info.adapter_bytes
     for_draft = 0 if draft is None else draft.fixed
-    left = usable - weight_bytes - for_adapters - for_draft
+    left = usable - weight_bytes - for_adapters - for_draft - for_parts
     # Where a prompt runs in one step, the largest graph serves all of them.
     base = base_graphs(graphs, smallest=not info.whole_prompts)
     least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
@@ -188,6 +193,7 @@ def plan_budget(
     if draft is not None:
         least_kv += draft.kv((blocks_per_seq + 1) * info.block_size)
     room = f"room for adapters ({for_adapters}), " if for_adapters else ""
+    room += f"the second parts of steps ({for_parts}), " if for_parts else ""
     room += f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
     if left < least + least_kv:
         raise BudgetError(
@@ -198,6 +204,7 @@ def plan_budget(
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
     held = f", room for adapters {size_text(for_adapters)}" if for_adapters else ""
+    held += f", room for second parts of steps {size_text(for_parts)}" if for_parts else ""
     held += draft_text(draft)
     lines.append(f"weights {size_text(weight_bytes)}{held}, {size_text(left)} left")
     lines.append(

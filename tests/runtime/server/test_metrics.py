@@ -178,7 +178,8 @@ def test_engine_counters() -> None:
         num_draft_blocks=50, num_free_draft_blocks=30, draft_ns=4_000_000_000,
         device={
             "threads": 4, "working_threads": 3, "thread_cuts": 6, "ranks": 2, "working_ranks": 2, "all_reduces": 8,
-            "all_reduce_ns": 4_000_000_000, "all_gathers": 1, "all_gather_ns": 1_000_000_000,
+            "all_reduce_ns": 4_000_000_000, "all_reduce_hidden_ns": 2_000_000_000, "all_gathers": 1,
+            "all_gather_ns": 1_000_000_000,
         },
     )  # fmt: skip
     expected = {
@@ -203,6 +204,7 @@ def test_engine_counters() -> None:
     assert value(metrics, "llmc_steps_total", phase="decode") == 6
     assert value(metrics, "llmc_collectives_total", op="all_reduce") == 8
     assert value(metrics, "llmc_collective_seconds_total", op="all_reduce") == 4
+    assert value(metrics, "llmc_collective_hidden_seconds_total", op="all_reduce") == 2
     evictions = {label: value(metrics, "llmc_evictions_total", priority=label) for label in ("-1", "7", "other")}
     assert evictions == {"-1": 2, "7": 1, "other": 1}
     assert value(metrics, "llmc_build_info", version="1.2", model="tiny") == 1
