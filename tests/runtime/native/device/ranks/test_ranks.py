@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.cli.main import main
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.pipeline import compile_model
 from llmc.quantize import QuantConfig
@@ -80,6 +82,15 @@ def test_steps_in_two_parts_have_the_bits_of_whole_ones(artifacts: dict[int, Pat
     assert stats["all_reduces"] == 5 * (stats["overlapped_steps"] + stats["replayed_steps"])
     with Artifact(artifacts[2]) as artifact, pytest.raises(RanksError, match="overlap-sums '1' is no number of rows"):
         Engine(artifact, num_threads=1, overlap_sums=1)
+
+
+def test_a_profile_has_the_time_of_sums(artifacts: dict[int, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--phase", "prefill", "--threads", "1", "--repeat", "1", "--overlap-sums", "16", "--json"]
+    assert main(["profile", str(artifacts[2]), *flags]) == 0
+    sums = json.loads(capsys.readouterr().out)["sums"]
+    assert sums["count"] == 10  # five of each part
+    assert sums["exposed_us"] > 0 == sums["hidden_us"]
+    assert sums["overlap_rows"] == 16
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Ranks on two hosts, joined by MPICH over TCP: the bits are those of one host, and a link may be slow, and cut."""
+"""Ranks on two hosts, joined by MPICH over TCP: the bits are those of one host, and a link may be slow, and cut.
+
+Sums go on beside kernels there, and not on the one host.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
 params = SamplingParams(max_tokens=12, temperature=0, logprobs=2)
-with LLM(sys.argv[1], num_threads=1) as llm:
+overlap = "off" if len(sys.argv) > 2 else 2
+with LLM(sys.argv[1], num_threads=1, device_options={"overlap_sums": overlap}) as llm:
     try:
         while True:
             (output,) = llm.generate([[5, 6, 7, 8, 9, 10, 11]], params)
