@@ -214,7 +214,7 @@ class NullDevice : public llmc::Device {
     ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (from == 0 || to == 0 || from >= num_blocks_ || to >= num_blocks_ || from == to) return Bad("copy");
-    if (Fails()) return Failed();
+    if (Fails()) return ++failed_copies, Failed();
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
                 pool_.begin() + static_cast<size_t>(to) * shape_.block_size);
     ++copies;
@@ -228,13 +228,13 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
   llmc::Status SaveBlock(uint32_t block, uint32_t place) override {
-    return Swap(block, place, [this](uint64_t* of_block, uint64_t* of_place) {
+    return Swap(block, place, &failed_saves, [this](uint64_t* of_block, uint64_t* of_place) {
       std::copy_n(of_block, shape_.block_size, of_place);
       ++saves;
     });
   }
   llmc::Status LoadBlock(uint32_t place, uint32_t block) override {
-    return Swap(block, place, [this](uint64_t* of_block, uint64_t* of_place) {
+    return Swap(block, place, &failed_loads, [this](uint64_t* of_block, uint64_t* of_place) {
       std::copy_n(of_place, shape_.block_size, of_block);
       std::fill_n(of_place, shape_.block_size, 0xdead);
       ++loads;
@@ -258,7 +258,8 @@ class NullDevice : public llmc::Device {
   std::function<void()> on_run;
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
-           chained_steps = 0, lost_steps = 0, unwanted_tasks = 0, most_queued = 0;
+           chained_steps = 0, lost_steps = 0, unwanted_tasks = 0, most_queued = 0, failed_copies = 0, failed_saves = 0,
+           failed_loads = 0;
 
  private:
   struct Queued {
@@ -318,12 +319,12 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
   template <class Copy>
-  llmc::Status Swap(uint32_t block, uint32_t place, Copy copy) {
+  llmc::Status Swap(uint32_t block, uint32_t place, uint64_t* failures, Copy copy) {
     const size_t size = static_cast<size_t>(shape_.block_size);
     ComputeQueued();
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (block == 0 || block >= num_blocks_ || (place + 1) * size > saved_.size()) return Bad("swap");
-    if (Fails()) return Failed();
+    if (Fails()) return ++*failures, Failed();
     copy(pool_.data() + block * size, saved_.data() + place * size);
     return llmc::Status::Ok();
   }
