@@ -35,10 +35,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The files that take longest, the longest first: the worker that gets one last would be waited for.
 LONGEST = (
-    "tuning", "quant_kernels", "run_process", "readme", "quant_models", "background", "base_install", "server_load",
-    "parity", "kernels", "example_model", "engine_reference", "generic_models", "kernels_attention", "compile_workers",
-    "amx_kernels", "warm_compile", "generic_kernels", "adding_a_target", "adding_a_kernel",
-    "device_conformance", "adding_a_model", "server_http", "server_process", "server_fuzz", "cache_shared",
+    "quant_kernels", "run_process", "readme", "base_install", "server_load", "example_model", "kernels_attention",
+    "families", "affine", "tuning", "device_conformance", "levels", "generic_kernels", "kernels", "quant_models",
+    "page_browser", "floats", "parity", "amx_kernels", "gguf_values", "report_pages", "server_fuzz", "cuda_target",
+    "experts", "kv_cache", "page", "server_process", "tensor_parallel", "hub", "router", "loadgen", "tensor_cores",
+    "adding_a_format", "gguf_output", "background", "ir_helpers", "kv_helpers", "quantize_command", "processes",
 )  # fmt: skip
 
 
