@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from llmc.cli.render.terminal_text import json_text
 from llmc.runtime.offline.prompts import Prompt, PromptError
 
 _HELP = """Compute the vector or the labels of each text with an artifact or a model (downloaded, compiled, cached).
@@ -72,8 +73,7 @@ def _given(index: int, item: Prompt) -> Any:
 
 def write_lines(lines: Iterable[dict[str, Any]], output: Path | None) -> None:
     """Writes one JSON object per line to a file or to stdout."""
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.write("".join(json_text(line) + "\n" for line in lines))
     else:
-        output.write_text(text, encoding="utf-8")
+        output.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")

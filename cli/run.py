@@ -3,7 +3,6 @@
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -32,6 +31,7 @@ from llmc.cli.options.warm_flags import (
 )
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.cli.render.live_text import LiveText
+from llmc.cli.render.terminal_text import json_text
 from llmc.runtime.misses.record import prepare_record
 from llmc.runtime.offline.prompts import Prompt, PromptError, parse_lines, read_file
 from llmc.units import parse_size
@@ -208,7 +208,7 @@ def run_command(
             results.close()
     if as_json:
         shown = {"summary": summary} if output is not None else {"results": outputs, "summary": summary}
-        print(json.dumps(shown, ensure_ascii=False, indent=2))
+        print(json_text(shown, indent=2))
     if stats:
         from llmc.cli.render.run_summary import print_summary
 

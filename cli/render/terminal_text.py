@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -69,9 +70,15 @@ def escape_streams() -> None:
             setattr(sys, name, EscapedStream(stream, lossy=name == "stderr"))
 
 
+def json_text(value: object, indent: int | None = None) -> str:
+    """JSON for stdout, whose encoding may lack characters: JSON has escapes of its own for these."""
+    encoding = getattr(sys.stdout, "encoding", None)
+    return json.dumps(value, ensure_ascii=encoding is not None and encoding.lower() != "utf-8", indent=indent)
+
+
 @contextmanager
 def usable_streams() -> Iterator[None]:
-    """For the block, stdout and stderr take any text, even if they are closed, or their encoding lacks characters."""
+    """stdout and stderr take any text: if closed, for the block; if their encoding lacks characters, from now on."""
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)

@@ -50,7 +50,7 @@ class DecliningParser:
         return False
 
     def close(self) -> None:
-        """Drops the parser, which refers to this object: the collector need not find the two."""
+        """Drops the parser, which refers to this object."""
         del self._parser
 
     # --- callbacks ---------------------------------------------------------------------------------------------------

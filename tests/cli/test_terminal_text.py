@@ -17,7 +17,15 @@ import pytest
 from llmc.cli.main import main
 from llmc.cli.render.help_layout import SUMMARIES
 from llmc.cli.render.live_text import LiveText
-from llmc.cli.render.terminal_text import EscapedStream, escaped, escaped_streams, exact, printable, usable_streams
+from llmc.cli.render.terminal_text import (
+    EscapedStream,
+    escaped,
+    escaped_streams,
+    exact,
+    json_text,
+    printable,
+    usable_streams,
+)
 from llmc.runtime.outputs import TokenDelta
 
 from support.paths import ROOT
@@ -181,6 +189,7 @@ def test_streams_that_are_closed_or_lack_characters_can_be_written_to(monkeypatc
     monkeypatch.setattr(sys, "stderr", None)
     with usable_streams(), escaped_streams():
         print("\u00fcber", flush=True)
+        print(json_text("\u00fc\U0001f600"), flush=True)
         print("an error", file=sys.stderr)
-    assert bytes_.getvalue() == b"\\xfcber\n", "without stderr its lines do not go to stdout"
+    assert bytes_.getvalue() == b'\\xfcber\n"\\u00fc\\ud83d\\ude00"\n', "without stderr its lines do not go to stdout"
     assert sys.stderr is None
