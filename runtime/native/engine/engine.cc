@@ -106,7 +106,8 @@ Status Engine::Step(bool* progressed) {
   return OrForget([&] { return StepOnce(progressed); });
 }
 
-// Ends steps in flight and starts none: for calls that need an idle device.
+// Ends steps in flight and starts none: for calls that need an idle device. If the engine survives one that fails, the
+// caller goes on, and the next Step returns the error.
 Status Engine::Land() {
   return OrForget([this] {
     Status status;
@@ -117,6 +118,7 @@ Status Engine::Land() {
       CountTime(stepped, MonotonicNs() - begin);
       Publish(stepped, true);
       GoOn();
+      if (GoesOn(status)) landed_ = std::exchange(status, Status::Ok());
     }
     return status;
   });
@@ -133,6 +135,7 @@ void Engine::GoOn() {
 
 // If a step was enqueued behind the one before, it only has to end.
 Status Engine::StepOnce(bool* progressed) {
+  if (!landed_.ok()) return std::exchange(landed_, Status::Ok());
   const uint64_t begin = MonotonicNs(), clock = device_->ClockNs();
   TakeInbox(begin);
   const uint64_t preemptions = scheduler_.num_preemptions();

@@ -89,7 +89,7 @@ Status Engine::ExportBlocks(HandedText* text, uint64_t first_block, unsigned cha
   uint64_t id = BlockManager::kRoot;
   *num_blocks = *bytes = 0;
   if (!FindNext(text, first_block, most, &found, &id)) return Status::Ok();
-  // A step in flight ends only where there is something to copy. It may fail, and empty the cache.
+  // A step in flight ends only where there is something to copy. It may register other blocks, and evict those found.
   LLMC_RETURN_IF_ERROR(Land());
   if (!FindNext(text, first_block, most, &found, &id)) return Status::Ok();
   const auto first = static_cast<uint32_t>(first_block), count = static_cast<uint32_t>(found.size());

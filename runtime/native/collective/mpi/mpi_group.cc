@@ -68,7 +68,7 @@ Status MpiGroup::Open(const std::string& library, uint32_t num_ranks, std::share
   std::unique_ptr<MpiLibrary> mpi;
   LLMC_RETURN_IF_ERROR(MpiLibrary::Start(library, &mpi));
   if (const Status agreed = Greet(mpi.get(), num_ranks); !agreed.ok()) {
-    mpi->Finish();
+    mpi->Finish(kLeaveNs);
     return agreed;
   }
   RankInvitation invitation{};
@@ -206,7 +206,7 @@ void MpiGroup::Leave() {
   PollMpi(0, test, [&] { return !status.ok() || failed() || MonotonicNs() > end; });
   if (!done || !said_.empty()) return;
   links_->Leave();
-  mpi_->Finish();
+  mpi_->Finish(kLeaveNs);
 }
 
 // Divide waits for all ranks and cannot be given up: it begins when they are known to have come.

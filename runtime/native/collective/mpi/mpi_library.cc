@@ -4,8 +4,12 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <mutex>
+#include <thread>
+#include <utility>
 
 namespace llmc {
 namespace {
@@ -149,8 +153,14 @@ class MpiOf final : public MpiLibrary {
     *done = flag != 0;
     return status;
   }
-  void Finish() override {
-    static_cast<void>(Locked([&] { return call_.finalize(); }));
+  void Finish(uint64_t most_ns) override {
+    std::packaged_task<int()> end(call_.finalize);
+    std::future<int> ended = end.get_future();
+    static_cast<void>(Locked([&] {
+      std::thread(std::move(end)).detach();
+      ended.wait_for(std::chrono::nanoseconds(most_ns));
+      return kSuccess;
+    }));
   }
 
  private:

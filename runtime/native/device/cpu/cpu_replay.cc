@@ -45,7 +45,7 @@ void CpuReplay::CutSteps(uint32_t least_rows, CpuProgram second) {
 }
 
 void CpuReplay::Adopt(CpuProgram* program) {
-  claims_ = Claims(team_->num_threads(), (second_ ? 2 : 1) * program->longest());
+  claims_ = Claims(team_->num_threads(), program->longest());
   times_.set_longest(program->longest());
   passed_bytes_ = program->artifact().passed_bytes();
   std::swap(program_, *program);

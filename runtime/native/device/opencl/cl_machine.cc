@@ -1,9 +1,15 @@
 #include "device/opencl/cl_machine.h"
 
+#include <chrono>
 #include <cstring>
+#include <future>
+#include <thread>
+#include <utility>
 
 namespace llmc {
 namespace {
+
+constexpr std::chrono::seconds kMostProbeTime{3};
 
 struct Found {
   cl_platform_id platform;
@@ -147,15 +153,21 @@ Status ClMachine::MakeProbe() {
   return Status::Ok();
 }
 
+// A driver that is stuck may not return from a call: such a call keeps what it uses.
 bool ClMachine::Answers() const {
-  const ClMachine& cl = *this;
-  const uint64_t asked = ++num_probes_;
-  uint64_t answer = 0;
-  return cl->EnqueueWriteBuffer(probe_queue_, probe_, kClTrue, 0, sizeof(asked), &asked, 0, nullptr, nullptr) ==
-             kClSuccess &&
-         cl->EnqueueReadBuffer(probe_queue_, probe_, kClTrue, 0, sizeof(answer), &answer, 0, nullptr, nullptr) ==
-             kClSuccess &&
-         answer == asked;
+  std::packaged_task<bool()> ask([api = api_, queue = probe_queue_, probe = probe_, asked = ++num_probes_] {
+    const ClFunctions& cl = **api;
+    uint64_t answer = 0;
+    return cl.EnqueueWriteBuffer(queue, probe, kClTrue, 0, sizeof(asked), &asked, 0, nullptr, nullptr) == kClSuccess &&
+           cl.EnqueueReadBuffer(queue, probe, kClTrue, 0, sizeof(answer), &answer, 0, nullptr, nullptr) == kClSuccess &&
+           answer == asked;
+  });
+  std::future<bool> answers = ask.get_future();
+  std::thread(std::move(ask)).detach();
+  if (answers.wait_for(kMostProbeTime) == std::future_status::ready) return answers.get();
+  probe_queue_ = nullptr;
+  probe_ = nullptr;
+  return false;
 }
 
 Status ClMachine::CheckAlive() const {

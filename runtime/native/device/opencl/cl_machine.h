@@ -41,7 +41,7 @@ class ClMachine {
   // The error that lost the device, if any. Any thread may call it, and Judge.
   Status CheckAlive() const;
   // To be called with the error of a call. OpenCL does not say which errors lose a device, so a few bytes are copied to
-  // it and back. Returns the error, or LLMC_ERR_DEVICE_LOST if these do not arrive.
+  // it and back. Returns the error, or LLMC_ERR_DEVICE_LOST if these do not arrive within seconds.
   Status Judge(const Status& failed) const;
   const std::string& name() const { return name_; }
   const std::string& driver() const { return driver_; }
@@ -74,8 +74,8 @@ class ClMachine {
   bool shares_host_memory_ = false;
   bool has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
   // A queue of its own: those of steps have work that may never end well.
-  cl_command_queue probe_queue_ = nullptr;
-  cl_mem probe_ = nullptr;
+  mutable cl_command_queue probe_queue_ = nullptr;
+  mutable cl_mem probe_ = nullptr;
   mutable std::mutex lost_mutex_;
   mutable Status lost_;
   mutable uint64_t num_probes_ = 0;

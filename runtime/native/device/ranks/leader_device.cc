@@ -108,7 +108,8 @@ Status LeaderDevice::Wait(Fence fence, const float** logits) { return Told(own_-
 Status LeaderDevice::Told(Status status) {
   if (status.ok()) return status;
   if (!group_->failed()) group_->Fail(group_->rank(), status.message);
-  return Status::Error(LLMC_ERR_INTERNAL, std::move(status.message));
+  const bool lost = status.code == LLMC_ERR_DEVICE_LOST;
+  return Status::Error(lost ? LLMC_ERR_DEVICE_LOST : LLMC_ERR_INTERNAL, std::move(status.message));
 }
 
 Status LeaderDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {

@@ -90,6 +90,7 @@ Status OpenRanks::Open(const DeviceKind& kind, const DeviceOptions& options, std
   reader.Number("in_flight", kMostInFlight, &in_flight);
   reader.Number("overlap_sums", kMostOverlapRows, &overlap);
   LLMC_RETURN_IF_ERROR(reader.Finish());
+  if (overlap == 1) return WrongRanks("overlap_sums is 1, and a single row is not cut in two: give 0, or 2 and more.");
   if (path.empty() == mpi.empty()) {
     return WrongRanks(
         "A device of several ranks needs either the option room, the path of memory that the ranks share, or mpi, the "

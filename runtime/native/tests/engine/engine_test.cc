@@ -197,6 +197,27 @@ void TestFailuresOfAStep() {
   }
 }
 
+// A step in flight fails where a call needs an idle device: the call goes on, and the next step returns the error.
+void TestFailuresOfALandedStep() {
+  NullDevice::late = true;
+  NullDevice* device;
+  auto engine = Make(Usual(), 65, EngineOptions(), &device);
+  device->fail_code = LLMC_ERR_DEVICE_FAILED;
+  Job job = Simple(5, 6), after = Simple(9, 4);
+  CHECK_OK(Submit(engine.get(), &job));
+  bool progressed;
+  CHECK_OK(engine->Step(&progressed));
+  device->fail_after = 1;
+  CHECK_OK(engine->EnableGraph(0, true));
+  CHECK_EQ(engine->Step(&progressed).code, LLMC_ERR_DEVICE_FAILED);
+  CHECK_OK(Submit(engine.get(), &after));
+  Outputs outputs;
+  RunAll(engine.get(), &outputs);
+  CHECK_EQ((outputs[{job.id, 0}].error), LLMC_ERR_DEVICE_FAILED);
+  Compare(outputs[{after.id, 0}], Reference(after, 0, 64));
+  NullDevice::late = false;
+}
+
 // What a request computed before its logits were not numbers is not given to others; what it found stays.
 void TestFailedPrefix() {
   NullDevice* device;
@@ -944,6 +965,7 @@ int main() {
   TestFairness();
   TestFailures();
   TestFailuresOfAStep();
+  TestFailuresOfALandedStep();
   TestFailedPrefix();
   TestValidation();
   TestPriority();
