@@ -60,7 +60,7 @@ def test_help_lists_commands_and_version_is_printed(capsys: pytest.CaptureFixtur
         (["run"], "ARTIFACT|MODEL"),
         (["run", "x", "--prompt", "a", "--bogus"], "--bogus"),
         (["run", "x", "--prompt", ""], "--prompt is empty"),
-        (["run", "x", "--prompt", "a", "--max-tokens", "0"], "'0'"),
+        (["run", "x", "--prompt", "a", "--max-tokens", "0"], "'--max-tokens': 0"),
         (["run", "x", "--prompt", "a", "--max-tokens=many"], "'many'"),
         (["run", "x", "--prompt", "a", "--top-p", "7"], "top_p 7.0"),
         (["run", "x", "--prompt", "a", "--temperature", "nan"], "'--temperature': nan"),

@@ -34,7 +34,7 @@ class SimulatedStages {
     double left_ns = 0, use = 0;
     uint64_t begun() const { return done + working; }
   };
-  bool GoOn(uint32_t stage);
+  bool GoOn(uint32_t index);
   void Settle();
   bool Work(double until);
 
