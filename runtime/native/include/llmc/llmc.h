@@ -218,7 +218,7 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * - `nccl_library`: NCCL 2.14 or later. Default libnccl.so.2.
  *
  * After an error that loses a device of kind "cuda" or "opencl", every step fails with LLMC_ERR_DEVICE_LOST, which
- * names that error; with several ranks, later steps name the rank. An OpenCL device is lost if it cannot copy a few
+ * names that error. With several ranks, later steps name the rank. An OpenCL device is lost if it cannot copy a few
  * bytes when a call of it has failed.
  *
  * N processes run an artifact for N ranks, each with its own device, which takes more options:
@@ -227,7 +227,7 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  * - On any hosts, started by mpirun: `mpi` is the library of that mpirun, as dlopen takes it, and `ranks` is N or 0.
  *   Opening returns when all ranks have arrived. A process opens one such device, which starts MPI.
  * - `in_flight`: steps that several stages run at the same time, at most 64. Default 0: as many as stages.
- * - `overlap_sums`: rows from which on a step runs in two parts, so that sums over MPI go on beside kernels; 0: never.
+ * - `overlap_sums`: steps of so many rows run in two parts, so that sums over MPI go on beside kernels. 0: never.
  *   Default: measured when the ranks have loaded. The bits are the same.
  *
  * Rank 0 creates the engine or the replayer, one in all; the other ranks call llmc_device_follow. If a rank ends or
