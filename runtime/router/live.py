@@ -21,7 +21,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 async def live_state(fleet: Fleet, headers: Headers, timeout_s: float) -> Answer:
-    """For GET /v1/llmc/state. headers: sent to the replicas. Raises ApiError if no replica answers."""
+    """For GET /v1/llmc/state. headers: the client's, sent to the replicas. Raises ApiError if no replica answers."""
     return await _of_all(fleet, b"/v1/llmc/state?quantiles=true", headers, timeout_s, merged_states)
 
 

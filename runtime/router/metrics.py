@@ -38,7 +38,10 @@ class RouterMetrics:
         self._counted: dict[str, int] = {}
 
     async def page(self, fleet: Fleet, headers: Headers, timeout_s: float) -> bytes:
-        """Text for Prometheus. headers: sent to the replicas. A replica that does not answer is left out."""
+        """Text for Prometheus. headers: the client's, sent to the replicas.
+
+        A replica that does not answer, or refuses the client's key, is left out; the router's own metrics need none.
+        """
         self._note(fleet)
         texts = await asyncio.gather(*(_metrics_of(one, headers, timeout_s) for one in fleet.replicas.values()))
         parts = {name: text for name, text in zip(fleet.replicas, texts, strict=True) if text}

@@ -102,11 +102,12 @@ class Replica:
             if not self.ready:
                 await asyncio.sleep(_SOON_S)
 
-    async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-        """Status and body of a GET. Raises ReplicaLost."""
+    async def get(self, target: bytes, headers: Headers | None = None) -> tuple[int, bytes]:
+        """Status and body of a GET. headers: a client's, which may be none; None sends the router's own key. Raises
+        ReplicaLost."""
         if self.upstream is None:
             raise ReplicaLost(f"{self.name} has not started")
-        answer = await self.upstream.request("GET", target, headers or self._headers, b"")
+        answer = await self.upstream.request("GET", target, self._headers if headers is None else headers, b"")
         try:
             return answer.status, await answer.body()
         finally:

@@ -1,0 +1,72 @@
+"""What the router shows of its replicas: to whom, and which replicas it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import httpx
+import uvicorn
+
+from llmc.runtime.router.app import RouterApp
+from llmc.runtime.router.config import RouterConfig
+from llmc.runtime.router.fleet import Fleet
+from llmc.runtime.router.metrics import RouterMetrics
+from llmc.runtime.router.replica import Replica
+from llmc.runtime.server.security import ApiKeys
+
+STATE = {
+    "model": "m", "ready": True, "uptime_s": 1.0, "num_requests": 0, "requests": [], "engine": {"steps": 1},
+    "adapters": [], "buckets": [],
+}  # fmt: skip
+REQUESTS = {"complete": True, "requests": []}
+ANSWERS: dict[str, Any] = {"/v1/llmc/state": STATE, "/v1/llmc/requests": REQUESTS, "/metrics": "steps 1\n"}
+App = Callable[[Any, Any, Any], Any]
+
+
+def server_of(answers: Mapping[str, Any]) -> App:
+    async def serve(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        found = answers[scope["path"]]
+        body = (found if isinstance(found, str) else json.dumps(found)).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    return serve
+
+
+@contextlib.asynccontextmanager
+async def router_of(servers: Mapping[str, App], key: str | None = None) -> AsyncIterator[tuple[Fleet, Any]]:
+    """A fleet of ready replicas, which nobody looks at, and a client of its router. key: --replica-api-key."""
+    fleet, running = Fleet(RouterConfig(replica_key=key)), []
+    for name, app in servers.items():
+        options = uvicorn.Config(app, lifespan="off", log_level="error")
+        server, listener = uvicorn.Server(options), socket.create_server(("127.0.0.1", 0))
+        running.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        fleet.replicas[name] = one = Replica(name, url, key, fleet._has_room, fleet.changed)
+        one.state = "ready"
+    router = RouterApp(fleet.config, fleet, RouterMetrics(), None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(router), base_url="http://router") as client:
+        yield fleet, client
+    for server, serving in running:
+        server.should_exit = True
+        await serving
+
+
+def test_the_routers_own_key_shows_nothing_to_a_client_without_one() -> None:
+    async def run() -> None:
+        async with router_of({"a": ApiKeys(server_of(ANSWERS), ["secret"])}, key="secret") as (fleet, client):
+            own, key = 'steps{replica="a"} 1', {"authorization": "Bearer secret"}
+            for path in ("/v1/llmc/state", "/v1/llmc/requests"):
+                refused = await client.get(path)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+                assert (await client.get(path, headers=key)).status_code == 200
+            assert own not in (await client.get("/metrics")).text
+            assert own in (await client.get("/metrics", headers=key)).text
+            assert (await fleet.replicas["a"].get(b"/metrics"))[0] == 200  # the router's own questions have its key
+
+    asyncio.run(asyncio.wait_for(run(), 60))
