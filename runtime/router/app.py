@@ -107,9 +107,9 @@ class RouterApp:
                 case "/metrics":
                     return self._page(inbound)
                 case "/v1/llmc/state":
-                    return live_state(self._fleet, _shown(inbound), self._config.health_timeout_s)
+                    return live_state(self._fleet, _shown(inbound))
                 case "/v1/llmc/requests":
-                    return live_requests(self._fleet, _shown(inbound), self._config.health_timeout_s)
+                    return live_requests(self._fleet, _shown(inbound))
                 case "/v1/llmc/replicas":
                     return _done(200, self._fleet.to_json())
         if path == "/v1/llmc/update" or path.startswith(_PREFIX):

@@ -15,31 +15,34 @@ from .replica import Replica
 from .upstream import Headers, ReplicaLost
 
 _MAX_REQUESTS = 100
+_MOST_WAIT_S = 1.0  # for a replica: the page asks once a second
 _PERCENTS = (50, 95, 99)
 Answer = tuple[int, dict[str, Any]]
 """Status and JSON."""
 
 
-async def live_state(fleet: Fleet, headers: Headers, timeout_s: float) -> Answer:
+async def live_state(fleet: Fleet, headers: Headers) -> Answer:
     """For GET /v1/llmc/state. headers: the client's, sent to the replicas. Raises ApiError if no replica answers."""
-    return await _of_all(fleet, b"/v1/llmc/state?quantiles=true", headers, timeout_s, merged_states)
+    return await _of_all(fleet, b"/v1/llmc/state?quantiles=true", headers, merged_states)
 
 
-async def live_requests(fleet: Fleet, headers: Headers, timeout_s: float) -> Answer:
+async def live_requests(fleet: Fleet, headers: Headers) -> Answer:
     """For GET /v1/llmc/requests; arguments and errors as in `live_state`."""
-    return await _of_all(fleet, b"/v1/llmc/requests", headers, timeout_s, merged_requests)
+    return await _of_all(fleet, b"/v1/llmc/requests", headers, merged_requests)
 
 
 async def _of_all(
     fleet: Fleet,
     target: bytes,
     headers: Headers,
-    timeout_s: float,
     merge: Callable[[Mapping[str, dict[str, Any]]], dict[str, Any]],
 ) -> Answer:
-    """Merges the answers of all replicas; without any, gives a refusal, as of a missing API key, back."""
-    replicas = [one for one in fleet.replicas.values() if one.upstream is not None]
-    answers = await asyncio.gather(*(_answer(one, target, headers, timeout_s) for one in replicas))
+    """Merges the answers of the replicas that are ready, draining ones too; nobody waits for lost or starting ones.
+
+    Without any answer, gives a refusal, as of a missing API key, back.
+    """
+    replicas = [one for one in fleet.replicas.values() if one.ready]
+    answers = await asyncio.gather(*(_answer(one, target, headers) for one in replicas))
     found = {one.name: given for one, given in zip(replicas, answers, strict=True) if given is not None}
     told = {name: body for name, (status, body) in found.items() if status == 200}
     if told:
@@ -49,9 +52,9 @@ async def _of_all(
     raise ApiError("no replica answers: try again later", status=503, code="no_replica", headers={"Retry-After": "5"})
 
 
-async def _answer(replica: Replica, target: bytes, headers: Headers, timeout_s: float) -> Answer | None:
+async def _answer(replica: Replica, target: bytes, headers: Headers) -> Answer | None:
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(_MOST_WAIT_S):
             status, body = await replica.get(target, headers)
         found = json.loads(body)
     except (TimeoutError, ReplicaLost, ValueError):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -69,4 +70,25 @@ def test_the_routers_own_key_shows_nothing_to_a_client_without_one() -> None:
             assert own in (await client.get("/metrics", headers=key)).text
             assert (await fleet.replicas["a"].get(b"/metrics"))[0] == 200  # the router's own questions have its key
 
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_the_page_waits_for_no_replica_that_is_lost_or_slow() -> None:
+    async def hangs(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        asked.append(scope["path"])
+        await over.wait()
+
+    async def run() -> None:
+        servers = {"lost": hangs, "new": hangs, "slow": hangs, "a": server_of(ANSWERS), "b": server_of(ANSWERS)}
+        async with router_of(servers) as (fleet, client):
+            fleet.replicas["lost"].state, fleet.replicas["new"].state = "lost", "starting"
+            fleet.replicas["b"].draining = True
+            since = time.monotonic()
+            state = (await client.get("/v1/llmc/state")).json()
+            assert time.monotonic() - since < fleet.config.health_timeout_s / 2
+            assert (state["replicas"], state["engine"]) == (["a", "b"], {"steps": 2})
+            assert asked == ["/v1/llmc/state"]
+            over.set()
+
+    asked, over = list[str](), asyncio.Event()
     asyncio.run(asyncio.wait_for(run(), 60))
