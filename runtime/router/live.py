@@ -23,32 +23,35 @@ Answer = tuple[int, dict[str, Any]]
 
 async def live_state(fleet: Fleet, headers: Headers) -> Answer:
     """For GET /v1/llmc/state. headers: the client's, sent to the replicas. Raises ApiError if no replica answers."""
-    return await _of_all(fleet, b"/v1/llmc/state?quantiles=true", headers, merged_states)
+    return await _of_all(fleet, b"/v1/llmc/state?quantiles=true", headers, _is_state, merged_states)
 
 
 async def live_requests(fleet: Fleet, headers: Headers) -> Answer:
     """For GET /v1/llmc/requests; arguments and errors as in `live_state`."""
-    return await _of_all(fleet, b"/v1/llmc/requests", headers, merged_requests)
+    return await _of_all(fleet, b"/v1/llmc/requests", headers, _is_list, merged_requests)
 
 
 async def _of_all(
     fleet: Fleet,
     target: bytes,
     headers: Headers,
+    fits: Callable[[dict[str, Any]], bool],
     merge: Callable[[Mapping[str, dict[str, Any]]], dict[str, Any]],
 ) -> Answer:
     """Merges the answers of the replicas that are ready, draining ones too; nobody waits for lost or starting ones.
 
+    fits: whether merge can read an answer; one that it cannot, of another version or a foreign server, counts as none.
     Without any answer, gives a refusal, as of a missing API key, back.
     """
     replicas = [one for one in fleet.replicas.values() if one.ready]
     answers = await asyncio.gather(*(_answer(one, target, headers) for one in replicas))
     found = {one.name: given for one, given in zip(replicas, answers, strict=True) if given is not None}
-    told = {name: body for name, (status, body) in found.items() if status == 200}
+    told = {name: body for name, (status, body) in found.items() if status == 200 and fits(body)}
     if told:
         return 200, merge(told)
-    if found:
-        return next(iter(found.values()))
+    refusals = [answer for answer in found.values() if answer[0] != 200]
+    if refusals:
+        return refusals[0]
     raise ApiError("no replica answers: try again later", status=503, code="no_replica", headers={"Retry-After": "5"})
 
 
@@ -60,6 +63,37 @@ async def _answer(replica: Replica, target: bytes, headers: Headers) -> Answer |
     except (TimeoutError, ReplicaLost, ValueError):
         return None
     return (status, found) if isinstance(found, dict) else None
+
+
+def _is_state(body: dict[str, Any]) -> bool:
+    """Whether `merged_states` can read it."""
+    return (
+        _has(body, ready=bool, uptime_s=(int, float), num_requests=int, engine=dict)
+        and _has_parts(body, "requests", age_s=(int, float))
+        and _has_parts(body, "adapters", name=str)
+        and _has_parts(body, "buckets", phase=str, batch=int, seq=int)
+        and isinstance(quantiles := body.get("latency_quantiles", {}), dict)
+        and all(isinstance(one, dict) and _has(one, count=int, values=list) for one in quantiles.values())
+        and all(one["values"] and _are_numbers(one["values"]) for one in quantiles.values())
+    )
+
+
+def _is_list(body: dict[str, Any]) -> bool:
+    """Whether `merged_requests` can read it."""
+    return _has(body, complete=bool) and _has_parts(body, "requests", state=str, age_s=(int, float))
+
+
+def _has(body: dict[str, Any], /, **types: type | tuple[type, ...]) -> bool:
+    return all(isinstance(body.get(name), kind) for name, kind in types.items())
+
+
+def _has_parts(body: dict[str, Any], name: str, /, **types: type | tuple[type, ...]) -> bool:
+    parts = body.get(name)
+    return isinstance(parts, list) and all(isinstance(part, dict) and _has(part, **types) for part in parts)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
 
 
 def merged_states(states: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -95,9 +129,15 @@ def merged_requests(timelines: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _summed(parts: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, Any]:
-    """Sums by field, except for the keys, in which all parts are equal."""
-    first = parts[0]
-    return {name: first[name] if name in keys else sum(part.get(name, 0) for part in parts) for name in first}
+    """Sums of the numbers that any part has, by field; and the keys, in which all parts are equal."""
+    sums: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name in keys:
+                sums[name] = value
+            elif isinstance(value, (int, float)):
+                sums[name] = sums.get(name, 0) + value
+    return sums
 
 
 def _grouped(lists: Iterable[Sequence[dict[str, Any]]], keys: Sequence[str]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ App = Callable[[Any, Any, Any], Any]
 
 def server_of(answers: Mapping[str, Any]) -> App:
     async def serve(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        found = answers[scope["path"]]
+        found = answers.get(scope["path"], "")
         body = (found if isinstance(found, str) else json.dumps(found)).encode()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
@@ -91,4 +91,30 @@ def test_the_page_waits_for_no_replica_that_is_lost_or_slow() -> None:
             over.set()
 
     asked, over = list[str](), asyncio.Event()
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_an_answer_of_another_shape_counts_as_none() -> None:
+    """Of an older version, which lacks a part, or of a foreign server; a field that some replicas lack is summed."""
+    newer = STATE | {"engine": {"steps": 2, "guesses": 3, "device": "x"}}
+    broken = [
+        *({name: value for name, value in STATE.items() if name != left_out} for left_out in set(STATE) - {"model"}),
+        STATE | {"requests": [{"id": "r"}]}, STATE | {"buckets": [{"phase": []}]}, STATE | {"engine": 3},
+        STATE | {"latency_quantiles": {"ttft": {"count": 1, "values": []}}}, [1], "no JSON",
+    ]  # fmt: skip
+
+    async def run() -> None:
+        given: dict[str, Any] = {"/v1/llmc/requests": {"requests": [{"state": "running"}], "complete": True}}
+        other: dict[str, Any] = {}
+        async with router_of({"b": server_of(given), "a": server_of(other)}) as (_, client):
+            assert (await client.get("/v1/llmc/requests")).status_code == 503
+            for given["/v1/llmc/state"] in broken:
+                nobody = await client.get("/v1/llmc/state")
+                assert (nobody.status_code, nobody.json()["error"]["code"]) == (503, "no_replica")
+            other.update(ANSWERS)
+            assert (await client.get("/v1/llmc/state")).json()["replicas"] == ["a"]
+            given["/v1/llmc/state"] = newer
+            state = (await client.get("/v1/llmc/state")).json()
+            assert (state["replicas"], state["engine"]) == (["a", "b"], {"steps": 3, "guesses": 3})
+
     asyncio.run(asyncio.wait_for(run(), 60))
