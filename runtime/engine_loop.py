@@ -63,14 +63,13 @@ class Job:
 
 
 class EngineLoop:
-    """Runs jobs through `engine`. Several runs may be open at once; each step serves them all."""
+    """Runs jobs through `engine`. Several runs may be open at once; each step serves them all. steps: of the engine."""
 
-    def __init__(self, engine: Any, max_num_seqs: int) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, steps: FailedSteps, max_num_seqs: int) -> None:
+        self._engine, self._steps = engine, steps
         # Enough to keep the engine's queue full, few enough that a million prompts do not fill it.
         self._window = 4 * max_num_seqs + 64
         self._jobs: dict[int, tuple[Job, list[Job]]] = {}
-        self._failed_steps = FailedSteps()
 
     def run(
         self, jobs: Iterable[Job], stepped: Callable[[int], None] | None = None
@@ -111,14 +110,7 @@ class EngineLoop:
 
     def _step(self) -> int:
         """Runs one engine step; returns its number of tokens. Raises LlmcError unless the engine survives it."""
-        try:
-            progressed = self._engine.step()
-        except LlmcError as error:
-            if not self._failed_steps.survives(error):
-                raise
-            progressed = True
-        else:
-            self._failed_steps.end_row()
+        progressed = self._steps.step()
         events = self._engine.poll()
         num_tokens = 0
         for event in events:
@@ -176,7 +168,7 @@ class EngineLoop:
         for engine_id in left:
             self._cancel(engine_id)
         # Steps of other runs also process the cancellations.
-        while left and not self._jobs and self._engine.step():
+        while left and not self._jobs and self._steps.step():
             self._engine.poll()
         if left and not self._jobs:
             self._engine.poll()

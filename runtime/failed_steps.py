@@ -1,27 +1,49 @@
-"""Which failed steps an engine survives."""
+"""Steps of an engine, and which failed ones it survives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from llmc.runtime.binding.handle import LlmcError
 
-# With any other error the engine has failed every request.
+# With any other error the engine has failed every request, and fails later ones.
 _SURVIVED = ("out_of_memory", "device_failed")
 # After that many steps in a row, a device will not recover.
 _MOST_IN_A_ROW = 3
 
 
 class FailedSteps:
-    """Counts the steps of an engine that failed. total: those so far."""
+    """Steps an engine, and goes on behind steps that failed. total: those so far.
 
-    def __init__(self) -> None:
-        self.total = self._in_a_row = 0
+    Requests have failed with such a step, one event each: if the device failed or had no memory, those of the steps on
+    their way; if the host's memory ran out, all that the engine had. on_failure: called for each step that the engine
+    survives.
+    """
 
-    def survives(self, error: LlmcError) -> bool:
-        """Counts a step that failed. Whether its own requests alone have failed, and steps may go on."""
-        self.total += 1
-        self._in_a_row += 1
-        return error.name in _SURVIVED and self._in_a_row < _MOST_IN_A_ROW
+    def __init__(self, engine: Any, on_failure: Callable[[LlmcError], None] | None = None) -> None:
+        self.total = 0
+        self._engine, self._on_failure = engine, on_failure
+        self._in_a_row = self._num_steps = 0
 
-    def end_row(self) -> None:
-        """A step has done its work."""
-        self._in_a_row = 0
+    def step(self) -> bool:
+        """Runs one step; whether it did any work, as one that failed did. Raises LlmcError unless the engine survives
+        it."""
+        try:
+            progressed = bool(self._engine.step())
+        except LlmcError as error:
+            self.total += 1
+            self._in_a_row += 1
+            if error.name not in _SURVIVED or self._in_a_row >= _MOST_IN_A_ROW:
+                raise
+            self._num_steps = self._num_run()
+            if self._on_failure is not None:
+                self._on_failure(error)
+            return True
+        # A step that only told of a cancelled request asked nothing of the device.
+        if self._in_a_row and self._num_run() != self._num_steps:
+            self._in_a_row = 0
+        return progressed
+
+    def _num_run(self) -> int:
+        return int(self._engine.stats.num_steps)

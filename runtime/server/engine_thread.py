@@ -37,7 +37,7 @@ class EngineThread:
     ) -> None:
         self.profiler: Profiler | None = None
         self.failure: str | None = None
-        self.failed_steps = FailedSteps()
+        self.failed_steps = FailedSteps(engine, _log_failure)
         self.most_ahead = most_ahead
         self.steps_ahead = 0
         self.stopping = threading.Event()
@@ -135,7 +135,7 @@ class EngineThread:
                         time.sleep(0.001)
                     if not ready.work:
                         continue
-                idle = not self._step()
+                idle = not self.failed_steps.step()
                 self.steps_ahead += 1
                 if self.steps_ahead >= self.most_ahead:
                     self._caught_up.clear()
@@ -164,19 +164,6 @@ class EngineThread:
             if time.monotonic() >= until:
                 return
 
-    def _step(self) -> bool:
-        """Whether a step did any work. One that the engine survives fails only its own requests. Raises LlmcError."""
-        try:
-            progressed = bool(self._engine.step())
-        except LlmcError as error:
-            if not self.failed_steps.survives(error):
-                raise
-            log.error("a step failed, and with it its requests: %s", error)
-            return True
-        if progressed:
-            self.failed_steps.end_row()
-        return progressed
-
     def _work(self, work: Callable[[], Any], found: asyncio.Future[Any]) -> None:
         if found.cancelled():  # whoever asked has gone
             return
@@ -193,3 +180,7 @@ class EngineThread:
             _, found = self._jobs.popleft()
             if not found.done():
                 found.set_exception(ServerStopping(self.failure or "the engine has ended"))
+
+
+def _log_failure(error: LlmcError) -> None:
+    log.error("a step failed, and with it the requests on their way, or all if the host's memory ran out: %s", error)
