@@ -9,6 +9,7 @@ from typing import Any
 from llmc.runtime.text.tokenizer import Tokenizer
 
 from .context_limit import ContextLimit
+from .failed_steps import FailedSteps
 from .outputs import EmbeddingOutput, LabelOutput, ScoreOutput
 from .request_error import RequestError
 from .vector_runs import run_vectors
@@ -107,6 +108,7 @@ class VectorCalls(VectorPrompts):
     """Calls of `LLM` for models that give vectors."""
 
     max_num_seqs: int
+    _steps: FailedSteps
 
     def embed(
         self,
@@ -154,4 +156,4 @@ class VectorCalls(VectorPrompts):
         return labels_of(task, ids, self._rows(task, ids, progress))
 
     def _rows(self, task: VectorTask, ids: Ids, progress: Progress | None) -> list[Vector]:
-        return run_vectors(self.engine, ids, task.width, 4 * self.max_num_seqs + 64, progress)
+        return run_vectors(self.engine, self._steps, ids, task.width, 4 * self.max_num_seqs + 64, progress)

@@ -13,19 +13,25 @@ from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.vector_task import Vector
 
+from .failed_steps import FailedSteps
+
 NO_TOKENS = SamplingParams(max_tokens=1)
 """Parameters of a request that samples no tokens."""
 
 
 def run_vectors(
     engine: Any,
+    steps: FailedSteps,
     prompts: Sequence[Sequence[int]],
     width: int,
     window: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Vector]:
-    """The row of each prompt, in order. window: prompts in the engine at once. progress: called with (prompts done,
-    all). Raises RequestError for the first prompt that the engine fails; those still running are cancelled."""
+    """The row of each prompt, in order. steps: of the engine. window: prompts in the engine at once.
+
+    progress: called with (prompts done, all). Raises RequestError for the first prompt that the engine fails, also in a
+    step that it survives; those still running are cancelled. Raises LlmcError if the engine itself has failed.
+    """
     rows = [np.zeros(width, np.float32) for _ in prompts]
     running: dict[int, int] = {}
     waiting, done = iter(range(len(prompts))), 0
@@ -36,7 +42,7 @@ def run_vectors(
                     running[engine.submit(prompts[index], NO_TOKENS, vector=rows[index])] = index
                 except LlmcError as error:
                     raise RequestError(f"prompt {index}: {error}") from error
-            engine.step()
+            steps.step()
             for event in engine.poll():
                 if event.request_id in running and event.kind in ("finished", "failed"):
                     _check(event, running.pop(event.request_id))
@@ -45,12 +51,21 @@ def run_vectors(
                 progress(done, len(prompts))
     finally:
         for request_id in running:
-            engine.cancel(request_id)
-        while running and engine.step():
+            _cancel(engine, request_id)
+        while running and steps.step():
             engine.poll()
         if running:
             engine.poll()
     return rows
+
+
+def _cancel(engine: Any, request_id: int) -> None:
+    try:
+        engine.cancel(request_id)
+    except LlmcError as error:
+        # It ended in the same step as the prompt that failed.
+        if error.name != "not_found":
+            raise
 
 
 def _check(event: Event, index: int) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError
 from llmc.runtime.engine_loop import EngineLoop
 from llmc.runtime.failed_steps import FailedSteps
+from llmc.runtime.request_error import RequestError
+from llmc.runtime.vector_runs import run_vectors
 
 
 def error_of(name: str) -> LlmcError:
@@ -28,6 +31,10 @@ class ScriptedEngine:
         self.live: list[int] = []
         self.cancelled: list[int] = []
         self._script, self._failing, self._events = iter(script), failing, list[Any]()
+
+    def submit(self, ids: Any, params: Any, vector: np.ndarray) -> int:
+        self.live.append(len(self.live))
+        return self.live[-1]
 
     def step(self) -> bool:
         what = next(self._script, None)
@@ -72,6 +79,14 @@ def test_no_engine_survives_other_errors() -> None:
     with pytest.raises(LlmcError, match="it is device_lost"):
         steps.step()
     assert steps.total == 1
+
+
+def test_prompts_of_a_failed_step_are_an_error_and_the_others_are_cancelled() -> None:
+    """Two fail in one step, and the cancellations are processed by a step that fails, too."""
+    engine = ScriptedEngine(["run", "device_failed", "device_failed", "tell"], failing=2)
+    with pytest.raises(RequestError, match="prompt 0: it is device_failed"):
+        run_vectors(engine, FailedSteps(engine), [[1]] * 5, 4, 5)
+    assert (engine.live, engine.cancelled, engine.step()) == ([], [2, 3, 4], False)
 
 
 def test_a_run_is_abandoned_although_its_last_step_fails() -> None:
