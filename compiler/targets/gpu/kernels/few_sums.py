@@ -248,7 +248,8 @@ class FewSums:
         if form.passed:
             self._add_passed(T.int32(stages - 1))
         elif layer.grouped:
-            if form.depth < layer.group_steps and layer.steps % layer.group_steps:
+            # The last stage may end past the row, and there have ended the group.
+            if form.depth < layer.group_steps and stages * form.depth % layer.group_steps:
                 self._fold(0, self._own_chain)
         elif form.splits > 1:
             begins = [self._shared(T.int32(split)) for split in range(form.splits)]

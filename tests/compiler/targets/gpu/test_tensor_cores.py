@@ -57,6 +57,7 @@ _SPECS = {
     "bf16": _floats("bf16", 2080, 200, bias=True, residual=True),
     "f16-gated": _floats("f16", 96, 2 * 72, gated="f16"),
     "w8a8": _quantized("i8", 1088, 136, Integers(8), residual=True),
+    "w8a8-half-groups": _quantized("i8", 960, 136, Integers(8, 256)),
     "w4a8-groups-zeros": _quantized("i8", 1280, 136, Integers(4, 128, True), gated="f32"),
     "w4a16-groups": _quantized("bf16", 672, 136, Integers(4, 32), bias=True),
     "w4a16-odd-groups-zeros": _quantized("bf16", 416, 2 * 72, Integers(4, 96, True), gated="f32"),
@@ -75,6 +76,7 @@ _EXPERT_SPECS = {
 }
 _PLACES = {
     "f16-gated": 1,
+    "w8a8-half-groups": 1,
     "w4a8-groups-zeros": 3,
     "w4a16-odd-groups-zeros": 1,
     "w8a8-experts": 2,
@@ -147,7 +149,7 @@ def _int8_rows(x: np.ndarray, format: Integers) -> tuple[np.ndarray, np.ndarray]
     words = np.zeros((len(x), rows.words), np.int32)
     words[:, : rows.number_words] = numbers.view(np.int32)
     words[:, rows.number_words] = scale[:, 0].view(np.int32)
-    sums = numbers.astype(np.int32).reshape(len(x), groups, -1).sum(2)
+    sums = np.add.reduceat(numbers.astype(np.int32), np.arange(groups) * format.group_size, 1)
     assert format.sums is not None
     words[:, rows.number_words + 1 :][:, :groups] = sums * format.sums.factor
     return words, numbers.astype(np.float64) * scale.astype(np.float64)
@@ -246,6 +248,7 @@ def test_groups_have_columns_for_every_place_of_a_gpu() -> None:
         "bf16": (1, 1),
         "f16-gated": (4, 1),
         "w8a8": (1, 4),
+        "w8a8-half-groups": (4, 1),
         "w4a8-groups-zeros": (2, 2),
         "w4a16-groups": (1, 4),
         "w4a16-odd-groups-zeros": (4, 1),
