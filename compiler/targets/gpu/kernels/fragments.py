@@ -60,12 +60,6 @@ class Operand:
         item = _ELEMENT_BYTES[TIR_DTYPE[self.dtype]]
         return k.address(self.buffer, let(row * (self.stride // item) + (step * self.step_bytes + at) // item))
 
-    def load(self, to: Array, k: Frame, row: Expr, step: Expr, lane: Expr) -> None:
-        """Loads a lane's part of a row from global memory."""
-        piece = self.lane_bytes if self.aligned else 4
-        for done in range(0, self.lane_bytes, piece):
-            call(f"llmc_load{piece}", to.address(done // 4), self.address(k, row, step, lane * self.lane_bytes + done))
-
     def read(self, to: Array, shared: Shared, row: Expr, lane: Expr) -> None:
         """Loads a lane's part of a row from shared memory, where rows are contiguous. row: offset of the row, in
         words."""

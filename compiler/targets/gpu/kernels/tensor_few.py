@@ -99,6 +99,7 @@ class _RowsOfX:
     """A warp's part of x for a stage, in registers. Those of the next stage are on their way meanwhile."""
 
     def __init__(self, of: Layer, form: FewForm, split: Expr) -> None:
+        assert of.x.aligned  # a lane loads 16 bytes at a time
         self._of, self._form, self._split = of, form, split
         self._size = form.warp_steps * form.tiles * _WORDS
         self._now, self._next = Array(self._size, "uint32"), Array(self._size, "uint32")
