@@ -189,10 +189,11 @@ class GroupsOfPanels:
             row_tiles(1)
 
     def _panel_behind(self, panel: b.Expr, more_chunks: b.Expr) -> b.Expr:
-        """The panel that is read after a group of panels that ends before `panel` of the first part.
+        """The panel to prefetch after a group of panels that ends before `panel` of the first part.
 
-        After the last panel it is the first one of the next chunk. After the last chunk it is the one behind the
-        weight, where the next expert's weight begins.
+        After the layer's last panel it is the first one, if the task has more chunks. Otherwise it is the one behind
+        the weight, where the next expert's weight begins. Without experts, or at the end of a task's share, this task
+        does not read what it names: one block of K is prefetched for others or for nothing.
         """
         p = self.p
         other = T.Select(more_chunks, T.int32(0), T.int32(p.parts * p.panels))
