@@ -384,6 +384,7 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
     wanted: dict[KernelSpec, tuple[str, str, int]] = {
         _floats("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
         _floats("f16", *wide): ("f32.f16.f16.f32", "HMMA.16816.F32", 20),
+        _floats("f16", *wide, gated="f16"): ("f32.f16.f16.f32", "HMMA.16816.F32", 24),
         _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 8),
         _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 0),
         _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 4),
