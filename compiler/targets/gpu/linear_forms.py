@@ -25,12 +25,13 @@ PLACES = 264
 RESULT_BYTES = 4 * MATRIX_ROWS * MATRIX_COLUMNS
 """Of the sums of one product."""
 _MOST_STAGES = 8
-_INDEX_BYTES = 8  # of shared memory for each expert
+_INDEX_BYTES = 8  # of shared memory for each expert; TVM gives the indices of all forms one place
 _WIDE = 8192  # weight rows from which tiles of a few rows of x still occupy all processors with 64 weight rows each
 _EXPERT_ROWS = 16  # tokens for whose rows of experts a launch has groups
 _MOST = (1 << 31) - 1
 _SOME_ROWS = 64
 _STAGE_BYTES = 8 << 10  # of a ring; half of it where warps divide a stage
+_SUMS_BYTES = 16 << 10  # of scale groups, so that stages of short ones are still deep
 _LEAST_RING_STAGES, _MOST_RING_STAGES = 4, 12
 _MOST_X_READ = 8  # products whose part of x a warp reads ahead, in registers
 
@@ -195,7 +196,7 @@ def _fits(form: FewForm) -> bool:
     layer, least = form.layer, form.layer.group_steps
     return (
         form.stage_bytes <= (_STAGE_BYTES // 2 if form.splits > 1 else _STAGE_BYTES)
-        and form.sums_bytes <= _STAGE_BYTES
+        and form.sums_bytes <= _SUMS_BYTES
         and form.warp_steps * form.tiles <= _MOST_X_READ
         and (not layer.grouped or least % form.depth == 0 or form.depth % least == 0)
     )
