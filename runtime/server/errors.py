@@ -106,7 +106,7 @@ def install(app: FastAPI) -> None:
     """Makes `app` answer every exception in OpenAI's shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestValidationError):
+        if isinstance(error, RequestValidationError) and any(one["loc"][0] == "body" for one in error.errors()):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json" and not kind.endswith("+json"):
                 message = f"the content type is {kind or 'missing'}: send JSON with Content-Type: application/json"

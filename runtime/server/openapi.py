@@ -113,7 +113,7 @@ def _responses(method: str, path: str) -> dict[str, Any]:
     error = response_answers.MessageErrorAnswer if path.startswith(MESSAGES) else responses.ErrorAnswer
     refused = {"application/json": {"schema": _schema(error)}}
     statuses = [401, *_ERRORS] if method == "post" else [401, 404]
-    if path.startswith("/v1/responses/") and method == "get":
+    if method == "get" and (path.startswith("/v1/responses/") or path == "/v1/llmc/state"):
         statuses = [400, *statuses]
     if path in ("/start_profile", "/stop_profile"):
         answers["409"] = {"description": "A profile is being taken already, or none is.", "content": refused}
