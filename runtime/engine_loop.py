@@ -13,7 +13,7 @@ from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import SharedGuides
 
 from .context_limit import ContextLimit
-from .failed_steps import FailedSteps
+from .engine_steps import EngineSteps, cancel
 from .frontend import PreparedRequest
 from .gathered import Gathered
 from .outputs import RequestFailure, RequestOutput, TokenDelta
@@ -65,7 +65,7 @@ class Job:
 class EngineLoop:
     """Runs jobs through `engine`. Several runs may be open at once; each step serves them all. steps: of the engine."""
 
-    def __init__(self, engine: Any, steps: FailedSteps, max_num_seqs: int) -> None:
+    def __init__(self, engine: Any, steps: EngineSteps, max_num_seqs: int) -> None:
         self._engine, self._steps = engine, steps
         # Enough to keep the engine's queue full, few enough that a million prompts do not fill it.
         self._window = 4 * max_num_seqs + 64
@@ -129,7 +129,7 @@ class EngineLoop:
                 del self._jobs[event.request_id]
                 job.guides = None
                 if not job.generation.engine_done:
-                    self._cancel(event.request_id)
+                    cancel(self._engine, event.request_id)
         if not progressed and not events and self._jobs:
             raise RuntimeError(f"the engine stands still with {len(self._jobs)} requests running")
         return num_tokens
@@ -166,17 +166,9 @@ class EngineLoop:
         """Cancels requests that still run and are no longer awaited."""
         left = [engine_id for engine_id in running if self._jobs.pop(engine_id, None) is not None]
         for engine_id in left:
-            self._cancel(engine_id)
+            cancel(self._engine, engine_id)
         # Steps of other runs also process the cancellations.
         while left and not self._jobs and self._steps.step():
             self._engine.poll()
         if left and not self._jobs:
             self._engine.poll()
-
-    def _cancel(self, request_id: int) -> None:
-        try:
-            self._engine.cancel(request_id)
-        except LlmcError as error:
-            # It finished in the same step whose tokens ended it here.
-            if error.name != "not_found":
-                raise

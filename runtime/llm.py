@@ -15,7 +15,7 @@ from .binding import Artifact, Engine, GraphInfo
 from .context_limit import ContextLimit
 from .drafts import opened_draft
 from .engine_loop import EngineLoop, Job
-from .failed_steps import FailedSteps
+from .engine_steps import EngineSteps
 from .frontend import Frontend, Lora, Messages, PreparedRequest, Prompts
 from .joining import join_graphs
 from .opened import Opened, OpenedEngine, Opening
@@ -102,7 +102,7 @@ class LLM(Opened, VectorCalls):
         self.adapters = Adapters(path, self.artifact, self.engine)
         self.graphs: list[GraphInfo] = list(self.artifact.graphs())
         self.max_num_seqs = int(info.max_num_seqs)
-        self._steps = FailedSteps(self.engine)
+        self._steps = EngineSteps(self.engine)
         self._loop = EngineLoop(self.engine, self._steps, self.max_num_seqs)
 
     def generate(

@@ -9,7 +9,7 @@ from typing import Any
 from llmc.runtime.text.tokenizer import Tokenizer
 
 from .context_limit import ContextLimit
-from .failed_steps import FailedSteps
+from .engine_steps import EngineSteps
 from .outputs import EmbeddingOutput, LabelOutput, ScoreOutput
 from .request_error import RequestError
 from .vector_runs import run_vectors
@@ -108,7 +108,7 @@ class VectorCalls(VectorPrompts):
     """Calls of `LLM` for models that give vectors."""
 
     max_num_seqs: int
-    _steps: FailedSteps
+    _steps: EngineSteps
 
     def embed(
         self,

@@ -13,7 +13,7 @@ from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.vector_task import Vector
 
-from .failed_steps import FailedSteps
+from .engine_steps import EngineSteps, cancel
 
 NO_TOKENS = SamplingParams(max_tokens=1)
 """Parameters of a request that samples no tokens."""
@@ -21,7 +21,7 @@ NO_TOKENS = SamplingParams(max_tokens=1)
 
 def run_vectors(
     engine: Any,
-    steps: FailedSteps,
+    steps: EngineSteps,
     prompts: Sequence[Sequence[int]],
     width: int,
     window: int,
@@ -51,21 +51,12 @@ def run_vectors(
                 progress(done, len(prompts))
     finally:
         for request_id in running:
-            _cancel(engine, request_id)
+            cancel(engine, request_id)
         while running and steps.step():
             engine.poll()
         if running:
             engine.poll()
     return rows
-
-
-def _cancel(engine: Any, request_id: int) -> None:
-    try:
-        engine.cancel(request_id)
-    except LlmcError as error:
-        # It ended in the same step as the prompt that failed.
-        if error.name != "not_found":
-            raise
 
 
 def _check(event: Event, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -72,8 +73,12 @@ def escape_streams() -> None:
 
 def json_text(value: object, indent: int | None = None) -> str:
     """JSON for stdout, whose encoding may lack characters: JSON has escapes of its own for these."""
-    encoding = getattr(sys.stdout, "encoding", None)
-    return json.dumps(value, ensure_ascii=encoding is not None and encoding.lower() != "utf-8", indent=indent)
+    return json.dumps(value, ensure_ascii=not _takes_all(getattr(sys.stdout, "encoding", None)), indent=indent)
+
+
+def _takes_all(encoding: str | None) -> bool:
+    """Whether an encoding has all characters; None: of a stream of text in memory."""
+    return encoding is None or codecs.lookup(encoding).name == "utf-8"
 
 
 @contextmanager
@@ -86,7 +91,7 @@ def usable_streams() -> Iterator[None]:
                 # Without stderr, its lines would go to stdout.
                 setattr(sys, name, stack.enter_context(open(os.devnull, "w", encoding="utf-8")))
                 stack.callback(setattr, sys, name, None)
-            elif isinstance(stream, TextIOWrapper) and stream.errors == "strict" and stream.encoding.lower() != "utf-8":
+            elif isinstance(stream, TextIOWrapper) and stream.errors == "strict" and not _takes_all(stream.encoding):
                 stream.reconfigure(errors="backslashreplace")
         yield
 

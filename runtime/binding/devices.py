@@ -16,7 +16,7 @@ from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.handle import Handle, call
 from llmc.runtime.binding.mpi_ranks import MpiRanks, all_must_start, cpus_of_rank, follow_rank
-from llmc.runtime.binding.ranks import LocalRanks, RanksError, parse_ranks
+from llmc.runtime.binding.ranks import LocalRanks, RanksError, is_number, parse_ranks
 
 DeviceOption = str | int | bool
 
@@ -131,7 +131,7 @@ STEPS_IN_FLIGHT = "steps_in_flight"
 OVERLAP_SUMS = "overlap_sums"
 """Rows from which on a step is cut in two, so that sums of ranks go on beside kernels: "auto" where a measurement says
 that it pays, "off", or the number. Changes no result."""
-MOST_OVERLAP_ROWS = 1 << 20
+_MOST_OVERLAP_ROWS = 1 << 20
 OPTION_NAMES = frozenset(
     {RANKS, STEPS_IN_FLIGHT, OVERLAP_SUMS, *(name for names in DEVICE_OPTIONS.values() for name in names)}
 )
@@ -214,8 +214,8 @@ def _overlap_of(wanted: DeviceOption | None) -> dict[str, DeviceOption]:
     text = "auto" if wanted is None else str(wanted)
     if text in ("auto", "off"):
         return {} if text == "auto" else {"overlap_sums": 0}
-    if not text.isdecimal() or not 2 <= int(text) <= MOST_OVERLAP_ROWS:
-        raise RanksError(f"overlap-sums {text!r} is no number of rows: give 2 to {MOST_OVERLAP_ROWS}, auto or off")
+    if not is_number(text) or not 2 <= int(text) <= _MOST_OVERLAP_ROWS:
+        raise RanksError(f"overlap-sums {text!r} is no number of rows: give 2 to {_MOST_OVERLAP_ROWS}, auto or off")
     return {"overlap_sums": int(text)}
 
 

@@ -25,7 +25,7 @@ def parse_ranks(text: str, num_ranks: int, own: int | None = None) -> list[set[i
     num_ranks: of the artifact. own: the only rank whose CPUs must be available to this process; None if all must.
     Raises RanksError.
     """
-    parts = [] if _is_number(text.strip()) else [_cpus(part, text) for part in text.split("|")]
+    parts = [] if is_number(text.strip()) else [_cpus(part, text) for part in text.split("|")]
     number = len(parts) or int(text)
     if number != num_ranks:
         fit = "leave ranks out, or compile it with --tensor-parallel or --pipeline-parallel"
@@ -43,7 +43,7 @@ def _cpus(listed: str, text: str) -> set[int]:
     cpus: set[int] = set()
     for cpu_range in listed.split(","):
         first, _, last = (bound.strip() for bound in cpu_range.partition("-"))
-        if not _is_number(first) or not _is_number(last or first) or int(first) > int(last or first):
+        if not is_number(first) or not is_number(last or first) or int(first) > int(last or first):
             raise RanksError(
                 f"ranks {text!r} has {cpu_range!r}: give the number of ranks, or the CPUs of each, such as 0-3|4-7 or "
                 "0,2|1,3"
@@ -52,7 +52,7 @@ def _cpus(listed: str, text: str) -> set[int]:
     return cpus
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return text.isdecimal() and len(text) < 20
 
 

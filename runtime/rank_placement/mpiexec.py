@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -131,6 +132,11 @@ class Mpiexec:
     def poll(self) -> int | None:
         """The exit code, which combines those of all ranks; None while it runs."""
         return self._process.poll()
+
+    def wait(self, most_s: float) -> None:
+        """Waits for its end, that long at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(most_s)
 
     def close(self) -> None:
         """Kills it, and so its proxies and ranks, if it still runs."""

@@ -72,7 +72,7 @@ def _until_end(placement: Placement, mpiexec: Mpiexec, num_ranks: int, say: Call
     while (code := mpiexec.poll()) is None and time.monotonic() < deadline:
         if ends := placement.ended(_LOOK_S):
             if len(ends) == len(placement.hosts):  # then ended() does not wait
-                time.sleep(_LOOK_S)
+                mpiexec.wait(_LOOK_S)
             deadline = min(deadline, time.monotonic() + _ALL_END_S)
     if code is None:
         mpiexec.close()

@@ -134,7 +134,7 @@ class RouterApp:
         return 200, {"object": "list", "data": list(found.values())}
 
     async def _page(self, inbound: Inbound) -> tuple[int, dict[str, Any] | bytes]:
-        return 200, await self._metrics.page(self._fleet, _shown(inbound), self._config.health_timeout_s)
+        return 200, await self._metrics.page(self._fleet, _shown(inbound))
 
     async def _administer(self, method: str, path: str, inbound: Inbound) -> tuple[int, dict[str, Any] | bytes]:
         self._check_admin(inbound)

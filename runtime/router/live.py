@@ -12,7 +12,7 @@ from llmc.version import __version__
 
 from .fleet import Fleet
 from .replica import Replica
-from .upstream import Headers, ReplicaLost
+from .upstream import Headers
 
 _MAX_REQUESTS = 100
 _MOST_WAIT_S = 1.0  # for a replica: the page asks once a second
@@ -56,13 +56,14 @@ async def _of_all(
 
 
 async def _answer(replica: Replica, target: bytes, headers: Headers) -> Answer | None:
-    try:
-        async with asyncio.timeout(_MOST_WAIT_S):
-            status, body = await replica.get(target, headers)
-        found = json.loads(body)
-    except (TimeoutError, ReplicaLost, ValueError):
+    answer = await replica.get_within(_MOST_WAIT_S, target, headers)
+    if answer is None:
         return None
-    return (status, found) if isinstance(found, dict) else None
+    try:
+        found = json.loads(answer[1])
+    except (ValueError, RecursionError):
+        return None
+    return (answer[0], found) if isinstance(found, dict) else None
 
 
 def _is_state(body: dict[str, Any]) -> bool:
@@ -72,6 +73,7 @@ def _is_state(body: dict[str, Any]) -> bool:
         and _has_parts(body, "requests", age_s=(int, float))
         and _has_parts(body, "adapters", name=str)
         and _has_parts(body, "buckets", phase=str, batch=int, seq=int)
+        and all(isinstance(one.get("total", 0), int) for one in body["buckets"])
         and isinstance(quantiles := body.get("latency_quantiles", {}), dict)
         and all(isinstance(one, dict) and _has(one, count=int, values=list) for one in quantiles.values())
         and all(one["values"] and _are_numbers(one["values"]) for one in quantiles.values())

@@ -8,9 +8,9 @@ import re
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from .fleet import Fleet
-from .replica import Replica
-from .upstream import Headers, ReplicaLost
+from .upstream import Headers
 
+_MOST_WAIT_S = 2.0  # for a replica: well below what scrapers wait
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(.*)$")
 _SUFFIXES = (b"_bucket", b"_sum", b"_count", b"_total", b"_created", b"_info")
 
@@ -37,14 +37,16 @@ class RouterMetrics:
         self._lost = Counter("llmc_router_replica_lost", "Times that the replica was lost.", labels, registry=new)
         self._counted: dict[str, int] = {}
 
-    async def page(self, fleet: Fleet, headers: Headers, timeout_s: float) -> bytes:
-        """Text for Prometheus. headers: the client's, sent to the replicas.
+    async def page(self, fleet: Fleet, headers: Headers) -> bytes:
+        """Text for Prometheus. headers: the client's, sent to the replicas that are ready.
 
-        A replica that does not answer, or refuses the client's key, is left out; the router's own metrics need none.
+        A replica that does not answer within _MOST_WAIT_S, or refuses the client's key, is left out; the router's own
+        metrics need none.
         """
         self._note(fleet)
-        texts = await asyncio.gather(*(_metrics_of(one, headers, timeout_s) for one in fleet.replicas.values()))
-        parts = {name: text for name, text in zip(fleet.replicas, texts, strict=True) if text}
+        ready = [one for one in fleet.replicas.values() if one.ready]
+        answers = await asyncio.gather(*(one.get_within(_MOST_WAIT_S, b"/metrics", headers) for one in ready))
+        parts = {one.name: found[1] for one, found in zip(ready, answers, strict=True) if found and found[0] == 200}
         return bytes(generate_latest(self.registry)) + merged(parts)
 
     def _note(self, fleet: Fleet) -> None:
@@ -87,12 +89,3 @@ def _family(metric: bytes, heads: dict[bytes, list[bytes]]) -> bytes:
     if metric in heads:
         return metric
     return next((base for end in _SUFFIXES if (base := metric.removesuffix(end)) in heads), metric)
-
-
-async def _metrics_of(replica: Replica, headers: Headers, timeout_s: float) -> bytes:
-    try:
-        async with asyncio.timeout(timeout_s):
-            status, body = await replica.get(b"/metrics", headers)
-    except (TimeoutError, ReplicaLost):
-        return b""
-    return body if status == 200 else b""

@@ -113,6 +113,14 @@ class Replica:
         finally:
             answer.close()
 
+    async def get_within(self, most_s: float, target: bytes, headers: Headers) -> tuple[int, bytes] | None:
+        """As `get`; None if there is no answer within most_s seconds, or the replica is lost."""
+        try:
+            async with asyncio.timeout(most_s):
+                return await self.get(target, headers)
+        except (TimeoutError, ReplicaLost):
+            return None
+
     def to_json(self) -> dict[str, Any]:
         """For GET /v1/llmc/replicas."""
         return {
@@ -139,7 +147,7 @@ class Replica:
         except TimeoutError:
             self._late(timeout_s)
             return
-        except (ReplicaLost, ValueError, KeyError) as error:
+        except (ReplicaLost, ValueError, KeyError, TypeError) as error:
             if epoch == self.epoch:
                 self._gone(str(error))
             return
@@ -160,8 +168,9 @@ class Replica:
         if status != 200:
             raise ValueError(f"GET /v1/models gives status {status}: give --replica-api-key where it asks for a key")
         # At every check, because adapters come and go.
-        self.listed = json.loads(body)["data"]
-        self.models = tuple(str(model["id"]) for model in self.listed)
+        listed = json.loads(body)["data"]
+        self.models = tuple(str(model["id"]) for model in listed)
+        self.listed = listed
         first = self.listed[0] if self.listed else {}
         self.artifact = str(first.get("artifact", ""))
         self.role, self.blocks = str(first.get("role", "both")), str(first.get("blocks", ""))

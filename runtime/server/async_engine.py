@@ -27,6 +27,7 @@ from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.statistics import BucketMiss, GraphStats
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.drafts import opened_draft
+from llmc.runtime.engine_steps import cancel
 from llmc.runtime.joining import join_graphs, take_graphs
 from llmc.runtime.misses.handling import MissHandling
 from llmc.runtime.misses.options import MissOptions
@@ -273,7 +274,7 @@ class AsyncEngine:
                 self._fail_unsubmitted(_DRAINED)
                 self._tell_if_empty()
                 for engine_id in list(self._streams):
-                    self._cancel(engine_id)
+                    cancel(self.engine, engine_id)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._emptied.wait(), 10.0)
         return cancelled
@@ -284,7 +285,7 @@ class AsyncEngine:
         engine_ids, num_active = list(self._streams), self.num_active
         self._fail_streams(_DRAINED)
         for engine_id in engine_ids:
-            self._cancel(engine_id)
+            cancel(self.engine, engine_id)
         return num_active
 
     def close(self) -> None:
@@ -329,7 +330,7 @@ class AsyncEngine:
         if stream.engine_done:
             self._end(event.request_id, stream)
         elif stream.done and not was_done:
-            self._cancel(event.request_id)
+            cancel(self.engine, event.request_id)
         if event.kind in ("finished", "failed"):
             self._backlog.sequence_ended(event.request_id, last=stream.engine_done)
             self._tell_if_empty()
@@ -381,7 +382,7 @@ class AsyncEngine:
         if request.adapter:
             self.adapters.count(request.adapter)
         # This thread takes the request's events, so none can arrive before it is registered.
-        stream.cancel, stream.engine_id = partial(self._cancel, engine_id), engine_id
+        stream.cancel, stream.engine_id = partial(cancel, self.engine, engine_id), engine_id
         self._streams[engine_id] = stream
         self._emptied.clear()
         if request.guide is not None:
@@ -406,7 +407,7 @@ class AsyncEngine:
             return
         stream.finish_output(output_index)
         if stream.done:
-            self._cancel(engine_id)
+            cancel(self.engine, engine_id)
             return
         # The engine ends it by an eos, which is no longer reported, and frees its place.
         with contextlib.suppress(LlmcError):  # it ended meanwhile
@@ -417,15 +418,7 @@ class AsyncEngine:
         if stream is not None:
             why = " ".join(str(error).split()) or type(error).__name__
             stream.fail(RequestFailure("guide", f"guided decoding failed: {why}"))
-            self._cancel(engine_id)
-
-    def _cancel(self, engine_id: int) -> None:
-        try:
-            self.engine.cancel(engine_id)
-        except LlmcError as error:
-            # It finished in a step whose events were not taken yet.
-            if error.name != "not_found":
-                raise
+            cancel(self.engine, engine_id)
 
     def _fail_all(self) -> None:
         assert self.failure is not None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from llmc.runtime.binding import Engine, LlmcError
-from llmc.runtime.failed_steps import FailedSteps
+from llmc.runtime.engine_steps import EngineSteps
 
 from .profiler import Profiler
 from .requests import ServerStopping
@@ -37,7 +37,7 @@ class EngineThread:
     ) -> None:
         self.profiler: Profiler | None = None
         self.failure: str | None = None
-        self.failed_steps = FailedSteps(engine, _log_failure)
+        self.steps = EngineSteps(engine, _log_failure)
         self.most_ahead = most_ahead
         self.steps_ahead = 0
         self.stopping = threading.Event()
@@ -135,7 +135,7 @@ class EngineThread:
                         time.sleep(0.001)
                     if not ready.work:
                         continue
-                idle = not self.failed_steps.step()
+                idle = not self.steps.step()
                 self.steps_ahead += 1
                 if self.steps_ahead >= self.most_ahead:
                     self._caught_up.clear()

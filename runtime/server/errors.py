@@ -133,7 +133,7 @@ _FIELDS = frozenset(
 
 def _validation_error(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
+    where = [str(part) for part in first["loc"][1:]]  # behind the place: the body, or the query
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", "not JSON")
         position = f" at character {where[0]}" if where else ""

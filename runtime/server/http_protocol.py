@@ -7,7 +7,7 @@ answer. It sends chunks to clients of HTTP/1.0, which do not know them.
 from __future__ import annotations
 
 import asyncio
-import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -172,17 +172,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:
     """Ends an answer of unknown length by closing the connection, as HTTP/1.0 does."""
-    send = cycle.send
+    send, unknown = cycle.send, False
 
     async def unchunked(message: Any) -> None:
+        nonlocal unknown
         if message["type"] == "http.response.start":
-            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
-                cycle.chunked_encoding, cycle.expected_content_length = False, math.inf  # type: ignore[assignment]
-        elif cycle.expected_content_length == math.inf and not message.get("more_body", False):
+            unknown = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if unknown:
+                cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+        elif unknown and not message.get("more_body", False):
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
-    cycle.send = unchunked  # type: ignore[method-assign]
+    cycle.send = unchunked  # type: ignore[method-assign]  # uvicorn makes the cycle
 
 
 def bounded_protocol(client_timeout_s: float | None) -> type[BoundedHttpProtocol]:

@@ -294,7 +294,7 @@ class _EngineCollector(Collector):
                 ("llmc_preemptions", "Sequences that gave up their KV blocks to others", stats.num_preemptions),
                 (
                     "llmc_failed_steps",
-                    "Steps that the device failed, and with them their requests",
+                    "Steps that the device failed or that ran out of memory, and requests with them",
                     self._probe.failed_steps(),
                 ),
                 ("llmc_promotions", "Requests that got the highest priority after a long wait", stats.num_promotions),

@@ -66,7 +66,7 @@ class Observers:
                 server.memory,
                 engine.adapters.requests,
                 engine.evictions,
-                lambda: engine.thread.failed_steps.total,
+                lambda: engine.thread.steps.num_failed,
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)

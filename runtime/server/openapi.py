@@ -94,11 +94,13 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas.pop(name, None)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            operation["responses"] = _responses(method, path)
+            asks = any(one["in"] == "query" for one in operation.get("parameters", ()))
+            operation["responses"] = _responses(method, path, asks=asks)
     return document
 
 
-def _responses(method: str, path: str) -> dict[str, Any]:
+def _responses(method: str, path: str, *, asks: bool) -> dict[str, Any]:
+    """asks: whether the operation has query parameters."""
     model = _ANSWERS.get((method, path))
     if path in ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
@@ -113,7 +115,7 @@ def _responses(method: str, path: str) -> dict[str, Any]:
     error = response_answers.MessageErrorAnswer if path.startswith(MESSAGES) else responses.ErrorAnswer
     refused = {"application/json": {"schema": _schema(error)}}
     statuses = [401, *_ERRORS] if method == "post" else [401, 404]
-    if method == "get" and (path.startswith("/v1/responses/") or path == "/v1/llmc/state"):
+    if method == "get" and (path.startswith("/v1/responses/") or asks):
         statuses = [400, *statuses]
     if path in ("/start_profile", "/stop_profile"):
         answers["409"] = {"description": "A profile is being taken already, or none is.", "content": refused}

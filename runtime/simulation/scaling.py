@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from llmc.buckets.arrangement import Arrangement, DividedModel
 from llmc.buckets.trace import Trace
+from llmc.runtime.context_limit import DEFAULT_KV_BYTES
 from llmc.runtime.simulation.engine import Pipeline
 from llmc.runtime.simulation.what_if import Floats, Ladder, Server, WhatIf, percentile
 
@@ -17,8 +18,6 @@ from llmc.runtime.simulation.what_if import Floats, Ladder, Server, WhatIf, perc
 _LOAD_BOUND = 1.25
 # All requests at once.
 _FLOOD = float("inf")
-# As of an engine that is told nothing else: a rank's memory for KV, at most.
-_KV_BYTES = 1 << 30
 
 OnRun = Callable[[str, int, int], None]
 """Called with a label, the requests that have ended, and all."""
@@ -112,7 +111,7 @@ def _server_of(server: Server, arrangement: Arrangement, in_flight: int) -> Serv
     if server.num_blocks:
         return replace(server, kv_block_bytes=block_bytes)
     blocks = server.max_num_seqs * in_flight * -(-server.max_model_len // server.block_size)
-    return replace(server, kv_block_bytes=block_bytes, num_blocks=max(1, min(blocks, _KV_BYTES // block_bytes)))
+    return replace(server, kv_block_bytes=block_bytes, num_blocks=max(1, min(blocks, DEFAULT_KV_BYTES // block_bytes)))
 
 
 def share_out(trace: Trace, replicas: int) -> list[npt.NDArray[np.int64]]:

@@ -298,9 +298,6 @@ inline void llmc_mma_i8(int* c, unsigned a0, unsigned a1, unsigned a2, unsigned 
     return sum;
   });
 }
-inline unsigned llmc_pair_f16(float low, float high) {
-  return cuda_on_host::ExactF16(low) | cuda_on_host::ExactF16(high) << 16;
-}
 inline unsigned llmc_rounded_bf16(float low, float high) {
   return cuda_on_host::RoundedBf16(low) | cuda_on_host::RoundedBf16(high) << 16;
 }

@@ -32,11 +32,6 @@ __device__ __forceinline__ void llmc_mma_i8(int* c, uint a0, uint a1, uint a2, u
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ uint llmc_pair_f16(float low, float high) {
-  uint pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 // word & mask | bits, in one instruction: of two constants, one is in a register.
 __device__ __forceinline__ uint llmc_masked(uint word, uint mask, uint bits) {
   uint found;
@@ -77,7 +72,11 @@ __device__ __forceinline__ uint llmc_rounded_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-__device__ __forceinline__ uint llmc_rounded_f16(float low, float high) { return llmc_pair_f16(low, high); }
+__device__ __forceinline__ uint llmc_rounded_f16(float low, float high) {
+  uint pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 __device__ __forceinline__ float llmc_low_f16(uint pair) {
   float number;
   asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"((ushort)pair));

@@ -16,6 +16,11 @@ struct [[nodiscard]] Status {
   static Status Invalid(std::string message) { return Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 };
 
+// Whether a device goes on behind its error, and only what was on its way has failed.
+inline bool DeviceGoesOn(const Status& error) {
+  return error.code == LLMC_ERR_DEVICE_FAILED || error.code == LLMC_ERR_OUT_OF_MEMORY;
+}
+
 #define LLMC_RETURN_IF_ERROR(expr)     \
   do {                                 \
     ::llmc::Status status_ = (expr);   \

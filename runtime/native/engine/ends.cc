@@ -88,16 +88,11 @@ Status Engine::MissOf(const Sequence& s, const BucketMiss& miss) const {
                                                  WantedFor(miss, model_).Name() + " or allow other graphs.");
 }
 
-// Whether the device goes on behind this error.
-bool Engine::GoesOn(const Status& why) {
-  return why.code == LLMC_ERR_DEVICE_FAILED || why.code == LLMC_ERR_OUT_OF_MEMORY;
-}
-
 // The device failed at a step, `begun`, whether that has rows in flight or not. If it goes on, only requests of this step
 // and of others on their way fail. The KV of all others is right: a step writes to blocks of its own sequences only. A
 // copy to swap space may not have arrived, so what the step saved is computed again.
 void Engine::FailSteps(const Status& why, EngineStep* begun) {
-  const bool goes_on = GoesOn(why);
+  const bool goes_on = DeviceGoesOn(why);
   std::vector<Request*> failed;
   const auto add = [&](const EngineStep& step) {
     for (const StepItem& item : step.plan.items) failed.push_back(item.sequence->request);

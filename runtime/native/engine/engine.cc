@@ -106,8 +106,8 @@ Status Engine::Step(bool* progressed) {
   return OrForget([&] { return StepOnce(progressed); });
 }
 
-// Ends steps in flight and starts none: for calls that need an idle device. If the engine survives one that fails, the
-// caller goes on, and the next Step returns the error.
+// Ends steps in flight and starts none: for calls that need an idle device. If one fails, the next Step returns the error;
+// the caller goes on if the device does.
 Status Engine::Land() {
   return OrForget([this] {
     Status status;
@@ -116,11 +116,11 @@ Status Engine::Land() {
       bool stepped = false;
       status = EndStep(false, begin, &stepped);
       CountTime(stepped, MonotonicNs() - begin);
+      if (!status.ok()) landed_ = status;
       Publish(stepped, true);
       GoOn();
-      if (GoesOn(status)) landed_ = std::exchange(status, Status::Ok());
     }
-    return status;
+    return DeviceGoesOn(status) ? Status::Ok() : status;
   });
 }
 

@@ -198,7 +198,6 @@ class Engine {
   void FailRequest(Request* request, const Status& why);
   void EndAll(Request* request, const llmc_event& facts);
   Status MissOf(const Sequence& sequence, const BucketMiss& miss) const;
-  static bool GoesOn(const Status& why);
   void FailSteps(const Status& why, EngineStep* begun);
   void FailAll(const Status& why);
   void Forget() noexcept;
@@ -254,7 +253,7 @@ class Engine {
   uint64_t replay_ns_ = 0;  // duration of the last step's replay, but for the time before the step before had ended
   uint64_t landed_ns_ = 0;  // end of the last step
   ReplayTime replay_time_;
-  Status landed_;  // error of a step that Land ended, for the next Step
+  Status landed_;  // error of a step that Land ended, which the next Step returns
   bool out_of_memory_ = false;  // memory ran out, and some requests are still to be failed
   RequestMarks marks_;  // taken from any thread
   llmc_engine_stats counters_;

@@ -193,8 +193,8 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_waiting = static_cast<uint32_t>(inbox_.size()) + scheduler_.num_waiting();
   stats_ = c;
   device_stats_.swap(new_device_stats_);
-  runnable_ =
-      ahead_.on_its_way || num_more_ > 0 || (progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0);
+  runnable_ = !landed_.ok() || ahead_.on_its_way || num_more_ > 0 ||
+              (progressed && scheduler_.num_running() + scheduler_.num_waiting() > 0);
   next_deadline_ns_ = deadlines_.empty() ? 0 : deadlines_.begin()->first;
   changed_.notify_all();
 }

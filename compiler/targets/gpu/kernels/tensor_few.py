@@ -6,11 +6,13 @@ comes from caches, straight into registers, a stage before it is multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.targets.gpu.kernels.few_sums import FewSums
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync, turns
@@ -23,7 +25,6 @@ from llmc.compiler.targets.reference.kernels.frame import Array, Expr, let, when
 _BANKS_BYTES = 128  # that shared memory reads at a time
 _WORDS = 4  # of a lane's part of a step of x
 _LINE_BYTES = 128  # of the L2 cache
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
 
 
 class _Ring:
@@ -189,17 +190,9 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
             sums.write()
 
 
-@contextmanager
-def _all(conditions: list[Expr]) -> Iterator[None]:
+def _all(conditions: list[Expr]) -> AbstractContextManager[None]:
     """A body under some conditions, of which there may be none."""
-    if not conditions:
-        yield
-        return
-    both = conditions[0]
-    for one in conditions[1:]:
-        both = T.And(both, one)
-    with when(both):
-        yield
+    return when(functools.reduce(T.And, conditions)) if conditions else nullcontext()
 
 
 def _prefetch_planes(of: Layer, form: FewForm, tile: Tile, column: Expr) -> None:
@@ -210,7 +203,7 @@ def _prefetch_planes(of: Layer, form: FewForm, tile: Tile, column: Expr) -> None
     for plane in of.matrix.planes:
         if plane.name not in ("scale", "zero"):
             continue
-        a_line = _LINE_BYTES // _ITEM_BYTES[plane.dtype]
+        a_line = _LINE_BYTES // DTYPES[plane.dtype].item_bytes
         of_row = of.matrix.groups
         lines = -(-form.columns * of_row // a_line)
         for part in range(of.parts):

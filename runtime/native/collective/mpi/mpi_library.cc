@@ -6,10 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <mutex>
-#include <thread>
-#include <utility>
+
+#include "core/call_within.h"
 
 namespace llmc {
 namespace {
@@ -154,13 +153,8 @@ class MpiOf final : public MpiLibrary {
     return status;
   }
   void Finish(uint64_t most_ns) override {
-    std::packaged_task<int()> end(call_.finalize);
-    std::future<int> ended = end.get_future();
-    static_cast<void>(Locked([&] {
-      std::thread(std::move(end)).detach();
-      ended.wait_for(std::chrono::nanoseconds(most_ns));
-      return kSuccess;
-    }));
+    static_cast<void>(
+        Locked([&] { return CallWithin(std::chrono::nanoseconds(most_ns), call_.finalize).value_or(kSuccess); }));
   }
 
  private:

@@ -50,8 +50,8 @@ class MpiLibrary {
                           const int* own_bytes, const int* own_offsets, MpiRequest* out) = 0;
   virtual Status Barrier(MpiChannel channel, MpiRequest* out) = 0;
   virtual Status Test(MpiRequest* request, bool* done) = 0;
-  // Every rank calls it once all are done. Without it mpirun reports a failure. It waits for most_ns at most: behind
-  // large messages, ranks of MPICH over TCP may wait for each other for ever here. The library stays loaded.
+  // Every rank calls it once all are done, and nothing afterwards. Without it mpirun reports a failure. It waits for
+  // most_ns at most: behind large messages, ranks of MPICH over TCP may wait for each other for ever here.
   virtual void Finish(uint64_t most_ns) = 0;
 };
 

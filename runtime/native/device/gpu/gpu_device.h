@@ -223,8 +223,7 @@ class GpuDevice : public Device, public CommandRunner {
     const typename Parts::Scope scope(*machine_);
     LLMC_RETURN_IF_ERROR(scope.status());
     const Status status = work();
-    const bool judged = status.code == LLMC_ERR_DEVICE_FAILED || status.code == LLMC_ERR_OUT_OF_MEMORY;
-    return judged ? machine_->Judge(status) : status;
+    return DeviceGoesOn(status) ? machine_->Judge(status) : status;
   }
 
   // The functions below are called in such a scope.

@@ -2,14 +2,14 @@
 
 #include <chrono>
 #include <cstring>
-#include <future>
-#include <thread>
-#include <utility>
+#include <optional>
+
+#include "core/call_within.h"
 
 namespace llmc {
 namespace {
 
-constexpr std::chrono::seconds kMostProbeTime{3};
+constexpr std::chrono::seconds kMostProbeTime{60};  // steps on their way may come first
 
 struct Found {
   cl_platform_id platform;
@@ -155,16 +155,14 @@ Status ClMachine::MakeProbe() {
 
 // A driver that is stuck may not return from a call: such a call keeps what it uses.
 bool ClMachine::Answers() const {
-  std::packaged_task<bool()> ask([api = api_, queue = probe_queue_, probe = probe_, asked = ++num_probes_] {
+  const auto ask = [api = api_, queue = probe_queue_, probe = probe_, asked = ++num_probes_] {
     const ClFunctions& cl = **api;
     uint64_t answer = 0;
     return cl.EnqueueWriteBuffer(queue, probe, kClTrue, 0, sizeof(asked), &asked, 0, nullptr, nullptr) == kClSuccess &&
            cl.EnqueueReadBuffer(queue, probe, kClTrue, 0, sizeof(answer), &answer, 0, nullptr, nullptr) == kClSuccess &&
            answer == asked;
-  });
-  std::future<bool> answers = ask.get_future();
-  std::thread(std::move(ask)).detach();
-  if (answers.wait_for(kMostProbeTime) == std::future_status::ready) return answers.get();
+  };
+  if (const std::optional<bool> answers = CallWithin(kMostProbeTime, ask)) return *answers;
   probe_queue_ = nullptr;
   probe_ = nullptr;
   return false;

@@ -41,7 +41,7 @@ class ClMachine {
   // The error that lost the device, if any. Any thread may call it, and Judge.
   Status CheckAlive() const;
   // To be called with the error of a call. OpenCL does not say which errors lose a device, so a few bytes are copied to
-  // it and back. Returns the error, or LLMC_ERR_DEVICE_LOST if these do not arrive within seconds.
+  // it and back. Returns the error, or LLMC_ERR_DEVICE_LOST if these do not arrive within a minute.
   Status Judge(const Status& failed) const;
   const std::string& name() const { return name_; }
   const std::string& driver() const { return driver_; }

@@ -57,7 +57,7 @@ class FollowedSteps {
 };
 
 // Carries out one message of rank 0.
-Status Obey(const RankMessage& said, Device* device, FollowedSteps* steps) {
+Status Obey(const RankMessage& said, Device* device, Collective* collective, FollowedSteps* steps) {
   switch (said.op) {
     case RankOp::kStep: return steps->Begin(said.batch);
     case RankOp::kCopyBlock: return device->CopyBlock(said.values[0], said.values[1]);
@@ -66,7 +66,7 @@ Status Obey(const RankMessage& said, Device* device, FollowedSteps* steps) {
     case RankOp::kRelease: device->Release(said.values[0]); return Status::Ok();
     case RankOp::kRecall: device->Recall(); return Status::Ok();
     case RankOp::kCutSteps: return device->CutSteps(said.values[0]);
-    case RankOp::kTimeSums:
+    case RankOp::kTimeSums: static_cast<void>(TimeOfSummedByte(collective)); return Status::Ok();
     case RankOp::kLoad:
     case RankOp::kEnd: break;
   }
@@ -197,11 +197,7 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   for (;;) {
     LLMC_RETURN_IF_ERROR(listener.Hear(&said));
     if (said.op == RankOp::kEnd) return steps.EndAll();
-    if (said.op == RankOp::kTimeSums) {
-      static_cast<void>(TimeOfSummedByte(options.collective.get()));
-      continue;
-    }
-    LLMC_RETURN_IF_ERROR(Obey(said, device.get(), &steps));
+    LLMC_RETURN_IF_ERROR(Obey(said, device.get(), options.collective.get(), &steps));
   }
 }
 

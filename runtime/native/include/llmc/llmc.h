@@ -675,7 +675,8 @@ LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, u
  * be on its way when this returns; llmc_engine_wait reports LLMC_READY_WORK then. *progressed (may be NULL) is 0 if there was
  * nothing to do. An error means that the device failed or memory ran out.
  * - LLMC_ERR_DEVICE_FAILED, or LLMC_ERR_OUT_OF_MEMORY of the device: the requests of this step, and of others that
- *   were on their way, fail with one event each. All other requests go on.
+ *   were on their way, fail with one event each. All other requests go on. If another call, such as
+ *   llmc_engine_enable_graph, had to end that step, the next llmc_engine_step returns its error.
  * - Any other error, or no memory of the host: every request fails with one event. That is in a later step if there is
  *   no memory for the events. The engine is then as after its creation. */
 LLMC_API llmc_status llmc_engine_step(llmc_engine *engine, uint32_t *progressed, llmc_error *error);

@@ -209,6 +209,7 @@ void TestFailuresOfALandedStep() {
   CHECK_OK(engine->Step(&progressed));
   device->fail_after = 1;
   CHECK_OK(engine->EnableGraph(0, true));
+  CHECK((engine->Wait(0) & LLMC_READY_WORK) != 0);
   CHECK_EQ(engine->Step(&progressed).code, LLMC_ERR_DEVICE_FAILED);
   CHECK_OK(Submit(engine.get(), &after));
   Outputs outputs;

@@ -346,7 +346,7 @@ def test_a_server_tells_the_truth_about_its_device(artifact: Path, stub: Stub, m
             assert running.client.get("/health").json() == {"status": "ok"}
             monkeypatch.setenv("STUB_CUDA", "")
             assert running.post("/v1/completions", **body).status_code == 200
-        assert running.engine.thread.failed_steps.total == 4
+        assert running.engine.thread.steps.num_failed == 4
         monkeypatch.setenv("STUB_CUDA", "StreamSynchronize=700")
         refused = running.post("/v1/completions", **body)
         assert "the GPU is lost to this process: restart it" in refused.json()["error"]["message"]

@@ -11,7 +11,7 @@ import pytest
 
 from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError
 from llmc.runtime.engine_loop import EngineLoop
-from llmc.runtime.failed_steps import FailedSteps
+from llmc.runtime.engine_steps import EngineSteps
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.vector_runs import run_vectors
 
@@ -62,7 +62,7 @@ class ScriptedEngine:
 def test_only_a_step_that_ran_ends_a_row_of_failures(between: str) -> None:
     told: list[str] = []
     engine = ScriptedEngine(["device_failed", between, "out_of_memory", between, "device_failed", between])
-    steps = FailedSteps(engine, lambda error: told.append(error.name))
+    steps = EngineSteps(engine, lambda error: told.append(error.name))
     assert [steps.step() for _ in range(4)] == [True] * 4
     if between == "tell":
         with pytest.raises(LlmcError, match="it is device_failed"):
@@ -71,28 +71,28 @@ def test_only_a_step_that_ran_ends_a_row_of_failures(between: str) -> None:
         assert steps.step()
     assert steps.step()
     assert not steps.step()
-    assert (steps.total, told[:2]) == (3, ["device_failed", "out_of_memory"])
+    assert (steps.num_failed, told[:2]) == (3, ["device_failed", "out_of_memory"])
 
 
 def test_no_engine_survives_other_errors() -> None:
-    steps = FailedSteps(ScriptedEngine(["device_lost"]))
+    steps = EngineSteps(ScriptedEngine(["device_lost"]))
     with pytest.raises(LlmcError, match="it is device_lost"):
         steps.step()
-    assert steps.total == 1
+    assert steps.num_failed == 1
 
 
 def test_prompts_of_a_failed_step_are_an_error_and_the_others_are_cancelled() -> None:
     """Two fail in one step, and the cancellations are processed by a step that fails, too."""
     engine = ScriptedEngine(["run", "device_failed", "device_failed", "tell"], failing=2)
     with pytest.raises(RequestError, match="prompt 0: it is device_failed"):
-        run_vectors(engine, FailedSteps(engine), [[1]] * 5, 4, 5)
+        run_vectors(engine, EngineSteps(engine), [[1]] * 5, 4, 5)
     assert (engine.live, engine.cancelled, engine.step()) == ([], [2, 3, 4], False)
 
 
 def test_a_run_is_abandoned_although_its_last_step_fails() -> None:
     engine = ScriptedEngine(["device_failed", "tell"])
     engine.live = [7, 8]
-    loop = EngineLoop(engine, FailedSteps(engine), 1)
+    loop = EngineLoop(engine, EngineSteps(engine), 1)
     job: Any = None
     loop._jobs = {7: (job, []), 8: (job, [])}
     loop._abandon([7, 8])
