@@ -135,13 +135,13 @@ def test_an_interrupt_ends_the_workers_too(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(workers, "_PROGRAM", STOPPED)
     before = children(os.getpid())
     pid = os.getpid()
-    # Sent once both workers run, to this process alone, as a terminal would.
+    # Sent once both workers run and are known here, to this process alone, as a terminal would.
     sender = subprocess.Popen(
         [
             sys.executable,
             "-c",
             f"import time, os, signal\nwhile len(open('/proc/{pid}/task/{pid}/children').read().split()) < "
-            f"{len(before) + 3}: time.sleep(0.02)\nos.kill({pid}, signal.SIGINT)",
+            f"{len(before) + 3}: time.sleep(0.02)\ntime.sleep(0.5)\nos.kill({pid}, signal.SIGINT)",
         ]
     )
     with pytest.raises(KeyboardInterrupt):

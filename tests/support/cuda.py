@@ -37,7 +37,7 @@ if "-ptx" in options:
     text = ".target sm_" + machine + "\\n.entry " + name + "(" + parameters + ") .maxntid " + items + " {{\\n" + text
 else:
     text = "CUBIN" + re.sub(r"\\.target sm_\\d+", ".target sm_" + machine, text, count=1)
-open(made, "w").write(text)
+open(made, "w").write(text + chr(0))  # the stub reads it as text
 """
 _TEXT = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+, 1\) (\w+)\(')
 
