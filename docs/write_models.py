@@ -77,15 +77,18 @@ def out_of_reach(limits: Mapping[str, list[dict[str, str]]]) -> Iterator[str]:
 
 
 def comparisons(claims: Mapping[str, list[dict[str, str]]]) -> Iterator[str]:
-    """A row for each family and task: types, --quant, how checkpoints were stored, and targets, as tests compare."""
-    yield "| model_type | task | types | `--quant` | quantized checkpoints | targets |"
-    yield "|---|---|---|---|---|---|"
+    """A row for each family and task: types, --quant, how checkpoints were stored, and targets, as tests compare.
+    Targets twice: those of logits, and those of greedy ids."""
+    yield "| model_type | task | types | `--quant` | quantized checkpoints | targets | greedy ids |"
+    yield "|---|---|---|---|---|---|---|"
     found = _each(claims)
     for family in sorted(FAMILIES):
         for task in TASKS[1:]:
-            of_task = [claim for claim in found if (claim["family"], claim["task"]) == (family, task)]
-            if not of_task:
+            of_both = [claim for claim in found if (claim["family"], claim["task"]) == (family, task)]
+            if not of_both:
                 continue
+            of_task = [claim for claim in of_both if claim["what"] == "logits"]
+            of_ids = [claim for claim in of_both if claim["what"] == "ids"]
             schemes = {claim["scheme"] for claim in of_task}
             types = {claim["dtype"] for claim in of_task if not claim["scheme"]}
             cells = (
@@ -94,7 +97,7 @@ def comparisons(claims: Mapping[str, list[dict[str, str]]]) -> Iterator[str]:
                 ", ".join(dtype for dtype in _FLOATS if dtype in types),
                 ", ".join(scheme for scheme in SCHEMES if scheme in schemes),
                 ", ".join(said for name, said in _STORED.items() if name in schemes),
-                ", ".join(sorted({claim["target"] for claim in of_task})),
+                *(", ".join(sorted({claim["target"] for claim in some})) for some in (of_task, of_ids)),
             )
             yield _row(cells)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from llmc.compiler.dry_run import describable, dry_run
 from llmc.compiler.resolve import resolve
 from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig
-from llmc.runtime.binding import Engine
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
-from support.engine_driver import assert_greedy, drive, greedy, random_ids
 from support.families import CASES
 from support.new_family import targets_here
 from support.paged_reference import PagedRunner
@@ -29,35 +26,11 @@ from support.quantized_checkpoints import make_blocks_model
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
-# All graphs have the rows of one register tile, so kernels are few.
-LADDER = "prefill=[4]x[8],decode=[8]x[128],mixed=[4]x[16]"
 
 
 def tiny(case: str, folder: Path, **more: Any) -> Path:
     family, overrides = CASES[case]
     return make_tiny_model(folder, family, **{**overrides, **more})
-
-
-def greedy_cases() -> Iterator[Any]:
-    """(model, target): few of them every time, for each is compiled."""
-    slow = (pytest.mark.slow,)
-    marks = {("deepseek_v2-lite", 0): (), ("deepseek_v3", 0): slow, ("minicpm3", 0): slow, ("minicpm3", 1): slow}
-    for case in ("deepseek_v2-lite", "deepseek_v2", "deepseek_v3", "deepseek_v3-halves", "kimi_k2", "minicpm3"):
-        for i, target in enumerate(targets_here()):
-            yield pytest.param(case, target, marks=marks.get((case, i), (pytest.mark.exhaustive,)))
-
-
-@pytest.mark.parametrize(("case", "target"), list(greedy_cases()))
-def test_greedy_ids_are_those_of_transformers(case: str, target: str, tmp_path: Path, kernel_cache: Path) -> None:
-    """Prompts in chunks, alone and beside others that decode."""
-    model = tiny(case, tmp_path / "model")
-    artifact = compile_tiny(model, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="f32", target=target)
-    prompts = [random_ids(seed, length) for seed, length in ((1, 5), (2, 33), (3, 1), (4, 64))]
-    with Engine(artifact, num_threads=2) as engine:
-        outputs = drive(engine, [(prompt, greedy(48)) for prompt in prompts])
-    for prompt, (output,) in zip(prompts, outputs, strict=True):
-        assert len(output.ids) == 48
-        assert_greedy(model, prompt, output.ids)
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8_e4m3", marks=pytest.mark.exhaustive)])

@@ -28,10 +28,10 @@ def compile_tiny(model: Path, output: Path, cache: Path, **options: object) -> A
     return artifact
 
 
-def compared(artifact: Artifact) -> None:
-    """An artifact gave the numbers that it should, if `compile_tiny` made it."""
+def compared(artifact: Artifact, what: str = "logits") -> None:
+    """An artifact gave the numbers that it should, if `compile_tiny` made it. what: as in `Claim`."""
     if artifact in _FOLDERS:
-        checked(_FOLDERS[artifact])
+        checked(_FOLDERS[artifact], what)
 
 
 def assert_same_bytes(a: Path, b: Path) -> None:

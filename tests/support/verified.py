@@ -21,7 +21,8 @@ class Claim:
     """A compiled model gave what transformers, or a definition in plain torch, gives on the same weights.
 
     family: its model_type. task: of `llmc compile --task`. dtype: of activations. scheme: of --quant, or how the
-    checkpoint was stored ("gguf", "gptq" …), "" for floats. target: the kind of target, "cpu" or "reference".
+    checkpoint was stored ("gguf", "gptq" …), "" for floats. target: the kind of target, "cpu" or "reference". what:
+    "logits" of every bucket, or "ids": 48 greedy ids of the engine, and their logits, through graphs of every phase.
     """
 
     family: str
@@ -29,6 +30,7 @@ class Claim:
     dtype: str = "f32"
     scheme: str = ""
     target: str = "cpu"
+    what: str = "logits"
 
 
 @dataclass(frozen=True, order=True)
@@ -60,14 +62,14 @@ def on_targets(*claims: Claim) -> list[Claim]:
     return [Claim(**{**asdict(claim), "target": target}) for claim in claims for target in TARGETS]
 
 
-def checked(artifact: Path) -> None:
-    """The artifact's numbers were compared."""
+def checked(artifact: Path, what: str = "logits") -> None:
+    """The artifact's numbers were compared. what: as in `Claim`."""
     manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
     model, target = manifest["model"], manifest["target"].get("kind", "cpu")
     task = (model.get("task") or {"name": "generate"})["name"]
     schemes = {_scheme(weight) for weight in manifest["weights"].values() if "scheme" in weight}
     for scheme in schemes or {""}:
-        _found.add(Claim(model["model_type"], task, manifest["act_dtype"], scheme, target))
+        _found.add(Claim(model["model_type"], task, manifest["act_dtype"], scheme, target, what))
 
 
 def _scheme(weight: dict[str, Any]) -> str:
