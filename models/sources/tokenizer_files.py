@@ -64,7 +64,8 @@ _CHATGLM = (
 )  # fmt: skip
 _PLAIN = (
     "", "LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast", "GemmaTokenizer",
-    "GemmaTokenizerFast", "BaichuanTokenizer", "InternLMTokenizer", "InternLM2Tokenizer",
+    "GemmaTokenizerFast", "BaichuanTokenizer", "InternLMTokenizer", "InternLM2Tokenizer", "InternLM2TokenizerFast",
+    "InternLM3Tokenizer",
 )  # fmt: skip
 _SENTENCE_PIECE = {
     **dict.fromkeys(_PLAIN, _Pieces()),

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.models.errors import ModelError
 from llmc.models.tokenizers.sentence_piece import Normalization
-from llmc.models.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, USER_DEFINED, Vocabulary
+from llmc.models.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
 _UNIGRAM, _BPE = 1, 2
 _KINDS = {_UNIGRAM: "unigram", _BPE: "BPE", 3: "words", 4: "characters"}
@@ -69,6 +69,10 @@ def _read(data: bytes, origin: str) -> SentencePieceModel:
                 f"{origin} is a SentencePiece model {what}, which is not supported; compile with --no-tokenizer an "
                 "artifact that takes token ids alone"
             )
+
+    if trainer.get(35, 0):
+        # With bytes to fall back on, SentencePiece never makes the piece of a null character.
+        kinds = [UNUSED if text == "\0" else one for text, one in zip(texts, kinds, strict=True)]
 
     def control(field: int, usual: int) -> int | None:
         """The id that the trainer assigned to a control token."""

@@ -17,11 +17,12 @@ _MAX_TOKENS, _MAX_TOKEN_BYTES = 1 << 22, 1024
 
 @dataclass(frozen=True)
 class Encoding:
-    """Facts in a tokenizer's own code, besides the file. special: control tokens after the file's. prefix: tokens that
-    begin every text."""
+    """Facts in a tokenizer's own code, besides the file. special: control tokens after the file's. num_reserved: how
+    many follow these, each named <|reserved_token_ID|>. prefix: tokens that begin every text."""
 
     pre: PreTokenizer
-    special: tuple[str, ...]
+    special: tuple[str, ...] = ()
+    num_reserved: int = 0
     bos: str | None = None
     prefix: tuple[str, ...] = ()
 
@@ -40,9 +41,7 @@ _GLM4 = (
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
 ENCODINGS = {
     "QWenTokenizer": Encoding(PRE_TOKENIZERS["qwen2"].merging_whole_first(), _QWEN),
-    "TikTokenTokenizer": Encoding(
-        PRE_TOKENIZERS["kimi-k2"], tuple(f"<|reserved_token_{i}|>" for i in range(256)), bos=None
-    ),
+    "TikTokenTokenizer": Encoding(PRE_TOKENIZERS["kimi-k2"], num_reserved=256),
     "ChatGLM4Tokenizer": Encoding(PRE_TOKENIZERS["dbrx"].merging_whole_first(), _GLM4, prefix=("[gMASK]", "<sop>")),
     "": Encoding(PRE_TOKENIZERS["llama-bpe"], _llama3(), bos="<|begin_of_text|>"),
 }
@@ -75,8 +74,10 @@ def read_ranks(data: bytes, origin: str) -> list[bytes]:
 
 
 def tiktoken_vocabulary(ranks: Sequence[bytes], encoding: Encoding, origin: str) -> Vocabulary:
-    texts = (*map(_letters, ranks), *encoding.special)
-    kinds = (NORMAL,) * len(ranks) + (CONTROL,) * len(encoding.special)
+    reserved = range(len(ranks) + len(encoding.special), len(ranks) + len(encoding.special) + encoding.num_reserved)
+    special = (*encoding.special, *(f"<|reserved_token_{token}|>" for token in reserved))
+    texts = (*map(_letters, ranks), *special)
+    kinds = (NORMAL,) * len(ranks) + (CONTROL,) * len(special)
     bos = None if encoding.bos is None else texts.index(encoding.bos)
     return Vocabulary(texts, kinds, origin, bos)
 
