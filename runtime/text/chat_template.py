@@ -23,6 +23,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 # A template that reads contents as lists of parts looks at their types.
 _LOOKS_AT_TYPES = re.compile(r"""\.type\b|['"]type['"]""")
 _PROBE = "llmc-probe"
+# tokenizer_class of tokenizers whose own code sorts the keys of tools before it renders them: Kimi's.
+_SORTS_TOOLS = frozenset({"TikTokenTokenizer"})
 
 
 class ChatTemplateError(RuntimeError):
@@ -42,6 +44,7 @@ class ChatTemplates:
         self._compiled: dict[str, Template] = {}
         self._takes_parts: dict[tuple[str, str, bool], bool] = {}
         self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
+        self._sorts_tools = config.get("tokenizer_class") in _SORTS_TOOLS
 
     def __bool__(self) -> bool:
         """Whether the model has any."""
@@ -75,13 +78,14 @@ class ChatTemplates:
                 message["content"] = _as_parts(message["content"])
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
+        shown = None if tools is None else _plain(tools)
         # Passed in one dictionary, because a variable may have the name of an argument of the library's function.
         given = {
             **self._special,
             "documents": None,
             **_plain(variables),
             "messages": conversation,
-            "tools": None if tools is None else _plain(tools),
+            "tools": _sorted(shown) if self._sorts_tools else shown,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -217,6 +221,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     raise RequestError(f"a message or template variable holds a {type(value).__name__}: use JSON types")
+
+
+def _sorted(value: Any) -> Any:
+    """JSON types with the keys of all objects in order."""
+    if isinstance(value, dict):
+        return {key: _sorted(item) for key, item in sorted(value.items())}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def _one_line(error: BaseException) -> str:
