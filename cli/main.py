@@ -167,11 +167,11 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def entry() -> None:
-    """Console entry point."""
+def entry() -> int:
+    """`main`, for a process that does nothing else."""
     escape_streams()  # applies to tracebacks, too
-    sys.exit(main())
+    return main()
 
 
 if __name__ == "__main__":
-    entry()
+    sys.exit(entry())

@@ -55,6 +55,14 @@ Examples:
   llmc serve qwen.llmc --lora medical=adapters/medical --lora legal=adapters/legal
   llmc serve qwen.llmc --host 0.0.0.0 --api-key-file keys.txt --ssl-certfile cert.pem --ssl-keyfile key.pem
 """
+# Ctrl-C reaches the child, too; this process reports it.
+COMPILES = """import sys
+from llmc.cli.entry import EndsAtOnce
+with EndsAtOnce():
+    from llmc.cli.serve import _compile
+sys.exit(_compile(sys.argv[1]))
+"""
+"""The program of the child that compiles a model, which is its argument."""
 
 
 def register(app: typer.Typer) -> None:
@@ -219,9 +227,8 @@ def compile_aside(model: Path) -> Path:
     from llmc.model_artifact import check_model
 
     check_model(model)
-    code = "import sys; from llmc.cli.serve import _compile; sys.exit(_compile(sys.argv[1]))"
     # A SIGTERM to the server alone ends the compilation, too.
-    command = dying_with_this_process([sys.executable, "-P", "-c", code, str(model)], signal.SIGTERM)
+    command = dying_with_this_process([sys.executable, "-P", "-c", COMPILES, str(model)], signal.SIGTERM)
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if child.returncode != 0:
         raise typer.Exit(child.returncode if child.returncode > 0 else 1)
@@ -239,7 +246,7 @@ def _compile(model: str) -> int:
         with progress_bar() as progress:
             print(artifact_path(model, progress), file=exact(sys.stdout))
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # Ctrl-C reaches the parent as well, which reports it
+        return EXIT_INTERRUPTED
     except Exception as error:  # last resort of a process, as in main: any error becomes one sentence
         print(f"llmc: error: {describe(error)}", file=sys.stderr)
         return EXIT_FAILURE

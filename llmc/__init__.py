@@ -6,12 +6,14 @@ first, through the cache.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from llmc.model_artifact import ModelPathError, artifact_path
 from llmc.version import __version__
 
+# As in `typing`, which takes longer to import than all that is needed here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from llmc.model_artifact import ModelPathError, artifact_path
     from llmc.runtime.async_llm import AsyncLLM
     from llmc.runtime.beams import BeamSearchParams
     from llmc.runtime.guided.constraint import Guided
@@ -36,7 +38,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Resolved at first use: importing llmc stays free of the runtime library, numpy and the tokenizer.
+    # Resolved at first use: importing llmc stays free of the runtime library, numpy and the tokenizer, and the command
+    # answers Ctrl-C early.
     if name == "LLM":
         from llmc.runtime.llm import LLM as _LLM
 
@@ -45,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from llmc.runtime.async_llm import AsyncLLM as _AsyncLLM
 
         value = _that_compiles(_AsyncLLM)
+    elif name in ("ModelPathError", "artifact_path"):
+        from llmc import model_artifact
+
+        value = getattr(model_artifact, name)
     elif name == "RequestError":
         from llmc.runtime.request_error import RequestError as value
     elif name == "SamplingParams":
@@ -65,5 +72,7 @@ def __getattr__(name: str) -> Any:
 
 def _that_compiles(base: type) -> type:
     """Subclass of `base` with the same name: `base` takes an artifact, the subclass also a model directory."""
+    from llmc.model_artifact import artifact_path
+
     members = {"__doc__": base.__doc__, "__module__": "llmc", "_artifact_path": staticmethod(artifact_path)}
     return type(base.__name__, (base,), members)
