@@ -17,7 +17,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, PairsParted, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Mapped, OfHeads, Parted, Shifted, Stacked, Transposed
+from llmc.models.sources.reshaped import Flattened, Mapped, OfHeads, Shifted, Stacked, Transposed, parted
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -188,7 +188,7 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
     if source.stored is None:
         return tensor
     if source.blocks:
-        return Stacked(Parted(tensor, source.blocks), turned=source.turned)
+        return Stacked(parted(tensor, source.blocks), turned=source.turned)
     if len(source.stored) == 3:
         return Stacked(tensor, turned=source.turned)
     return Flattened(tensor) if len(source.shape) == 1 else Transposed(tensor)

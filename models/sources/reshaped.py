@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from llmc.models.convert import Array, convert
+from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.sources.base import ArrayTensor, Tensor
 from llmc.models.sources.reordered import Readable
 from llmc.models.weight_map import HeadPart
 
 
-def _whole(tensor: Tensor) -> Array:
-    """The whole tensor: in its dtype if it is in memory, else f32."""
-    return tensor.array if isinstance(tensor, ArrayTensor) else _values(tensor)
+class _Held(threading.local):
+    """The last matrix of which a thread read scattered elements. A thread reads one weight after another, so one is
+    enough: what a compilation holds does not grow with the model."""
+
+    def __init__(self) -> None:
+        self._of: tuple[Tensor, int | None] | None = None
+        self._values: Array = np.empty((0, 0), np.float32)
+
+    def matrix(self, tensor: Tensor, index: int | None, dtype: np.dtype[Any]) -> Array:
+        """The tensor, or matrix `index` of [count, rows, columns], in `dtype` or in f32, which makes the same `dtype`.
+
+        Arrays are returned as they are.
+        """
+        if isinstance(tensor, ArrayTensor):
+            found: Array = tensor.array if index is None else tensor.array[index]
+            return found
+        if self._of != (tensor, index) or self._values.dtype not in (dtype, DTYPES["f32"]):
+            self._of = None
+            self._values = np.empty(0, dtype)  # frees the former one first
+            values = np.empty(tensor.shape if index is None else tensor.shape[1:], dtype)
+            if index is None:
+                tensor.read(0, values)
+            else:
+                tensor.read(index, values[None])
+            self._of, self._values = (tensor, index), values
+        return self._values
 
 
-@lru_cache(maxsize=4)
-def _values(tensor: Tensor) -> Array:
-    """The whole tensor in f32, cached because later rows are scattered over the file."""
-    out = np.empty(tensor.shape, np.float32)
-    tensor.read(0, out)
-    return out
-
-
-@lru_cache(maxsize=16)
-def _matrix(stack: Tensor, index: int) -> Array:
-    """One of the matrices [count, rows, columns]: in their dtype if in memory, else f32."""
-    if isinstance(stack, ArrayTensor):
-        found: Array = stack.array[index]
-        return found
-    out: Array = np.empty(stack.shape[1:], np.float32)
-    stack.read(index, out[None])
-    return out
+_held = _Held()
 
 
 class Transposed(Tensor):
@@ -48,7 +56,7 @@ class Transposed(Tensor):
         return self._stored.shape[::-1]
 
     def read(self, first: int, out: Array) -> None:
-        convert(_whole(self._stored)[:, first : first + len(out)].T, out)
+        convert(_held.matrix(self._stored, None, out.dtype)[:, first : first + len(out)].T, out)
 
 
 class Flattened(Tensor):
@@ -63,12 +71,18 @@ class Flattened(Tensor):
         return (rows * columns,)
 
     def read(self, first: int, out: Array) -> None:
-        convert(_whole(self._matrix).reshape(-1)[first : first + len(out)], out)
+        convert(_held.matrix(self._matrix, None, out.dtype).reshape(-1)[first : first + len(out)], out)
 
 
-class Parted(Tensor):
+def parted(joined: Tensor, count: int) -> Tensor:
     """Stacked matrices seen as [count, rows, columns]."""
+    if not isinstance(joined, ArrayTensor):
+        return _Parted(joined, count)
+    rows, columns = joined.shape
+    return ArrayTensor(joined.array.reshape(count, rows // count, columns))
 
+
+class _Parted(Tensor):
     def __init__(self, joined: Tensor, count: int) -> None:
         self._joined, self._count = joined, count
 
@@ -98,7 +112,7 @@ class Stacked(Tensor):
         rows, at = self._rows, 0
         while at < len(out):
             number, begin = divmod(first + at, rows)
-            some, matrix = out[at : at + rows - begin], _matrix(self._matrices, number)
+            some, matrix = out[at : at + rows - begin], _held.matrix(self._matrices, number, out.dtype)
             convert((matrix.T if self._turned else matrix)[begin : begin + len(some)], some)
             at += len(some)
 

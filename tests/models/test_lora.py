@@ -17,6 +17,7 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.models.errors import ModelError
 from llmc.models.loader import load_parameters
+from llmc.models.sources.lora.adapter import LoraAdapter
 from llmc.models.sources.registry import open_source
 
 from support.inspected import inspected, inspected_text
@@ -84,6 +85,18 @@ def test_any_rows_are_the_same_rows(model: Path, tmp_path: Path) -> None:
         some = np.empty((count, 60), np.float32)
         tensor.read(first, some)
         np.testing.assert_array_equal(some, whole[first : first + count])
+
+
+def test_an_adapter_stays_in_its_file(model: Path, tmp_path: Path) -> None:
+    """Also one of 16-bit numbers, which are the same numbers in float32."""
+    tensors = {name: value.astype(ml_dtypes.bfloat16) for name, value in low_rank(Q, 60, 60).items()}
+    adapter = make_adapter(tmp_path / "a", tensors)
+    (change,) = LoraAdapter.read(adapter).low_rank.values()
+    assert not change.a.flags.owndata
+    assert not change.b.flags.owndata
+    wide = make_adapter(tmp_path / "b", {name: value.astype(np.float32) for name, value in tensors.items()})
+    found, expected = values(model, adapter), values(model, wide)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
 def test_scales_and_ranks_of_patterns(model: Path, tmp_path: Path) -> None:

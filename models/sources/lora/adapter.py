@@ -6,7 +6,7 @@ et al., arXiv 2402.09353) then rescales each row to a learned length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,8 @@ from llmc.peft_format import (
 class LowRank:
     """The low-rank change of one matrix of the model.
 
-    a: float32 [r, columns]. b: [rows, r]. scale: of their product. length: DoRA's row lengths, [rows]. turned: whether
-    the product is transposed before it is added.
+    a: [r, columns]. b: [rows, r]. Both lie in the adapter's file until read. scale: of their product. length: DoRA's
+    row lengths, [rows]. turned: whether the product is transposed before it is added.
     """
 
     a: Array
@@ -64,19 +64,21 @@ class LowRank:
     def rows(self, first: int, count: int) -> NDArray[np.float64]:
         """Rows [first, first + count) of the product, in the model's orientation."""
         some = slice(first, first + count)
+        # Row-major, however the file has them: the rounding of a product depends on it.
         if self.turned:
-            return self.scale * (self.a[:, some].T.astype(np.float64) @ self.b.T.astype(np.float64))
-        return self.scale * (self.b[some].astype(np.float64) @ self.a.astype(np.float64))
+            return self.scale * (_wide(self.a[:, some]).T @ _wide(self.b).T)
+        return self.scale * (_wide(self.b[some]) @ _wide(self.a))
 
 
 @dataclass(frozen=True)
 class LoraAdapter:
     """file: of its tensors. low_rank: changes, by weight name. whole: tensors that replace the model's. Names are those
-    of the trained class; a checkpoint may omit their prefix."""
+    of the trained class; a checkpoint may omit their prefix. release: see `Checkpoint.release`."""
 
     file: Path
     low_rank: Mapping[str, LowRank]
     whole: Mapping[str, Tensor]
+    release: Callable[[], None]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -125,12 +127,15 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
             continue
         module_name, end = split
         module = found.setdefault(module_name, _Found())
-        module.parts[PARTS[end]] = _values(tensor)
+        module.parts[PARTS[end]] = tensor.array
         module.is_embedding |= end.startswith(EMBEDDING_PART)
-    changes = {f"{module}.weight": _change(file, config, module, one) for module, one in found.items()}
+    changes: dict[str, LowRank] = {}
+    for module_name, one in found.items():
+        changes[f"{module_name}.weight"] = _change(file, config, module_name, one)
+        tensors.release()  # what was checked is read again when it is merged
     if not changes and not whole:
         raise ModelError(f"{file} has no tensors, so there is nothing to merge")
-    return LoraAdapter(file, changes, whole)
+    return LoraAdapter(file, changes, whole, tensors.release)
 
 
 def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
@@ -153,10 +158,9 @@ def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
     return LowRank(a, b, scale, length, turned)
 
 
-def _values(tensor: Tensor) -> Array:
-    out = np.empty(tensor.shape, np.float32)
-    tensor.read(0, out)
-    return out
+def _wide(part: Array) -> NDArray[np.float64]:
+    """A row-major copy in double precision."""
+    return np.ascontiguousarray(part, np.float64)
 
 
 def _of_module(config: Fields, name: str, module: str, default: float) -> float:
@@ -217,5 +221,6 @@ class Merged(Tensor):
         for change in self._changes:
             total += change.rows(first, count)
             if change.length is not None:
-                total *= (change.length[first : first + count] / np.linalg.norm(total, axis=1))[:, None]
+                lengths = _wide(change.length[first : first + count])
+                total *= (lengths / np.linalg.norm(total, axis=1))[:, None]
         return total.astype(np.float32)

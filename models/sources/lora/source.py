@@ -20,7 +20,7 @@ class MergedCheckpoint(Checkpoint):
 
     def __init__(self, base: Checkpoint, adapters: Sequence[LoraAdapter]) -> None:
         self.path, self.config_name = base.path, base.config_name
-        self._base = base
+        self._base, self._adapters = base, tuple(adapters)
         self._notes: tuple[str, ...] = ()
         self._whole: dict[str, Tensor] = {}
         self._changes: dict[str, tuple[LowRank, ...]] = {}
@@ -74,6 +74,8 @@ class MergedCheckpoint(Checkpoint):
 
     def release(self) -> None:
         self._base.release()
+        for adapter in self._adapters:
+            adapter.release()
 
     def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
         return self._base.kv_scales(kv_dtype, num_layers, num_kv_heads)
