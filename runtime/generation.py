@@ -36,7 +36,7 @@ class _Output:
     __slots__ = (
         *("text", "num_tokens", "last_token_ns", "finish_reason", "stop_reason", "finish_detail"),
         *("new_text", "new_token_ids", "new_logprobs", "changed", "finish_told"),
-        *("told_token_ids", "told_text", "owes_told"),
+        *("told_token_ids", "told_text", "told_logprobs", "owes_told"),
     )
 
     def __init__(self, told_token_ids: Sequence[int]) -> None:
@@ -53,6 +53,7 @@ class _Output:
         self.finish_told = False
         self.told_token_ids = told_token_ids
         self.told_text: list[str] = []
+        self.told_logprobs: list[TokenLogprob] = []
         self.owes_told = bool(told_token_ids)
 
 
@@ -166,7 +167,7 @@ class Generation:
             # News before an error are a separate delta: a reader may raise at the error.
             before = failed and bool(output.new_token_ids or any(output.new_text))
             ended = output.finish_reason is not None and not before
-            text, token_ids = "".join(output.new_text), tuple(output.new_token_ids)
+            pieces, token_ids = tuple(output.new_text), tuple(output.new_token_ids)
             logprobs = None if self.params.logprobs is None else tuple(output.new_logprobs)
             output.new_text, output.new_token_ids, output.new_logprobs = [], [], []
             output.changed, output.finish_told = before, ended
@@ -174,7 +175,7 @@ class Generation:
             return TokenDelta(
                 index=self.index,
                 output_index=self._first_output + index,
-                text=text,
+                text="".join(pieces),
                 token_ids=token_ids,
                 logprobs=logprobs,
                 finish_reason=output.finish_reason if ended else None,
@@ -183,6 +184,7 @@ class Generation:
                 prompt_logprobs=prompt_logprobs,
                 num_cached_tokens=self.num_cached_tokens,
                 error=self.failure if failed and ended else None,
+                pieces=pieces,
             )
         return None
 
@@ -193,16 +195,18 @@ class Generation:
             output.num_tokens += 1
 
     def _told(self, index: int, output: _Output) -> TokenDelta:
-        output.owes_told = False
+        output.owes_told, logprobs = False, output.told_logprobs
         output.changed = bool(output.new_token_ids) or output.finish_reason is not None
         return TokenDelta(
             index=self.index,
             output_index=self._first_output + index,
             text="".join(output.told_text),
             token_ids=tuple(output.told_token_ids),
+            logprobs=tuple(logprobs) if len(logprobs) == len(output.told_token_ids) else None,
             prompt_logprobs=self._take_prompt_logprobs(),
             num_cached_tokens=self.num_cached_tokens,
             told=True,
+            pieces=tuple(output.told_text),
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
@@ -247,6 +251,8 @@ class Generation:
         output.changed = True
         if output.num_tokens <= len(output.told_token_ids):
             self._check_told(output, event.token_id)
+            if self.params.logprobs is not None:
+                output.told_logprobs.append(_token_logprob(event))
             return
         output.new_token_ids.append(event.token_id)
         if self.params.logprobs is not None:

@@ -45,7 +45,9 @@ class TokenDelta:
     error: why the engine failed the request, in a delta of its own with the reason "error".
     prompt_logprobs: on the first delta of a request that asked for them.
     num_cached_tokens: prompt tokens that came from the prefix cache.
-    told: whether the reader already has this from elsewhere; later deltas continue it.
+    told: whether the reader already has this from elsewhere; later deltas continue it. It has logprobs only if the
+    engine drew all of its tokens again.
+    pieces: the text, token by token; behind them what the end of the continuation adds.
     """
 
     index: int
@@ -60,6 +62,7 @@ class TokenDelta:
     num_cached_tokens: int = 0
     error: RequestFailure | None = None
     told: bool = False
+    pieces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

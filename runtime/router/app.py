@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.message_errors import response_of
 from llmc.version import __version__
 
 from .config import RouterConfig
@@ -58,7 +59,7 @@ class RouterApp:
             await self._answer(scope, receive, noted, request_id)
         except ApiError as error:
             error.headers["X-Request-Id"] = request_id.decode()
-            await error.response()(scope, receive, noted)
+            await response_of(error, scope["path"])(scope, receive, noted)
         except ClientLeft:
             status = 499
         except ReplicaLost as error:

@@ -16,8 +16,10 @@ _POINTS = 64
 def prompt_text(body: Mapping[str, Any]) -> bytes:
     """Bytes of the prompt's beginning; equal prompts give equal bytes."""
     messages, prompt = body.get("messages"), body.get("prompt", body.get("input"))
+    if messages is None and isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        messages = prompt  # items of /v1/responses
     if isinstance(messages, list):
-        parts = [str(body.get("system", ""))] if "system" in body else []
+        parts = [str(body[name]) for name in ("system", "instructions") if name in body]
         parts += [repr(body["tools"])] if body.get("tools") else []
         for message in messages:
             if isinstance(message, dict):

@@ -21,6 +21,7 @@ from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import HANDED_OVER, INTERIM_HEADER, KEY_HEADER, URL_HEADER
 
 from .config import RouterConfig
+from .dialects import DIALECTS
 from .fleet import Excluded, Fleet
 from .metrics import RouterMetrics
 from .prefixes import block_hashes, prompt_text
@@ -29,8 +30,9 @@ from .stream_marks import StreamFailed, StreamMarks
 from .upstream import Answer, Headers, ReplicaLost
 
 FIELD = "llmc_failover"
-_CONTINUED: Mapping[str, str] = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl"}
 _BUSY = frozenset({429, 502, 503, 504})
+_OWN_ERRORS = (b'"server_error"', b'"api_error"')
+"""Types of errors that are the replica's own: OpenAI's, and that of /v1/messages."""
 _MAX_CHOICES = 1 << 15
 _ROOM_S = 0.1
 # Hop-by-hop headers, and headers that are rewritten for each connection.
@@ -152,17 +154,19 @@ class Relay:
             if answer.status in _BUSY or answer.status >= 500:
                 return answer.status, answer.headers, body
             # The stream has begun, and a replica of the same artifact refuses the rest.
-            await self._end_stream(send, b"data: " + body + b"\n\n")
+            assert marks is not None
+            await self._end_stream(send, marks.dialect.refusal_event(body, marks.num_events))
             return None
-        async for piece in answer.pieces():
-            told = piece if marks is None else marks.feed(piece)
-            if not told:
-                continue
-            if not self._started:
-                await self._start(send, answer.status, answer.headers)
-                self._artifact = replica.artifact
-                self._pins.enter_context(self._fleet.pin(replica.artifact))
-            await send({"type": "http.response.body", "body": told, "more_body": True})
+        try:
+            async for piece in answer.pieces():
+                told = piece if marks is None else marks.feed(piece)
+                if told:
+                    await self._send_piece(replica, answer, told, send)
+                if marks is not None and marks.failure is not None:
+                    raise marks.failure
+        except ReplicaLost:
+            if marks is None or not marks.done:
+                raise
         if marks is not None and not marks.done:
             raise ReplicaLost(f"{replica.name}: the stream ended early")
         if not self._started:
@@ -170,20 +174,27 @@ class Relay:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 
+    async def _send_piece(self, replica: Replica, answer: Answer, piece: bytes, send: Send) -> None:
+        if not self._started:
+            await self._start(send, answer.status, answer.headers)
+            self._artifact = replica.artifact
+            self._pins.enter_context(self._fleet.pin(replica.artifact))
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
     def _continue(self) -> None:
         """Prepares the request so that its answer does not depend on the replica, and a stream can continue
         elsewhere."""
-        prefix = _CONTINUED.get(self._inbound.path)
+        dialect = DIALECTS.get(self._inbound.path)
         # A router before this one takes care of it.
-        if prefix is None or not self._body or self._inbound.method != "POST" or self._body.get(FIELD) is not None:
+        if dialect is None or not self._body or self._inbound.method != "POST" or self._body.get(FIELD) is not None:
             return
         self._failover = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "id": f"{dialect.prefix}{uuid.uuid4().hex}",
             "created": int(time.time()),
             "seed": secrets.randbits(63),
         }
         if self._body.get("stream") is True:
-            self._marks = StreamMarks(_num_choices(self._body))
+            self._marks = StreamMarks(dialect, _num_choices(self._body))
 
     def _prefill_for(self, replica: Replica) -> Replica | None:
         """The replica that computes the prompt first, if it is long and another one answers."""
@@ -200,7 +211,7 @@ class Relay:
             return body
         failover = self._failover
         if self._marks is not None and self._started:
-            failover = {**failover, "sent": self._marks.sent()}
+            failover = {**failover, "sent": self._marks.sent(), "num_events": self._marks.num_events}
         added = json.dumps(failover, separators=(",", ":")).encode()
         # Parsed as an object; of two fields with the same name the last one counts.
         return b'%s,"%s":%s}' % (body.rstrip()[:-1], FIELD.encode(), added)
@@ -231,7 +242,7 @@ class Relay:
         except ApiError as error:
             if not self._started:
                 raise
-            await self._end_stream(send, b"data: " + json.dumps(error.body()).encode() + b"\n\n")
+            await self._end_stream(send, self._event_of(error))
             return None
 
     async def _note_refusal(self, replica: Replica, epoch: int, status: int, excluded: Excluded) -> None:
@@ -253,14 +264,20 @@ class Relay:
         if self._started:
             if self._marks is None:  # nobody can continue it: the client must see that it is cut off
                 raise ReplicaLost(str(error)) from error
-            event = error.event if isinstance(error, StreamFailed) else _event_of(_lost(error))
+            event = error.event if isinstance(error, StreamFailed) else self._event_of(_lost(error))
             await self._end_stream(send, event)
             return
         raise _lost(error)
 
     async def _end_stream(self, send: Send, event: bytes) -> None:
+        assert self._marks is not None
         self._metrics.broken.inc()
-        await send({"type": "http.response.body", "body": event + b"data: [DONE]\n\n", "more_body": False})
+        await send({"type": "http.response.body", "body": event + self._marks.dialect.done, "more_body": False})
+
+    def _event_of(self, error: ApiError) -> bytes:
+        """An error as an event of a stream that has begun."""
+        assert self._marks is not None
+        return self._marks.dialect.error_event(error, self._marks.num_events)
 
     async def _start(self, send: Send, status: int, headers: Headers) -> None:
         self._started = True
@@ -316,12 +333,8 @@ def _num_choices(body: Mapping[str, Any]) -> int:
 
 def _is_server_error(status: int, body: bytes) -> bool:
     """Whether the error is the replica's own, so that another one may succeed."""
-    return status == 500 and b'"server_error"' in body
+    return status == 500 and any(kind in body for kind in _OWN_ERRORS)
 
 
 def _lost(error: Exception) -> ApiError:
     return ApiError(f"the replicas that tried were lost: {error}", status=502, code="replica_lost")
-
-
-def _event_of(error: ApiError) -> bytes:
-    return b"data: " + json.dumps(error.body()).encode() + b"\n\n"

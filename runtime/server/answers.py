@@ -25,9 +25,9 @@ from .requests import EngineRequest, RequestFailed
 _VALUES_AN_ENTRY = 3
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "-") -> str:
     """A new id for an answer."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}{separator}{uuid.uuid4().hex}"
 
 
 def deadline_of(server: ServerContext, request: Request) -> float | None:

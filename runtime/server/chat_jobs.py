@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +85,40 @@ def _rendering(body: ChatRequest, plan: ChatPlan) -> dict[str, Any]:
     }
 
 
-async def pieces(stream: RequestStream, reader: ChatOutput) -> AsyncIterator[tuple[TokenDelta, list[ChatDelta]]]:
-    """The deltas of one continuation, with the message parts that each settles. Raises as `check_end`."""
-    async for delta in stream:
-        answers.check_end(delta)
-        told = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []
-        if delta.finish_reason is not None:
-            told += reader.finish()
-        yield delta, told
+async def pieces(
+    streams: Sequence[RequestStream], reader: ChatOutput, *, token_by_token: bool = False
+) -> AsyncIterator[tuple[TokenDelta, list[ChatDelta]]]:
+    """The deltas of one continuation, with the message parts that each settles. Raises as `check_end`.
+
+    streams: one, or none if the client has the whole answer. token_by_token: for what depends on how text is cut.
+    """
+    for stream in streams:
+        async for merged in stream:
+            answers.check_end(merged)
+            for delta in _one_by_one(merged) if token_by_token else (merged,):
+                told = list(reader.push(delta.text, delta.token_ids)) if delta.text or delta.token_ids else []
+                if delta.finish_reason is not None:
+                    told += reader.finish()
+                yield delta, told
+
+
+def _one_by_one(delta: TokenDelta) -> Iterator[TokenDelta]:
+    """A delta for each token; the last one also has the end and its text."""
+    count = len(delta.token_ids)
+    for index in range(count - 1):
+        yield dataclasses.replace(
+            delta,
+            text=delta.pieces[index],
+            token_ids=delta.token_ids[index : index + 1],
+            logprobs=None if delta.logprobs is None else delta.logprobs[index : index + 1],
+            finish_reason=None,
+            pieces=delta.pieces[index : index + 1],
+        )
+    last = max(0, count - 1)
+    yield dataclasses.replace(
+        delta,
+        text="".join(delta.pieces[last:]),
+        token_ids=delta.token_ids[last:],
+        logprobs=None if delta.logprobs is None else delta.logprobs[last:],
+        pieces=delta.pieces[last:],
+    )

@@ -27,12 +27,16 @@ _SPREAD = 0x9E3779B97F4A7C15
 class Resumption:
     """What one HTTP request says about the answer so far. failover: None if it did not come from a router.
 
-    num_outputs: choices per prompt; choices are numbered `prompt * num_outputs + output`.
+    num_outputs: choices per prompt; choices are numbered `prompt * num_outputs + output`. redraws: the told delta of a
+    choice needs the logprobs of its tokens, so the engine draws all of them once more. num_events: events that the
+    client has.
     """
 
-    def __init__(self, failover: Failover | None, num_outputs: int) -> None:
+    def __init__(self, failover: Failover | None, num_outputs: int, *, redraws: bool = False) -> None:
         self._failover = failover
         self._num_outputs = num_outputs
+        self._redraws = redraws
+        self.num_events = (failover and failover.num_events) or 0
         sent = (failover and failover.sent) or ()
         self._token_ids = [choice.token_ids for choice in sent]
         self._ended = [bool(choice.ended) for choice in sent]
@@ -81,8 +85,8 @@ class Resumption:
         told = {output: self.sent(prompt, output) for output in range(self._num_outputs)}
         if not outputs:
             return []
-        if request.params.prompt_logprobs is not None:
-            # They need the prompt computed anyway, and are told with the first token of each continuation.
+        if self._redraws or request.params.prompt_logprobs is not None:
+            # The latter need the prompt computed anyway, and are told with the first token of each continuation.
             return [dataclasses.replace(request, told=told)]
         return [
             dataclasses.replace(

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, as_api_error
@@ -35,6 +36,20 @@ def install(app: FastAPI) -> None:
     app.add_middleware(MessageErrors)
 
 
+def response_of(error: ApiError, path: str) -> Response:
+    """The answer to a request of `path`, in the shape of its API. The error's headers have the request id."""
+    request_id = error.headers.get("X-Request-Id")
+    if not _is_message(path):
+        return error.response()
+    body = json.dumps(error_body(error.status, error.body()["error"], request_id), ensure_ascii=False)
+    headers = {**error.headers, **({} if request_id is None else {"request-id": request_id})}
+    return Response(body.encode("utf-8", "backslashreplace"), error.status, headers, "application/json")
+
+
+def _is_message(path: str) -> bool:
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
+
+
 def error_body(status: int, error: Mapping[str, Any], request_id: str | None) -> dict[str, Any]:
     """The JSON of an error. error: the object of OpenAI's shape."""
     message = str(error["message"])
@@ -55,7 +70,7 @@ class MessageErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (scope["path"] == PREFIX or scope["path"].startswith(f"{PREFIX}/")):
+        if scope["type"] != "http" or not _is_message(scope["path"]):
             await self._app(scope, receive, send)
             return
         answer = _Answer(send)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .chat_output import ChatDelta
-from .protocol.response_items import new_item_id
+from .protocol.response_items import answer_item_id
 
 # Type of item → name of its text's events, type of its part.
 _TEXTS: Mapping[str, tuple[str, str]] = {
@@ -18,10 +18,12 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
 class ResponseOutput:
     """Takes the pieces of an assistant's message. `items` is complete once `finish` has been read to its end.
 
-    Events are as OpenAI's, except for sequence_number. An item ends where the next one begins.
+    Events are as OpenAI's, except for sequence_number. An item ends where the next one begins. answer_id: from which
+    items get their ids.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer_id: str) -> None:
+        self._answer_id = answer_id
         self.items: list[dict[str, Any]] = []
         self._growing = False
         self._texts: list[str] = []  # pieces of the last item's text or arguments so far
@@ -72,7 +74,8 @@ class ResponseOutput:
 
     def _open(self, kind: str, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         content: dict[str, Any] = {} if kind == "function_call" else {"content": []}
-        item = {"type": kind, "id": new_item_id(kind), "status": "in_progress", **fields, **content}
+        item_id = answer_item_id(kind, self._answer_id, len(self.items))
+        item = {"type": kind, "id": item_id, "status": "in_progress", **fields, **content}
         self.items.append(item)
         self._growing, self._texts, self._logprobs = True, [], []
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": item}

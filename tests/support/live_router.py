@@ -132,8 +132,11 @@ async def _ask_all(url: str, asked: Sequence[Asked]) -> list[dict[str, Any]]:
         return await asyncio.gather(*(ask(path, body) for path, body in asked))
 
 
+_NAMING = ("id", "item_id", "call_id", "created", "created_at")
+
+
 def unnamed(value: Any) -> Any:
     """Without ids and times, at any depth."""
     if isinstance(value, dict):
-        return {name: unnamed(one) for name, one in value.items() if name not in ("id", "created")}
+        return {name: unnamed(one) for name, one in value.items() if name not in _NAMING}
     return [unnamed(one) for one in value] if isinstance(value, list) else value

@@ -22,9 +22,11 @@ class SentChoice(ApiModel):
 
 class Failover(ApiModel):
     """id, created: of the answer. seed: of a request without one. A stream then tells in comments, `: llmc`, which
-    tokens it has told. sent: where it goes on from, one entry a choice; null: nothing was told."""
+    tokens it has told. sent: where it goes on from, one entry a choice; null: nothing was told. num_events: events
+    that were told, for APIs that number them."""
 
     id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     created: int = Field(ge=0, lt=2**53)
     seed: int = Field(ge=0, lt=2**64)
     sent: Items[SentChoice] | None = Field(None, max_length=MAX_SENT)
+    num_events: int | None = Field(None, ge=0, lt=2**53)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
@@ -80,8 +81,13 @@ Input = Annotated[
 
 
 def new_item_id(kind: str) -> str:
-    """A new id for an item of this type."""
+    """A new id for an item of a request."""
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def answer_item_id(kind: str, answer_id: str, index: int) -> str:
+    """The id of an answer's item, the same wherever the answer is computed."""
+    return f"{_PREFIXES[kind]}_{hashlib.sha256(f'{answer_id} {index}'.encode()).hexdigest()[:32]}"
 
 
 def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

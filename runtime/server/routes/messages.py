@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,6 +20,7 @@ from ..bounds import check_bounds
 from ..chat_jobs import PreparedChat, count_prompt, pieces, prepare_chat
 from ..context import ServerContext
 from ..errors import as_api_error
+from ..failover import Resumption
 from ..json_text import json_response
 from ..message_errors import error_event
 from ..message_output import MessageOutput
@@ -38,12 +40,17 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         check_bounds(server.engine, body)
         chat = await server.lanes.run(body.chat, declared_size(request))
-        prepared = await prepare_chat(server, chat, request, answers.new_id("msg").replace("-", "_"), model)
-        job = _Job(server, model, prepared)
-        (stream,) = answers.submit(server, [prepared.request])
+        failover = body.llmc_failover
+        message_id = answers.new_id("msg", "_") if failover is None else failover.id
+        prepared = await prepare_chat(server, chat, request, message_id, model)
+        resumption = Resumption(failover, body.num_outputs)
+        wanted = await server.hand_over.prepare(request, resumption.engine_requests([prepared.request]))
+        streams = answers.submit(server, wanted)
+        job = _Job(server, model, prepared, resumption, streams)
+        close = partial(answers.close_all, streams)
         if body.stream:
-            return EventStream(job.told(stream), stream.close)
-        message = await until_gone(request, stream.close, job.answer(stream))
+            return EventStream(job.told(), close)
+        message = await until_gone(request, close, job.answer())
         return await json_response(server.lanes, lambda: message, message["usage"]["output_tokens"])
 
     @routes.post("/v1/messages/count_tokens")
@@ -60,50 +67,60 @@ def router(server: ServerContext) -> APIRouter:
 
 @dataclass
 class _Job:
-    """One HTTP request, and how its answer is sent."""
+    """One HTTP request, and how its answer is sent. streams: of the engine; one, or none if the client has all."""
 
     server: ServerContext
     model: str
     prepared: PreparedChat
+    resumption: Resumption
+    streams: Sequence[RequestStream]
 
-    async def answer(self, stream: RequestStream) -> dict[str, Any]:
+    async def answer(self) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
         output = MessageOutput()
         message: dict[str, Any] = {}
-        async for event in self._events(stream, output):
-            if event["type"] == "message_start":
-                message = event["message"]
-            elif event["type"] == "message_delta":
-                message = {**message, **event["delta"], "usage": event["usage"]}
+        async for events, _ in self._events(output):
+            for event in events:
+                if event["type"] == "message_start":
+                    message = event["message"]
+                elif event["type"] == "message_delta":
+                    message = {**message, **event["delta"], "usage": event["usage"]}
         return {**message, "content": output.blocks}
 
-    async def told(self, stream: RequestStream) -> AsyncIterator[bytes]:
+    async def told(self) -> AsyncIterator[bytes]:
         """The events of a streamed answer."""
         try:
-            async for event in self._events(stream, MessageOutput()):
-                yield await named_sse(self.server.lanes, event)
+            async for events, comment in self._events(MessageOutput()):
+                told = [await named_sse(self.server.lanes, event) for event in events]
+                if told or comment:
+                    yield b"".join(told) + comment
         except Exception as error:  # the status is sent: the client learns it from an event
             yield await named_sse(self.server.lanes, error_event(as_api_error(error)))
 
-    async def _events(self, stream: RequestStream, output: MessageOutput) -> AsyncIterator[dict[str, Any]]:
-        reader = self.prepared.make_output(0)
-        yield {"type": "message_start", "message": self._message()}
-        yield {"type": "ping"}
-        num_output, last = 0, None
-        async for delta, told in pieces(stream, reader):
+    async def _events(self, output: MessageOutput) -> AsyncIterator[tuple[list[dict[str, Any]], bytes]]:
+        """Events that belong together, and the comment behind them."""
+        reader, resumption = self.prepared.make_output(0), self.resumption
+        if not resumption.begun:
+            yield [{"type": "message_start", "message": self._message()}, {"type": "ping"}], resumption.head
+        num_output = 0
+        async for delta, told in pieces(self.streams, reader):
             num_output += len(delta.token_ids)
-            for event in (event for piece in told for event in output.push(piece)):
-                yield event
+            events = [event for piece in told for event in output.push(piece)]
             if delta.finish_reason is not None:
-                last = delta
-        if last is None:  # the client went away
-            return
-        for event in output.finish():
-            yield event
+                events += self._end(delta, output, num_output)
+            if not delta.told:
+                yield events, resumption.comment(delta)
+
+    def _end(self, last: TokenDelta, output: MessageOutput, num_output: int) -> list[dict[str, Any]]:
+        """The events that end the answer."""
         reason = _stop_reason(last, output)
         end = {"stop_reason": reason, "stop_sequence": last.stop_reason if reason == "stop_sequence" else None}
-        yield {"type": "message_delta", "delta": end, "usage": self._usage(last.num_cached_tokens, num_output)}
-        yield {"type": "message_stop"}
+        usage = self._usage(last.num_cached_tokens, num_output)
+        return [
+            *output.finish(),
+            {"type": "message_delta", "delta": end, "usage": usage},
+            {"type": "message_stop"},
+        ]
 
     def _message(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -21,6 +22,7 @@ from ..bounds import check_bounds
 from ..chat_jobs import PreparedChat, pieces, prepare_chat
 from ..context import ServerContext
 from ..errors import ApiError, as_api_error
+from ..failover import Resumption
 from ..json_text import json_of, json_response
 from ..logprobs import chat_logprobs
 from ..protocol.chat import ChatRequest
@@ -61,6 +63,9 @@ def router(server: ServerContext) -> APIRouter:
         owner, size = key_of(request.scope), declared_size(request)
         history = store.history(owner, body.previous_response_id)
         keeps = body.store is not False and store.enabled
+        failover = body.llmc_failover
+        answer_id = answers.new_id("resp", "_") if failover is None else failover.id
+        created = int(time.time()) if failover is None else failover.created
 
         def read() -> tuple[list[Item], ChatRequest]:
             items = read_items(body.input)
@@ -68,7 +73,7 @@ def router(server: ServerContext) -> APIRouter:
 
         with _in_our_words():
             items, chat = await server.lanes.run(read, size)
-            prepared = await prepare_chat(server, chat, request, answers.new_id("resp").replace("-", "_"), model)
+            prepared = await prepare_chat(server, chat, request, answer_id, model)
 
         async def keep(response: dict[str, Any], size: int) -> None:
             if keeps:
@@ -76,11 +81,14 @@ def router(server: ServerContext) -> APIRouter:
                 num_bytes = len(await json_of(server.lanes, lambda: (response, whole), size))
                 store.put(StoredResponse(owner, response, items, whole, num_bytes))
 
-        job = _Job(server, body, model, int(time.time()), prepared, size, keeps, keep)
-        (stream,) = answers.submit(server, [prepared.request])
+        resumption = Resumption(failover, body.num_outputs, redraws=body.wants_logprobs)
+        wanted = await server.hand_over.prepare(request, resumption.engine_requests([prepared.request]))
+        streams = answers.submit(server, wanted)
+        job = _Job(server, body, model, created, prepared, size, keeps, keep, resumption, streams)
+        close = partial(answers.close_all, streams)
         if body.stream:
-            return EventStream(job.told(stream), stream.close)
-        response = await until_gone(request, stream.close, job.answer(stream))
+            return EventStream(job.told(), close)
+        response = await until_gone(request, close, job.answer())
         return await json_response(server.lanes, lambda: response, job.size_of(response))
 
     @routes.get("/v1/responses/{response_id}")
@@ -150,7 +158,7 @@ class _Job:
     """One HTTP request, and how its answer is sent.
 
     num_bytes: of the request's body, much of which is sent back. keep: stores the complete answer; its argument is the
-    approximate size.
+    approximate size. streams: of the engine; one, or none if the client has all.
     """
 
     server: ServerContext
@@ -161,22 +169,29 @@ class _Job:
     num_bytes: int
     keeps: bool
     keep: Callable[[dict[str, Any], int], Awaitable[None]]
+    resumption: Resumption
+    streams: Sequence[RequestStream]
 
-    async def answer(self, stream: RequestStream) -> dict[str, Any]:
+    async def answer(self) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
         response: dict[str, Any] = {}
-        async for event in self._events(stream):
-            response = event.get("response", response)
+        async for events, _ in self._events():
+            for event in events:
+                response = event.get("response", response)
         return response
 
-    async def told(self, stream: RequestStream) -> AsyncIterator[bytes]:
+    async def told(self) -> AsyncIterator[bytes]:
         """The events of a streamed answer; an error becomes the event response.failed."""
-        number = 0
+        number = self.resumption.num_events
         try:
-            async for event in self._events(stream):
-                size = self.size_of(event["response"]) if "response" in event else 0
-                yield await named_sse(self.server.lanes, {**event, "sequence_number": number}, size)
-                number += 1
+            async for events, comment in self._events():
+                texts = []
+                for place, event in enumerate(events, number):
+                    size = self.size_of(event["response"]) if "response" in event else 0
+                    texts.append(await named_sse(self.server.lanes, {**event, "sequence_number": place}, size))
+                number += len(texts)
+                if texts or comment:
+                    yield b"".join(texts) + comment
         except Exception as error:  # the status is sent: the client learns it from an event
             told = as_api_error(error)
             code = "server_error" if told.status >= 500 else told.code
@@ -190,29 +205,34 @@ class _Job:
         alternatives = (self.body.top_logprobs or 0) if self.body.wants_logprobs else None
         return self.num_bytes + answers.num_values(num_tokens, alternatives)
 
-    async def _events(self, stream: RequestStream) -> AsyncIterator[dict[str, Any]]:
-        output, reader, count = ResponseOutput(), self.prepared.make_output(0), _TokenCount(self.server)
-        started = self._response("in_progress")
-        yield {"type": "response.created", "response": started}
-        yield {"type": "response.in_progress", "response": started}
-        status = None
-        async for delta, told in pieces(stream, reader):
+    async def _events(self) -> AsyncIterator[tuple[list[dict[str, Any]], bytes]]:
+        """Events that belong together, and the comment behind them."""
+        body, resumption = self.body, self.resumption
+        output, count = ResponseOutput(self.prepared.request.request_id), _TokenCount(self.server)
+        if not resumption.begun:
+            started = self._response("in_progress")
+            kinds = ("response.created", "response.in_progress")
+            yield [{"type": kind, "response": started} for kind in kinds], resumption.head
+        # Each token's logprobs are told with the text that it settles.
+        async for delta, told in pieces(self.streams, self.prepared.make_output(0), token_by_token=body.wants_logprobs):
             count.add(delta.token_ids, delta.num_cached_tokens)
-            if self.body.wants_logprobs and delta.logprobs:
+            if body.wants_logprobs and delta.logprobs:
                 output.wait(chat_logprobs(self.server.token_texts, delta.logprobs)["content"])
-            for event in (event for piece in told for event in output.push(piece)):
-                yield event
+            events = [event for piece in told for event in output.push(piece)]
             if delta.finish_reason is not None:
-                status = "incomplete" if delta.finish_reason == "length" else "completed"
-        if status is None:  # the client went away
-            return
-        for event in output.finish(status):
-            yield event
+                events += await self._end(delta.finish_reason, output, count)
+            if not delta.told:
+                yield events, resumption.comment(delta)
+
+    async def _end(self, finish_reason: str, output: ResponseOutput, count: _TokenCount) -> list[dict[str, Any]]:
+        """The events that end the answer, which is kept."""
+        status = "incomplete" if finish_reason == "length" else "completed"
+        events = list(output.finish(status))
         reasons = any(item["type"] == "reasoning" for item in output.items)
-        usage = count.usage(len(self.prepared.request.prompt_token_ids), reasons=reasons)
-        response = self._response(status, output=output.items, usage=usage)
-        await self.keep(response, self.size_of(response) + len(self.prepared.request.prompt_token_ids))
-        yield {"type": f"response.{status}", "response": response}
+        num_prompt = len(self.prepared.request.prompt_token_ids)
+        response = self._response(status, output=output.items, usage=count.usage(num_prompt, reasons=reasons))
+        await self.keep(response, self.size_of(response) + num_prompt)
+        return [*events, {"type": f"response.{status}", "response": response}]
 
     def _response(
         self,

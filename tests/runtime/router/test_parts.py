@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from llmc.runtime.router.config import RouterConfig
+from llmc.runtime.router.dialects import DIALECTS
 from llmc.runtime.router.fleet import Fleet
 from llmc.runtime.router.live import merged_states
 from llmc.runtime.router.metrics import RouterMetrics, merged
@@ -26,6 +27,7 @@ from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import URL_HEADER
 from llmc.runtime.server.http_protocol import INTERIM, bounded_protocol
 
+COMPLETIONS = DIALECTS["/v1/completions"]
 STREAM = (
     b'data: {"a":"\\n: llmc 0 9"}\n\n: llmc head\n\n'
     b'data: {"b":1}\n\ndata: {"b":2}\n\n: llmc 1 17,4\n\n: llmc 0 5\n\n'
@@ -38,7 +40,7 @@ _JSON = (b"content-type", b"application/json")
 def test_wherever_a_stream_is_cut_nothing_is_told_that_is_not_known(seed: int) -> None:
     rng = random.Random(seed)
     cuts = sorted(rng.sample(range(len(STREAM)), 12))
-    marks, told = StreamMarks(2), b""
+    marks, told = StreamMarks(COMPLETIONS, 2), b""
     for start, end in itertools.pairwise([0, *cuts, len(STREAM)]):
         told += marks.feed(STREAM[start:end])
         assert (b'"b":2' in told) == (b": llmc 1 17,4\n\n" in STREAM[:end])
@@ -49,7 +51,7 @@ def test_wherever_a_stream_is_cut_nothing_is_told_that_is_not_known(seed: int) -
 
 
 def test_what_was_held_back_is_forgotten_with_its_replica() -> None:
-    marks = StreamMarks(1)
+    marks = StreamMarks(COMPLETIONS, 1)
     assert marks.sent() is None
     assert marks.feed(b"data: 1\n\n: llmc head\n\ndata: 2\n\ndata: 3") == b"data: 1\n\n"
     marks.restart()
@@ -59,11 +61,15 @@ def test_what_was_held_back_is_forgotten_with_its_replica() -> None:
 
 def test_errors_of_a_replica_are_not_told_and_those_of_a_request_are() -> None:
     own = b'data: {"error":{"type":"server_error","code":"draining"}}\n\n'
-    with pytest.raises(StreamFailed) as failed:
-        StreamMarks(1).feed(b"data: 1\n\n" + own)
-    assert failed.value.event == own
+    marks = StreamMarks(COMPLETIONS, 1)
+    # What comes before it is told all the same, even in one piece with it.
+    assert marks.feed(b"data: 1\n\n: llmc 0 5\n\ndata: 2\n\n" + own) == b"data: 1\n\n"
+    assert isinstance(marks.failure, StreamFailed)
+    assert marks.failure.event == own
+    marks.restart()
+    assert marks.sent() == [{"token_ids": [5], "ended": False}]
     blamed = b'data: {"error":{"type":"invalid_request_error"}}\n\ndata: [DONE]\n\n'
-    assert StreamMarks(1).feed(blamed) == blamed
+    assert StreamMarks(COMPLETIONS, 1).feed(blamed) == blamed
 
 
 def test_prompts_with_one_beginning_share_hashes() -> None:
@@ -76,6 +82,8 @@ def test_prompts_with_one_beginning_share_hashes() -> None:
     assert prompt_text({"messages": messages}) == prompt_text({"messages": messages, "seed": 5})
     assert prompt_text({"prompt": ["a", "b"]}) == prompt_text({"prompt": "a"})
     assert prompt_text({"prompt": [1, 2]}) != prompt_text({"prompt": [1, 3]})
+    assert prompt_text({"input": messages}) == prompt_text({"messages": messages})
+    assert prompt_text({"input": messages * 2}) != prompt_text({"input": messages})
 
 
 def test_a_replica_that_goes_moves_no_key_of_the_others() -> None:

@@ -36,8 +36,9 @@ def requests(*, seed: int, num_tokens: int) -> list[Asked]:
         path, body = kinds[number // 2 % len(kinds)]
         asked: dict[str, Any] = {**body, "seed": seed + number // 2}
         # Short ones are guided, or have logprobs of their prompt.
-        if not {"guided_regex", "response_format", "tools", "prompt_logprobs"} & body.keys():
-            asked |= {"max_tokens": num_tokens, "ignore_eos": True}
+        if not {"guided_regex", "response_format", "output_config", "text", "tools", "prompt_logprobs"} & body.keys():
+            limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+            asked |= {limit: num_tokens, "ignore_eos": True}
         if number % 2:
             asked["stream"] = True
         else:
@@ -161,6 +162,10 @@ def test_models_ids_and_refusals(router: LiveRouter) -> None:
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         wrong = client.post("/v1/completions", json={"prompt": "a", "temperature": -1})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+        asked = {"messages": [{"role": "user", "content": "a"}], "model": "none"}
+        refused = client.post("/v1/messages", json=asked, headers={"X-Request-Id": "mine"})
+        told = (refused.json()["type"], refused.json()["error"]["type"], refused.json()["request_id"])
+        assert told == ("error", "not_found_error", refused.headers["request-id"])
         assert client.post("/v1/llmc/replicas/r0/drain").status_code == 401
         assert client.get("/health").json()["status"] == "ok"
         for path in ("/health", "/page/page.js"):  # the router's own, and one that a replica answers

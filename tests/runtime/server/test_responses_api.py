@@ -238,7 +238,7 @@ def test_items_end_where_the_next_begins() -> None:
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
     more = {"index": 0, "function": {"arguments": "{}"}}
     deltas = [ChatDelta(reasoning_content="Hm"), ChatDelta(content="a"), ChatDelta(tool_calls=(call,))]
-    output = ResponseOutput()
+    output = ResponseOutput("resp_1")
     events = [
         event
         for delta in [*deltas, ChatDelta(tool_calls=(more,)), ChatDelta(content="b")]
@@ -255,7 +255,7 @@ def test_items_end_where_the_next_begins() -> None:
         ]},
         {"role": "assistant", "content": "b"},
     ]  # fmt: skip
-    empty = ResponseOutput()
+    empty = ResponseOutput("resp_1")
     list(empty.finish("completed"))
     assert empty.items[0]["content"][0]["text"] == ""
 
