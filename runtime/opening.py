@@ -8,6 +8,7 @@ from typing import Any
 
 from llmc.machine import available_memory
 from llmc.runtime.warm_up.budget import Budget, BudgetOptions, plan_budget, size_order
+from llmc.runtime.warm_up.cut_steps import least_cut_rows
 from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
@@ -35,7 +36,8 @@ def decide_budget(
     beside = draft_memory(draft)
     if free is not None:
         return plan_on_device(artifact.info, graphs, size_order(graphs), free, options, beside)
-    return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options, beside)
+    cut_rows = least_cut_rows(artifact.path, artifact.info, device_options or {})
+    return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options, beside, cut_rows)
 
 
 def warm(

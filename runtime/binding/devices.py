@@ -209,14 +209,14 @@ def _started_by_mpi(
             opened.ranks = None
 
 
-def _overlap_of(wanted: DeviceOption | None) -> dict[str, DeviceOption]:
-    """The device's option for `OVERLAP_SUMS`. Raises RanksError."""
+def overlap_rows(wanted: DeviceOption | None) -> int | None:
+    """What `OVERLAP_SUMS` asks for: a number of rows, 0 for "off", None for "auto". Raises RanksError."""
     text = "auto" if wanted is None else str(wanted)
     if text in ("auto", "off"):
-        return {} if text == "auto" else {"overlap_sums": 0}
+        return None if text == "auto" else 0
     if not is_number(text) or not 2 <= int(text) <= _MOST_OVERLAP_ROWS:
         raise RanksError(f"overlap-sums {text!r} is no number of rows: give 2 to {_MOST_OVERLAP_ROWS}, auto or off")
-    return {"overlap_sums": int(text)}
+    return int(text)
 
 
 @contextlib.contextmanager
@@ -234,7 +234,8 @@ def device_for(
     if device is None and artifact.info.num_ranks > 1:
         in_flight = options.get(STEPS_IN_FLIGHT)
         given |= {} if in_flight is None else {"in_flight": in_flight}
-        given |= _overlap_of(options.get(OVERLAP_SUMS))
+        rows = overlap_rows(options.get(OVERLAP_SUMS))
+        given |= {} if rows is None else {"overlap_sums": rows}
         yield from _of_ranks(artifact, {**_defaults(kind), **given}, wanted)
         return
     if wanted is not None:

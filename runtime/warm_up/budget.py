@@ -99,18 +99,30 @@ class Budget:
         }
 
 
-def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
+def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int, cut_rows: int = 0) -> int:
     """Bytes of a set of graphs: one arena and one set of inputs and logits, each as large as its largest user, plus the
-    commands of all graphs."""
-    arena = inputs = samples = commands = 0
+    commands of all graphs.
+
+    cut_rows: rows from which on a step may have a second part, with the same once more (`least_cut_rows`); 0: none has.
+    """
+    kept = tuple(graphs)
+    commands = sum(graph.num_commands for graph in kept) * COMMAND_BYTES
+    found = _step_bytes(kept, vocab_size) + commands
+    if cut_rows:
+        found += _step_bytes((graph for graph in kept if graph.max_tokens >= cut_rows), vocab_size) + commands
+    return found
+
+
+def _step_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
+    """What a step uses: arena, inputs and logits."""
+    arena = inputs = samples = 0
     for graph in graphs:
         arena = max(arena, graph.arena_bytes)
         table = graph.max_blocks or graph.max_seqs * graph.max_blocks_per_seq
         rows = table + 2 * graph.max_seqs + graph.max_samples
         inputs = max(inputs, graph.max_tokens * _TOKEN_INPUT_BYTES + rows * _INT_BYTES)
         samples = max(samples, graph.max_samples)
-        commands += graph.num_commands
-    return arena + inputs + samples * vocab_size * _FLOAT_BYTES + commands * COMMAND_BYTES
+    return arena + inputs + samples * vocab_size * _FLOAT_BYTES
 
 
 def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple[int, ...]:
@@ -162,38 +174,34 @@ def plan_budget(
     available: int,
     options: BudgetOptions,
     draft: DraftMemory | None = None,
+    cut_rows: int = 0,
 ) -> Budget:
     """Plans for `available` bytes, shared equally by the ranks of a host. order: all graphs by index, the ones to keep
-    first. Raises BudgetError.
-
-    Ranks of several hosts may run a step in two parts, of which the second has an arena of its own.
-    """
-    lines, weight_bytes, for_parts = [], info.weight_bytes, 0
+    first. cut_rows: as for `graph_set_bytes`. Raises BudgetError."""
+    lines, weight_bytes = [], info.weight_bytes
     if info.num_ranks > 1:
         mpi = mpi_rank()
         here = info.num_ranks if mpi is None else mpi.local_ranks
         lines.append(f"{here} of {info.num_ranks} ranks are on this host: each has {size_text(available // here)}")
         available //= here
         weight_bytes = info.rank_weight_bytes
-        if mpi is not None and info.target_kind == "cpu":
-            for_parts = max(graph.arena_bytes for graph in graphs)
     usable = int(available * options.utilization)
     lines.append(
         f"{size_text(available)} available, memory-utilization {options.utilization:g}: {size_text(usable)} to use"
     )
     for_adapters = info.adapter_slots * info.adapter_bytes
     for_draft = 0 if draft is None else draft.fixed
-    left = usable - weight_bytes - for_adapters - for_draft - for_parts
+    left = usable - weight_bytes - for_adapters - for_draft
     # Where a prompt runs in one step, the largest graph serves all of them.
     base = base_graphs(graphs, smallest=not info.whole_prompts)
-    least = graph_set_bytes((graphs[i] for i in base), info.vocab_size)
+    memory = _GraphMemory(graphs, info.vocab_size, cut_rows)
+    least = memory.of(base)
     blocks_per_seq = -(-info.max_model_len // info.block_size)
     # One block more: the dummy block of padding.
     least_kv = (blocks_per_seq + 1) * info.kv_block_bytes
     if draft is not None:
         least_kv += draft.kv((blocks_per_seq + 1) * info.block_size)
     room = f"room for adapters ({for_adapters}), " if for_adapters else ""
-    room += f"the second parts of steps ({for_parts}), " if for_parts else ""
     room += f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
     if left < least + least_kv:
         raise BudgetError(
@@ -204,7 +212,6 @@ def plan_budget(
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
     held = f", room for adapters {size_text(for_adapters)}" if for_adapters else ""
-    held += f", room for second parts of steps {size_text(for_parts)}" if for_parts else ""
     held += draft_text(draft)
     lines.append(f"weights {size_text(weight_bytes)}{held}, {size_text(left)} left")
     lines.append(
@@ -217,8 +224,8 @@ def plan_budget(
             f"graph-reserved-memory {options.graph_reserved:g} of {left} bytes is {reserved}, but one graph of each "
             f"phase needs {least}: use at least {_share_up(least, left):g}"
         )
-    kept = _keep(graphs, order, base, info.vocab_size, reserved, prompt_share)
-    graph_bytes = graph_set_bytes((graphs[i] for i in kept), info.vocab_size)
+    kept = _keep(memory, order, base, reserved, prompt_share)
+    graph_bytes = memory.of(kept)
     kv_bytes = left - graph_bytes
     if kv_bytes < least_kv:
         raise BudgetError(
@@ -234,7 +241,7 @@ def plan_budget(
         )
     kv_bytes = options.kv_bytes or kv_bytes
     dropped = tuple(i for i in range(len(graphs)) if i not in kept)
-    lines += _graph_lines(graphs, kept, info.vocab_size, graph_bytes)
+    lines += _graph_lines(memory, kept, graph_bytes)
     num_blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
     tokens = num_blocks * info.block_size
     lines.append(
@@ -254,12 +261,24 @@ def draft_kv_text(draft: DraftMemory | None, tokens: int) -> str:
     return "" if draft is None else f"; the draft's {size_text(draft.kv(tokens))} for as many tokens"
 
 
+@dataclass(frozen=True, slots=True)
+class _GraphMemory:
+    """An artifact's graphs and what decides the bytes of a set of them, as for `graph_set_bytes`."""
+
+    graphs: Sequence[GraphInfo]
+    vocab_size: int
+    cut_rows: int
+
+    def of(self, which: Iterable[int]) -> int:
+        return graph_set_bytes((self.graphs[i] for i in which), self.vocab_size, self.cut_rows)
+
+
 def _keep(
-    graphs: Sequence[GraphInfo], order: Sequence[int], base: Sequence[int], vocab: int, reserved: int, prompt_share: int
+    memory: _GraphMemory, order: Sequence[int], base: Sequence[int], reserved: int, prompt_share: int
 ) -> set[int]:
     """Keeps the base, then, in `order`, each graph that fits: its phase stays in its share, and all stay in `reserved`.
     Once one phase has all its graphs, the other may use what it left."""
-    kept = set(base)
+    graphs, kept = memory.graphs, set(base)
     shares = {True: prompt_share, False: reserved - prompt_share}
 
     def of(decode: bool, among: Iterable[int]) -> list[int]:
@@ -268,30 +287,30 @@ def _keep(
     def add(prompt: bool) -> None:
         for index in of(not prompt, order):
             mine = {*of(not prompt, kept), index}
-            if _bytes(mine) <= shares[prompt] and _bytes({*kept, index}) <= reserved:
+            if memory.of(mine) <= shares[prompt] and memory.of({*kept, index}) <= reserved:
                 kept.add(index)
-
-    def _bytes(which: Iterable[int]) -> int:
-        return graph_set_bytes((graphs[i] for i in which), vocab)
 
     for prompt in (True, False):
         add(prompt)
     for prompt in (True, False):
         others = of(prompt, range(len(graphs)))
         if kept.issuperset(others):
-            shares[prompt] = reserved - _bytes(others)
+            shares[prompt] = reserved - memory.of(others)
             add(prompt)
     return kept
 
 
-def _graph_lines(graphs: Sequence[GraphInfo], kept: set[int], vocab: int, graph_bytes: int) -> list[str]:
+def _graph_lines(memory: _GraphMemory, kept: set[int], graph_bytes: int) -> list[str]:
+    graphs = memory.graphs
     parts = []
     for name, decode in (("prompt", False), ("decode", True)):
         all_of = [i for i in range(len(graphs)) if (graphs[i].phase == "decode") == decode]
         mine = [i for i in all_of if i in kept]
-        used = size_text(graph_set_bytes((graphs[i] for i in mine), vocab))
+        used = size_text(memory.of(mine))
         parts.append(f"{len(mine)} of {len(all_of)} {name} graphs in {used}")
     lines = [f"{', '.join(parts)}; all in {size_text(graph_bytes)}, the arena is shared"]
+    if memory.cut_rows:
+        lines.append(f"of that, steps of {memory.cut_rows} rows and more may use as much for a second part")
     missing = [str(graphs[i].bucket) for i in range(len(graphs)) if i not in kept]
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")

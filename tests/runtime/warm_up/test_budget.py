@@ -123,6 +123,21 @@ def test_a_set_shares_its_arena(arenas: list[int]) -> None:
     assert graph_set_bytes(graphs[:1], VOCAB) <= graph_set_bytes(graphs, VOCAB)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 10**6)), min_size=1, max_size=5),
+    st.sampled_from([1, 20, 64, 99]),
+)
+def test_second_parts_of_steps_have_memory_of_their_own(shapes: list[tuple[int, int]], cut_rows: int) -> None:
+    graphs = [graph("prefill", 1, 16 * rows, arena) for rows, arena in shapes]
+    cut = [one for one in graphs if one.max_tokens >= cut_rows]
+    commands = 128 * sum(one.num_commands for one in graphs if one not in cut)
+    assert graph_set_bytes(graphs, VOCAB, cut_rows) == brute_bytes(graphs) + brute_bytes(cut) + commands
+    budget = plan_budget(info(), graphs, range(len(graphs)), 10**9, BudgetOptions(1, 0.5, 1), None, cut_rows)
+    assert budget.graph_bytes == graph_set_bytes(graphs, VOCAB, cut_rows)
+    assert budget.kv_bytes == 10**9 - 10_000 - budget.graph_bytes
+    assert any(f"steps of {cut_rows} rows and more" in line for line in budget.lines)
+
+
 LADDER = ladder({"prefill:1x16": 100, "prefill:2x64": 4000, "decode:1x64": 50, "decode:4x64": 200})
 
 

@@ -25,6 +25,7 @@ from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.warm_up.budget import BudgetOptions, plan_budget
+from llmc.runtime.warm_up.cut_steps import least_cut_rows
 
 from support.compiled import Pages, random_tokens, replay
 from support.lockstep import Lockstep
@@ -207,6 +208,24 @@ def test_ranks_are_a_number_or_lists_of_cpus() -> None:
     ):
         with pytest.raises(RanksError, match=said):
             parse_ranks(text, num_ranks)
+
+
+def test_which_steps_a_budget_counts_twice(
+    artifacts: dict[int, Path], staged: dict[tuple[int, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the device cuts: with a number anywhere, and over MPI, where that is measured later."""
+
+    def rows(artifact: Path, **options: Any) -> int:
+        with Artifact(artifact) as opened:
+            return least_cut_rows(artifact, opened.info, options)
+
+    shared = [rows(artifacts[2], **given) for given in ({}, {"overlap_sums": "off"}, {"overlap_sums": 7})]
+    assert shared == [0, 0, 7]
+    for name, value in (("PMI_RANK", "0"), ("PMI_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    over_mpi = [rows(artifacts[2], **given) for given in ({}, {"overlap_sums": "off"}, {"overlap_sums": 7})]
+    assert over_mpi == [64, 0, 7]
+    assert rows(artifacts[2], eager=True) == rows(artifacts[1]) == rows(staged[2, 2]) == 0
 
 
 def test_each_rank_has_its_part_of_a_budget(artifacts: dict[int, Path]) -> None:
