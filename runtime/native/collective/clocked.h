@@ -19,6 +19,10 @@ struct CollectiveTime {
     ns.fetch_add(more_ns, std::memory_order_relaxed);
     count.fetch_add(1, std::memory_order_relaxed);
   }
+  void Forget() {
+    ns.store(0, std::memory_order_relaxed);
+    count.store(0, std::memory_order_relaxed);
+  }
 };
 
 class ClockedCollective final : public Collective {
@@ -69,6 +73,11 @@ class ClockedCollective final : public Collective {
   const CollectiveTime& passings() const { return passings_; }
   // Time in which sums were on their way while the rank did something else. No part of reductions().
   uint64_t hidden_ns() const { return hidden_ns_.load(std::memory_order_relaxed); }
+  // Counts anew, as if nothing had been measured. Only while nothing is on its way.
+  void Forget() {
+    for (CollectiveTime* time : {&reductions_, &gatherings_, &passings_}) time->Forget();
+    hidden_ns_.store(0, std::memory_order_relaxed);
+  }
 
  private:
   // A sum that was begun: when, when it was there, and the time of its beginning.

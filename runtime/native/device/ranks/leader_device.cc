@@ -67,6 +67,7 @@ Status LeaderDevice::MeasureOverlap(uint64_t summed_bytes, uint32_t* rows) {
     LLMC_RETURN_IF_ERROR(Await(fence));
     pass_ns = std::min(pass_ns, MonotonicNs() - start);
   }
+  clocked_->Forget();  // these were no steps of a request
   costs.pass_ns = static_cast<double>(pass_ns);
   *rows = LeastOverlapRows(costs, most->max_tokens);
   return group_->status();

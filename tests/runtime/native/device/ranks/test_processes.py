@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -39,6 +40,23 @@ def test_mpi_gives_the_bits_of_shared_memory(artifacts: dict[int, Path], mpi: Mp
     assert run_llmc(artifacts[4], *mpi.launcher, "-n", "4") == alone
     # With sums that go on beside kernels.
     assert run_llmc(artifacts[4], *mpi.launcher, "-n", "4", flags=("--overlap-sums", "2")) == alone
+
+
+MEASURED = """
+import sys
+from llmc.runtime.llm import LLM
+with LLM(sys.argv[1], num_threads=1, skip_warmup=True) as llm:
+    print({name: count for name, count in llm.engine.device_stats().items() if name.startswith("all_")})
+"""
+
+
+@each_mpi
+def test_sums_that_are_only_measured_are_not_counted(artifacts: dict[int, Path], mpi: Mpi) -> None:
+    """Rank 0 times some at the start, to know from how many rows on steps are cut."""
+    command = [*mpi.launcher, "-n", "2", sys.executable, "-c", MEASURED, str(artifacts[2])]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = ("all_reduces", "all_reduce_ns", "all_reduce_hidden_ns", "all_gathers", "all_gather_ns")
+    assert ast.literal_eval(told) == dict.fromkeys(names, 0)
 
 
 @each_mpi
