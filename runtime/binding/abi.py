@@ -408,6 +408,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_engine_set_token_masks": [c_void_p, c_uint64, c_uint32, U32P, c_uint64, I32P, c_uint64, _E],
     "llmc_engine_get_guesses": [c_void_p, c_uint64, c_uint32, I32P, c_uint64, U64P, _E],
     "llmc_engine_wait": [c_void_p, c_uint64, POINTER(c_uint32), _E],
+    "llmc_engine_check_device": [c_void_p, c_uint64, _E],
     "llmc_engine_warm_graph": [c_void_p, c_uint32, U64P, _E],
     "llmc_engine_warm_load": [c_void_p, c_uint32, POINTER(WarmLoad), U64P, _E],
     "llmc_engine_enable_graph": [c_void_p, c_uint32, c_uint32, _E],

@@ -208,6 +208,11 @@ class Engine(Handle):
         call("llmc_engine_wait", self.pointer, timeout_ns, byref(ready))
         return Ready(events=bool(ready.value & 1), work=bool(ready.value & 2))
 
+    def check_device(self, timeout_s: float) -> None:
+        """Asks the device for a sign of life while nothing runs; takes microseconds. Raises LlmcError if it is lost, or
+        does not answer within timeout_s."""
+        call("llmc_engine_check_device", self.pointer, max(0, int(timeout_s * 1e9)))
+
     def warm_graph(self, graph: int) -> int:
         """Replays graph `graph` with dummy tokens, without side effects; returns its wall time in nanoseconds."""
         ns = c_uint64()

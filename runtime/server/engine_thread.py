@@ -21,6 +21,8 @@ log = logging.getLogger("llmc.server")
 _Value = TypeVar("_Value")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 _IDLE_LOOK_S = 0.1
+_CHECK_DEVICE_S = 2.0  # between two looks at a device that idles
+_ANSWER_S = 60.0  # within which it has to answer: others may use it, too
 _MOST_WORK_S = 0.002  # between two steps, for all of what waits but the last piece
 
 
@@ -52,6 +54,8 @@ class EngineThread:
         self._asleep, self._falling_asleep = True, threading.Lock()
         """Whether the thread waits for something to step; the lock is held to compare that with `_jobs`."""
         self._ended = False
+        self._device_checked: float | None = None
+        """When an idle device last gave a sign of life; None while steps run."""
 
     @property
     def started(self) -> bool:
@@ -134,7 +138,9 @@ class EngineThread:
                         # Requests that are ready stay ready until the loop takes the events, so let it.
                         time.sleep(0.001)
                     if not ready.work:
+                        self._check_device()
                         continue
+                    self._device_checked = None
                 idle = not self.steps.step()
                 self.steps_ahead += 1
                 if self.steps_ahead >= self.most_ahead:
@@ -149,6 +155,15 @@ class EngineThread:
         finally:
             self._ended, self._asleep = True, False
             self.call(self._abandon_jobs)
+
+    def _check_device(self) -> None:
+        """Without steps nobody notices that the device is lost. Raises LlmcError if it is."""
+        now = time.monotonic()
+        if self._device_checked is None:
+            self._device_checked = now
+        elif now - self._device_checked >= _CHECK_DEVICE_S:
+            self._engine.check_device(_ANSWER_S)
+            self._device_checked = now
 
     def _sleep_s(self) -> float:
         """How long to wait for something to step: not at all if there is other work."""

@@ -236,6 +236,13 @@ llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t*
   });
 }
 
+llmc_status llmc_engine_check_device(llmc_engine* engine, uint64_t timeout_ns, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (engine == nullptr) return NullArgument("engine");
+    return engine->engine->CheckDevice(timeout_ns);
+  });
+}
+
 llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (engine == nullptr) return NullArgument("engine");

@@ -88,6 +88,12 @@ class Device {
   // Called once before each step that Enqueue begins, while nothing runs: housekeeping that changes no result. On an
   // error the step cannot run.
   virtual Status BeforeStep() { return Status::Ok(); }
+  // Asks for a sign of life while nothing runs: no launch, and no work of steps. An error: the device is lost to this
+  // process, or did not answer within that time. Other calls may wait meanwhile.
+  virtual Status CheckAlive(uint64_t timeout_ns) {
+    static_cast<void>(timeout_ns);
+    return Status::Ok();
+  }
   // Begins a step, behind all earlier work. The batch may change once this returns. Only one step is in flight at a
   // time, but for those that Chain begins, and for steps_in_flight(). On an error nothing runs.
   virtual Status Enqueue(const StepBatch& batch, Fence* fence) = 0;

@@ -104,6 +104,8 @@ class Engine {
   Status WarmDraft(uint64_t* ns);
   // Calls every kernel of a graph with zero rows.
   Status WalkGraph(uint32_t graph, uint64_t* ns);
+  // Asks the device for a sign of life, unless a step is in flight. An error: it is lost, and steps will fail.
+  Status CheckDevice(uint64_t timeout_ns);
   // Whether requests may run in this graph; all are on at first. Waits for a step in flight.
   Status EnableGraph(uint32_t graph, bool on);
   // Frees the memory that only this graph uses, which must be off. Once it is on, its first step allocates it again.

@@ -62,6 +62,12 @@ Status Engine::WarmDraft(uint64_t* ns) {
   return Status::Ok();
 }
 
+Status Engine::CheckDevice(uint64_t timeout_ns) {
+  constexpr uint64_t kDay = 24ull * 3600 * 1000000000;  // clocks have no time without end
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  return step_.on_its_way ? Status::Ok() : device_->CheckAlive(std::min(timeout_ns, kDay));
+}
+
 Status Engine::EnableGraph(uint32_t graph, bool on) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);

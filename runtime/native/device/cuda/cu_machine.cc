@@ -1,7 +1,14 @@
 #include "device/cuda/cu_machine.h"
 
+#include <optional>
+#include <thread>
+
+#include "core/call_within.h"
+
 namespace llmc {
 namespace {
+
+constexpr std::chrono::microseconds kProbePause{50};
 
 std::string VersionText(int32_t version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -10,7 +17,13 @@ std::string VersionText(int32_t version) {
 }  // namespace
 
 CuMachine::~CuMachine() {
-  if (context_ != nullptr) (*this)->PrimaryCtxRelease(device_);
+  if (context_ == nullptr) return;
+  {
+    const CuScope scope(*this);
+    if (probe_ != nullptr) (*this)->EventDestroy(probe_);
+    if (probe_stream_ != nullptr) (*this)->StreamDestroy(probe_stream_);
+  }
+  (*this)->PrimaryCtxRelease(device_);
 }
 
 Status CuMachine::Open(const CuChoice& choice, std::shared_ptr<const CuMachine>* out) {
@@ -22,6 +35,7 @@ Status CuMachine::Open(const CuChoice& choice, std::shared_ptr<const CuMachine>*
   const std::string doing = "Opening the GPU '" + machine->name_ + "'";
   LLMC_RETURN_IF_ERROR(
       machine->Check(doing.c_str(), (*machine)->PrimaryCtxRetain(&machine->context_, machine->device_)));
+  LLMC_RETURN_IF_ERROR(machine->MakeProbe());
   *out = std::move(machine);
   return Status::Ok();
 }
@@ -86,7 +100,42 @@ Status CuMachine::Check(const char* doing, CuResult code) const {
   return CuError(*api_, doing, code);
 }
 
+Status CuMachine::MakeProbe() {
+  const CuScope scope(*this);
+  LLMC_RETURN_IF_ERROR(scope.status());
+  LLMC_RETURN_IF_ERROR(Check("Opening a stream", (*this)->StreamCreate(&probe_stream_, kCuStreamNonBlocking)));
+  return Check("Making an event", (*this)->EventCreate(&probe_, kCuEventDisableTiming));
+}
+
+CuResult CuMachine::Answer(std::chrono::nanoseconds most) const {
+  const CuScope scope(*this);
+  if (!scope.status().ok()) return lost_;
+  const auto end = std::chrono::steady_clock::now() + most;
+  CuResult code = (*this)->EventRecord(probe_, probe_stream_);
+  if (code != kCuSuccess) return code;
+  while ((code = (*this)->EventQuery(probe_)) == kCuNotReady && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kProbePause);
+  }
+  return code;
+}
+
+Status CuMachine::AskAlive(std::chrono::nanoseconds most) const {
+  LLMC_RETURN_IF_ERROR(CheckAlive());
+  // A call that never returns keeps the machine.
+  const std::optional<CuResult> code =
+      CallWithin(most, [self = shared_from_this(), most] { return self->Answer(most); });
+  // An error that does not lose the device is an answer, too.
+  if (code && LosesDevice(*code)) return Check("Asking the idle GPU for a sign of life", *code);
+  silent_ = !code || *code == kCuNotReady;
+  return CheckAlive();
+}
+
 Status CuMachine::CheckAlive() const {
+  if (silent_) {
+    return Status::Error(LLMC_ERR_DEVICE_LOST, "The GPU '" + name_ +
+                                                   "' does not answer while nothing runs; the GPU is lost to this "
+                                                   "process: restart it, and look at the kernel's log.");
+  }
   const CuResult code = lost_.load();
   return code == kCuSuccess ? Status::Ok() : CuError(*api_, "An earlier step on '" + name_ + "'", code);
 }

@@ -1,6 +1,7 @@
 // CuMachine: one GPU of this machine with its primary context and its properties.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ struct CuChoice {
   uint32_t local_rank = 0;  // among the ranks of this machine
 };
 
-class CuMachine {
+class CuMachine : public std::enable_shared_from_this<CuMachine> {
  public:
   static Status Open(const CuChoice& choice, std::shared_ptr<const CuMachine>* out);
   ~CuMachine();
@@ -43,6 +44,8 @@ class CuMachine {
   Status Check(const char* doing, CuResult code) const;
   // The error that lost the device, if any.
   Status CheckAlive() const;
+  // Asks for a sign of life while nothing runs: an event that the GPU has to pass. Any thread may call it.
+  Status AskAlive(std::chrono::nanoseconds most) const;
   // To be called with the error of a call. Check has judged it.
   static const Status& Judge(const Status& failed) { return failed; }
   std::vector<std::pair<std::string, std::string>> Facts() const;
@@ -51,6 +54,10 @@ class CuMachine {
   explicit CuMachine(CuApi api) : api_(std::move(api)) {}
   Status Choose(const CuChoice& choice);
   Status Describe();
+  // Makes what AskAlive asks with.
+  Status MakeProbe();
+  // The code with which the GPU passes an event, or kCuNotReady after that time. A driver may never return from it.
+  CuResult Answer(std::chrono::nanoseconds most) const;
 
   CuApi api_;
   CuDeviceId device_ = 0;
@@ -60,6 +67,10 @@ class CuMachine {
   int32_t driver_ = 0;
   uint64_t memory_bytes_ = 0, group_items_ = 0, shared_bytes_ = 0, multiprocessors_ = 0;
   mutable std::atomic<CuResult> lost_{kCuSuccess};
+  mutable std::atomic<bool> silent_{false};  // it did not answer
+  // Of its own: a stream of steps has work that may never end well.
+  CuStreamHandle probe_stream_ = nullptr;
+  CuEventHandle probe_ = nullptr;
 };
 
 // Makes a machine's context current on this thread, and restores the previous one at its end.

@@ -1,6 +1,7 @@
 // GpuDevice: steps of an artifact's graphs on one device with launched kernels, in the order of its queue. A kind of
 // device brings its parts, and a subclass that copies and waits.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -55,6 +56,8 @@ class GpuDevice : public Device, public CommandRunner {
     return JoiningGraphs<Runner>::Of({&artifact_, &shape_, &run_}, artifact, make, out);
   }
   void Adopt(NewGraphs* graphs) final { static_cast<JoiningGraphs<Runner>*>(graphs)->Adopt(); }
+
+  Status CheckAlive(uint64_t timeout_ns) final { return machine_->AskAlive(std::chrono::nanoseconds(timeout_ns)); }
 
   Status Enqueue(const StepBatch& batch, Fence* fence) final {
     *fence = ++last_fence_;

@@ -154,7 +154,7 @@ Status ClMachine::MakeProbe() {
 }
 
 // A driver that is stuck may not return from a call: such a call keeps what it uses.
-bool ClMachine::Answers() const {
+bool ClMachine::Answers(std::chrono::nanoseconds most) const {
   const auto ask = [api = api_, queue = probe_queue_, probe = probe_, asked = ++num_probes_] {
     const ClFunctions& cl = **api;
     uint64_t answer = 0;
@@ -162,7 +162,7 @@ bool ClMachine::Answers() const {
            cl.EnqueueReadBuffer(queue, probe, kClTrue, 0, sizeof(answer), &answer, 0, nullptr, nullptr) == kClSuccess &&
            answer == asked;
   };
-  if (const std::optional<bool> answers = CallWithin(kMostProbeTime, ask)) return *answers;
+  if (const std::optional<bool> answers = CallWithin(most, ask)) return *answers;
   probe_queue_ = nullptr;
   probe_ = nullptr;
   return false;
@@ -176,11 +176,23 @@ Status ClMachine::CheckAlive() const {
 Status ClMachine::Judge(const Status& failed) const {
   const std::lock_guard<std::mutex> lock(lost_mutex_);
   if (!lost_.ok()) return lost_;
-  if (Answers()) return failed;
+  if (Answers(kMostProbeTime)) return failed;
   const std::string why = failed.message.substr(0, failed.message.rfind("; "));
   lost_ =
       Status::Error(LLMC_ERR_DEVICE_LOST, why + "; the device '" + name_ +
                                               "' is lost to this process: restart it, and look at the driver's log.");
+  return lost_;
+}
+
+Status ClMachine::AskAlive(std::chrono::nanoseconds most) const {
+  const std::lock_guard<std::mutex> lock(lost_mutex_);
+  if (!lost_.ok()) return lost_;
+  // Twice: a driver may refuse one call and take the next. A call that did not return has kept the queue.
+  if (Answers(most) || (probe_queue_ != nullptr && Answers(most))) return Status::Ok();
+  lost_ = Status::Error(LLMC_ERR_DEVICE_LOST,
+                        "The device '" + name_ +
+                            "' does not answer while nothing runs; it is lost to this process: restart it, and look at "
+                            "the driver's log.");
   return lost_;
 }
 

@@ -1,5 +1,6 @@
 // ClMachine: one OpenCL device of this machine with its context and its properties.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -43,6 +44,8 @@ class ClMachine {
   // To be called with the error of a call. OpenCL does not say which errors lose a device, so a few bytes are copied to
   // it and back. Returns the error, or LLMC_ERR_DEVICE_LOST if these do not arrive within a minute.
   Status Judge(const Status& failed) const;
+  // As Judge, where no call has failed: of a device that idles.
+  Status AskAlive(std::chrono::nanoseconds most) const;
   const std::string& name() const { return name_; }
   const std::string& driver() const { return driver_; }
   uint64_t memory_bytes() const { return memory_bytes_; }
@@ -61,7 +64,7 @@ class ClMachine {
   Status Describe();
   // Makes what Judge copies with.
   Status MakeProbe();
-  bool Answers() const;
+  bool Answers(std::chrono::nanoseconds most) const;
 
   ClApi api_;
   cl_platform_id platform_ = nullptr;

@@ -24,6 +24,8 @@ class LeaderDevice final : public Device {
   uint32_t num_blocks() const override { return own_->num_blocks(); }
   Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
   Status BeforeStep() override;
+  // Of rank 0 alone: the others have processes of their own, and are asked at the next step.
+  Status CheckAlive(uint64_t timeout_ns) override { return own_->CheckAlive(timeout_ns); }
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
   Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;

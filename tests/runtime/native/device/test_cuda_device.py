@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
+from llmc.runtime.server import engine_thread
 from llmc.runtime.warm_up.budget import BudgetError
 
 from support.artifacts import TinyArtifact, made_once
@@ -237,6 +239,54 @@ def test_a_lost_device_fails_requests_one_by_one(artifact: Path, stub: Stub, mon
     failed = [event for event in opened.poll() if event.kind == "failed"]
     assert [event.error_message for event in failed]
     opened.close()
+    stub.recover()
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("EventQuery=719", "Asking the idle GPU for a sign of life failed: a kernel failed .*the GPU is lost"),
+        ("EventRecord=999", r"sign of life failed: unknown error \(CUDA error 999\)"),
+        (
+            "EventQuery=600",
+            "The GPU 'stub' does not answer while nothing runs; the GPU is lost to this process",
+        ),
+    ],
+)
+def test_a_device_that_is_lost_while_it_idles(
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str, says: str
+) -> None:
+    with engine(artifact, stub) as opened:
+        stub.launches()
+        # What does not lose it is an answer.
+        for now in ("", "EventRecord=2", "EventQuery=1"):
+            monkeypatch.setenv("STUB_CUDA", now)
+            opened.check_device(10.0)
+        monkeypatch.setenv("STUB_CUDA", fails)
+        with pytest.raises(LlmcError, match=says) as raised:
+            opened.check_device(0.02)
+        assert raised.value.name == "device_lost"
+        assert stub.launches() == []
+        monkeypatch.delenv("STUB_CUDA")
+        opened.submit([3, 4, 5], max_tokens=2)
+        with pytest.raises(LlmcError, match="the GPU is lost"):
+            opened.step()
+    stub.recover()
+
+
+def test_a_server_notices_what_happens_to_an_idle_device(
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "_CHECK_DEVICE_S", 0.05)
+    with running_server(artifact, device_options={"cuda_library": str(stub.library)}) as running:
+        time.sleep(0.3)
+        assert running.client.get("/health").json() == {"status": "ok"}
+        monkeypatch.setenv("STUB_CUDA", "EventQuery=214")
+        end = time.monotonic() + 30
+        while (health := running.client.get("/health")).status_code == 200 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "memory has an error that cannot be corrected" in health.json()["error"]
     stub.recover()
 
 

@@ -157,6 +157,23 @@ def test_a_device_that_is_lost_stays_lost(
     assert [event.error_code for event in engine.poll() if event.kind == "failed"] == [raised.value.code] * 2
 
 
+def test_a_device_that_is_lost_while_it_idles(
+    artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Artifact(artifact) as opened:
+        engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path))
+    engine.check_device(10.0)
+    monkeypatch.setenv("STUB_OPENCL", "EnqueueWriteBuffer=-5")
+    for _ in range(2):
+        with pytest.raises(LlmcError, match="'stub' does not answer while nothing runs; it is lost to this") as raised:
+            engine.check_device(10.0)
+        assert raised.value.name == "device_lost"
+        monkeypatch.delenv("STUB_OPENCL", raising=False)
+    engine.submit([3, 4, 5], max_tokens=3, ignore_eos=True)
+    with pytest.raises(LlmcError, match="does not answer while nothing runs"):
+        engine.step()
+
+
 def test_an_artifact_whose_kernels_pass_no_tokens_on(
     stub: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

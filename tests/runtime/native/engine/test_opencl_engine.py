@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,9 @@ def test_a_server(
         assert "llmc_failed_steps_total 1.0" in server.client.get("/metrics").text
         again = server.post("/v1/completions", model="tiny", **body).json()["choices"][0]
         assert again == whole
+        # While nothing runs, a single refusal of a driver is no loss.
+        monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer@1=-5 once=1")
+        server.engine.call_between_steps(partial(server.engine.engine.check_device, 60.0))
         monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer=-5")
         refused = server.post("/v1/completions", model="tiny", **body)
         assert "is lost to this process: restart it" in refused.json()["error"]["message"]
