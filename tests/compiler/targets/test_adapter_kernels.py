@@ -41,7 +41,15 @@ def call(spec: Any, target: Any, folder: Path, buffers: list[Guarded], num_tasks
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize(
     ("dtype", "columns", "rows", "rank"),
-    [("f32", 37, (21, 5), 19), ("bf16", 96, (64, 16, 16), 32), ("bf16", 37, (21, 5), 19), ("f16", 8, (130,), 3)],
+    [
+        ("f32", 37, (21, 5), 19),
+        ("f32", 24, (40,), 100),
+        ("bf16", 96, (64, 16, 16), 256),
+        ("bf16", 37, (21, 5), 19),
+        ("bf16", 40, (24, 8), 128),
+        ("f16", 8, (130,), 3),
+        ("f16", 33, (17,), 64),
+    ],
 )
 def test_kernels(name: str, dtype: str, columns: int, rows: tuple[int, ...], rank: int, tmp_path: Path) -> None:
     """Every number of rows of a tile, parts without an adapter, ranks below the slot's, and rows without an adapter."""
