@@ -15,7 +15,7 @@ from llmc.models.registry import get_family
 from llmc.models.weight_map import Rows, Target
 
 MAX_SLOTS, MAX_RANK = 256, 512
-_LAYERS, _WEIGHT = "layers.", ".weight"
+_LAYERS, _HEAD, _EMBEDDING, _WEIGHT = "layers.", "lm_head.weight", "embed.weight", ".weight"
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,23 @@ class AdapterLinear:
 
 
 def adapter_linears(model: ModelConfig) -> dict[str, AdapterLinear]:
-    """Weight name → matrix of a decoder layer. The graph decides which of them are plain linear layers."""
-    targets = get_family(model.model_type).weight_map(model).targets
-    return {linear.weight: linear for linear in _linears(targets)}
+    """Weight name → matrix of a decoder layer, or the output projection. The graph decides which of them are plain
+    linear layers. A tied output projection has the embedding's weight.
+    """
+    weights = get_family(model.model_type).weight_map(model)
+    found = {linear.weight: linear for linear in _linears(weights.targets)}
+    if model.tie_word_embeddings and weights.head:
+        head = AdapterPart(weights.head, model.vocab_size)
+        found[_EMBEDDING] = AdapterLinear(_EMBEDDING, model.hidden_size, (head,))
+    return found
 
 
 def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
     for target in targets:
         plain = target.dtype == "act" and target.part is None and target.of_rows is None and not target.pairs
-        named = target.name.startswith(_LAYERS) and all(source.name.endswith(_WEIGHT) for source in target.sources)
-        if not plain or not named or len(target.shape) != 2 or len(target.sources) > MAX_ADAPTER_PARTS:
+        ours = target.name.startswith(_LAYERS) or target.name == _HEAD
+        named = all(source.name.endswith(_WEIGHT) for source in target.sources)
+        if not plain or not ours or not named or len(target.shape) != 2 or len(target.sources) > MAX_ADAPTER_PARTS:
             continue
         if (parts := _parts(target)) is not None:
             yield AdapterLinear(target.name, target.shape[1], parts)

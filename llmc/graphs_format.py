@@ -83,6 +83,8 @@ INPUTS = (
     "token_seq",
 )
 """Inputs of a traced model, int32, in index order."""
+SAMPLE_INDEX = "sample_index"
+"""Input with the token row of each sampled row, in ascending order."""
 ADAPTER_TILES = "adapter_tiles"
 """Input that only commands of adapters read: the number of tiles of rows, then a record for each."""
 GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES)

@@ -100,7 +100,8 @@ class Layout:
     def weight_map(self, config: ModelConfig) -> WeightMap:
         """The map of `blocks.decoder.Decoder`, in the order of its parameters."""
         others = tuple(name.format(config.num_layers) for name in self.other_modules)
-        return WeightMap(tuple(_targets(self, config)), frozenset(_unused(self, config)), others)
+        head = self.head if config.pooled is None else ""
+        return WeightMap(tuple(_targets(self, config)), frozenset(_unused(self, config)), others, head)
 
 
 LLAMA_LAYOUT = Layout()

@@ -93,11 +93,12 @@ class Target:
 @dataclass(frozen=True)
 class WeightMap:
     """targets: every parameter of the model; tied ones once. unused: ignored tensors. other_modules: name prefixes of
-    ignored modules."""
+    ignored modules. head: the module that makes logits, also where its weight is the embedding's; empty for none."""
 
     targets: tuple[Target, ...]
     unused: frozenset[str]
     other_modules: tuple[str, ...] = ()
+    head: str = ""
 
     def sources(self) -> Iterator[Source]:
         """Every tensor that the checkpoint must have."""

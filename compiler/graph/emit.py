@@ -20,7 +20,7 @@ from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, BufferSource, 
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.weight_request import kv_scales_name
-from llmc.graphs_format import ADAPTER_TILES, ALIGNMENT, INPUTS, MAX_BUFFERS
+from llmc.graphs_format import ADAPTER_TILES, ALIGNMENT, INPUTS, MAX_BUFFERS, SAMPLE_INDEX
 
 
 def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
@@ -143,6 +143,8 @@ class _Emitter:
                 return Operand("v_pool", layer=site.layer)
             case BufferSource.KV_SCALES:
                 return Operand("weight", kv_scales_name(site.layer))
+            case BufferSource.SAMPLE_INDEX:
+                return Operand("input", SAMPLE_INDEX)
             case BufferSource.ADAPTER_TILES:
                 return Operand("input", ADAPTER_TILES)
             case BufferSource.ADAPTER_POOL:

@@ -4,6 +4,9 @@ Each tile of rows names one adapter. `adapter_shrink` computes scale · x Aᵀ f
 times Bᵀ to the layer's output. The layer's own kernel runs between them and needs nothing of the first. Each part of
 the layer has its own A and B. Both products are added in float32, in an order that depends on no other row. Rows
 without an adapter are in no tile and stay untouched.
+
+The tiles of a step have rows of tokens. A layer over sampled rows has a third command, `adapter_samples`, which makes
+tiles of sampled rows of them.
 """
 
 from __future__ import annotations
@@ -14,14 +17,14 @@ from llmc.adapter_slot import AdapterSlot
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.ops.definition import BufferSource, GraphParams, KernelCall
+from llmc.compiler.ops.definition import NUM_SAMPLES, BufferSource, GraphParams, KernelCall
 from llmc.compiler.targets.base import Target
-from llmc.graphs_format import TILE_ROWS
+from llmc.graphs_format import TILE_RECORD, TILE_ROWS
 
 ADAPTERS, ADAPTER_X = "adapters", "adapter_x"
 """Attributes of a site with a pool: {"rows": of each part, "rank", "slots"}; and the name of its float input."""
-SHRUNK = "shrunk"
-_SHRUNK = BufferSource.of_scratch(SHRUNK)
+SHRUNK, SAMPLE_TILES = "shrunk", "sample_tiles"
+_SHRUNK, _SAMPLE_TILES = BufferSource.of_scratch(SHRUNK), BufferSource.of_scratch(SAMPLE_TILES)
 _MOST_COUNTED = 1 << 31
 """Size limit of a pool: kernels index it with int32."""
 
@@ -72,15 +75,26 @@ def spec_slot(spec: KernelSpec, target: Target) -> AdapterSlot:
     return target.adapter_slot(int(p["k"]), rows, int(p["rank"]), str(p["act_dtype"]))
 
 
+def samples_spec(samples: int) -> KernelSpec:
+    """The kernel that makes tiles of sampled rows. samples: the most of a step."""
+    return KernelSpec.of("other", "adapter_samples", samples=samples, rows=NUM_SAMPLES, tile_rows=TILE_ROWS)
+
+
 def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> list[KernelCall]:
     """The kernels of a linear, with those of its adapters if it has a pool."""
     if ADAPTERS not in site.attributes:
         return calls
-    slot = slot_of(site, graph)
-    shrink = adapter_spec("adapter_shrink", slot, act_dtype=graph.act_dtype, **graph.row_params())
-    expand = adapter_spec("adapter_expand", slot, act_dtype=graph.act_dtype)
-    tiles, pool = BufferSource.ADAPTER_TILES, BufferSource.ADAPTER_POOL
+    slot, on_samples = slot_of(site, graph), bool(site.attributes["on_samples"])
+    rows = {"rows": NUM_SAMPLES} if on_samples else {}
+    layout = graph.row_params(on_samples=on_samples)
+    shrink = adapter_spec("adapter_shrink", slot, act_dtype=graph.act_dtype, **layout, **rows)
+    expand = adapter_spec("adapter_expand", slot, act_dtype=graph.act_dtype, **rows)
+    tiles, pool, first = BufferSource.ADAPTER_TILES, BufferSource.ADAPTER_POOL, []
+    if on_samples:
+        first = [KernelCall(samples_spec(graph.shape.samples), (tiles, BufferSource.SAMPLE_INDEX, _SAMPLE_TILES))]
+        tiles = _SAMPLE_TILES
     return [
+        *first,
         KernelCall(shrink, (ADAPTER_X, tiles, pool, _SHRUNK), barrier=False),
         *calls,
         KernelCall(expand, (_SHRUNK, tiles, pool, "out")),
@@ -91,4 +105,8 @@ def adapter_scratch(site: Site, graph: GraphParams) -> dict[str, int]:
     """Scratch bytes for a linear's adapters, by part."""
     if ADAPTERS not in site.attributes:
         return {}
-    return {SHRUNK: 4 * graph.shape.tokens * shrunk_width(slot_of(site, graph))}
+    shape, width = graph.shape, shrunk_width(slot_of(site, graph))
+    if site.attributes["on_samples"]:
+        # A tile of tokens has a tile of samples, which may be empty.
+        return {SHRUNK: 4 * shape.samples * width, SAMPLE_TILES: 4 * (1 + TILE_RECORD * shape.tokens)}
+    return {SHRUNK: 4 * shape.tokens * width}

@@ -27,6 +27,8 @@ class BufferSource:
     V_POOL = "<v_pool>"
     KV_SCALES = "<kv_scales>"
     """Scales of a layer's keys and values, stated by the checkpoint."""
+    SAMPLE_INDEX = "<sample_index>"
+    """The token row of each sampled row."""
     ADAPTER_TILES = "<adapter_tiles>"
     ADAPTER_POOL = "<adapter_pool>"
     """The pool of adapter matrices of the weight that the op reads."""

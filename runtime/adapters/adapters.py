@@ -18,6 +18,10 @@ from llmc.shown import shown
 from .peft import LowRank, read_adapter
 from .tensors import AdapterError
 
+_HEAD = "lm_head"
+_HEADS = ("lm_head.weight", "embed.weight")
+"""Weights of the output projection, which may be the embedding's."""
+
 
 class LoadedError(AdapterError):
     """An adapter with this name is already loaded."""
@@ -180,4 +184,8 @@ class Adapters:
                 for linear in lora["linears"]
                 for index, part in enumerate(linear["parts"])
             }
+            # Newer versions of transformers call the output projection so, whatever checkpoints do.
+            for linear in lora["linears"]:
+                if linear["weight"] in _HEADS:
+                    self._places.setdefault(_HEAD, self._places[linear["parts"][0]["module"]])
         return self._places

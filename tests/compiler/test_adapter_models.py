@@ -70,14 +70,17 @@ def check_against_merged(
 
 @pytest.mark.parametrize("target", ["native", "reference", pytest.param("opencl", marks=needs_opencl)])
 def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Ranks from 3 to 256, whole panels and not, in one batch; every linear layer, of logits, too."""
     model = make_tiny_model(tmp_path / "model", "llama")
-    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", target=target, **LORA).close()
+    options = {**LORA, "lora_slots": 5, "lora_rank": 256}
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", target=target, **options).close()
     adapters: list[Path | None] = [
         make_adapter(tmp_path / "q", model, ("q_proj",), rank=3, seed=1),
-        make_adapter(tmp_path / "all", model, ALL, rank=20, seed=2),
+        make_adapter(tmp_path / "all", model, (*ALL, "lm_head"), rank=256, seed=2),
         None,
-        make_adapter(tmp_path / "mixed", model, ("v_proj", "down_proj"), rank=8, ranks={"down_proj": 17}, seed=3),
-        make_adapter(tmp_path / "gate", model, ("up_proj",), rank=16, seed=4),
+        make_adapter(tmp_path / "mixed", model, ("v_proj", "down_proj"), rank=24, ranks={"down_proj": 100}, seed=3),
+        make_adapter(tmp_path / "gate", model, ("up_proj",), rank=128, seed=4, size=0.1, use_rslora=True),
+        make_adapter(tmp_path / "head", model, ("lm_head",), rank=64, seed=5),
     ]
     check_against_merged(model, tmp_path / "a", adapters, 2e-4)
 
@@ -129,21 +132,38 @@ def test_quantized_models(scheme: str, tmp_path: Path, kernel_cache: Path) -> No
 
 
 def test_rows_without_an_adapter_have_the_models_bits(tmp_path: Path, kernel_cache: Path) -> None:
-    """Those of the artifact that takes none."""
+    """Those of the artifact that takes none. Rows with an adapter have those that they have alone, beside any ranks."""
     model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
     prompts = [random_tokens(515, n, seed=n) for n in (1, 7, 8, 30)]
-    compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **LORA).close()
+    compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **{**LORA, "lora_rank": 128}).close()
     compile_tiny(model, tmp_path / "without", kernel_cache, dtype="bf16", buckets=MIXED_LADDER, block_size=16).close()
-    adapter = make_adapter(tmp_path / "all", model, ALL, rank=9, seed=2, size=0.5)
+    adapter = make_adapter(tmp_path / "all", model, (*ALL, "lm_head"), rank=128, seed=2, size=0.5)
+    other = make_adapter(tmp_path / "other", model, ("up_proj", "lm_head"), rank=8, seed=3, size=0.5)
     with Artifact(tmp_path / "without") as opened, Engine(opened) as engine:
         expected = prompt_logprobs(engine, [(prompt, 0) for prompt in prompts])
     with Artifact(tmp_path / "with") as opened, Engine(opened) as engine:
         assert prompt_logprobs(engine, [(prompt, 0) for prompt in prompts]) == expected
-        number = Adapters(tmp_path / "with", opened, engine).load("all", adapter).id
-        scores, outputs = prompt_logprobs(engine, [(p, n) for p in prompts for n in (number, 0)])
-    assert (scores[1::2], outputs[1::2]) == expected
-    assert scores[0::2] != scores[1::2]
-    check_against_merged(model, tmp_path / "with", [adapter, None], 0.25)
+        loaded = Adapters(tmp_path / "with", opened, engine)
+        numbers = [loaded.load(path.name, path).id for path in (adapter, other)]
+        alone = [prompt_logprobs(engine, [(prompt, numbers[0])]) for prompt in prompts]
+        scores, outputs = prompt_logprobs(engine, [(p, n) for p in prompts for n in (numbers[0], 0, numbers[1])])
+    assert (scores[1::3], outputs[1::3]) == expected
+    assert [([score], [output]) for score, output in zip(scores[0::3], outputs[0::3], strict=True)] == alone
+    assert scores[0::3] != scores[1::3] != scores[2::3]
+    check_against_merged(model, tmp_path / "with", [adapter, None, other], 0.25)
+
+
+@pytest.mark.parametrize("scheme", [None, "w8a8"])
+def test_an_output_projection_that_is_the_embedding(scheme: str | None, tmp_path: Path, kernel_cache: Path) -> None:
+    """Its adapter changes logits, and leaves the embedding alone. Samples of every place in chunks of prompts."""
+    model = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=1, tie_word_embeddings=True)
+    quant = None if scheme is None else QuantConfig(scheme)
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", quant=quant, **LORA).close()
+    adapters: list[Path | None] = [
+        make_adapter(tmp_path / f"{seed}", model, modules, rank=9, seed=seed)
+        for seed, modules in enumerate((("lm_head",), ("lm_head", "q_proj")))
+    ]
+    check_against_merged(model, tmp_path / "a", [*adapters, None], 2e-4 if scheme is None else 0.2)
 
 
 def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> None:
@@ -154,19 +174,19 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
     assert tables.header.version == manifest["format_version"] == 6
     assert [tables.weights[adapter.weight].name for adapter in tables.adapters] == [
         "layers.0.attention.qkv.weight", "layers.0.attention.out.weight", "layers.0.mlp.gate_up.weight",
-        "layers.0.mlp.down.weight",
+        "layers.0.mlp.down.weight", "lm_head.weight",
     ]  # fmt: skip
-    assert [adapter.slot.rows for adapter in tables.adapters] == [(60, 20, 20), (60,), (100, 100), (60,)]
+    assert [adapter.slot.rows for adapter in tables.adapters] == [(60, 20, 20), (60,), (100, 100), (60,), (515,)]
     # A linear reads nothing that the command before it writes, so threads do not meet between them.
     ops = [tables.kernels[command.kernel].symbol.rpartition("_")[0] for command in tables.commands]
     barriers = [command.barrier for command in tables.commands]
     assert {op for op, barrier in zip(ops, barriers, strict=True) if not barrier} == {"adapter_shrink"}
     assert [ops[i + 1 : i + 3] for i, barrier in enumerate(barriers) if not barrier] == (
-        [["linear", "adapter_expand"]] * (4 * len(tables.graphs))
+        [["linear", "adapter_expand"]] * (5 * len(tables.graphs))
     )
     found = inspected(tmp_path / "a")["adapters"]
     assert found is not None
-    assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 4, 8)
+    assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 5, 11)
     assert "LoRA adapters: 4 at once of rank 20 or less" in inspected_text(tmp_path / "a")
     # The same inputs make the same bytes.
     compile_tiny(model, tmp_path / "b", kernel_cache, **options).close()

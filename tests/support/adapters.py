@@ -50,11 +50,9 @@ def make_adapter(
 
 
 def linears_of(model: Path) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of transformers' model, but for the head."""
+    """(outputs, inputs) of each linear layer of transformers' model."""
     found = {}
     for name, module in reference_model(model).named_modules():
-        if name.endswith(("lm_head", "embed_out")):
-            continue
         if isinstance(module, torch.nn.Linear):
             found[name] = (module.out_features, module.in_features)
         elif type(module).__name__ == "Conv1D":
@@ -63,7 +61,8 @@ def linears_of(model: Path) -> dict[str, tuple[int, int]]:
 
 
 def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model with an adapter's products added to its weights, in float64."""
+    """transformers' model with an adapter's products added to its weights, in float64. A head that is tied to the
+    embedding is untied, as an adapter of it leaves the embedding alone."""
     from safetensors.numpy import load_file
 
     found = reference_model(model, dtype)
@@ -77,12 +76,17 @@ def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.f
         module = name.removesuffix(".lora_A.weight")
         a, b = tensors[name].astype(np.float64), tensors[f"{module}.lora_B.weight"].astype(np.float64)
         of_module = next((v for end, v in config.get("alpha_pattern", {}).items() if module.endswith(end)), None)
-        scale = (config["lora_alpha"] if of_module is None else of_module) / len(a)
-        weight, product = modules[module.removeprefix(PREFIX)].weight, torch.from_numpy(scale * (b @ a))
+        scale = (config["lora_alpha"] if of_module is None else of_module) / len(a) ** (
+            0.5 if config.get("use_rslora") else 1
+        )
+        changed, product = modules[module.removeprefix(PREFIX)], torch.from_numpy(scale * (b @ a))
+        if changed is found.get_output_embeddings():
+            changed.weight = torch.nn.Parameter(changed.weight.detach().clone())
+        weight = changed.weight
         with torch.no_grad():
             turned = product.T if tuple(weight.shape) != tuple(product.shape) else product
             # A square matrix of Conv1D lies turned, too.
-            if type(modules[module.removeprefix(PREFIX)]).__name__ == "Conv1D":
+            if type(changed).__name__ == "Conv1D":
                 turned = product.T
             weight.copy_((weight.double() + turned).to(weight.dtype))
     return found

@@ -19,7 +19,7 @@ _LINEARS = (LINEAR.name, ACTIVATED_LINEAR.name, GATED_LINEAR.name)
 
 
 def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
-    """Gives an adapter pool to every token linear named in `linears` (weight name → adapter).
+    """Gives an adapter pool to every linear named in `linears` (weight name → adapter).
 
     Must run before other passes: adapters read the activations that the model computes.
     """
@@ -36,7 +36,7 @@ class _Adapter(Rewriter):
 
     def rewrite(self, step: Step) -> relax.Expr:
         site = step.site
-        if site is None or site.op not in _LINEARS or site.attributes["on_samples"]:
+        if site is None or site.op not in _LINEARS:
             return self.replaced(step.value)
         linear = self._linears.get(step.tensors["weight"])
         if linear is None:
@@ -49,5 +49,6 @@ class _Adapter(Rewriter):
         if site.op == LINEAR.name:
             return made
         of_linear = {"activation": site.attributes["activation"], "gated": site.op == GATED_LINEAR.name}
-        last = Site(ACTIVATE.name, {"widths": {"x": sum(linear.rows)}, "on_samples": False, **of_linear}, ("x",))
+        of_rows = {"widths": {"x": sum(linear.rows)}, "on_samples": site.attributes["on_samples"]}
+        last = Site(ACTIVATE.name, {**of_rows, **of_linear}, ("x",))
         return self.call(last, last.op, {}, {"x": self.builder.emit(made)}, step.var.ty)

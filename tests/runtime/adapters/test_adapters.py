@@ -63,7 +63,7 @@ def pair(rank: int = 8, rows: int = 60, columns: int = 60, module: str = Q) -> d
         (pair(RANK + 1), {"r": RANK + 1}, f"has rank {RANK + 1}, and the artifact takes up to {RANK}; compile it with "
          f"--lora-rank {RANK + 1}"),
         (pair(rows=61), {}, "is for a layer of 61 by 60, and the model's is 60 by 60"),
-        (pair(module=f"{PREFIX}lm_head", rows=515), {}, "'lm_head' is not a layer of this artifact that takes"),
+        (pair(module=f"{PREFIX}lm_head", rows=516), {}, "'lm_head' is for a layer of 516 by 60, and the model's is"),
         (pair(module=f"{PREFIX}model.layers.9.mlp.down_proj"), {}, "is not a layer of this artifact"),
         ({f"{PREFIX}model.embed_tokens.lora_embedding_A": np.zeros((8, 515), np.float32)}, {}, "more than LoRA of a"),
         ({f"{PREFIX}lm_head.weight": np.zeros((515, 60), np.float32)}, {}, "more than LoRA of a linear layer"),

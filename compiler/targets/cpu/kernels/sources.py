@@ -24,6 +24,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "linear_quant": "linear.kernel",
     "adapter_shrink": "adapter_shrink",
     "adapter_expand": "adapter_expand",
+    "adapter_samples": "adapter_samples",
     "activate": "activate",
     "quantize_rows": "quantize_rows",
     "permute_columns": "permute",

@@ -95,7 +95,7 @@ def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
                 with when(i < count):
                     k.store("out", k.raw("out", row * n + column) + total.get(), row * n + column)
 
-        with when(rank > 0), T.If(count == 1):
+        with when(T.And(rank > 0, count > 0)), T.If(count == 1):
             with T.Then():
                 expand(1)
             with T.Else():

@@ -98,3 +98,40 @@ def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
                     total.set(total.get() + k.raw("x", source + r) * k.load("pool", first + column * rank + r))
                 k.store("out", k.raw("out", to + column) + total.get(), to + column)
     return k.function()
+
+
+def adapter_samples(spec: KernelSpec) -> tirx.PrimFunc:
+    """Each tile of tokens becomes a tile of those of its rows that are sampled, which may be none."""
+    p = spec.as_dict()
+    size, most = int(p["tile_rows"]), int(p["samples"])
+    buffers = {"tiles": "i32", "index": "i32", "out": "i32"}
+    with Frame(spec.symbol(), buffers) as k:
+        count, samples = let(k.raw("tiles", T.int32(0))), k.scalar(int(p["rows"]))
+        # Without tiles, their number is still written.
+        with k.share(let(T.max(count, 1))) as tile:
+            with when(tile == 0):
+                k.put_raw("out", count, T.int32(0))
+            with when(tile < count):
+                at, found, last = let(tile * (2 + size) + 1), Cell(T.int32(0), "int32"), Cell(T.int32(0), "int32")
+                with T.serial(let(k.raw("tiles", at + 1))) as i:
+                    row = let(k.raw("tiles", at + 2 + i))
+                    sample = _sample_of(k, row, samples, most)
+                    with when(sample < samples), when(k.raw("index", sample) == row):
+                        last.set(sample)
+                        k.put_raw("out", sample, at + 2 + found.get())
+                        found.set(found.get() + 1)
+                k.put_raw("out", k.raw("tiles", at), at)
+                k.put_raw("out", found.get(), at + 1)
+                with T.serial(let(found.get()), size) as i:
+                    k.put_raw("out", last.get(), at + 2 + i)
+    return k.function()
+
+
+def _sample_of(k: Frame, row: Expr, samples: Expr, most: int) -> Expr:
+    """The last sample whose row is not behind `row`; the first one if all are."""
+    place = Cell(T.int32(0), "int32")
+    for reach in (1 << i for i in reversed(range(most.bit_length()))):
+        further = let(place.get() + reach)
+        with when(further < samples), when(k.raw("index", further) <= row):
+            place.set(further)
+    return let(place.get())

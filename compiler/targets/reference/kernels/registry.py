@@ -8,7 +8,7 @@ from tvm import tirx
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import brought_template
-from llmc.compiler.targets.reference.kernels.adapters import adapter_expand, adapter_shrink
+from llmc.compiler.targets.reference.kernels.adapters import adapter_expand, adapter_samples, adapter_shrink
 from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
 from llmc.compiler.targets.reference.kernels.experts import (
@@ -37,6 +37,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "linear_quant": linear_quant,
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,
+    "adapter_samples": adapter_samples,
     "activate": activate,
     "quantize_rows": quantize_rows,
     "permute_columns": permute_columns,
