@@ -69,9 +69,12 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     return found
 
 
-def write(name: str, output: Path, seed: int = 0, shard_bytes: int | None = None) -> None:
-    """Writes the model `name` of SHAPES into the directory `output`; the weights are a function of name and seed."""
-    shape = SHAPES[name]
+def write(name: str, output: Path, seed: int = 0, shard_bytes: int | None = None, layers: int | None = None) -> None:
+    """Writes the model `name` of SHAPES into the directory `output`; the weights are a function of name and seed.
+
+    layers: instead of the shape's own number.
+    """
+    shape = SHAPES[name] if layers is None else {**SHAPES[name], "num_hidden_layers": layers}
     output.mkdir(parents=True, exist_ok=True)
     config = {"hidden_act": "silu", **shape, "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
     vocab_size = shape["vocab_size"]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_SAMPLES_PER_S = 20
+SAMPLES_PER_S = 20
+_ANONYMOUS, _MAPPED = ("Pss_Anon:", "Pss_Shmem:"), ("Pss_File:",)
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,18 @@ class Finished:
 
     seconds: float
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """PSS in bytes: a page that processes share is divided among them. mapped: pages of files."""
+
+    anonymous: int
+    mapped: int
+
+    @property
+    def total(self) -> int:
+        return self.anonymous + self.mapped
 
 
 def _children() -> dict[int, list[int]]:
@@ -34,19 +47,21 @@ def _children() -> dict[int, list[int]]:
     return found
 
 
-def tree_pss(root: int) -> int:
-    """Bytes of PSS (shared pages divided among their users) of `root` and its descendants; 0 when it is gone."""
-    children, todo, total = _children(), [root], 0
+def tree_memory(root: int) -> Memory:
+    """Memory of `root` and its descendants; nothing when it is gone."""
+    children, todo = _children(), [root]
+    anonymous = mapped = 0
     while todo:
         process = todo.pop()
         todo += children.get(process, [])
         try:
-            for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue  # it ended meanwhile
-    return total
+        for kind, size, *_ in (line.split() for line in lines[1:]):
+            anonymous += int(size) << 10 if kind in _ANONYMOUS else 0
+            mapped += int(size) << 10 if kind in _MAPPED else 0
+    return Memory(anonymous, mapped)
 
 
 def run(command: Sequence[str | Path]) -> Finished:
@@ -56,8 +71,8 @@ def run(command: Sequence[str | Path]) -> Finished:
 
     def watch() -> None:
         nonlocal peak
-        while not stop.wait(1 / _SAMPLES_PER_S):
-            peak = max(peak, tree_pss(process.pid))
+        while not stop.wait(1 / SAMPLES_PER_S):
+            peak = max(peak, tree_memory(process.pid).total)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -20,7 +20,7 @@ from bench.peers.machine_limits import Limits
 from bench.peers.plan import Entrant, Key, Settings
 from bench.peers.process import Command, PeerError, Worker, end, last_line, server, start
 from bench.peers.store import Measurement, Store
-from bench.processes import tree_pss
+from bench.processes import tree_memory
 
 PROBE_S = 0.3
 MEMORY_SAMPLES_PER_S = 10
@@ -180,7 +180,7 @@ class Runner:
             worker.send(op="decode", batch=batch, context=self.settings.context, steps=8, seed=1)
             answers, deadline = 0, time.monotonic() + 900
             while answers < 3:
-                peak = max(peak, tree_pss(worker.process.pid))
+                peak = max(peak, tree_memory(worker.process.pid).total)
                 if time.monotonic() > deadline:
                     raise PeerError("it gave no answer within 900 s")
                 if worker.readable(1 / MEMORY_SAMPLES_PER_S):
