@@ -24,8 +24,8 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 def _cost(rows: b.Expr, largest: int) -> b.Expr:
     """The weight is read while rows are multiplied.
 
-    Rows count in halves of the largest tile. Of a last one, floats multiply half, three quarters or all of it, and
-    most quantized weights all of it. Costs only share experts among tasks, so that is near enough.
+    Rows count in halves of the largest tile, although of a last one three quarters may be multiplied, too. Costs only
+    share experts among tasks, so that is near enough.
     """
     half = max(1, largest // 2)
     return T.max(T.truncdiv(rows + (half - 1), half) * half, T.int32(_READING)) + _BEGIN

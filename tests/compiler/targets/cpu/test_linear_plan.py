@@ -115,4 +115,7 @@ def test_a_part_of_the_last_row_tile_is_computed_where_that_is_faster() -> None:
 
     assert fewer("znver4", floats(8, "bf16")) == fewer("icelake-server", floats(8, "f16")) == (4, 6)
     assert fewer("znver4", floats(8, "bf16"), uneven=False) == fewer("znver4", floats(4, "bf16")) == ()
-    assert fewer("x86-64-v3", floats(4, "f32")) == ()
+    assert fewer("znver4", quantized(8, "i8", W8)) == fewer("znver4", quantized(8, "bf16", W4)) == (4, 6)
+    assert fewer("znver4", quantized(8, "i8", W8), uneven=False) == fewer("znver4", quantized(2, "i8", W8)) == ()
+    assert fewer("x86-64-v3", floats(4, "f32")) == fewer("x86-64-v3", quantized(4, "i8", W8)) == ()
+    assert fewer("sapphirerapids", quantized(8, "i8", W8)) == ()  # tile registers have rows of their own

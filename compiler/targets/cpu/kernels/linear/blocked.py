@@ -68,7 +68,8 @@ class PanelByPanel:
             return
         fetch = self.fetches.share(following, walk, here, self.p.group_lines if self.p.grouped else TURN)
         with T.serial(here) as t:
-            self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch)
+            fewer = self.plan.fewer_rows
+            self.tiles.row_tile(tile0 + t, t, [panel], part, [part], walk, kb, fetch, fewer_rows=fewer)
 
     def _start(self, number: b.Expr, walk: Walk) -> b.Expr:
         """Start of a block in the weight. number: blocks before it, in the order of the walk."""
@@ -141,7 +142,8 @@ class GroupsOfPanels:
             turn_lines = p.group_lines if p.grouped else TURN
             fetch, place = self.fetches.share(b.let(ahead), walk, here, turn_lines), b.let(part * self.plan.group + i)
             with T.serial(here) as t:
-                self.tiles.row_tile(tile0 + t, t, [first + i], part, [place], walk, kb, fetch)
+                fewer = self.plan.fewer_rows
+                self.tiles.row_tile(tile0 + t, t, [first + i], part, [place], walk, kb, fetch, fewer_rows=fewer)
 
     def _float_panel(
         self, tile0: b.Expr, here: b.Expr, first: b.Expr, count: b.Expr, turn: b.Expr, kb: b.Expr, line0: b.Expr,

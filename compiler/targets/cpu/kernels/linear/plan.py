@@ -82,7 +82,7 @@ def plan(p: Problem, schedule: Schedule | None, *, uneven: bool = False) -> Plan
     """The plan of a problem under a schedule; None: the default schedule. uneven: many rows seldom fill whole tiles."""
     registers = _registers(p)
     if p.quantized:
-        return _quantized(p, registers, schedule or _quantized_schedule(p, registers))
+        return _quantized(p, registers, schedule or _quantized_schedule(p, registers), uneven=uneven)
     if registers is not None:
         return _float_registers(p, registers)
     return _float(p, schedule or _float_schedule(p), uneven=uneven)
@@ -101,6 +101,16 @@ def operands(p: Problem) -> tuple[Reader, MicroKernel]:
         if micro.suits(p) and micro.operand in reader.units_of:
             return reader(p, micro.operand), micro(p)
     raise KernelSpecError(f"{p.spec.op}: weights of {p.kind} are not multiplied by activations of {p.act}")
+
+
+def _has_parts(p: Problem) -> bool:
+    """Whether row tiles are those of many rows, in registers wide enough for parts of them to be faster."""
+    return p.tile == p.target.row_tile and p.target.lanes == b.WIDTH
+
+
+def _fewer_rows(p: Problem) -> tuple[int, ...]:
+    """See `Plan`. Below half a tile there are too few chains of operations to be faster."""
+    return tuple(range(p.tile // 2, p.tile, 2))
 
 
 # ---- floats ---------------------------------------------------------------------------------------------------------
@@ -137,7 +147,7 @@ def _float(p: Problem, schedule: Schedule, *, uneven: bool) -> Plan:
     reader, micro = operands(p)
     widens = _expands(p, micro)
     lines = min(p.lines, max(1, schedule.block_bytes // _word_bytes(p, widens=widens)))
-    uneven = uneven and p.tile == p.target.row_tile and p.target.lanes == b.WIDTH
+    uneven = uneven and _has_parts(p)
     few = Walk(lines, b.ceil_div(p.lines, lines))
     if widens:
         loops: tuple[tuple[int | None, Loops], ...] = ((None, Loops.GROUPS_OF_PANELS),)
@@ -156,8 +166,7 @@ def _float(p: Problem, schedule: Schedule, *, uneven: bool) -> Plan:
         # One panel of gate and of up is faster than two, by 2 to 5 % for 32 to 130 rows of an expert.
         group=1 if uneven and p.parts > 1 and not widens else (_WIDE_PANELS if widens else _GROUP) // p.parts,
         widens=widens,
-        # Below half a tile there are too few chains of operations to be faster.
-        fewer_rows=tuple(range(p.tile // 2, p.tile, 2)) if uneven else (),
+        fewer_rows=_fewer_rows(p) if uneven else (),
     )  # fmt: skip
 
 
@@ -193,7 +202,7 @@ def _quantized_schedule(p: Problem, registers: type[TileRegisters] | None) -> Sc
     return Schedule(reader.streams, _PAIRED_AHEAD_BYTES if p.paired else _AHEAD_BYTES, block, max(least, rows))
 
 
-def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Schedule) -> Plan:
+def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Schedule, *, uneven: bool) -> Plan:
     reader, micro = operands(p)
 
     def walk(*, unpacked: bool) -> Walk:
@@ -240,6 +249,7 @@ def _quantized(p: Problem, registers: type[TileRegisters] | None, schedule: Sche
         ahead_bytes=schedule.ahead_bytes,
         group=_WIDE_PANELS // p.parts if widens else 1,
         widens=widens,
+        fewer_rows=_fewer_rows(p) if uneven and not registers and _has_parts(p) else (),
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class VectorTiles:
             where = range(first, end), units, part, panels, list(places), columns
             self._tile(Tile(t, t_local, *where, x0, walk, kb, fetch, length))
 
-        if fewer_rows:
+        if fewer_rows and step == p.tile:
             valid = b.let(T.min(self.num_rows - t * p.tile, p.tile))
             for below, most in itertools.pairwise((0, *fewer_rows, p.tile)):
                 with b.when(T.And(valid > below, valid <= most)):
