@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 _ADDRESS = re.compile(r"(?:localhost|\[[0-9a-f:]+\]|[\w-]+(?:\.[\w-]+)*):\d{1,5}(?:/.*)?", re.IGNORECASE | re.ASCII)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_MOST_LISTED = 5
 _PARTS = ("graphs.bin", "manifest.json", "kernels.cl", "kernels.so", "weights.safetensors", "config.json")
 
 
@@ -26,6 +28,9 @@ def meant(path: Path) -> str:
     if path.is_dir():
         if found := sorted(path.glob("*.gguf")):
             return f"{path} has no config.json, but GGUF files: give one of them, such as {found[0]}"
+        for kind, mark in (("artifacts", "graphs.bin"), ("models", "config.json")):
+            if inside := sorted(file.parent for file in path.glob(f"*/{mark}")):
+                return f"{path} is a folder of {kind}: give one of them, {_listed(inside)}"
         return f"{path} is neither an artifact (no graphs.bin) nor a model directory (no config.json)"
     if path.name in _PARTS:
         return f"{path} is a part of an artifact or model: give its directory, {path.resolve().parent}"
@@ -34,3 +39,11 @@ def meant(path: Path) -> str:
     if path.is_file() and zipfile.is_zipfile(path):
         return f"{path} is a bundle, without weights: make an artifact with llmc bundle apply {path} MODEL -o OUT"
     return f"{path} is a file, neither an artifact nor a model: give a directory with graphs.bin or config.json"
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    """As in "a, b or c", the first few."""
+    shown = [str(path) for path in paths[:_MOST_LISTED]]
+    if len(paths) > _MOST_LISTED:
+        return f"{', '.join(shown)}, or one of {len(paths) - _MOST_LISTED} more"
+    return " or ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -307,8 +307,10 @@ async def until_left(work: asyncio.Task[None], left: asyncio.Task[None]) -> None
 
 
 def _parsed(inbound: Inbound) -> dict[str, Any]:
-    """JSON object of a body; empty if it is none, which the replica will report."""
+    """JSON object of a body; empty if it is none, or packed, which the replica will report."""
     if not inbound.body or b"json" not in inbound.header(b"content-type").lower():
+        return {}
+    if inbound.header(b"content-encoding"):
         return {}
     check_size(inbound.body)
     try:

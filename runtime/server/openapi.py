@@ -46,7 +46,7 @@ _ERRORS = {
     404: "There is no such model.",
     408: "The request took longer to arrive, or to be answered, than it may.",
     413: "The body is larger than --max-body-size, or the request may take more memory than --request-memory.",
-    415: "The content type is not JSON.",
+    415: "The content type is not JSON, or the body is packed (Content-Encoding).",
     429: "The queue or the memory for requests is full; Retry-After says when to try again.",
     500: "The engine failed the request.",
     503: "The server starts, drains or has failed.",

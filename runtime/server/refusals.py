@@ -17,8 +17,8 @@ TASK = "unsupported_task"
 BEYOND_SCHEMA: Mapping[str, str] = {
     CONSTRAINT: "a JSON schema, regular expression, grammar or structural tag is not valid, or too complex",
     CONFLICT: "min_tokens is above max_tokens; best_of is below n; a parameter does not go with beam search or "
-    "best_of; a tool's name occurs twice; the chosen tool does not exist; or the answer has two forms, or one that "
-    "excludes tools",
+    "best_of; a tool's name occurs twice; the chosen tool does not exist; a call is required without tools; or the "
+    "answer has two forms, or one that excludes tools",
     TEMPLATE: "the model's chat template does not take the conversation",
     CONTEXT: "prompt and answer do not fit the model's context",
     EMPTY: "the prompt has no tokens",

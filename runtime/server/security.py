@@ -17,6 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmc.shown import shown
+
 from .config import ServerConfig
 from .errors import ApiError
 from .hand_over import PATH as HAND_OVER_PATH
@@ -33,6 +35,7 @@ def install(app: FastAPI, config: ServerConfig, memory: RequestMemory) -> None:
     """Adds the middlewares; the last one added sees a request first."""
     app.add_middleware(RequestMemoryMiddleware, memory=memory)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(PlainBodies)
     if config.hand_over_key is not None:
         app.add_middleware(HandOverKey, key=config.hand_over_key)
     if config.api_keys:
@@ -140,6 +143,26 @@ def _forms(key: str) -> list[bytes]:
         with contextlib.suppress(UnicodeEncodeError):
             forms.append(key.encode("latin-1"))
     return forms
+
+
+class PlainBodies:
+    """Answers 415 to a packed body, whose size does not bound what it unpacks to."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        coding = Headers(scope=scope).get("content-encoding", "").strip() if scope["type"] == "http" else ""
+        if coding.lower() in ("", "identity"):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            f"the body has the Content-Encoding {shown(coding)}: send it unpacked, without that header",
+            status=415,
+            code="unsupported_media_type",
+            headers={"Accept-Encoding": "identity"},
+        )
+        await error.response()(scope, receive, send)
 
 
 class BodyLimit:

@@ -99,6 +99,25 @@ def test_run_of_what_is_no_model_exits_with_1(
     assert not output.exists()
 
 
+@pytest.mark.parametrize(
+    ("names", "mark", "told"),
+    [
+        (("a.llmc",), "graphs.bin", "is a folder of artifacts: give one of them, {0}/a.llmc"),
+        (("b", "a", "c"), "graphs.bin", "of artifacts: give one of them, {0}/a, {0}/b or {0}/c"),
+        (tuple("hgfedcba"), "graphs.bin", "{0}/a, {0}/b, {0}/c, {0}/d, {0}/e, or one of 3 more"),
+        (("qwen", "llama"), "config.json", "is a folder of models: give one of them, {0}/llama or {0}/qwen"),
+    ],
+)
+def test_what_a_folder_contains_is_named(
+    names: tuple[str, ...], mark: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / mark).touch()
+    assert cli.main(["serve", str(tmp_path)]) == 1
+    assert one_sentence(capsys).endswith(told.format(tmp_path))
+
+
 def test_bad_prompts_file_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", str(tmp_path), "--prompts", str(tmp_path / "none.txt")]) == 1
     assert "none.txt" in one_sentence(capsys)

@@ -54,9 +54,13 @@ def read_tools(
 ) -> ToolUse | None:
     """The tools that a request may use, None when it may use none; tools and choice as a ChatRequest has them.
 
-    defaults: for their schemas. Raises ApiError. Without tools, tool_choice has no effect, as with OpenAI.
+    defaults: for their schemas. Raises ApiError.
     """
+    required, names = _read_choice(choice)
     if not tools:
+        if required:
+            why = "tool_choice requires a call, and there are no tools: give tools, or leave tool_choice out"
+            raise ApiError(why, param="tool_choice", code=CONFLICT)
         return None
     known: dict[str, Tool] = {}
     for index, tool in enumerate(tools):
@@ -64,7 +68,6 @@ def read_tools(
         if read.name in known:
             raise ApiError(f"two tools have the name {read.name!r}: rename one", param="tools", code=CONFLICT)
         known[read.name] = read
-    required, names = _read_choice(choice)
     unknown = next((name for name in names or () if name not in known), None)
     if unknown is not None:
         why = f"tool_choice names {_shown(unknown)}, but the tools are {', '.join(known)}"

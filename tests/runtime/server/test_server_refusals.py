@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,18 @@ def test_other_content_types_are_415(running: Running) -> None:
     assert "application/json" in error_of(response, 415)["message"]
     no_body = running.client.get("/v1/llmc/state?quantiles=some")
     assert error_of(no_body, 400)["param"] == "quantiles"
+
+
+def test_packed_bodies_are_415(running: Running) -> None:
+    data = b'{"prompt": "x", "max_tokens": 1}'
+    asked = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    for path in ("/v1/completions", "/v1/messages"):
+        response = running.client.post(path, content=gzip.compress(data), headers=asked)
+        assert response.status_code == 415
+        assert "Content-Encoding 'gzip': send it unpacked" in response.json()["error"]["message"]
+        assert response.headers["accept-encoding"] == "identity"
+    plain = running.client.post("/v1/completions", content=data, headers={**asked, "Content-Encoding": "Identity"})
+    assert plain.status_code == 200
 
 
 def test_unknown_paths_and_methods_have_the_shape(running: Running) -> None:

@@ -343,6 +343,8 @@ def test_markers_that_are_special_tokens(tmp_path: Path) -> None:
         ([function("a"), function("a")], None, "two tools have the name 'a'"),
         ([function("a", parameters={"const": 10**30})], None, "at most 64 bits"),
         ([function("a")], function("b"), "names 'b', but the tools are a"),
+        ([], "required", "tool_choice requires a call, and there are no tools"),
+        (None, function("a"), "tool_choice requires a call, and there are no tools"),
     ],
 )
 def test_tools_that_are_refused(tools: Any, choice: Any, message: str) -> None:
@@ -353,8 +355,7 @@ def test_tools_that_are_refused(tools: Any, choice: Any, message: str) -> None:
 def test_tool_choice() -> None:
     assert read_tools(TOOLS, "none", None) is None
     assert read_tools(None, "none", None) is None
-    assert read_tools([], "required", None) is None
-    assert read_tools(None, function("a"), None) is None
+    assert read_tools([], "auto", None) is None
     auto = read_tools(TOOLS, None, None)
     assert auto is not None
     assert (auto.required, auto.named, auto.parallel, len(auto.tools)) == (False, False, True, 3)
