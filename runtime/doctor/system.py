@@ -24,7 +24,7 @@ def system_checks(root: Path = ROOT) -> Iterator[Check]:
     yield from _governor(root, cpus)
     yield from _huge_pages(root)
     yield from _nodes(root)
-    yield Check("memory available", format_bytes(available_memory()))
+    yield Check("memory available", format_bytes(available_memory(root)))
     yield _open_files()
 
 
@@ -38,8 +38,10 @@ def _text(path: Path) -> str | None:
 def _quota(root: Path, cpus: int) -> Iterator[Check]:
     """The CPU time that a control group allows, if less than the CPUs."""
     least = float(cpus)
-    for group in control_groups(root / "proc/self/cgroup", root / "sys/fs/cgroup"):
+    for group in control_groups("cpu", root):
         quota, _, period = (_text(group / "cpu.max") or "max").partition(" ")
+        if quota == "max":
+            quota, period = (_text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
         if quota.isdigit() and period.isdigit() and int(period):
             least = min(least, int(quota) / int(period))
     if least < cpus:

@@ -24,6 +24,10 @@ def root(tmp_path: Path) -> Path:
     """A machine without a fault, whose process is in the group /a/b."""
     put(tmp_path, "proc/loadavg", f"{CPUS * 0.1:.2f} 0.2 0.3 1/200 4242")
     put(tmp_path, "proc/self/cgroup", "1:cpu:/x\n0::/a/b")
+    version_2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
+    put(tmp_path, "proc/self/mountinfo", f"{version_2}\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu")
+    put(tmp_path, "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "-1")
+    put(tmp_path, "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000")
     put(tmp_path, "sys/fs/cgroup/a/cpu.max", "max 100000")
     put(tmp_path, "sys/fs/cgroup/a/b/cpu.max", "max 100000")
     put(tmp_path, "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
@@ -58,6 +62,8 @@ def test_a_machine_without_a_fault_needs_no_advice(root: Path, monkeypatch: pyte
         ("proc/loadavg", f"{CPUS * 0.6:.2f} 0 0 1/200 4242", "load", "other programs"),
         ("sys/fs/cgroup/a/b/cpu.max", "50000 100000", "CPU quota", "--threads 1"),
         ("sys/fs/cgroup/a/cpu.max", f"{CPUS * 50000} 100000", "CPU quota", "raise its limit"),
+        ("sys/fs/cgroup/cpu.max", "50000 100000", "CPU quota", "raise its limit"),
+        ("sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "50000", "CPU quota", "--threads 1"),
         ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]", "huge pages", "echo madvise"),
         ("sys/devices/system/node/node1/cpulist", "2-3", "memory nodes", "numactl"),
     ],
