@@ -101,6 +101,20 @@ def test_a_decode_server_computes_the_rest_of_the_last_block(prefill: Running, d
     assert f'llmc_handover_blocks_total{{direction="received"}} {float(counts.received_blocks)}' in page
 
 
+def test_other_apis_take_blocks_as_well(prefill: Running, decode: Running) -> None:
+    before = decode.server.hand_over.counts.received
+    message = {"messages": [{"role": "user", "content": f"3 {PROMPT}"}], "max_tokens": 8, "temperature": 0}
+    response = {"input": f"4 {PROMPT}", "max_output_tokens": 8, "temperature": 0}
+    found = ask(decode, prefill.url, message, path="/v1/messages")
+    assert found["usage"]["cache_read_input_tokens"] > 0
+    assert found["content"] == prefill.post("/v1/messages", **message).json()["content"]
+    found = ask(decode, prefill.url, response, path="/v1/responses")
+    assert found["usage"]["input_tokens_details"]["cached_tokens"] > 0
+    told = prefill.post("/v1/responses", **response).json()
+    assert found["output"][0]["content"] == told["output"][0]["content"]
+    assert decode.server.hand_over.counts.received == before + 2
+
+
 @pytest.fixture(scope="module")
 def chunked(english_artifact: Path) -> Iterator[Running]:
     """A prefill server that computes 32 tokens a step."""
