@@ -130,9 +130,7 @@ def measure(given: argparse.Namespace) -> list[Round]:
         rank += ["--bucket", given.bucket, "--replays", str(given.replays)]
         command = mpi_command(mpiexec, Path(folder) / "enter", rank)
         # mpiexec may lose its own connections when all ranks have ended well: what rank 0 has said counts.
-        done = subprocess.run(
-            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if not done.stdout.strip():
             raise SystemExit(f"the ranks have measured nothing: {done.stderr.strip()}")
         told: dict[str, Any] = json.loads(done.stdout)
