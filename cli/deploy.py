@@ -11,8 +11,10 @@ import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.numbers import finite
 from llmc.runtime.deploy.config import DeployConfig, DeployError
+from llmc.runtime.server.hand_over_headers import KEY_ENV
 
 _HELP = """Serve replicas of artifacts on a Ray cluster, behind one endpoint with OpenAI's HTTP API.
 
@@ -25,6 +27,7 @@ Examples:
   llmc deploy qwen.llmc --replicas 2
   llmc deploy qwen.llmc --replicas 1 --max-replicas 4 --cpus-per-replica 8
   llmc deploy /models/qwen.llmc --address auto --keep
+  llmc deploy qwen.llmc --replicas 2 --prefill-replicas 1
 """
 
 
@@ -38,6 +41,9 @@ def _words(text: str) -> tuple[str, ...]:
 DEPLOYING = ConfigFlags(
     DeployConfig,
     min_replicas=Flag("Fewest replicas of each artifact.", name="replicas", min=1, max=4096, metavar="N"),
+    prefill_replicas=Flag(
+        "Further replicas of each artifact, which compute long prompts.", min=0, max=4096, metavar="N"
+    ),
     target_load=Flag("Intended requests per replica.", min=0.01, metavar="X", callback=finite),
     kv_high=Flag(
         "Share of used KV blocks above which a replica is added.", min=0.01, max=1, metavar="X", callback=finite
@@ -67,6 +73,13 @@ DEPLOYING = ConfigFlags(
     replica_key=Flag(
         "API key of the replicas, if they need one.", name="replica_api_key", envvar="LLMC_API_KEY", metavar="KEY"
     ),
+    hand_over_key=Flag(
+        "Key with which replicas hand prompts over; default: one is made for --prefill-replicas.",
+        envvar=KEY_ENV,
+        read=hand_over_key,
+        metavar="KEY",
+    ),
+    hand_over_chars=Flag("Shortest prompt, in bytes, that a prefill replica computes.", min=1, metavar="N"),
 )
 
 

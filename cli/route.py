@@ -13,10 +13,11 @@ import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.group import takes_option_groups
-from llmc.cli.options.hand_over import KEY_ENV, hand_over_key
+from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
+from llmc.runtime.server.hand_over_headers import KEY_ENV
 
 _HELP = """Serve replicas of artifacts behind one endpoint with OpenAI's HTTP API.
 
@@ -135,7 +136,7 @@ def route_command(
     if spawn_prefill:
         given["hand_over_key"] = given["hand_over_key"] or secrets.token_hex(32)
     if given["hand_over_key"]:
-        os.environ[KEY_ENV] = given["hand_over_key"]  # replicas read it there, where no list of processes shows it
+        os.environ[KEY_ENV] = given["hand_over_key"]  # for replicas
     config = RouterConfig(
         replicas=tuple(replica),
         spawn=tuple(
@@ -154,14 +155,9 @@ def route_command(
 
 
 def _roles(artifact: str, spawn: int, spawn_prefill: int) -> dict[str, int]:
-    """Replicas of an artifact by role. Blocks of models that give vectors, and of ranks, are not handed over."""
-    from llmc.manifest import ManifestError, read_manifest
+    """Replicas of an artifact by role."""
+    from llmc.runtime.router.roles import has_roles
 
-    if not spawn_prefill:
+    if not spawn_prefill or not has_roles(Path(artifact)):
         return {"": spawn}
-    try:
-        manifest = read_manifest(Path(artifact))
-    except ManifestError:
-        manifest = {}  # the replica says what is wrong, or compiles the model
-    obstacles = (manifest.get("model") or {}).get("task"), *map(manifest.get, ("tensor_parallel", "pipeline_parallel"))
-    return {"": spawn} if any(obstacles) else {"decode": spawn, "prefill": spawn_prefill}
+    return {"decode": spawn, "prefill": spawn_prefill}

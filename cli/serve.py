@@ -16,7 +16,6 @@ import typer
 from llmc.cli.options.device import DeviceFlags
 from llmc.cli.options.executor import ExecutorFlags, run_on_ray
 from llmc.cli.options.group import takes_option_groups
-from llmc.cli.options.hand_over import KEY_ENV
 from llmc.cli.options.lora import LORA_HELP, LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
 from llmc.cli.options.replan import ReplanFlags
@@ -38,6 +37,7 @@ from llmc.cli.options.warm_flags import (
 from llmc.cli.render.terminal_text import escape_streams, exact
 from llmc.runtime.die_with_parent import dying_with_this_process
 from llmc.runtime.misses.record import prepare_record
+from llmc.runtime.server.hand_over_headers import KEY_ENV
 from llmc.units import parse_size
 
 _HELP = """Serve an artifact or a model (downloaded, compiled, cached) over OpenAI's HTTP API.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-KEY_ENV = "LLMC_HAND_OVER_KEY"
 LEAST = 16
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
-from llmc.cli.options.hand_over import KEY_ENV, hand_over_key
+from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.runtime.server.config import ServerConfig
+from llmc.runtime.server.hand_over_headers import KEY_ENV
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 

@@ -129,6 +129,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Replicas": (
             "replicas", "max_replicas", "cpus_per_replica", "gpus_per_replica", "serve_flags", "replica_api_key",
         ),
+        "Long prompts": ("prefill_replicas", "hand_over_key", "hand_over_chars"),
         "Scaling": ("target_load", "kv_high", "down_delay"),
         "Cluster and network": ("name", "address", "keep", "host", "port"),
         "Routing": ("endpoints", "max_inflight", "patience", "retries"),

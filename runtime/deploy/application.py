@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from llmc.runtime.deploy.endpoint import Endpoint
 from llmc.runtime.deploy.registry import Place, Registry
 from llmc.runtime.deploy.server import Server
 from llmc.runtime.router.config import RouterConfig
+from llmc.runtime.router.roles import has_roles
 
 NAMESPACE = "llmc"
 _REGISTRY = "llmc-replicas"
@@ -30,14 +33,15 @@ def registry_of(name: str) -> Any:
 
 
 class ServedArtifact:
-    """A replica; Ray restarts it on some node when it ends."""
+    """A replica; Ray restarts it on some node when it ends. role: prefill, decode, or none."""
 
-    def __init__(self, name: str, artifact: str, config: DeployConfig) -> None:
+    def __init__(self, name: str, artifact: str, config: DeployConfig, role: str) -> None:
         self._registry = registry_of(name)
         self._stop_s = config.stop_s
         self._name = f"{Path(artifact).name}-{serve.get_replica_context().replica_id.unique_id}"
         host = ray.util.get_node_ip_address()
-        self._server = Server(artifact, config.command_flags(), host, config.replica_key)
+        hand_over_key = config.hand_over_key if role else None
+        self._server = Server(artifact, config.command_flags(role), host, config.replica_key, hand_over_key)
 
     async def reconfigure(self, _nothing: Any) -> None:
         """Ray calls it once per replica and waits: the replica is ready when this returns."""
@@ -77,47 +81,59 @@ class _Routed:
         self.replicas = replicas
 
 
+def _scaling(config: DeployConfig, role: str) -> dict[str, Any]:
+    """Options of a deployment that decide its number of replicas."""
+    if role == "prefill":
+        return {"num_replicas": config.prefill_replicas}
+    if config.max_replicas == config.min_replicas:
+        return {"num_replicas": config.min_replicas}
+    policy = AutoscalingPolicy(
+        policy_function="llmc.runtime.deploy.scaling:Scaling",
+        policy_kwargs={
+            "target_load": config.target_load,
+            "kv_high": config.kv_high,
+            "down_delay_s": config.down_delay_s,
+        },
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=config.min_replicas,
+            max_replicas=config.max_replicas,
+            metrics_interval_s=1.0,
+            look_back_period_s=5.0,
+            # The policy waits by itself; versions differ in what else waits.
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=policy,
+        )
+    }
+
+
 def application(name: str, config: DeployConfig) -> serve.Application:
     """Replicas of each artifact behind one endpoint. name: of the deployment in its cluster."""
+    if config.prefill_replicas and config.hand_over_key is None:
+        config = dataclasses.replace(config, hand_over_key=secrets.token_hex(32))
     parts = []
     for index, artifact in enumerate(config.artifacts):
-        scaling: dict[str, Any] = {"num_replicas": config.min_replicas}
-        if config.max_replicas > config.min_replicas:
-            policy = AutoscalingPolicy(
-                policy_function="llmc.runtime.deploy.scaling:Scaling",
-                policy_kwargs={
-                    "target_load": config.target_load,
-                    "kv_high": config.kv_high,
-                    "down_delay_s": config.down_delay_s,
-                },
-            )
-            scaling = {
-                "autoscaling_config": AutoscalingConfig(
-                    min_replicas=config.min_replicas,
-                    max_replicas=config.max_replicas,
-                    metrics_interval_s=1.0,
-                    look_back_period_s=5.0,
-                    # The policy waits by itself; versions differ in what else waits.
-                    upscale_delay_s=0.0,
-                    downscale_delay_s=0.0,
-                    policy=policy,
-                )
-            }
-        deployment = serve.deployment(
-            name=f"artifact-{index}",
-            user_config={},
-            ray_actor_options={"num_cpus": config.replica_cpus, "num_gpus": config.gpus},
-            health_check_period_s=_HEALTH_PERIOD_S,
-            health_check_timeout_s=_HEALTH_TIMEOUT_S,
-            graceful_shutdown_timeout_s=config.stop_s + 10,
-            **scaling,
-        )(ServedArtifact)
-        parts.append(deployment.bind(name, artifact, config))
+        apart = config.prefill_replicas > 0 and has_roles(Path(artifact))
+        for role in ("decode", "prefill") if apart else ("",):
+            deployment = serve.deployment(
+                name=f"artifact-{index}-prefill" if role == "prefill" else f"artifact-{index}",
+                user_config={},
+                ray_actor_options={"num_cpus": config.replica_cpus, "num_gpus": config.gpus},
+                health_check_period_s=_HEALTH_PERIOD_S,
+                health_check_timeout_s=_HEALTH_TIMEOUT_S,
+                graceful_shutdown_timeout_s=config.stop_s + 10,
+                **_scaling(config, role),
+            )(ServedArtifact)
+            parts.append(deployment.bind(name, artifact, config, role))
     router = RouterConfig(
         max_inflight=config.max_inflight,
         patience_s=config.patience_s,
         retries=config.retries,
         replica_key=config.replica_key,
+        hand_over_key=config.hand_over_key if config.prefill_replicas else None,
+        hand_over_chars=config.hand_over_chars,
     )
 
     endpoint = serve.deployment(

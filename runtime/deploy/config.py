@@ -16,20 +16,22 @@ class DeployError(ValueError):
 class DeployConfig:
     """artifacts: paths available on every node. Each gets its own replicas, all behind one endpoint.
 
-    min_replicas, max_replicas: per artifact; equal values disable scaling.
+    min_replicas, max_replicas: per artifact; equal values disable scaling. prefill_replicas: further ones of each
+    artifact, which compute long prompts for the others; their number does not change.
     target_load: intended requests per replica, running or waiting.
     kv_high: share of KV blocks in use above which a replica is added.
     down_delay_s: how long fewer replicas must have sufficed before one is removed.
     cpus, gpus: per replica. 0 CPUs means `--threads` in serve_flags, or 1.
     serve_flags: of `llmc serve`.
     endpoints: routing processes.
-    max_inflight, patience_s, retries, replica_key: as in `llmc route`.
+    max_inflight, patience_s, retries, replica_key, hand_over_key, hand_over_chars: as in `llmc route`.
     stop_s: time for a replica to finish its requests.
     """
 
     artifacts: tuple[str, ...]
     min_replicas: int = 1
     max_replicas: int = 1
+    prefill_replicas: int = 0
     target_load: float = 16.0
     kv_high: float = 0.9
     down_delay_s: float = 60.0
@@ -41,6 +43,8 @@ class DeployConfig:
     patience_s: float = 60.0
     retries: int = 16
     replica_key: str | None = dataclasses.field(default=None, repr=False)
+    hand_over_key: str | None = dataclasses.field(default=None, repr=False)
+    hand_over_chars: int = 4096
     stop_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -54,7 +58,10 @@ class DeployConfig:
                 f"min_replicas {self.min_replicas} and max_replicas {self.max_replicas} are not a range: "
                 "give at least 1, and no fewer at most than at least"
             )
-        for name, value in (("target_load", self.target_load), ("endpoints", self.endpoints), ("stop_s", self.stop_s)):
+        if self.prefill_replicas < 0:
+            raise DeployError(f"prefill_replicas {self.prefill_replicas} is out of range: give 0 or more")
+        for name in ("target_load", "endpoints", "stop_s", "hand_over_chars"):
+            value = getattr(self, name)
             if not value > 0:
                 raise DeployError(f"{name} {value:g} is out of range: give more than 0")
         if not 0 < self.kv_high <= 1:
@@ -77,10 +84,11 @@ class DeployConfig:
         """CPUs that Ray reserves per replica."""
         return self.cpus or float(self.threads or 1)
 
-    def command_flags(self) -> list[str]:
-        """Flags of `llmc serve`: as many threads as reserved CPUs, unless serve_flags set them."""
+    def command_flags(self, role: str = "") -> list[str]:
+        """Flags of `llmc serve`: as many threads as reserved CPUs, unless serve_flags set them. role: prefill, decode,
+        or none."""
         threads = [] if self.threads is not None else ["--threads", str(max(1, int(self.replica_cpus)))]
-        return [*self.serve_flags, *threads]
+        return [*self.serve_flags, *threads, *(["--role", role] if role else [])]
 
 
 def parse_config(given: Mapping[str, Any]) -> DeployConfig:

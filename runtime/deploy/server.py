@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from llmc.runtime.deploy.registry import BEAT_S
 from llmc.runtime.router.served_process import SERVE, ServedProcess
 from llmc.runtime.router.upstream import ReplicaLost, Upstream
+from llmc.runtime.server.hand_over_headers import KEY_ENV
 
 log = logging.getLogger("llmc.deploy")
 _LAST_LINES = 5
@@ -24,13 +25,16 @@ class ServerDied(RuntimeError):
 
 
 class Server:
-    """The process, from start to end. key: the API key it requires, if any."""
+    """The process, from start to end. key: the API key it requires, if any. hand_over_key: of a server with a role."""
 
-    def __init__(self, artifact: str, flags: Sequence[str], host: str, key: str | None) -> None:
+    def __init__(
+        self, artifact: str, flags: Sequence[str], host: str, key: str | None, hand_over_key: str | None = None
+    ) -> None:
         self.url: str | None = None
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
         command = [*SERVE, artifact, "--host", host, "--port", "0", "--no-access-log", *flags]
-        self.process = ServedProcess(command, self._hear, self._found)
+        environment = {} if hand_over_key is None else {KEY_ENV: hand_over_key}
+        self.process = ServedProcess(command, self._hear, self._found, environment)
         self._load = {"load": 0.0, "kv_use": 0.0}
         self._how_it_ended: str | None = None
         self._known = asyncio.Event()  # that it is ready, or has ended

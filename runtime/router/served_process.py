@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llmc.runtime.die_with_parent import dying_with_this_process
 
@@ -18,10 +19,18 @@ _MAX_LINE = 1 << 16
 
 
 class ServedProcess:
-    """It gets SIGTERM when this process dies. on_line: gets each line of its stderr. on_url: gets its address."""
+    """It gets SIGTERM when this process dies. on_line: gets each line of its stderr. on_url: gets its address.
+    environment: variables besides those of this process."""
 
-    def __init__(self, command: Sequence[str], on_line: Callable[[str], None], on_url: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_line: Callable[[str], None],
+        on_url: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command, self._on_line, self._on_url = command, on_line, on_url
+        self._environment = {**os.environ, **(environment or {})}
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -37,6 +46,7 @@ class ServedProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=_MAX_LINE,
+            env=self._environment,
             start_new_session=True,  # Ctrl+C goes to the parent, which lets it finish its requests
         )
 

@@ -41,6 +41,8 @@ from support.paths import ROOT
         ({"artifacts": ["a"], "kv_high": 1.5}, r"kv_high 1.5 is out of range"),
         ({"artifacts": ["a"], "endpoints": 1.5}, r"endpoints is 1.5: give a whole number"),
         ({"artifacts": ["a"], "cpus": True}, r"cpus is True: give a number"),
+        ({"artifacts": ["a"], "prefill_replicas": -1}, r"prefill_replicas -1 is out of range: give 0 or more"),
+        ({"artifacts": ["a"], "hand_over_chars": 0}, r"hand_over_chars 0 is out of range"),
     ],
 )
 def test_arguments_that_do_not_fit(given: dict[str, Any], says: str) -> None:
@@ -51,6 +53,7 @@ def test_arguments_that_do_not_fit(given: dict[str, Any], says: str) -> None:
 def test_a_replica_has_the_threads_that_ray_keeps_for_it() -> None:
     assert DeployConfig(("a",), cpus=3).command_flags() == ["--threads", "3"]
     assert DeployConfig(("a",)).command_flags() == ["--threads", "1"]
+    assert DeployConfig(("a",)).command_flags("prefill") == ["--threads", "1", "--role", "prefill"]
     for flags in (("--threads", "4"), ("--threads=4",)):
         config = parse_config({"artifacts": ["a"], "serve_flags": list(flags)})
         assert (config.command_flags(), config.replica_cpus) == (list(flags), 4.0)

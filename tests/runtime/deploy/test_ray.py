@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from typing import Any
 import httpx
 import pytest
 
-from support.live_router import SERVE_FLAGS
+from support.live_router import SERVE_FLAGS, ask_all
+from support.long_prompts import alone, requests, total
 from support.paths import ROOT
 from support.processes import descendants, gone, until
 
@@ -164,6 +166,27 @@ def test_a_node_is_killed_and_an_artifact_exchanged(
     assert len(deployment.until(2)) == 2
     assert deployment.text(3) == undisturbed[3]
     assert old
+
+
+def test_prefill_replicas_compute_long_prompts(cluster: Any, english_artifact: Path, port: int) -> None:
+    """The answers are those of one server, also when the prefill replica is killed; Ray starts another one."""
+    asked = requests(0) + requests(8)
+    wanted = alone(english_artifact, asked)
+    run(cluster, english_artifact, port, "--replicas", "1", "--prefill-replicas", "1", "--hand-over-chars", "100")
+    deployment = Deployment(port)
+
+    def of_role(role: str) -> list[dict[str, Any]]:
+        return [one for one in deployment.replicas() if one["role"] == role]
+
+    until(lambda: [len(of_role(role)) for role in ("decode", "prefill", "both")] == [1, 1, 0], PATIENCE_S)
+    assert ask_all(deployment.url, asked[:8]) == wanted[:8]
+    received = r'llmc_handovers_total\{replica="[^"]*",direction="received"\}'
+    assert total(deployment.url, received) == 8
+    (killed,) = of_role("prefill")
+    (pid,) = (pid for pid in _replica_processes() if b"\0prefill\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(pid, signal.SIGKILL)
+    assert ask_all(deployment.url, asked[8:]) == wanted[8:]
+    until(lambda: [one["name"] != killed["name"] for one in of_role("prefill")] == [True], PATIENCE_S)
 
 
 def test_a_lost_head_ends_streams_and_replicas(english_artifact: Path) -> None:

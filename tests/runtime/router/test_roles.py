@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import threading
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.live_router import Asked, LiveRouter, ask_all, routing
-from support.server_harness import running_server
-
-PROMPT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
-
-
-def requests(first: int) -> list[Asked]:
-    """Long prompts that differ from the first word on; every other one streams."""
-    return [
-        ("/v1/completions", {"prompt": f"{number}. {PROMPT * 3}", "max_tokens": 40, "ignore_eos": True, "seed": number,
-                             "temperature": 1.0, **({"stream": True} if number % 2 else {})})
-        for number in range(first, first + 8)
-    ]  # fmt: skip
-
-
-def alone(artifact: Path, asked: list[Asked]) -> list[dict[str, Any]]:
-    """What one server answers."""
-    with running_server(artifact) as server:
-        return ask_all(server.url, asked)
+from support.live_router import ask_all, routing
+from support.long_prompts import alone, requests, total
 
 
 @pytest.mark.slow
@@ -44,9 +25,9 @@ def test_a_prefill_replica_changes_no_answer_alive_or_killed(english_artifact: P
         prefill = next(one for one in router.replicas().values() if one["role"] == "prefill")
         assert ask_all(router.url, asked[:8]) == wanted[:8]
         assert router.metric("llmc_router_hand_overs_total") == 8
-        assert total(router, r'llmc_handovers_total\{replica="[^"]*",direction="received"\}') == 8
+        assert total(router.url, r'llmc_handovers_total\{replica="[^"]*",direction="received"\}') == 8
         # They are on one host.
-        assert total(router, r'llmc_handovers_shared_total\{replica="[^"]*"\}') == 8
+        assert total(router.url, r'llmc_handovers_shared_total\{replica="[^"]*"\}') == 8
         answers: list[dict[str, Any]] = []
         client = threading.Thread(target=lambda: answers.extend(ask_all(router.url, asked[8:])))
         client.start()
@@ -57,9 +38,3 @@ def test_a_prefill_replica_changes_no_answer_alive_or_killed(english_artifact: P
         assert router.metric("llmc_router_broken_streams_total") == 0
         decode = next(one for one in router.replicas().values() if one["role"] == "decode")
         assert decode["requests"] == 16
-
-
-def total(router: LiveRouter, name: str) -> float:
-    """Sum of a metric over all replicas. name: a regular expression."""
-    with urllib.request.urlopen(router.url + "/metrics", timeout=60) as response:
-        return sum(map(float, re.findall(rf"^{name} (\S+)$", response.read().decode(), re.M)))
