@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "core/call_within.h"
 
@@ -121,9 +122,12 @@ CuResult CuMachine::Answer(std::chrono::nanoseconds most) const {
 
 Status CuMachine::AskAlive(std::chrono::nanoseconds most) const {
   LLMC_RETURN_IF_ERROR(CheckAlive());
-  // A call that never returns keeps the machine.
-  const std::optional<CuResult> code =
-      CallWithin(most, [self = shared_from_this(), most] { return self->Answer(most); });
+  // A call that never returns keeps the machine. Any other one has let go of it when its answer is there.
+  const auto ask = [kept = shared_from_this(), most]() mutable {
+    const std::shared_ptr<const CuMachine> machine = std::move(kept);
+    return machine->Answer(most);
+  };
+  const std::optional<CuResult> code = CallWithin(most, ask);
   // An error that does not lose the device is an answer, too.
   if (code && LosesDevice(*code)) return Check("Asking the idle GPU for a sign of life", *code);
   silent_ = !code || *code == kCuNotReady;
