@@ -29,6 +29,8 @@ from llmc.runtime.binding.abi import library_candidates
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels
 _WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
+_IN_TURN = "graphs in turn"
+"""Of a target with +dependent: each kernel begins when the one before it has ended, to see what the option gains."""
 
 
 class Steps:
@@ -79,8 +81,16 @@ def same(a: Logits, b: Logits) -> bool:
     return np.array_equal(a.view(np.int32), b.view(np.int32))
 
 
+def ways_of(artifact: Artifact) -> dict[str, dict[str, Any]]:
+    """Options of the device for each way to run an artifact."""
+    dependent = "+dependent" in artifact.info.target_name
+    return {**_WAYS, **({_IN_TURN: {"dependent_launches": 0}} if dependent else {})}
+
+
 def judge_conformance(program: Path, artifact: Path, library: list[str]) -> None:
-    for name, options in _WAYS.items():
+    with Artifact(artifact) as opened:
+        ways = ways_of(opened)
+    for name, options in ways.items():
         given = [*library, *(f"{key}={value}" for key, value in options.items())]
         done = subprocess.run([program, "cuda", artifact, *given], capture_output=True, text=True)
         check(f"conformance, {name}", done.returncode == 0, (done.stdout + done.stderr).strip()[-600:])
@@ -100,7 +110,7 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits | None
     prefill, decode = largest(graphs, "prefill"), largest(graphs, "decode")
     count = min(graphs[prefill].max_tokens - 1, len(tokens) - 4)
     found: list[list[Logits]] = []
-    for options in _WAYS.values():
+    for options in ways_of(artifact).values():
         with Replayer(artifact, num_blocks=Steps.blocks(artifact, 4, len(tokens)), **options) as replayer:
             steps = Steps(artifact, replayer, 4, len(tokens))
             rows = [steps.run(prefill, [(0, tokens[:count], 0)])[0]]
@@ -140,18 +150,18 @@ def seconds_of(work: Callable[[], object], at_least_s: float) -> float:
 def measure(
     artifact: Artifact, at_least_s: float, least_s: Callable[[Sequence[tuple[int, int]]], float]
 ) -> list[dict[str, Any]]:
-    """Of every bucket, by graphs and by launches: seconds of a full step until its logits are on the host, and the
-    host's microseconds for enqueueing its graph.
+    """Of every bucket, by graphs, launches and graphs in turn: seconds of a full step until its logits are on the host,
+    and the host's microseconds for enqueueing its graph.
 
     least_s: of a step, by each sequence's (new tokens, position of the first).
     """
     rows = []
-    graphs = artifact.graphs()
+    graphs, ways = artifact.graphs(), ways_of(artifact)
     size = artifact.info.block_size
-    for name in ("graphs", "launches"):
+    for name in ("graphs", "launches", *({_IN_TURN} & ways.keys())):
         length = max(graph.max_blocks_per_seq for graph in graphs) * size
         seqs = max(graph.max_seqs for graph in graphs)
-        with Replayer(artifact, num_blocks=Steps.blocks(artifact, seqs, length), **_WAYS[name]) as replayer:
+        with Replayer(artifact, num_blocks=Steps.blocks(artifact, seqs, length), **ways[name]) as replayer:
             steps = Steps(artifact, replayer, seqs, length)
             for index, graph in enumerate(graphs):
                 each = graph.max_tokens // graph.max_seqs or 1
@@ -169,7 +179,7 @@ def measure(
                 )  # fmt: skip
                 took = f"{1e3 * step_s:9.3f} ms  {tokens_s:10.0f} tokens/s"
                 share = f"{100 * of_limit:5.1f} % of the limit"
-                say(f"    {bucket:18} {name:9} {took}  {share}  {host_us:7.1f} us of the host")
+                say(f"    {bucket:18} {name:14} {took}  {share}  {host_us:7.1f} us of the host")
     return rows
 
 

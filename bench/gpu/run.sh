@@ -12,7 +12,8 @@
 #     --buckets 'prefill=[1]x[2048],decode=[1,64]x[2048]'
 #   llmc bundle create out/bf16 -o bf16.bundle
 #
-# and the same with --quant w4a16, and with --quant w8a8.
+# and the same with --quant w4a16, and with --quant w8a8. A bundle of a target such as cuda:sm_90a+dependent is measured
+# both ways: kernels begin early, or in turn.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

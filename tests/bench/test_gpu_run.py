@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from bench.gpu.baseline import baseline
+from bench.gpu.measure import ways_of
 from bench.gpu.random_model import write_random_model
 from bench.gpu.step_limits import Limits, Model
 from bench.gpu.torch_model import TorchModel, read_weights
 from llmc.compiler.store.bundle import create_bundle
+from llmc.runtime.binding import Artifact
 from llmc.runtime.binding.abi import library_candidates
 
 from support.compiled import compile_tiny
@@ -83,6 +87,14 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     assert "ok  " not in again.stdout
     assert again.stdout.count("as found before") == 5
     assert json.loads((tmp_path / "work" / "report.json").read_text()) == report
+
+
+def test_kernels_that_begin_early_are_measured_both_ways() -> None:
+    for target, in_turn in (("cuda:sm_90", False), ("cuda:sm_80,sm_90a+dependent", True)):
+        artifact = SimpleNamespace(info=SimpleNamespace(target_name=target))
+        ways = ways_of(cast(Artifact, artifact))
+        assert ({"dependent_launches": 0} in ways.values()) == in_turn
+        assert {"graphs", "launches", "some graphs"} <= ways.keys()
 
 
 def test_baselines_are_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ class Stub:
         return said.decode()
 
     def launches(self) -> list[tuple[str, int, str]]:
-        """Kernels that ran since the last call: name, groups, launched or replayed."""
+        """Kernels that ran since the last call: name, groups, launched or replayed; with a plus if they begin early."""
         said: bytes = self._native.stub_cuda_launches()
         rows = [line.split() for line in said.decode().splitlines()]
         return [(name, int(groups), how) for name, groups, how in rows]

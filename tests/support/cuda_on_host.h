@@ -83,7 +83,7 @@ constexpr unsigned kWarp = 32, kMostItems = 1024;
 struct Group {
   std::vector<Fiber> fibers;
   std::vector<char> stacks;
-  enum class State : char { kRuns, kInWarp, kInGroup, kDone };  // where it waits for all others
+  enum class State : char { kRuns, kInWarp, kInGroup, kAwaits, kDone };  // where it waits for all others
   std::vector<State> states;
   Fiber scheduler;
   std::function<void()> kernel;
@@ -106,6 +106,10 @@ struct Group {
       if (!any) std::abort();
       for (unsigned i = 0; i + kWarp <= items; i += kWarp) Release(i, i + kWarp, State::kInWarp);
       Release(0, items, State::kInGroup);
+      if (All(0, items, State::kAwaits)) {
+        Arrive();
+        Release(0, items, State::kAwaits);
+      }
     }
   }
   void Wait(State where) {
@@ -119,6 +123,7 @@ struct Group {
     if (All(begin, end, where)) std::fill(states.begin() + begin, states.begin() + end, State::kRuns);
   }
   static void Enter();
+  static void Arrive();
 };
 inline Group g_now;
 inline void Group::Enter() {
@@ -126,13 +131,42 @@ inline void Group::Enter() {
   g_now.Wait(State::kDone);
 }
 
+// Memory that earlier kernels read and write, as a test has named it: for each group it is not what it will be before all
+// items of the group have waited for it. What they write before that is lost.
+struct Late {
+  unsigned char* at;
+  std::vector<unsigned char> kept;
+};
+inline std::vector<Late> g_late;
+inline bool g_arrived = true;
+inline unsigned g_impatient = 0;  // groups that did not wait
+inline void Depart() {
+  g_arrived = g_late.empty();
+  for (Late& late : g_late) {
+    std::copy_n(late.at, late.kept.size(), late.kept.data());
+    std::fill_n(late.at, late.kept.size(), static_cast<unsigned char>(0xff));
+  }
+}
+inline void Group::Arrive() {
+  g_arrived = true;
+  for (const Late& late : g_late) std::copy(late.kept.begin(), late.kept.end(), late.at);
+}
+extern "C" void cuda_on_host_late(void* at, size_t bytes) {
+  if (bytes == 0) return g_late.clear();
+  g_late.push_back({static_cast<unsigned char*>(at), std::vector<unsigned char>(bytes)});
+}
+extern "C" unsigned cuda_on_host_impatient() { return g_impatient; }
+
 template <class... A, size_t... I>
 void RunAll(void (*kernel)(A...), void** arguments, unsigned groups, unsigned items, std::index_sequence<I...>) {
   g_groups.x = groups;
   for (unsigned group = 0; group < groups; ++group) {
     g_group.x = group;
     g_now.kernel = [&] { kernel(*static_cast<A*>(arguments[I])...); };
+    Depart();
     g_now.Run(items);
+    g_impatient += !g_arrived;
+    if (!g_arrived) Group::Arrive();
   }
 }
 template <class... A>
@@ -337,6 +371,10 @@ inline unsigned llmc_transposed(unsigned pair) {
   auto number = [&](unsigned of) { return words[4 * of + column / 2] >> 16 * (column % 2) & 0xffff; };
   return number(row) | number(row + 1) << 16;
 }
+inline void llmc_await_earlier() {
+  if (!cuda_on_host::g_arrived) cuda_on_host::g_now.Wait(cuda_on_host::Group::State::kAwaits);
+}
+inline void llmc_let_later_begin() {}
 inline void llmc_copy16(void* to, const void* from) { cuda_on_host::Copy(to, from, 16); }
 inline void llmc_copy4(void* to, const void* from) { cuda_on_host::Copy(to, from, 4); }
 inline void llmc_copies_end() {

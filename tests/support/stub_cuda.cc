@@ -43,11 +43,13 @@ struct Kernel {
   std::string name;
   std::vector<int> sizes;
   unsigned most_items = 1024;
+  bool awaits = true;  // waits for earlier kernels, as far as the stub can tell
 };
 struct Launch {
   const Kernel* kernel;
   unsigned groups, items;
   std::vector<uint64_t> values;
+  bool early = false;  // begins before the one before it has ended
 };
 struct Module {
   std::vector<std::unique_ptr<Kernel>> kernels;
@@ -61,6 +63,7 @@ struct Operation {
   std::function<bool(const char* how)> work;
   std::vector<const void*> uses;  // memory, kernels, graphs, communicators
   const char* how = "launched";
+  bool kernel = false;
 };
 struct Graph {
   std::vector<std::unique_ptr<Operation>> nodes;
@@ -188,12 +191,14 @@ void Drain(Stream* s, uint64_t end = UINT64_MAX) {
     s->done = s->added;
   }
 }
-int AddWaiting(Stream* s, std::vector<const void*> uses, std::function<bool(const char*)> work) {
+int AddWaiting(Stream* s, std::vector<const void*> uses, std::function<bool(const char*)> work, bool kernel = false) {
+  Operation one{std::move(work), std::move(uses)};
+  one.kernel = kernel;
   if (s->captured) {
-    s->captured->nodes.push_back(std::make_unique<Operation>(Operation{std::move(work), std::move(uses)}));
+    s->captured->nodes.push_back(std::make_unique<Operation>(std::move(one)));
     return kOk;
   }
-  s->waiting.push_back({std::move(work), std::move(uses)});
+  s->waiting.push_back(std::move(one));
   ++s->added;
   return kOk;
 }
@@ -227,6 +232,9 @@ void Entries(const char* text, Module* module) {
     for (const char* param = open; (param = std::strstr(param, ".param .")) && param < close; ++param) {
       kernel->sizes.push_back(param[9] == '6' ? 8 : 4);
     }
+    const char* begins = std::strstr(close, "llmc_let_later_begin();");
+    const char* waits = std::strstr(close, "llmc_await_earlier();");
+    kernel->awaits = begins && waits && begins < waits;
     const char* most = std::strstr(close, ".maxntid ");
     const char* body = std::strchr(close, '{');
     if (most && (!body || most < body)) kernel->most_items = static_cast<unsigned>(std::atoi(most + 9));
@@ -313,7 +321,8 @@ void Run(const Launch& launch, const char* how) {
   std::vector<uint64_t> values = launch.values;
   std::vector<void*> arguments;
   for (uint64_t& value : values) arguments.push_back(&value);
-  w.launched.push_back(launch.kernel->name + " " + std::to_string(launch.groups) + " " + how);
+  w.launched.push_back(launch.kernel->name + " " + std::to_string(launch.groups) + " " + how +
+                       (launch.early ? "+" : ""));
   const char* path = std::getenv("STUB_CUDA_KERNELS");
   if (!path) return;
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -676,7 +685,44 @@ API cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
                             arguments, &launch)) {
     return code;
   }
-  return AddWaiting(s, Uses(launch), [=](const char* how) { return Run(launch, how), true; });
+  return AddWaiting(s, Uses(launch), [=](const char* how) { return Run(launch, how), true; }, true);
+}
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  union {
+    char room[64];
+    int allowed;
+  } value;
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned count;
+};
+// A kernel that may begin early needs a GPU and a driver that do so, has to wait by itself, and is behind another kernel.
+API cuLaunchKernelEx(const LaunchConfig* config, void* kernel, void** arguments, void** extra) {
+  BEGIN("LaunchKernelEx", true)
+  auto* s = Alive<Stream>(config->stream, "stream", "cuLaunchKernelEx");
+  if (!s) return kInvalidHandle;
+  if (extra) return Wrong("arguments in two ways");
+  if (config->count != 1 || config->attributes->id != 6 || config->attributes->value.allowed != 1) {
+    return Wrong("a launch with other attributes than that it may begin early");
+  }
+  if (Fact("capability", 90) < 90 || Fact("driver", 13000) < 12030) return Wrong("a launch of newer GPUs or drivers");
+  auto* of = Alive<Kernel>(kernel, "kernel", "cuLaunchKernelEx");
+  if (of && !of->awaits) return Wrong("a kernel begins early that does not wait: " + of->name);
+  const bool first = s->captured ? s->captured->nodes.empty() : s->waiting.empty() && s->done == 0;
+  const bool behind =
+      s->captured ? !first && s->captured->nodes.back()->kernel : s->waiting.empty() || s->waiting.back().kernel;
+  if (first || !behind) return Wrong("a kernel begins early that is behind no kernel: " + (of ? of->name : ""));
+  Launch launch;
+  if (const int code = Take("cuLaunchKernelEx", of, config->grid, config->block, config->shared, arguments, &launch)) {
+    return code;
+  }
+  launch.early = true;
+  return AddWaiting(s, Uses(launch), [=](const char* how) { return Run(launch, how), true; }, true);
 }
 API cuGraphCreate(void** out, unsigned flags) {
   BEGIN("GraphCreate", true)
@@ -807,7 +853,8 @@ extern "C" __attribute__((visibility("default"))) const char* stub_cuda_report()
   if (w.retained) text += "left: a context\n";
   return text.c_str();
 }
-// Kernels that ran since the last call, a line each: name, groups, launched or replayed.
+// Kernels that ran since the last call, a line each: name, groups, launched or replayed, with a plus if they may begin
+// early.
 extern "C" __attribute__((visibility("default"))) const char* stub_cuda_launches() {
   static std::string text;
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);

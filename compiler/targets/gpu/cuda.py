@@ -15,6 +15,7 @@ from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu import cuda_prelude
 from llmc.compiler.targets.gpu.backend import GpuTarget
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, joined, pack
+from llmc.compiler.targets.gpu.dependent import dependent_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
 from llmc.compiler.targets.gpu.sampling import SAMPLING_LEVEL
@@ -26,6 +27,10 @@ ARCHITECTURES = (
     "sm_120a",
 )  # fmt: skip
 """Supported architectures. A suffix `a` means code for that one GPU only."""
+DEPENDENT = "dependent"
+OPTIONS = (DEPENDENT,)
+"""Options of a target, as in cuda:sm_90a+dependent: kernels begin while those before them end."""
+_LEAST_DEPENDENT = 90
 _HEAD = 'extern "C" __global__ void __launch_bounds__({items}, 1)'
 _COMPILE = "tvm_callback_cuda_compile"
 
@@ -37,15 +42,18 @@ def capability_of(architecture: str) -> tuple[int, bool]:
     return int(match[1]), bool(match[2])
 
 
-def cuda_text(spec: KernelSpec) -> str:
-    """A kernel in CUDA C++, without the prelude. Raises KernelSpecError."""
+def cuda_text(spec: KernelSpec, *, dependent: bool = False) -> str:
+    """A kernel in CUDA C++, without the prelude. dependent: it may begin while the one before it ends. Raises
+    KernelSpecError."""
     import_tvm()
     from llmc.compiler.targets.gpu.codegen import Language, kernel_text
     from llmc.compiler.targets.gpu.kernels.registry import build_kernel
 
     with _uncompiled():
         language = Language({"kind": "cuda", "arch": ARCHITECTURES[0]}, _HEAD)
-        return kernel_text(build_kernel(spec, tensor_cores=True), language, launch_of(spec, tensor_cores=True).items)
+        items = launch_of(spec, tensor_cores=True).items
+        text = kernel_text(build_kernel(spec, tensor_cores=True), language, items)
+    return dependent_text(text) if dependent else text
 
 
 @contextmanager
@@ -71,6 +79,7 @@ class CudaTarget(GpuTarget):
     """NVIDIA GPUs of these architectures, and later ones by PTX."""
 
     architectures: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
     kind: ClassVar[str] = KIND
     device: ClassVar[str] = KIND
@@ -79,7 +88,7 @@ class CudaTarget(GpuTarget):
 
     @property
     def name(self) -> str:
-        return f"{KIND}:{','.join(self.architectures)}"
+        return "+".join((f"{KIND}:{','.join(self.architectures)}", *self.options))
 
     @property
     def level(self) -> int:
@@ -97,14 +106,28 @@ class CudaTarget(GpuTarget):
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         self.check_no_variant(variant)
-        least = min(capability_of(name)[0] for name in self.architectures)
-        ptx = build_ptx("\n".join((cuda_prelude.FULL, cuda_text(spec))), f"compute_{least}")
-        images = [Image(0, CUBIN, *capability_of(name), build_cubin(ptx, name)[0]) for name in self.architectures]
-        # A driver reads PTX up to a terminating 0.
-        return pack([*images, Image(0, PTX, least, False, ptx.rstrip(b"\0") + b"\0")], 1)
+        images, least_ptx = [], None
+        for dependent, names in self._by_code():
+            least = min(capability_of(name)[0] for name in names)
+            prelude = cuda_prelude.FULL_DEPENDENT if dependent else cuda_prelude.FULL
+            ptx = build_ptx("\n".join((prelude, cuda_text(spec, dependent=dependent))), f"compute_{least}")
+            images += [Image(0, CUBIN, *capability_of(name), build_cubin(ptx, name)[0]) for name in names]
+            # A driver reads PTX up to a terminating 0.
+            least_ptx = least_ptx or Image(0, PTX, least, False, ptx.rstrip(b"\0") + b"\0")
+        assert least_ptx is not None
+        return pack([*images, least_ptx], 1, awaits=DEPENDENT in self.options)
+
+    def _by_code(self) -> list[tuple[bool, list[str]]]:
+        """The architectures with the same text of kernels, and whether these wait for earlier ones; older first."""
+
+        def dependent(name: str) -> bool:
+            return DEPENDENT in self.options and capability_of(name)[0] >= _LEAST_DEPENDENT
+
+        parts = [(of, [name for name in self.architectures if dependent(name) == of]) for of in (False, True)]
+        return [part for part in parts if part[1]]
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
-        return {**super().listings(spec, variant), "cu": cuda_text(spec)}
+        return {**super().listings(spec, variant), "cu": cuda_text(spec, dependent=DEPENDENT in self.options)}
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         path.write_bytes(joined(codes))
@@ -116,15 +139,27 @@ def names() -> tuple[str, ...]:
 
 
 def named(name: str) -> CudaTarget:
-    """The target called `name`: one of `names()`, or several joined, as in cuda:sm_80,sm_90. Raises TargetError."""
-    chosen = name.removeprefix(f"{KIND}:").split(",")
+    """The target called `name`: one of `names()`, or several joined, as in cuda:sm_80,sm_90, with options behind them,
+    as in cuda:sm_90a+dependent. Raises TargetError."""
+    architectures, *options = name.removeprefix(f"{KIND}:").split("+")
+    chosen = architectures.split(",")
     for one in chosen:
         if one not in ARCHITECTURES:
             raise TargetError(
                 f"target {name!r}: there is no CUDA architecture {one!r}; known are {', '.join(ARCHITECTURES)}, and "
                 "several of them with commas"
             )
-    return CudaTarget(tuple(name for name in ARCHITECTURES if name in chosen))
+    for one in options:
+        if one not in OPTIONS:
+            raise TargetError(f"target {name!r}: there is no option {one!r} of CUDA; known are {', '.join(OPTIONS)}")
+    if DEPENDENT in options and all(capability_of(one)[0] < _LEAST_DEPENDENT for one in chosen):
+        raise TargetError(
+            f"target {name!r}: only GPUs from sm_90 on begin dependent kernels early; name such an architecture, or "
+            f"leave +{DEPENDENT} out"
+        )
+    return CudaTarget(
+        tuple(name for name in ARCHITECTURES if name in chosen), tuple(name for name in OPTIONS if name in options)
+    )
 
 
 def from_record(record: Mapping[str, Any]) -> CudaTarget:

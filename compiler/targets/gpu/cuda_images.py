@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CUBIN, PTX = 0, 1
+_AWAITS = 1
+"""Flag of a file: code for compute capabilities from 9.0 on waits for earlier kernels."""
 _MAGIC, _VERSION = b"LLMCCUDA", 1
 _HEADER, _RECORD = struct.Struct("<8s4IQ"), struct.Struct("<4I2Q")
 _ALIGNMENT = 64
@@ -23,8 +25,8 @@ class Image:
     code: bytes
 
 
-def pack(images: Iterable[Image], num_kernels: int) -> bytes:
-    """Serializes a code file; deterministic."""
+def pack(images: Iterable[Image], num_kernels: int, *, awaits: bool = False) -> bytes:
+    """Serializes a code file; deterministic. awaits: code from compute capability 9.0 on waits for earlier kernels."""
     listed = list(images)
     at = _HEADER.size + len(listed) * _RECORD.size
     records, data = [], bytearray()
@@ -33,7 +35,7 @@ def pack(images: Iterable[Image], num_kernels: int) -> bytes:
         offset = at + len(data)
         records.append(_RECORD.pack(image.kernel, image.kind, image.capability, image.exact, offset, len(image.code)))
         data += image.code
-    header = _HEADER.pack(_MAGIC, _VERSION, num_kernels, len(listed), 0, at + len(data))
+    header = _HEADER.pack(_MAGIC, _VERSION, num_kernels, len(listed), _AWAITS if awaits else 0, at + len(data))
     return b"".join((header, *records, bytes(data)))
 
 
@@ -48,6 +50,11 @@ def unpack(file: bytes) -> list[Image]:
     return images
 
 
+def awaits(file: bytes) -> bool:
+    """Whether kernels of a code file wait for earlier ones."""
+    return bool(_HEADER.unpack_from(file)[4] & _AWAITS)
+
+
 def joined(files: Sequence[bytes]) -> bytes:
     """One code file made of single-kernel files, in order."""
     images = [
@@ -55,4 +62,4 @@ def joined(files: Sequence[bytes]) -> bytes:
         for kernel, file in enumerate(files)
         for image in unpack(file)
     ]
-    return pack(images, len(files))
+    return pack(images, len(files), awaits=all(map(awaits, files)))

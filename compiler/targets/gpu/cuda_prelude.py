@@ -123,6 +123,16 @@ __device__ __forceinline__ void llmc_load4(uint* to, const void* from) { to[0] =
 __device__ __forceinline__ void llmc_store16(void* to, const uint* from) {
   *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]);
 }
+// How a kernel begins beside the one before it (target option `dependent`): until it has waited, it reads only what no
+// kernel writes. Every kernel waits. So where one has ended, all before it have ended, too, and those behind it may
+// write to what they read.
+#ifdef LLMC_DEPENDENT
+__device__ __forceinline__ void llmc_await_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void llmc_let_later_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+#else
+__device__ __forceinline__ void llmc_await_earlier() {}
+__device__ __forceinline__ void llmc_let_later_begin() {}
+#endif
 """
 """Parts that need a GPU; tests define host functions of the same names."""
 
@@ -210,3 +220,5 @@ __device__ __forceinline__ uint llmc_highs(uint a, uint b) { return a >> 16 | (b
 PORTABLE = PRELUDE, NUMBERS, HALVES
 """Parts that also compile as host C++."""
 FULL = PRELUDE + TENSOR_CORES + NUMBERS + HALVES
+FULL_DEPENDENT = "#define LLMC_DEPENDENT\n" + FULL
+"""For kernels that begin beside the one before them, from compute capability 9.0 on."""

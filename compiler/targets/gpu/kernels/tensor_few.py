@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.dtypes import DTYPES
+from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.kernels.few_sums import FewSums
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync, turns
@@ -157,6 +158,9 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
         for ahead in range(stages - 1):
             ring.copy(let(T.int32(ahead)))
         _prefetch_planes(of, form, tile, column)
+        # No kernel writes what was asked for so far. Which rows those of an expert are, only the index tells.
+        if not of.layer.experts:
+            call(AWAIT)
         with _all(busy):
             x.load(T.int32(0))
         sums.begin(tile, column)

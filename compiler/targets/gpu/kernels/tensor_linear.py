@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.kernels.fragments import Operand, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
@@ -75,6 +76,8 @@ def _many(of: Layer, rows: Expr, form: Form, memory: Shared) -> None:
     with calling(k).share_groups(let(count * -(-of.columns // wide))) as unit:
         number, column = let(T.truncmod(unit, count)), let(T.truncdiv(unit, count) * wide)
         tile: Tile = row_tile.at(number)
+        if not of.layer.experts:
+            call(AWAIT)
 
         def weight_row(place: Expr) -> Expr:
             """Warps take neighbouring rows; with a gate, 16 of each part in turn."""
@@ -135,4 +138,6 @@ def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
             _many(of, rows, form, memory)
         for few_form in few:
             few_rows(of, rows, few_form, memory)
+        if not layer.experts:
+            call(AWAIT)  # a group without rows
     return k.function()

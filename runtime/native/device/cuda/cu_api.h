@@ -43,6 +43,22 @@ struct CuKernelNode {  // CUDA_KERNEL_NODE_PARAMS_v1
   void** extra;
 };
 
+struct CuLaunchAttribute {  // CUlaunchAttribute
+  int32_t id;
+  char pad[4];
+  union {
+    char room[64];
+    int32_t allowed;  // programmaticStreamSerializationAllowed
+  } value;
+};
+
+struct CuLaunchConfig {  // CUlaunchConfig
+  uint32_t grid[3], block[3], shared_bytes;
+  CuStreamHandle stream;
+  CuLaunchAttribute* attributes;
+  uint32_t num_attributes;
+};
+
 constexpr CuResult kCuSuccess = 0;
 constexpr CuResult kCuOutOfMemory = 2;
 constexpr CuResult kCuDeinitialized = 4;
@@ -91,6 +107,7 @@ constexpr int32_t kCuCapabilityMinor = 76;
 constexpr uint32_t kCuStreamNonBlocking = 1;
 constexpr uint32_t kCuEventDisableTiming = 2;
 constexpr int32_t kCuMemoryOfDevice = 2;
+constexpr int32_t kCuProgrammaticSerialization = 6;  // attribute of a launch
 constexpr int32_t kCuCaptureThreadLocal = 1;  // what other threads do does not disturb a capture
 // Options for building PTX.
 constexpr int32_t kCuJitErrorLog = 5;
@@ -149,9 +166,14 @@ constexpr int32_t kCuJitErrorLogBytes = 6;
   X(GraphLaunch, "cuGraphLaunch", (CuGraphExec, CuStreamHandle))                                               \
   X(GraphExecDestroy, "cuGraphExecDestroy", (CuGraphExec))
 
+// Functions that a driver may lack.
+#define LLMC_CU_NEWER_FUNCTIONS(X) \
+  X(LaunchKernelEx, "cuLaunchKernelEx", (const CuLaunchConfig*, CuFunction, void**, void**))
+
 struct CuFunctions {
 #define LLMC_CU_MEMBER(name, symbol, arguments) CuResult(*name) arguments = nullptr;
   LLMC_CU_FUNCTIONS(LLMC_CU_MEMBER)
+  LLMC_CU_NEWER_FUNCTIONS(LLMC_CU_MEMBER)
 #undef LLMC_CU_MEMBER
 };
 

@@ -9,10 +9,11 @@ namespace {
 constexpr char kCuMagic[8] = {'L', 'L', 'M', 'C', 'C', 'U', 'D', 'A'};
 constexpr uint32_t kCuCodeVersion = 1;
 constexpr uint64_t kImageAlignment = 64;
+constexpr uint32_t kAwaitsFlag = 1;
 
 struct CuFileHeader {
   char magic[8];
-  uint32_t version, num_kernels, num_images, reserved;
+  uint32_t version, num_kernels, num_images, flags;
   uint64_t bytes;
 };
 struct CuFileImage {
@@ -51,6 +52,7 @@ CuCode CuCode::Read(const unsigned char* data, size_t bytes, uint32_t num_kernel
            code;
   }
   if (header.num_images > (bytes - sizeof(header)) / sizeof(CuFileImage)) return *wrong = "its table is cut off", code;
+  code.awaits_ = (header.flags & kAwaitsFlag) != 0;
   const uint64_t begin = sizeof(header) + uint64_t{header.num_images} * sizeof(CuFileImage);
   for (uint32_t i = 0; i < header.num_images; ++i) {
     CuFileImage image;

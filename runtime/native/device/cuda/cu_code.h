@@ -33,11 +33,14 @@ class CuCode {
 
   // The best image for a GPU: machine code before PTX, later before earlier; nullptr if there is none.
   const CuImage* Choose(uint32_t kernel, uint32_t device_capability) const;
+  // Whether an image of this file waits until all kernels before it have ended, and lets the next one begin before that.
+  bool Awaits(const CuImage& image) const { return awaits_ && image.capability >= 90; }
   // Names of all architectures with code.
   std::string Architectures() const;
 
  private:
   std::vector<CuImage> images_;
+  bool awaits_ = false;
 };
 
 }  // namespace llmc

@@ -9,16 +9,17 @@ namespace llmc {
 
 Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
                       const CuMemory& memory, const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
-                      std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl,
+                      bool early, std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl,
                       std::unique_ptr<CuGraphs>* out) {
   const uint32_t stage = ranks == nullptr ? 0 : ranks->stage();
   std::unique_ptr<CuGraphs> made(
-      new CuGraphs(std::move(machine), work.step.get(), stream, std::move(ranks), std::move(nccl)));
+      new CuGraphs(std::move(machine), work.step.get(), stream, early, std::move(ranks), std::move(nccl)));
   const uint64_t exchanged = HostCollective::MostFloats(artifact) * sizeof(float);
   if (exchanged > 0) {
     LLMC_RETURN_IF_ERROR(TakePinned(made->machine_, "results of other ranks", exchanged, &made->exchanged_));
   }
   LLMC_RETURN_IF_ERROR(made->TakeGathered(artifact));
+  if (early || made->nccl_ != nullptr) LLMC_RETURN_IF_ERROR(MakeStream(made->machine_, &made->captured_));
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     static_cast<Launches&>(made->graphs_[g]) =
@@ -64,10 +65,22 @@ Status CuGraphs::TakeGathered(const Artifact& artifact) {
                      : TakeMemory(machine_, "results of other ranks", floats * sizeof(float), &gathered_);
 }
 
-Status CuGraphs::Launch(const OneLaunch& launch) const {
+// A kernel that begins early waits until the one before it has ended, and that one waited, too. So behind the wait all
+// earlier kernels have ended: none reads what this one writes, and none writes what it reads. Before the wait it may only
+// read weights, which no kernel writes, and scalars: those were copied before the graph's first kernel, which begins
+// behind all earlier work. Copies, and kernels that do not wait, also begin behind all earlier work.
+Status CuGraphs::Launch(const OneLaunch& launch, bool behind_kernel, CuStreamHandle stream) const {
   CuArguments arguments(launch.places, scalars_);
+  if (early_ && behind_kernel) {
+    CuLaunchAttribute begins_early{};
+    begins_early.id = kCuProgrammaticSerialization;
+    begins_early.value.allowed = 1;
+    const CuLaunchConfig config = {{launch.groups, 1, 1}, {launch.items, 1, 1}, 0, stream, &begins_early, 1};
+    return machine_->Check("Launching a kernel",
+                           (*machine_)->LaunchKernelEx(&config, launch.kernel, arguments.get(), nullptr));
+  }
   return machine_->Check("Launching a kernel",
-                         (*machine_)->LaunchKernel(launch.kernel, launch.groups, 1, 1, launch.items, 1, 1, 0, stream_,
+                         (*machine_)->LaunchKernel(launch.kernel, launch.groups, 1, 1, launch.items, 1, 1, 0, stream,
                                                    arguments.get(), nullptr));
 }
 
@@ -114,14 +127,15 @@ Status CuGraphs::Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool*
 Status CuGraphs::RecordPiece(const Graph& graph, const Piece& piece, CuOwned<CuGraph, CuDestroyGraph>* out) const {
   const CuMachine& cuda = *machine_;
   CuGraph made = nullptr;
-  if (!JoinsOnGpu(graph.segments[piece.begin])) {
+  if (!early_ && !JoinsOnGpu(graph.segments[piece.begin])) {
     LLMC_RETURN_IF_ERROR(cuda.Check("Making a graph", cuda->GraphCreate(&made, 0)));
     *out = {machine_, made};
     return Record(graph, graph.segments[piece.begin], made);
   }
-  LLMC_RETURN_IF_ERROR(cuda.Check("Recording a graph", cuda->StreamBeginCapture(stream_, kCuCaptureThreadLocal)));
-  const Status enqueued = LaunchPiece(graph, piece);
-  const CuResult code = cuda->StreamEndCapture(stream_, &made);
+  LLMC_RETURN_IF_ERROR(
+      cuda.Check("Recording a graph", cuda->StreamBeginCapture(captured_.get(), kCuCaptureThreadLocal)));
+  const Status enqueued = LaunchPiece(graph, piece, captured_.get());
+  const CuResult code = cuda->StreamEndCapture(captured_.get(), &made);
   *out = {machine_, made};
   LLMC_RETURN_IF_ERROR(enqueued);
   return cuda.Check("Recording a graph", code);
@@ -163,22 +177,24 @@ Status CuGraphs::Join(const OneLaunch& operands, const Launches::Segment& segmen
                     static_cast<float*>(exchanged_.get()), to_host, wait, to_device);
 }
 
-Status CuGraphs::LaunchPiece(const Graph& graph, const Piece& piece) const {
+Status CuGraphs::LaunchPiece(const Graph& graph, const Piece& piece, CuStreamHandle stream) const {
   for (size_t i = piece.begin; i < piece.end; ++i) {
     const Launches::Segment& segment = graph.segments[i];
-    for (size_t c = segment.begin; c < segment.end; ++c) LLMC_RETURN_IF_ERROR(Launch(graph.launches[c]));
-    if (JoinsOnGpu(segment)) LLMC_RETURN_IF_ERROR(JoinOnGpu(graph, segment));
+    for (size_t c = segment.begin; c < segment.end; ++c) {
+      LLMC_RETURN_IF_ERROR(Launch(graph.launches[c], c > segment.begin, stream));
+    }
+    if (JoinsOnGpu(segment)) LLMC_RETURN_IF_ERROR(JoinOnGpu(graph, segment, stream));
   }
   return Status::Ok();
 }
 
-Status CuGraphs::JoinOnGpu(const Graph& graph, const Launches::Segment& segment) const {
+Status CuGraphs::JoinOnGpu(const Graph& graph, const Launches::Segment& segment, CuStreamHandle stream) const {
   const CollectiveRecord& record = *segment.collective;
   const std::vector<CuPointer>& places = graph.launches[segment.joint].places;
   const bool tokens = record.rows == static_cast<uint32_t>(CollectiveRows::kTokens);
   const uint64_t rows = tokens ? graph.tokens : graph.samples, ranks = nccl_->num_ranks(), part = record.width / ranks;
-  if (rows == 1) return nccl_->AllGather(places[0], places[1], part, stream_);
-  LLMC_RETURN_IF_ERROR(nccl_->AllGather(places[0], gathered_.get(), rows * part, stream_));
+  if (rows == 1) return nccl_->AllGather(places[0], places[1], part, stream);
+  LLMC_RETURN_IF_ERROR(nccl_->AllGather(places[0], gathered_.get(), rows * part, stream));
   // To columns of the rank.
   CuCopy2D copy{};
   copy.from_type = copy.to_type = kCuMemoryOfDevice;
@@ -188,7 +204,7 @@ Status CuGraphs::JoinOnGpu(const Graph& graph, const Launches::Segment& segment)
   for (uint64_t r = 0; r < ranks; ++r) {
     copy.from = gathered_.get() + r * rows * copy.width;
     copy.to = places[1] + r * copy.width;
-    LLMC_RETURN_IF_ERROR(machine_->Check("Rearranging results of all ranks", (*machine_)->Memcpy2D(&copy, stream_)));
+    LLMC_RETURN_IF_ERROR(machine_->Check("Rearranging results of all ranks", (*machine_)->Memcpy2D(&copy, stream)));
   }
   return Status::Ok();
 }
@@ -198,7 +214,7 @@ Status CuGraphs::Enqueue(uint32_t graph, const StepRows& rows) const {
   for (size_t i = 0; i < of.pieces.size(); ++i) {
     const Launches::Segment& last = of.segments[of.pieces[i].end - 1];
     if (of.execs.empty()) {
-      LLMC_RETURN_IF_ERROR(LaunchPiece(of, of.pieces[i]));
+      LLMC_RETURN_IF_ERROR(LaunchPiece(of, of.pieces[i], stream_));
     } else if (of.execs[i].get() != nullptr) {
       LLMC_RETURN_IF_ERROR(machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(of.execs[i].get(), stream_)));
     }

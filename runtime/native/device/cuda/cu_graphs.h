@@ -27,10 +27,10 @@ struct CuDestroyExec {
 class CuGraphs {
  public:
   // Call in a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as
-  // launches. ranks: what this device is one of; nullptr: it is alone. nccl: of these ranks; nullptr: the host exchanges
+  // launches. early: kernels begin while those before them end, which all of them await. ranks: what this device is one of; nullptr: it is alone. nccl: of these ranks; nullptr: the host exchanges
   // all that they have.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
-                     const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
+                     const CuWork& work, CuStreamHandle stream, const GraphBudget& budget, bool early,
                      std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl,
                      std::unique_ptr<CuGraphs>* out);
 
@@ -46,7 +46,10 @@ class CuGraphs {
   // Enqueues a graph. Of several ranks it returns behind the last result that their hosts exchange.
   Status Enqueue(uint32_t graph, const StepRows& rows) const;
   // Enqueues one command of a graph.
-  Status EnqueueCommand(uint32_t graph, uint32_t command) const { return Launch(graphs_[graph].launches[command]); }
+  Status EnqueueCommand(uint32_t graph, uint32_t command) const {
+    return Launch(graphs_[graph].launches[command], false, stream_);
+  }
+  bool early() const { return early_; }
 
  private:
   using Launches = GraphLaunches<CuFunction, CuPointer>;
@@ -62,18 +65,20 @@ class CuGraphs {
     std::vector<Piece> pieces;
     Execs execs;  // empty: its kernels are launched
   };
-  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, std::shared_ptr<Collective> ranks,
-           std::shared_ptr<const CuNccl> nccl)
+  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, bool early,
+           std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl)
       : machine_(std::move(machine)),
         scalars_(scalars),
         stream_(stream),
+        early_(early),
         ranks_(std::move(ranks)),
         nccl_(std::move(nccl)) {}
   // Whether the GPUs join what is behind a segment.
   bool JoinsOnGpu(const Launches::Segment& segment) const;
   void Divide(const GraphRecord& record, Graph* graph) const;
   Status TakeGathered(const Artifact& artifact);
-  Status Launch(const OneLaunch& launch) const;
+  // behind_kernel: the stream's work before it is a kernel of the same graph.
+  Status Launch(const OneLaunch& launch, bool behind_kernel, CuStreamHandle stream) const;
   // Makes instances of a graph's pieces, as RecordGraph says.
   Status Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool* recorded);
   // Bytes of a graph's instances, from those so far. Only the driver knows what one takes.
@@ -82,17 +87,19 @@ class CuGraphs {
   }
   // Instantiates a piece. *code: kCuOutOfMemory: there is no room for it.
   Status InstantiatePiece(const Graph& graph, const Piece& piece, Execs* out, CuResult* code) const;
-  // Makes a graph of a piece: of what NCCL enqueues, only by capturing the stream.
+  // Makes a graph of a piece: of what NCCL enqueues, and of kernels that begin early, only by capturing the stream.
   Status RecordPiece(const Graph& graph, const Piece& piece, CuOwned<CuGraph, CuDestroyGraph>* out) const;
   Status Record(const Graph& graph, const Launches::Segment& segment, CuGraph into) const;
-  Status LaunchPiece(const Graph& graph, const Piece& piece) const;
+  Status LaunchPiece(const Graph& graph, const Piece& piece, CuStreamHandle stream) const;
   // Enqueues a gathering of all rows of a graph: how many a step has, only the host knows.
-  Status JoinOnGpu(const Graph& graph, const Launches::Segment& segment) const;
+  Status JoinOnGpu(const Graph& graph, const Launches::Segment& segment, CuStreamHandle stream) const;
   Status Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) const;
 
   CuMachinePtr machine_;
   CuPointer scalars_;
   CuStreamHandle stream_;
+  CuStream captured_;  // what is recorded by capturing: beside that, steps go on in stream_
+  const bool early_;
   std::shared_ptr<Collective> ranks_;
   std::shared_ptr<const CuNccl> nccl_;  // outlives the graphs, as NCCL demands
   CuBuffer gathered_;  // rows of one rank behind those of the other

@@ -72,6 +72,10 @@ Status CuLibrary::Load(const std::string& path, std::shared_ptr<const CuLibrary>
   if (loaded->functions_.name == nullptr && missing == nullptr) missing = symbol;
   LLMC_CU_FUNCTIONS(LLMC_CU_FIND)
 #undef LLMC_CU_FIND
+#define LLMC_CU_FIND_NEWER(name, symbol, arguments) \
+  loaded->functions_.name = reinterpret_cast<CuResult(*) arguments>(::dlsym(library, symbol));
+  LLMC_CU_NEWER_FUNCTIONS(LLMC_CU_FIND_NEWER)
+#undef LLMC_CU_FIND_NEWER
   if (missing != nullptr) {
     return Status::Error(LLMC_ERR_NOT_FOUND, "The library " + path +
                                                  " is not a driver of CUDA 11.4 or later: it has no " + missing +

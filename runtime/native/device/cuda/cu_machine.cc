@@ -10,6 +10,8 @@ namespace llmc {
 namespace {
 
 constexpr std::chrono::microseconds kProbePause{50};
+constexpr uint32_t kEarlyCapability = 90;
+constexpr int32_t kEarlyDriver = 12030;  // CUDA 12.3, whose graphs have such edges
 
 std::string VersionText(int32_t version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -81,6 +83,10 @@ Status CuMachine::Describe() {
   multiprocessors_ = static_cast<uint64_t>(units);
   memory_bytes_ = bytes;
   return Status::Ok();
+}
+
+bool CuMachine::launches_early() const {
+  return capability_ >= kEarlyCapability && driver_ >= kEarlyDriver && (*this)->LaunchKernelEx != nullptr;
 }
 
 Status CuMachine::Identify(CuUuid* out) const {

@@ -35,6 +35,8 @@ class CuMachine : public std::enable_shared_from_this<CuMachine> {
   const std::string& name() const { return name_; }
   uint32_t capability() const { return capability_; }  // 90 for 9.0
   uint64_t memory_bytes() const { return memory_bytes_; }
+  // Whether a kernel may begin while the one before it ends, in graphs, too.
+  bool launches_early() const;
   uint64_t group_items() const { return group_items_; }
   // What tells this GPU from all others, of other hosts, too.
   Status Identify(CuUuid* out) const;

@@ -37,6 +37,7 @@ Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, const Cu
     made->modules_ = known->modules_;
     made->kernels_ = known->kernels_;
     made->num_built_ = known->num_built_;
+    made->all_await_ = known->all_await_;
   }
   for (uint32_t index = 0; index < artifact.kernels().size(); ++index) {
     const KernelRecord& kernel = artifact.kernels()[index];
@@ -52,6 +53,7 @@ Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, const Cu
               (cuda.capability() < kLeastCapability ? "; no kernels are written for GPUs before sm_80: use another one"
                                                     : "; compile it with --target cuda:" + own));
     }
+    made->all_await_ = made->all_await_ && code.Awaits(*image);
     LLMC_RETURN_IF_ERROR(made->LoadKernel(artifact, kernel, *image));
   }
   *out = std::move(made);

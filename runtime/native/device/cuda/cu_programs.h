@@ -29,6 +29,8 @@ class CuPrograms {
   uint32_t num_kernels() const { return static_cast<uint32_t>(kernels_.size()); }
   // Number of kernels that the driver built from PTX, for want of machine code for this GPU.
   uint32_t num_built() const { return num_built_; }
+  // Whether every kernel waits for those before it, as CuCode::Awaits says.
+  bool all_await() const { return all_await_; }
 
  private:
   explicit CuPrograms(CuMachinePtr machine) : machine_(std::move(machine)) {}
@@ -39,6 +41,7 @@ class CuPrograms {
   std::vector<CuFunction> kernels_;
   std::vector<GpuLaunch> launches_;
   uint32_t num_built_ = 0;
+  bool all_await_ = true;
 };
 
 }  // namespace llmc

@@ -34,8 +34,9 @@ Status CudaDevice::MakeGraphs(const Artifact& artifact, Runner* runner) const {
     LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", runner->work.step_bytes, &inputs));
   }
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", runner->work.logit_bytes, &runner->logits));
+  const bool early = early_ && machine_->launches_early() && runner->programs->all_await();
   return CuGraphs::Make(machine_, artifact, *runner->programs, *memory_, runner->work, queue_.get(), options().graphs,
-                        ranks_, nccl_, &runner->graphs);
+                        early, ranks_, nccl_, &runner->graphs);
 }
 
 Status CudaDevice::Finish(const char* doing) const {
@@ -88,6 +89,7 @@ Status CudaDevice::ReadMemory(const CuPointer& from, uint64_t bytes, void* out) 
 void CudaDevice::AddProgramStats(std::vector<DeviceStat>* out) const {
   out->push_back({"programs", run_.programs->num_kernels()});
   out->push_back({"programs_from_ptx", run_.programs->num_built()});
+  out->push_back({"dependent_launches", run_.graphs->early()});
   if (ranks_ == nullptr || ranks_->ranks_of_stage() == 1) return;
   out->push_back({"nccl_ranks", nccl_ == nullptr ? 0 : nccl_->num_ranks()});
   out->push_back({"nccl_refusal", static_cast<uint64_t>(refusal_)});

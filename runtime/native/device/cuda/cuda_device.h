@@ -32,6 +32,7 @@ struct CudaParts {
 
 struct CudaOptions : GpuOptions {
   NcclChoice nccl;
+  bool early = true;  // kernels begin while those before them end, where they wait for them
 };
 
 class CudaDevice final : public GpuDevice<CudaParts> {
@@ -48,7 +49,8 @@ class CudaDevice final : public GpuDevice<CudaParts> {
   CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact, std::shared_ptr<Collective> ranks,
              const CudaOptions& options)
       : GpuDevice(std::move(machine), std::move(artifact), std::move(ranks), static_cast<const GpuOptions&>(options)),
-        choice_(options.nccl) {}
+        choice_(options.nccl),
+        early_(options.early) {}
   Status LoadPrograms(const Artifact& artifact, const CuPrograms* known,
                       std::shared_ptr<const CuPrograms>* out) const override;
   Status OpenQueue(CuStream* out) const override { return MakeStream(machine_, out); }
@@ -72,6 +74,7 @@ class CudaDevice final : public GpuDevice<CudaParts> {
   Status TakeBlock();
 
   const NcclChoice choice_;
+  const bool early_;
   std::shared_ptr<const CuNccl> nccl_;  // nullptr: the host exchanges what ranks have
   NcclRefusal refusal_ = NcclRefusal::kNone;
   CuPinned block_;  // a KV block between host and GPU: copies from other memory of the host would wait

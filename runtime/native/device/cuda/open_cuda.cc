@@ -23,6 +23,7 @@ Status OpenCudaDevice(const DeviceOptions& given, std::unique_ptr<OpenDevice>* o
   reader.Flag("sample", &options.sample);
   reader.Number("offload_mib", kMostMib, &offload_mib);
   reader.Flag("overlap", &options.overlap);
+  reader.Flag("dependent_launches", &options.early);
   reader.Number("local_rank", 1024, &choice.local_rank);
   reader.Choice("collective", {std::begin(kCollectiveWays), std::end(kCollectiveWays)}, &way);
   reader.Text("nccl_library", &options.nccl.library);

@@ -325,6 +325,14 @@ def test_the_driver_is_declared_as_it_is(tmp_path: Path) -> None:
         static_assert(sizeof(llmc::CuKernelNode) == sizeof(Node));
         static_assert(offsetof(llmc::CuKernelNode, block) == offsetof(Node, blockDimX));
         static_assert(offsetof(llmc::CuKernelNode, arguments) == offsetof(Node, kernelParams));
+        using Config = CUlaunchConfig;
+        static_assert(sizeof(llmc::CuLaunchConfig) == sizeof(Config));
+        static_assert(offsetof(llmc::CuLaunchConfig, stream) == offsetof(Config, hStream));
+        static_assert(offsetof(llmc::CuLaunchConfig, num_attributes) == offsetof(Config, numAttrs));
+        static_assert(sizeof(llmc::CuLaunchAttribute) == sizeof(CUlaunchAttribute));
+        static_assert(offsetof(llmc::CuLaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+        static_assert(offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed) == 0);
+        static_assert(llmc::kCuProgrammaticSerialization == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
         static_assert(llmc::kCuCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
         static_assert(llmc::kCuCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
         static_assert(llmc::kCuMultiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);

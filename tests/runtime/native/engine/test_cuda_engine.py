@@ -1,6 +1,7 @@
 """Engines on a CUDA device, with kernels on the host, behind a driver that checks every call.
 
-Adapters, offloaded weights, blocks that are swapped, graphs that join: bits are those of each request alone.
+Adapters, offloaded weights, blocks that are swapped, graphs that join: bits are those of each request alone. Kernels
+begin while those before them end.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import pytest
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
-from llmc.runtime.binding import Artifact, Engine, LlmcError
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
+from llmc.runtime.graphs_file import read_graphs
 
 from support.adapter_setting import Setting, drive, make_setting
+from support.compiled import Pages, replay
 from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
 from support.engine_driver import Request, mixed_requests
 
 NAMES = ("a", None, "b", "c", "b")
-TARGET = "cuda:sm_80"
+TARGET = "cuda:sm_80,sm_90+dependent"
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,38 @@ def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
         assert all(stats_of[index].replays > 0 for index in joined)
         assert engine.stats.device["recorded_graphs"] == before + len(joined)
         assert engine.stats.num_ahead_steps >= engine.stats.device["chained_steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "early"),
+    [
+        ("", {}, True),
+        ("", {"eager": True}, True),
+        ("", {"dependent_launches": False}, False),
+        ("driver=12020", {}, False),
+        ("capability=80", {}, False),
+        ("capability=100", {}, False),  # by PTX for sm_80
+    ],
+)
+def test_kernels_begin_early_where_all_of_them_wait(
+    facts: str,
+    options: dict[str, Any],
+    early: bool,
+    setting: Setting,
+    stub: Stub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All but the first one of a graph, which is behind a copy."""
+    monkeypatch.setenv("STUB_CUDA", facts)
+    with Artifact(setting.artifact) as artifact, Replayer(artifact, num_blocks=4, **options) as replayer:
+        pages = Pages(4, artifact.info.block_size)
+        assert replayer.device_stats()["dependent_launches"] == early
+        for index, graph in enumerate(read_graphs(setting.artifact).graphs[:2]):
+            stub.launches()
+            replay(replayer, index, pages, [(0, [3, 4, 5][: graph.max_tokens], 0)])
+            mode = "launched" if options.get("eager") else "replayed"
+            later = [mode + "+" * early] * (graph.num_commands - 1)
+            assert [how for _, _, how in stub.launches()] == [mode, *later]
 
 
 def test_graphs_that_cannot_join_leave_all_as_it_was(

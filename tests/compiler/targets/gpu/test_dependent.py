@@ -1,0 +1,188 @@
+"""Kernels that begin while the one before them ends: what they touch before they wait, and how they are launched."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.base import TargetError
+from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
+from llmc.compiler.targets.gpu.cuda_images import CUBIN, Image, awaits, joined, pack, unpack
+from llmc.compiler.targets.gpu.cuda_prelude import FULL_DEPENDENT
+from llmc.compiler.targets.gpu.launch import launch_of
+from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
+from llmc.compiler.targets.registry import resolve_target, target_of
+from llmc.quantize.formats.base import WeightFormat
+from llmc.quantize.formats.integers import Integers
+
+from support.cuda import host_library
+from support.paged_attention import attention_params, merge_params
+from support.ptx_flow import unawaited
+from support.sass import find_nvdisasm, listings
+
+_K, _N = 192, 72
+
+
+def _linear(dtype: str, format: WeightFormat | None, k: int = _K, n: int = _N, **more: Param) -> KernelSpec:
+    given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "gated": "", "rows": 0, "bias": True}
+    given = {**given, "residual": True, **more}
+    if format is None:
+        return KernelSpec.of("linear", "linear", **given, weight_dtype=dtype)
+    return KernelSpec.of("linear", "linear_quant", **given, **format.kernel_params())
+
+
+_NORM = KernelSpec.of("norm", "rms_norm", dim=_K, act_dtype="bf16", eps=1e-5, rows=0)
+_LAYERS = {
+    "bf16": _linear("bf16", None),
+    "w4a16": _linear("bf16", Integers(4, 32, True)),
+    "w8a8": _linear("i8", Integers(8)),
+}
+_BYTES = {"ushort": 2, "float": 4, "int": 4, "uint": 4, "uchar": 1}
+
+
+def _pointers(text: str) -> list[tuple[str, str, bool]]:
+    """The type and name of each operand of a kernel, and whether it says that nobody else writes it."""
+    head = text[: text.index("{")]
+    return [(of, name, bool(kept)) for of, kept, name in re.findall(r"(\w+)\* (__restrict__ )?(\w+)", head)]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    texts = [cuda_text(spec, dependent=True) for spec in (*_LAYERS.values(), _NORM)]
+    found = ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
+    found.cuda_on_host_late.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return found
+
+
+@pytest.mark.parametrize("name", [*_LAYERS, "rms_norm"])
+def test_nothing_that_kernels_write_is_touched_before_a_kernel_waits(name: str, library: ctypes.CDLL) -> None:
+    """Rows of x, the residual and the result have other contents until all items of a group wait, and again for the
+    next group. Bits are those of a run that finds all of it there. With no rows at all, groups wait, too."""
+    spec, random = _LAYERS.get(name, _NORM), np.random.default_rng(5)
+    operands = _pointers(cuda_text(spec, dependent=True))[:-1]
+
+    def numbers(of: str, count: int) -> np.ndarray:
+        floats = random.standard_normal(count).astype(np.float32)
+        if of == "float":
+            return floats
+        if of == "ushort":
+            return (floats.view(np.uint32) >> 16).astype(np.uint16)
+        return random.integers(0, 100, count).astype({"int": np.int32, "uchar": np.uint8}[of])
+
+    for rows in (0, 1, 9, 40):
+        count = 50 * (_K + _N)
+        buffers = [numbers(of, count) for of, _, _ in operands]
+        out = next(buffer for (_, at, _), buffer in zip(operands, buffers, strict=True) if at == "out")
+        found = []
+        for late in (False, True):
+            out[:] = 77
+            if late:
+                for (_, at, _), buffer in zip(operands, buffers, strict=True):
+                    if at in ("x", "residual", "out"):
+                        library.cuda_on_host_late(buffer.ctypes.data, buffer.nbytes)
+            _call(library, spec, buffers, rows)
+            library.cuda_on_host_late(None, 0)
+            found.append(out.copy())
+        assert np.array_equal(found[0].view(np.uint8), found[1].view(np.uint8))
+        assert (found[0].astype(np.float64) != 77).any() == (rows > 0)
+    assert library.cuda_on_host_impatient() == 0
+
+
+def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], rows: int) -> None:
+    scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
+    arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
+    arguments += [ctypes.c_int32(0) for _ in buffers]
+    arguments.append(ctypes.c_void_p(scalars.ctypes.data))
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+    getattr(library, f"run_{spec.symbol()}")(pointers, 3, launch_of(spec, tensor_cores=True).items)
+
+
+def test_only_weights_stay_as_they_are() -> None:
+    """All else compilers must read behind the wait, and not by caches that it does not clear."""
+    kept = {name for _, name, kept in _pointers(cuda_text(_LAYERS["w4a16"], dependent=True)) if kept}
+    assert kept == {"weight", "scale", "zero", "bias"}
+    assert not any(kept for *_, kept in _pointers(cuda_text(_NORM, dependent=True)))
+    plain = cuda_text(_NORM)
+    assert all(kept for *_, kept in _pointers(plain))
+    assert "llmc_await_earlier" not in plain
+
+
+def _experts() -> KernelSpec:
+    given = {name: value for name, value in _linear("bf16", None, 2048, 1536).as_dict().items() if name != "rows"}
+    return KernelSpec.of("linear", "expert_linear", **{**given, "residual": False, "experts": 16, "top_k": 4})
+
+
+_WIDE = attention_params(32, 8, 128, "bf16", "bf16", 128, 0)
+_DENSE = [
+    _linear("bf16", Integers(4, 128, True), 4096, 4096),
+    _linear("bf16", None, 4096, 4096),
+    _linear("i8", Integers(8), 4096, 4096),
+]
+_OTHERS = [
+    KernelSpec.of("norm", "rms_norm", dim=4096, act_dtype="bf16", eps=1e-5, rows=0),
+    _experts(),
+    KernelSpec.of("attention", "paged_attention", **_WIDE, segments=32),
+    KernelSpec.of("attention", "merge_attention", **merge_params(_WIDE), segments=32),
+]
+"""As wide as models have them."""
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+@pytest.mark.parametrize(
+    ("specs", "architectures"),
+    [
+        ([_DENSE[0], _OTHERS[0]], ("sm_90a",)),
+        pytest.param([*_DENSE, *_OTHERS], ("sm_90a", "sm_100"), marks=pytest.mark.exhaustive),
+    ],
+    ids=["some", "all"],
+)
+def test_code_waits_on_every_path(specs: list[KernelSpec], architectures: tuple[str, ...], tmp_path: Path) -> None:
+    """By its PTX. Machine code has both instructions, and no spills."""
+    texts = {spec.symbol(): cuda_text(spec, dependent=True) for spec in specs}
+    ptx = build_ptx("\n".join((FULL_DEPENDENT, *texts.values())), "compute_90")
+    kernels = {one.split("(")[0]: one for one in ptx.decode().split(".visible .entry ")[1:]}
+    assert kernels.keys() == texts.keys()
+    for spec in specs:
+        names = [name for _, name, _ in _pointers(texts[spec.symbol()])]
+        numbers = dict(enumerate(names[:-1]))
+        numbers[2 * len(names) - 2] = names[-1]  # scalars, behind an offset of each operand
+        early = {numbers[int(one.removeprefix("param_"))] for one in unawaited(kernels[spec.symbol()])}
+        assert early == ({"weight", "scalars"} if spec in _DENSE else set()), spec.symbol()
+    dense = {spec.symbol() for spec in _DENSE}
+    for architecture in architectures:
+        cubin, said = build_cubin(ptx, architecture)
+        assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
+        if find_nvdisasm() is None:
+            continue
+        for symbol, code in listings(cubin, tmp_path).items():
+            begin = code.index("ACQBULK")
+            assert code.index("PREEXIT") < begin, symbol
+            touched = [one for one in code[:begin] if re.match(r"(LDGSTS|LDG|LD|STG|ST|ATOM|RED)\b", one)]
+            assert (code.count("ACQBULK") >= 4) if symbol in dense else not touched, symbol
+
+
+def test_a_code_file_says_whether_its_kernels_wait() -> None:
+    """In a field that was reserved: an older library reads it, and launches kernels as it did."""
+    image = Image(0, CUBIN, 90, False, b"code")
+    plain, waiting = pack([image], 1), pack([image], 1, awaits=True)
+    assert [awaits(one) for one in (plain, waiting, joined([waiting, waiting]), joined([waiting, plain]))] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert unpack(waiting) == unpack(plain) == [image]
+
+
+def test_names() -> None:
+    target = resolve_target("cuda:sm_90,sm_80+dependent")
+    assert target == CudaTarget(("sm_80", "sm_90"), ("dependent",))
+    assert target.name == "cuda:sm_80,sm_90+dependent"
+    assert target_of(target.record()) == target
+    with pytest.raises(TargetError, match=r"there is no option 'fast' of CUDA; known are .*dependent"):
+        resolve_target("cuda:sm_90+fast")
+    with pytest.raises(TargetError, match=r"only GPUs from sm_90 on begin dependent kernels early; name such an arch"):
+        resolve_target("cuda:sm_80,sm_89+dependent")
