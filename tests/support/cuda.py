@@ -102,6 +102,7 @@ class Stub:
         self._native = ctypes.CDLL(str(library))
         for name in ("stub_cuda_report", "stub_cuda_launches"):
             getattr(self._native, name).restype = ctypes.c_char_p
+        self._native.stub_cuda_failed.restype = ctypes.c_longlong
 
     def report(self) -> str:
         """Mistakes, and what was not given back."""
@@ -113,6 +114,10 @@ class Stub:
         said: bytes = self._native.stub_cuda_launches()
         rows = [line.split() for line in said.decode().splitlines()]
         return [(name, int(groups), how) for name, groups, how in rows]
+
+    def num_failed(self) -> int:
+        """Calls that failed by chance, or as the one that was ordered to."""
+        return int(self._native.stub_cuda_failed())
 
     def recover(self) -> None:
         """As in a new process."""

@@ -1,8 +1,9 @@
 // A CUDA driver without a GPU, as strict as one can be: every handle, pointer, size and order is checked, and what was put
 // into a stream happens as late as it may. Kernels compute nothing, unless STUB_CUDA_KERNELS names a library that has them
 // for the host (cuda_on_host.py). What STUB_CUDA says, as in "MemAlloc=2 devices=0", goes wrong: a function returns a code
-// (from its n-th call on: "GraphLaunch@3=700"), or a fact has another value. Tests ask what happened by the functions at
-// the end.
+// (from its n-th call on: "GraphLaunch@3=700"), or a fact has another value. Calls also fail by chance, with errors that
+// lose no device ("one_in=100 seed=7"), or one of all that are made since the orders changed ("only=5"). Tests ask what
+// happened by the functions at the end.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -84,6 +86,9 @@ struct World {
   bool initialized = false;
   int lost = 0, retained = 0, captures = 0;
   std::map<std::string, int> calls;
+  std::string orders;  // chance begins anew when they change
+  std::mt19937 random;
+  long long num_calls = 0, num_failed = 0;
   std::map<void*, std::string> alive;  // handles by kind
   std::map<char*, size_t> memory, pinned;  // of the device, of the host
   std::vector<std::string> wrong, launched;  // what no program may do; kernels that ran
@@ -121,6 +126,22 @@ int Wrong(const std::string& what, int code = kInvalidValue) {
   return code;
 }
 
+// The code with which a call fails by chance, or as the one that is ordered to.
+int ByChance() {
+  World& w = world();
+  const char* now = std::getenv("STUB_CUDA");
+  const std::string orders = now ? now : "";
+  if (orders != w.orders) {
+    w.orders = orders;
+    w.num_calls = 0;
+    w.random.seed(static_cast<unsigned>(Fact("seed", 1)));
+  }
+  const long long one_in = Fact("one_in", 0), only = Fact("only", 0), call = ++w.num_calls;
+  if (call != only && (one_in <= 0 || w.random() % static_cast<unsigned long long>(one_in) != 0)) return kOk;
+  ++w.num_failed;
+  return (only ? Fact("code", kNoMemory) : w.random() % 2) ? kNoMemory : kInvalidValue;
+}
+
 // What a call begins with. context: whether it is about the thread's context.
 #define BEGIN(name, context)                                       \
   const std::lock_guard<std::recursive_mutex> lock(world().mutex); \
@@ -137,7 +158,8 @@ int Begin(const char* name, bool context) {
     if (code) return static_cast<int>(code);
   }
   if (context && t_contexts.empty()) return Wrong(std::string(name) + " without a context", kInvalidContext);
-  return kOk;
+  // A driver that cannot make its context current can do nothing, not even give back.
+  return std::strcmp(name, "CtxPushCurrent") != 0 ? ByChance() : kOk;
 }
 
 template <class T>
@@ -862,6 +884,11 @@ extern "C" __attribute__((visibility("default"))) const char* stub_cuda_launches
   for (const std::string& line : world().launched) text += line + "\n";
   world().launched.clear();
   return text.c_str();
+}
+// Calls that failed by chance, or as the one that was ordered to.
+extern "C" __attribute__((visibility("default"))) long long stub_cuda_failed() {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  return world().num_failed;
 }
 // As if the process began anew, but for what is alive.
 extern "C" __attribute__((visibility("default"))) void stub_cuda_recover() {

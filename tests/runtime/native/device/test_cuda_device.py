@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import time
@@ -444,3 +445,38 @@ def test_without_memory_for_long_a_server_gives_up(artifact: Path, stub: Stub, m
             assert running.client.get("/health").status_code == 200
             running.post("/v1/completions", prompt=[3, 4, 5], max_tokens=2)
         assert running.client.get("/health").status_code == 503
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.exhaustive), 7])
+def test_each_call_fails_once(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """From opening the device to the end of a request. It is opened, or says why not; the request has its tokens, or an
+    error; and all is given back."""
+
+    def run() -> list[int] | str:
+        try:
+            # No kernel computes anything, so the host draws, from the same rows each time.
+            with engine(artifact, stub, device_sampling=False) as opened:
+                opened.submit([3, 4, 5], max_tokens=3, ignore_eos=True, temperature=0.0)
+                while opened.step():
+                    opened.check_integrity()
+                return [event.token_id for event in opened.poll() if event.kind == "token"]
+        except LlmcError as error:
+            return error.name
+
+    expected, found = run(), list[list[int] | str]()
+    for call in itertools.count(1, step):
+        before = stub.num_failed()
+        monkeypatch.setenv("STUB_CUDA", f"only={call} code={1 + call // step % 2}")
+        found.append(run())
+        monkeypatch.delenv("STUB_CUDA")
+        assert stub.report() == "", call
+        if stub.num_failed() == before:
+            break
+    assert found[-1] == expected
+    assert set(map(str, found)) - {str(expected)} <= {
+        "device_failed",
+        "out_of_memory",
+        "not_found",
+        "unsupported_target",
+    }
+    assert len(found) * step > 200

@@ -23,6 +23,7 @@ from support.adapter_setting import Setting, drive, make_setting
 from support.compiled import Pages, replay
 from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
 from support.engine_driver import Request, mixed_requests
+from support.late_arrivals import arrive_late, check_answered
 
 NAMES = ("a", None, "b", "c", "b")
 TARGET = "cuda:sm_80,sm_90+dependent"
@@ -122,6 +123,28 @@ def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
         assert all(stats_of[index].replays > 0 for index in joined)
         assert engine.stats.device["recorded_graphs"] == before + len(joined)
         assert engine.stats.num_ahead_steps >= engine.stats.device["chained_steps"] > 0
+
+
+def test_calls_that_fail_by_chance(
+    opened: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    stub: Stub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests of failed steps fail, and no other; nothing hangs, and all is given back. What was answered until then
+    has its bits, also by the prefix cache and swap space that are left."""
+    engine, requests = opened(num_blocks=9, max_num_seqs=4, swap_bytes=1 << 19, swap_always=1)
+    reasons = list[str]()
+    with engine:
+        for seed in range(3):
+            monkeypatch.setenv("STUB_CUDA", f"one_in=250 seed={seed}")
+            found = arrive_late(engine, requests, seed, ("device_failed", "out_of_memory"))
+            reasons += check_answered(found, alone)
+            assert engine.stats.num_free_blocks == engine.stats.num_blocks
+        monkeypatch.delenv("STUB_CUDA")
+        assert arrive_late(engine, requests, 7) == dict(enumerate(alone))
+    assert 0 < reasons.count("error") < len(reasons)
+    assert stub.num_failed() > 3
 
 
 @pytest.mark.parametrize(

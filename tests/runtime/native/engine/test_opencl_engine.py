@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,14 +15,15 @@ from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.adapters.tensors import AdapterError
-from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
+from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.opening import decide_budget
 from llmc.runtime.warm_up.budget import BudgetOptions, size_order
 from llmc.units import format_bytes
 
 from support.adapter_setting import Setting, drive, with_tokenizer
-from support.engine_driver import Output, bits, mixed_requests
+from support.engine_driver import mixed_requests
 from support.inspected import inspected_text
+from support.late_arrivals import arrive_late, check_answered
 from support.opencl import failing_library, needs_opencl, opencl_setting, program_cache
 from support.server_harness import running_server
 
@@ -125,49 +125,6 @@ def test_blocks_that_were_swapped_have_their_bits(
         assert stats.device["saved_blocks"] >= stats.device["loaded_blocks"] > 0
 
 
-def arrive_late(
-    engine: Engine, requests: list[Any], seed: int, failures: tuple[str, ...] = ()
-) -> dict[int, list[tuple[Any, ...]]]:
-    """Requests come and are cancelled while steps are on their way, evict each other, and have blocks swapped. Returns
-    the bits of each. failures: errors that steps may end with."""
-    rng, left, doomed = np.random.default_rng(seed), list(range(len(requests))), list[int]()
-    which: dict[int, int] = {}
-    found: dict[int, list[Output]] = {}
-    progressed = True
-    while left or progressed:
-        if left and rng.random() < 0.4:
-            index = left.pop(int(rng.integers(len(left))))
-            prompt, params, adapter = requests[index]
-            submitted = engine.submit(prompt, params, adapter=adapter, priority=int(rng.integers(-1, 2)))
-            which[submitted], found[submitted] = index, [Output() for _ in range(params.n)]
-            doomed.append(engine.submit(prompt[:20], params, max_tokens=60))
-        if doomed and rng.random() < 0.3:
-            with contextlib.suppress(LlmcError):  # it may have ended
-                engine.cancel(doomed.pop(0))
-        try:
-            progressed = engine.step()
-        except LlmcError as error:
-            if error.name not in failures:
-                raise
-            progressed = True
-        engine.check_integrity()
-        for event in engine.poll():
-            if event.request_id not in found:
-                continue
-            output = found[event.request_id][event.output_index]
-            assert output.reason is None, "an event after the end"
-            if event.kind == "token":
-                output.ids.append(event.token_id)
-                output.logprobs.append(event.logprob)
-                output.top.append(event.top_logprobs)
-            else:
-                assert event.kind == "finished" or (event.finish_reason == "error" and failures), event.error_message
-                output.reason = event.finish_reason
-    assert len(found) == len(requests)
-    assert all(output.reason for outputs in found.values() for output in outputs)
-    return {which[submitted]: [bits(output) for output in outputs] for submitted, outputs in found.items()}
-
-
 def test_bits_of_requests_that_arrive_late(
     with_adapters: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]]
 ) -> None:
@@ -220,16 +177,12 @@ def test_calls_that_fail_by_chance(
     """Refused calls, and commands that fail on the device: requests of these steps fail, and no other; nothing hangs.
     What was answered until then has its bits, also by the prefix cache and swap space that are left."""
     engine, requests = with_adapters(opencl_library=str(failing), **CROWDED)
-    reasons = []
+    reasons = list[str]()
     with engine:
         for seed in range(3):
             monkeypatch.setenv("FAILING_OPENCL", f"one_in=150 seed={seed}")
             found = arrive_late(engine, requests, seed, ("device_failed", "out_of_memory"))
-            for index, outputs in found.items():
-                for one, other in zip(outputs, alone[index], strict=True):
-                    reasons.append(one[-1])
-                    whole = other if one[-1] != "error" else (*(part[: len(one[0])] for part in other[:-1]), "error")
-                    assert one == whole, index
+            reasons += check_answered(found, alone)
             assert engine.stats.num_free_blocks == engine.stats.num_blocks
         monkeypatch.delenv("FAILING_OPENCL")
         assert arrive_late(engine, requests, 7) == dict(enumerate(alone))
