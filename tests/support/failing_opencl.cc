@@ -9,14 +9,20 @@
 //                          that is waited for never does, so that the device is not lost
 // replays=0                a command buffer that runs may not be enqueued again
 // extensions=0             the device has no extensions: no command buffers, no subgroups, no half precision
+// command_buffers=0, subgroups=0, fp16=0
+//                          it has none of one kind; a program that uses what it lacks is not built
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <random>
+#include <regex>
+#include <sstream>
 #include <string>
 
 #include "stub_orders.h"
@@ -101,12 +107,64 @@ API uint64_t failing_opencl_failures() {
   return g_num_failures;
 }
 
+namespace {
+
+// What a device may lack: the order, its extensions, and what a program that uses it says.
+struct Lack {
+  const char *order, *extensions, *says;
+};
+constexpr Lack kLacks[] = {
+    {"command_buffers", "cl_khr_command_buffer\\w*", nullptr},
+    {"subgroups", "cl_\\w+_subgroup\\w*", "\\bsub_group_|cl_\\w+_subgroup"},
+    {"fp16", "cl_khr_fp16", "\\bhalf\\d*\\b|cl_khr_fp16"},
+};
+
+// A device's extensions without those that it is to lack.
+std::string WithoutLacks(const std::string& extensions) {
+  std::istringstream words(extensions);
+  std::string word, left;
+  while (words >> word) {
+    bool has = true;
+    for (const Lack& one : kLacks) {
+      has = has && (Order(one.order, 1) != 0 || !std::regex_match(word, std::regex(one.extensions)));
+    }
+    if (has) left += word + " ";
+  }
+  return left;
+}
+
+}  // namespace
+
+API void* clCreateProgramWithSource(void* context, uint32_t count, const char** texts, const size_t* sizes,
+                                    int32_t* error) {
+  constexpr int32_t kBuildFailure = -11;
+  for (uint32_t i = 0; i < count; ++i) {
+    const std::string text = sizes != nullptr && sizes[i] != 0 ? std::string(texts[i], sizes[i]) : texts[i];
+    for (const Lack& one : kLacks) {
+      const bool uses =
+          one.says != nullptr && Order(one.order, 1) == 0 && std::regex_search(text, std::regex(one.says));
+      if (uses) return *error = kBuildFailure, nullptr;
+    }
+  }
+  return REAL(clCreateProgramWithSource)(context, count, texts, sizes, error);
+}
 API int32_t clGetDeviceInfo(void* device, uint32_t what, size_t room, void* to, size_t* size) {
   constexpr uint32_t kExtensions = 0x1030, kCapabilities = 0x12A9;
   constexpr uint64_t kSimultaneousUse = 1 << 2;
   if (what == kExtensions && Order("extensions", 1) == 0) {
     if (size != nullptr) *size = 1;
     if (to != nullptr && room > 0) *static_cast<char*>(to) = '\0';
+    return 0;
+  }
+  if (what == kExtensions) {
+    size_t whole = 0;
+    int32_t code = REAL(clGetDeviceInfo)(device, what, 0, nullptr, &whole);
+    std::string all(whole, '\0');
+    if (code == 0) code = REAL(clGetDeviceInfo)(device, what, whole, all.data(), nullptr);
+    if (code != 0) return code;
+    const std::string left = WithoutLacks(all.c_str());
+    if (size != nullptr) *size = left.size() + 1;
+    if (to != nullptr) std::memcpy(to, left.c_str(), std::min(room, left.size() + 1));
     return 0;
   }
   const int32_t code = REAL(clGetDeviceInfo)(device, what, room, to, size);

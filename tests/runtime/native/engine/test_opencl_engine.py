@@ -54,7 +54,7 @@ def with_adapters(setting: Setting, programs: dict[str, Any]) -> Callable[..., t
 
     def opened(**options: Any) -> tuple[Engine, list[Any]]:
         with Artifact(setting.artifact) as artifact:
-            engine = Engine(artifact, **programs, **options)
+            engine = Engine(artifact, **{**programs, **options})
             adapters = Adapters(setting.artifact, artifact, engine)
             numbers = {name: adapters.load(name, setting.adapters[name]).id for name in "cab"}
         requests = zip(mixed_requests(), NAMES, strict=True)
@@ -166,6 +166,25 @@ def test_graphs_that_the_driver_replays_once_at_a_time_or_not_at_all(
         assert (counted["replayed_steps"] > 0) == (launched != every) == (counted["replay_host_ns"] > 0)
         assert (counted["launched_steps"] > 0) == bool(launched) == (counted["launch_host_ns"] > 0)
         assert counted["chained_steps"] > 0
+
+
+def test_devices_that_lack_one_thing(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    failing: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No subgroups, or no half precision, which no program uses: they are built anew. Answers are the same."""
+    for lacks in ("subgroups", "fp16", "command_buffers"):
+        monkeypatch.setenv("FAILING_OPENCL", f"{lacks}=0")
+        kept = {} if lacks == "command_buffers" else {"program_cache": str(tmp_path / lacks)}
+        engine, requests = with_adapters(opencl_library=str(failing), **kept)
+        with engine:
+            assert drive(engine, requests[:4]) == alone[:4]
+            counted = engine.stats.device
+        assert counted["cached_programs"] == (counted["programs"] if not kept else 0)
+        assert (counted["recorded_graphs"] == 0) == (lacks == "command_buffers")
 
 
 def test_calls_that_fail_by_chance(
