@@ -154,10 +154,11 @@ class Partition:
         """Division of a weight; None if every rank has all of it."""
         model = self.model
         q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        gated = (q,) if model.attention_gate else ()
         kind, inner = layer_kind(name), model.intermediate_size
         by_kind = {
-            "attention.qkv": Slice(0, (q, kv, kv)),
-            "attention.qkv.bias": Slice(0, (q, kv, kv)),
+            "attention.qkv": Slice(0, (*gated, q, kv, kv)),
+            "attention.qkv.bias": Slice(0, (*gated, q, kv, kv)),
             "attention.out": Slice(1, (q,)),
             "attention.sinks": Slice(0, (model.num_heads,)),
             "attention.kv_scales": Slice(0, (model.num_kv_heads, model.num_kv_heads)),

@@ -67,6 +67,13 @@ class Rope(Closed):
     scaling: RopeScaling | None
 
 
+class ResidualFactors(Closed):
+    attention_kept: Positive
+    attention_added: Positive
+    mlp_kept: Positive
+    mlp_added: Positive
+
+
 class Alibi(Closed):
     slopes: Annotated[list[Positive], Field(max_length=1 << 16)]
     rounded: bool
@@ -170,7 +177,7 @@ class Model(Closed):
     norm: Literal["rms", "layer"]
     norm_weight: bool
     norm_bias: bool
-    residual: Literal["pre", "parallel", "sandwich", "post", "sums"]
+    residual: Literal["pre", "parallel", "sandwich", "post", "sums", "normed"]
     parallel_norms: Annotated[int, Field(ge=1, le=2)]
     activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
     gated: bool
@@ -210,6 +217,8 @@ class Model(Closed):
     states_size: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     draft_vocab_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     normed_states: bool = False
+    residual_factors: ResidualFactors | None = None
+    attention_gate: bool = False
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

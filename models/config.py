@@ -8,7 +8,7 @@ from typing import Literal
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
-Residual = Literal["pre", "parallel", "sandwich", "post", "sums"]
+Residual = Literal["pre", "parallel", "sandwich", "post", "sums", "normed"]
 States = Literal["none", "left", "taken"]
 Scores = Literal["softmax", "sigmoid", "mixer"]
 Pooling = Literal["first", "mean", "last"]
@@ -89,6 +89,17 @@ class Experts:
 
 NO_ROPE = Rope(None, 2)
 """For layers and models without rotary positions."""
+
+
+@dataclass(frozen=True)
+class ResidualFactors:
+    """Factors in the two sums of a layer: of what attention and the feed-forward block are added to (`kept`), and of
+    their results (`added`)."""
+
+    attention_kept: float
+    attention_added: float
+    mlp_kept: float
+    mlp_added: float
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,8 @@ class ModelConfig:
     one vector. "unit": each head without weights, after rotation, in rotated layers. qk_norm_rotated: "head" norms
     apply after rotation.
     residual: placement of norms: before both blocks; before both, which run in parallel (with parallel_norms norms);
-    before and after each block; after each block; or on each sum of a block and its input.
+    before and after each block; after each block; on each sum of a block and its input; or "normed", before both
+    blocks, which are added to their normed inputs. residual_factors: of "normed" sums, else None.
     first_norm: whether a norm precedes the first attention. final_norm: whether one follows the last layer.
     activation, gated: of the feed-forward block.
     rope, local_rope: of layers without and with a window; local_rope is None if they are equal. unrotated_layers:
@@ -227,7 +239,8 @@ class ModelConfig:
     layer_windows: the same per layer; 0 for full attention.
     layer_chunks: per layer, a token sees no key before the last multiple of this; 0 or empty for no limit.
     sinks: whether each head has a learned score without a value. query_growth: None for none.
-    attention_bias: of q, k and v. o_bias: of the output projection.
+    attention_bias: of q, k and v. o_bias: of the output projection. attention_gate: whether each element of a head's
+    result is multiplied by the sigmoid of a projection of the token.
     attention_scale: of scores. attention_cap: scores are bounded to it by tanh; None for no bound. clip_qkv: bound of
     q, k and v; None for none.
     down_bias: of the feed-forward block's last matrix, if it differs from mlp_bias. logit_cap: bounds logits as
@@ -316,6 +329,8 @@ class ModelConfig:
     states_size: int = 0
     draft_vocab_size: int = 0
     normed_states: bool = False
+    residual_factors: ResidualFactors | None = None
+    attention_gate: bool = False
 
     @property
     def num_inputs(self) -> int:
@@ -356,8 +371,8 @@ class ModelConfig:
 
     @property
     def qkv_size(self) -> int:
-        """Rows of the fused projection: q, then k, then v."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        """Rows of the fused projection: the gate if there is one, then q, then k, then v."""
+        return (self.num_heads * (1 + self.attention_gate) + 2 * self.num_kv_heads) * self.head_dim
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -282,7 +282,9 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
         yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)
     if config.residual in ("sandwich", "post", "sums"):
         yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
-    if config.residual in ("pre", "sandwich") or (config.residual == "parallel" and config.parallel_norms > 1):
+    if config.residual in ("pre", "sandwich", "normed") or (
+        config.residual == "parallel" and config.parallel_norms > 1
+    ):
         yield from parts.norm(f"{name}.mlp_norm", f"{prefix}.{layout.mlp_norm}")
     yield from _feed_forward(parts, layer, name, prefix)
     if config.residual in ("sandwich", "post", "sums"):
@@ -302,7 +304,8 @@ def _attention(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Ta
     norms = [("q_norm", layout.q_norm, config.num_heads), ("k_norm", layout.k_norm, config.num_kv_heads)]
     qkv, bias = f"{name}.attention.qkv", config.attention_bias
     if config.makes_kv(layer):
-        sizes = (q, 2 * kv) if len(layout.qkv) == 2 else (q, kv, kv)
+        of_q = q * (1 + config.attention_gate)
+        sizes = (of_q, 2 * kv) if len(layout.qkv) == 2 else (of_q, kv, kv)
         yield from parts.linear(qkv, at(*layout.qkv), sizes, hidden, bias, rows=_qkv_rows(layout, config))
     else:
         yield from parts.linear(qkv, at(layout.qkv[0]), (q,), hidden, bias)

@@ -40,6 +40,7 @@ from llmc.models.families.kimi_k25 import KIMI_K25
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from llmc.models.families.llama_relatives import (
+    AQUILA,
     ARCEE,
     CWM,
     ERNIE4_5,
@@ -53,6 +54,7 @@ from llmc.models.families.llama_relatives import (
     XVERSE,
 )
 from llmc.models.families.minicpm3 import MINICPM3
+from llmc.models.families.minimax import MINIMAX, MINIMAX_TEXT_01
 from llmc.models.families.minimax_m2 import MINIMAX_M2
 from llmc.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
@@ -70,6 +72,8 @@ from llmc.models.families.qwen import QWEN
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen2_vl import QWEN2_5_VL, QWEN2_VL
 from llmc.models.families.qwen3 import QWEN3
+from llmc.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
+from llmc.models.families.qwen3_next import QWEN3_NEXT
 from llmc.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from llmc.models.families.sigmoid_mixtures import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
@@ -91,6 +95,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         APERTUS,
+        AQUILA,
         ARCEE,
         *AROUND_TEXT,
         BAICHUAN,
@@ -145,7 +150,9 @@ FAMILIES: dict[str, Family] = {
         MIMO,
         MINICPM,
         MINICPM3,
+        MINIMAX,
         MINIMAX_M2,
+        MINIMAX_TEXT_01,
         MINISTRAL,
         MINISTRAL3,
         KIMI_K2,
@@ -166,7 +173,12 @@ FAMILIES: dict[str, Family] = {
         PHIMOE,
         QWEN,
         QWEN2_MOE,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        QWEN3_5_MOE_TEXT,
+        QWEN3_5_TEXT,
         QWEN3_MOE,
+        QWEN3_NEXT,
         QWEN2_VL,
         QWEN2_5_VL,
         QWEN3_VL,

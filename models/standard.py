@@ -16,6 +16,7 @@ from llmc.models.config import (
     QkNorm,
     QueryGrowth,
     Residual,
+    ResidualFactors,
     Rope,
     Streams,
 )
@@ -47,6 +48,8 @@ class Choices(TypedDict, total=False):
     norm_weight: bool
     norm_bias: bool
     residual: Residual
+    residual_factors: ResidualFactors | None
+    attention_gate: bool
     parallel_norms: int
     gated: bool
     down_bias: bool

@@ -45,8 +45,6 @@ _CONDITIONS: Mapping[str, Callable[[Table], bool]] = {
     _HEADS_DIFFER: _unequal_layers,
 }
 _OF_TYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("minimax", "minimax_text_01"), ("norms on the residual",)),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (_LINEAR,)),
     "step3p7": ("gates on the results of heads", _HEADS_DIFFER),
 }
 """What every model of a model_type has, whatever its config.json tells."""

@@ -55,6 +55,7 @@ class HeadNorm(Block):
 class Attention(Block):
     """Attention of a layer: qkv [(H + 2 Hkv) hd, D], rotation, cache, attention, out [D, H hd]. sinks: [H] or None.
 
+    With a gate, qkv has H hd rows more, the first ones. Attention's result is multiplied by the sigmoid of theirs.
     In a layer that reads another layer's keys and values, qkv has only the rows of q.
     """
 
@@ -77,7 +78,9 @@ class Attention(Block):
         growth = config.query_growth
         self.growth = growth if growth is not None and (growth.kind != "steps" or not rotates) else None
         self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
-        size = config.qkv_size if self.makes_kv else config.num_heads * config.head_dim
+        of_q = config.num_heads * config.head_dim
+        self.gate_size = of_q if config.attention_gate else 0
+        size = config.qkv_size if self.makes_kv else self.gate_size + of_q
         self.qkv = Linear(size, config.hidden_size, config.attention_bias, act_dtype)
         self.q_norm = self.k_norm = None
         if config.qk_norm not in ("none", "unit"):
@@ -91,8 +94,11 @@ class Attention(Block):
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
         q_norm, k_norm = self.q_norm, self.k_norm if self.makes_kv else self.q_norm
         norms_heads = q_norm is not None and k_norm is not None and self._is_fused
+        made, gate = self.qkv(x), None
+        if self.gate_size:
+            gate, made = made[:, : self.gate_size], made[:, self.gate_size :]
         q = ops.rope_kv_write(
-            self._prepared(self.qkv(x)),
+            self._prepared(made),
             q_norm.weight if norms_heads and q_norm is not None else None,
             k_norm.weight if norms_heads and k_norm is not None else None,
             step.cos_sin[self.rope],
@@ -128,6 +134,8 @@ class Attention(Block):
             chunk=self.chunk,
             causal=self.causal,
         )
+        if gate is not None:
+            attended = (attended.float() * torch.sigmoid(gate)).to(attended.dtype)
         return self.out(attended, residual)
 
     @property

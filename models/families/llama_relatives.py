@@ -139,11 +139,12 @@ def read_seed_oss(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-def read_xverse(fields: Fields, generation: Fields) -> ModelConfig:
-    """Equal to Llama."""
+def read_plain(fields: Fields, generation: Fields) -> ModelConfig:
+    """Equal to Llama, without biases."""
     return standard_config(fields, generation, attention_bias=False, o_bias=False)
 
 
+AQUILA = Family("aquila", read_plain)
 ARCEE = Family("arcee", read_arcee)
 CWM = Family("cwm", read_cwm)
 ERNIE4_5 = Family("ernie4_5", read_ernie, _INTERLEAVED.weight_map)
@@ -168,4 +169,4 @@ NEMOTRON = Family(
 )
 ORION = Family("orion", read_orion)
 SEED_OSS = Family("seed_oss", read_seed_oss)
-XVERSE = Family("xverse", read_xverse, harmless=frozenset({"max_tokenizer_truncation"}))
+XVERSE = Family("xverse", read_plain, harmless=frozenset({"max_tokenizer_truncation"}))

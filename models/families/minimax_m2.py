@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig
-from llmc.models.errors import ModelError
+from llmc.models.config import ModelConfig, Rope
 from llmc.models.families.family import Family
+from llmc.models.families.layer_kinds import check_layers
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope, rope_table
-from llmc.models.standard import head_sizes, standard_config
+from llmc.models.standard import head_sizes, layer_count, standard_config
 
 _LAYOUT = Layout(
     router="block_sparse_moe.gate",
@@ -21,14 +21,19 @@ _STACKED = stacked(Layout(choice_bias="mlp.e_score_correction_bias"))
 _THETA = 5e6
 
 
-def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Rotated elements per head: rotary_dim, or partial_rotary_factor if present; all by default."""
-    if fields.has("attn_type_list") and any(kind != 1 for kind in fields.integers("attn_type_list")):
-        raise ModelError(f"{fields.origin}: layers with linear attention (attn_type_list) are not supported")
-    head_dim = head_sizes(fields, 128)[2]
+def read_rotation(fields: Fields, head_dim: int, theta: float) -> Rope:
+    """Rotated elements per head: rotary_dim, or partial_rotary_factor if present; all by default. theta: the family's
+    default."""
     told = fields.has("partial_rotary_factor") or rope_table(fields).has("partial_rotary_factor")
     rotated = fields.integer("rotary_dim", head_dim, maximum=head_dim)
     partial = 1.0 if told else rotated / head_dim
+    return read_rope(fields, fields.integer("max_position_embeddings"), head_dim, theta=theta, partial=partial)
+
+
+def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+    if fields.has("attn_type_list"):
+        kinds = fields.integers("attn_type_list", layer_count(fields))
+        check_layers(fields, [kind != 1 for kind in kinds], "lightning attention")
     return standard_config(
         fields,
         generation,
@@ -36,7 +41,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         o_bias=False,
         qk_norm="whole",
         head_dim=128,
-        rope=read_rope(fields, fields.integer("max_position_embeddings"), head_dim, theta=_THETA, partial=partial),
+        rope=read_rotation(fields, head_sizes(fields, 128)[2], _THETA),
         experts=read_experts(
             fields, intermediate_size="intermediate_size", scores="sigmoid", choice_bias=True, normalised=True
         ),

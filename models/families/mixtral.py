@@ -9,7 +9,7 @@ from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.standard import layer_count, standard_config
 
-_LAYOUT = Layout(
+LAYOUT = Layout(
     router="block_sparse_moe.gate",
     expert_gate_up=("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
     expert_down="block_sparse_moe.experts.{}.w2.weight",
@@ -25,4 +25,4 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-MIXTRAL = Family("mixtral", read_config, _LAYOUT.weight_map, other_maps=(stacked().weight_map,))
+MIXTRAL = Family("mixtral", read_config, LAYOUT.weight_map, other_maps=(stacked().weight_map,))

@@ -110,6 +110,8 @@ def test_a_checkpoint_of_the_decoder_alone(family: str, prefix: str, tmp_path: P
     assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
 
 
+_LIGHTNING = "layers of linear (lightning) attention, as published models have"
+_GATED_DELTA_NETS = "layers of linear attention (gated delta nets), as published models have"
 # What a config.json says, what its refusal names, and how docs/models.md calls it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bloom-residual": (
@@ -156,7 +158,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "internlm2-reward": ("internlm2", {"reward_token_id": 5}, "a reward model", "reward models"),
     "llama4-experts": ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok 2", "several experts per token"),
-    "minimax-linear": ("minimax_m2", {"attn_type_list": [0, 1]}, "linear attention", "linear attention"),
+    "minimax-linear": (
+        "minimax",
+        {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+        r"layer 1 has linear attention \(lightning attention\), as have 1 of 3 layers",
+        _LIGHTNING,
+    ),
+    "minimax-untold": ("minimax", {"layer_types": None}, "layer 1 has linear", _LIGHTNING),
+    "minimax_m2-linear": ("minimax_m2", {"attn_type_list": [1, 0, 1]}, "layer 1 has linear", "linear attention"),
+    "minimax_text_01-linear": (
+        "minimax_text_01",
+        {"attn_type_list": [1, 1, 0]},
+        "layer 2 has linear",
+        _LIGHTNING,
+    ),
+    "minimax_text_01-postnorm": (
+        "minimax_text_01",
+        {"postnorm": False},
+        "postnorm is not true",
+        "residuals of another kind",
+    ),
     "phimoe-scales": (
         "phimoe",
         {"rope_parameters": {**LONG, "short_mscale": 1.0, "long_mscale": 1.2}},
@@ -164,6 +185,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "different scales for short and long texts",
     ),
     "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3", "more than two experts per token"),
+    **{
+        f"{family}-linear": (
+            family,
+            {"layer_types": ["full_attention", "full_attention", "linear_attention"]},
+            "layer 2 has linear attention",
+            _GATED_DELTA_NETS,
+        )
+        for family in ("qwen3_5_moe_text", "qwen3_5_text")
+    },
+    "qwen3_next-linear": (
+        "qwen3_next",
+        {"layer_types": None},
+        r"layer 0 has linear attention \(a gated delta net\), as have 3 of 3 layers",
+        _GATED_DELTA_NETS,
+    ),
     "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm", "a norm on the embedding"),
     "gemma3n-sizes": (
         "gemma3n_text",

@@ -25,11 +25,15 @@ from support.gguf_models import CASES as OLDER
 from support.tiny_encoders import make_encoder
 from support.tiny_models import make_tiny_model
 
-WITHOUT_FILES = {"codegen", "gpt_neo", "gptj", "helium", "internlm", "mimo", "opt", "telechat", "vaultgemma"}
+WITHOUT_FILES = {
+    "aquila", "codegen", "gpt_neo", "gptj", "helium", "internlm", "mimo", "minimax", "minimax_text_01", "opt",
+    "telechat", "vaultgemma",
+}  # fmt: skip
 """Families that llama.cpp's converter makes no file of."""
 NOT_READ = {
     "cwm", "exaone_moe", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hyperclovax",
-    "jais2", "ministral", "ministral3", "olmo3", "solar_open", "youtu", *(family.model_type for family in AROUND_TEXT),
+    "jais2", "ministral", "ministral3", "olmo3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next", "solar_open", "youtu", *(family.model_type for family in AROUND_TEXT),
 }  # fmt: skip
 """Families whose files, if there are any, llmc does not read; of those around a text model, it reads that one."""
 IN_OTHERS = {

@@ -77,9 +77,20 @@ NO_STATES = {"mamba_n_heads": 8, "mamba_d_head": 15, "mamba_d_state": 16}
 """transformers checks sizes of layers that there are none of."""
 
 MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
+QWEN3_5 = {
+    "layer_types": ["full_attention"] * 3,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.3,
+    },
+}  # fmt: skip
+QWEN3_5_MOE = {
+    **QWEN3_5, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 44,
+    "shared_expert_intermediate_size": 52,
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
+    "aquila": ("aquila", {}),
     "arcee": ("arcee", {}),
     "arcee-biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
     "baichuan": ("baichuan", {}),
@@ -477,6 +488,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**LONG_OF_4, "original_max_position_embeddings": 16},
         },
     ),
+    "minimax": (
+        "minimax",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 4,
+            "full_attn_alpha_factor": 1.7,
+            "full_attn_beta_factor": 0.8,
+            "mlp_alpha_factor": 1.3,
+        },
+    ),
+    "minimax-windows": (
+        "minimax",
+        {"layer_types": ["full_attention"] * 3, "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7},
+    ),
+    "minimax_text_01": ("minimax_text_01", {}),
     "minimax_m2": (
         "minimax_m2",
         {
@@ -573,6 +599,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
     ),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 44,
+            "shared_expert_intermediate_size": 52,
+            "mlp_only_layers": [1],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.3},
+        },
+    ),
+    "qwen3_next-dense": (
+        "qwen3_next",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_experts": 0,
+            "attention_bias": True,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+        },
+    ),
+    "qwen3_5": ("qwen3_5", QWEN3_5),
+    "qwen3_5_moe": ("qwen3_5_moe", QWEN3_5_MOE),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", QWEN3_5_MOE),
+    "qwen3_5_text": ("qwen3_5_text", QWEN3_5),
     "qwen2_5_vl": ("qwen2_5_vl", {"rope_parameters": MROPE}),
     "qwen2_audio": ("qwen2_audio", {}),
     "qwen2_vl": ("qwen2_vl", {"rope_parameters": MROPE, "tie_word_embeddings": True}),

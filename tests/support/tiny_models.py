@@ -28,6 +28,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2AudioForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
     SmolVLMForConditionalGeneration,
@@ -96,6 +98,8 @@ _WITH_EYES = {
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen2_audio": Qwen2AudioForConditionalGeneration,
     "qwen2_vl": Qwen2VLForConditionalGeneration,
+    "qwen3_5": Qwen3_5ForConditionalGeneration,
+    "qwen3_5_moe": Qwen3_5MoeForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
     "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
@@ -129,6 +133,10 @@ _QWEN3_EYES: dict[str, Any] = {
         "num_position_embeddings": 4, "deepstack_visual_indexes": [0],
     },
 }  # fmt: skip
+_QWEN3_5_EYES = {
+    name: {key: value for key, value in table.items() if key != "deepstack_visual_indexes"}
+    for name, table in _QWEN3_EYES.items()
+}
 _OF_EYES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llava", "llava_next", "llava_next_video"), _CLIP),
     **dict.fromkeys(("deepseek_vl", "llava_onevision"), _SIGLIP),
@@ -179,6 +187,7 @@ _OF_EYES: dict[str, dict[str, Any]] = {
     },
     "qwen2_vl": {"vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 60, "mlp_ratio": 2, "num_heads": 2}},
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _QWEN3_EYES),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _QWEN3_5_EYES),
 }  # fmt: skip
 
 

@@ -50,13 +50,14 @@ class Llama(nn.Module):
         self.config = config
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
-        self.model.layers = nn.ModuleList(
-            Layer(self.attention(), self.mlp(i), (self.norm(), self.norm())) for i in range(config["num_hidden_layers"])
-        )
+        self.model.layers = nn.ModuleList(self.layer(i) for i in range(config["num_hidden_layers"]))
         self.model.norm = self.norm()
         self.lm_head = nn.Linear(config["hidden_size"], config["vocab_size"], bias=False)
         if config["tie_word_embeddings"]:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def layer(self, index: int) -> nn.Module:
+        return Layer(self.attention(), self.mlp(index), (self.norm(), self.norm()))
 
     def attention(self) -> nn.Module:
         return Attention(self.config, bias=False, out_bias=False)

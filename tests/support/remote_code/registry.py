@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from support.remote_code.encoders import FlashRobertaClassifier, NomicBert
 from support.remote_code.llama_like import Baichuan, DeepSeek, InternLm, Llama, Mimo, MiniCpm, Orion
+from support.remote_code.minimax import MiniMax
 from support.remote_code.own_names import ChatGlm, InternLm2, Qwen, TeleChat
 from support.remote_code.parts import Config
 
@@ -104,9 +105,33 @@ _TELECHAT: Config = {
     "flash_attn": True,
     "logn": True,
 }
+_MINIMAX: Config = {
+    **{name: value for name, value in _LLAMA.items() if not name.endswith("token_id")},
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "rotary_dim": 12,
+    "rope_theta": 10000000,
+    "attn_type_list": [1, 1, 1],
+    "layernorm_full_attention_alpha": 3.5565588200778455,
+    "layernorm_full_attention_beta": 1.0,
+    "layernorm_linear_attention_alpha": 3.5565588200778455,
+    "layernorm_linear_attention_beta": 1.0,
+    "layernorm_mlp_alpha": 3.5565588200778455,
+    "layernorm_mlp_beta": 1.0,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "attention_dropout": 0.0,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "postnorm": True,
+    "shared_intermediate_size": 0,
+    "shared_moe_mode": "sigmoid",
+}
 _MINICPM: Config = {"num_key_value_heads": 1, "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 20}
 
 REMOTE: dict[str, tuple[Callable[[Config], nn.Module], Config]] = {
+    "aquila": (Llama, {**_LLAMA, "pretraining_tp": 1, "rope_scaling": None}),
     "baichuan": (Baichuan, _LLAMA),
     "chatglm": (ChatGlm, _GLM),
     "deepseek": (DeepSeek, {**_LLAMA, **_EXPERTS}),
@@ -114,6 +139,7 @@ REMOTE: dict[str, tuple[Callable[[Config], nn.Module], Config]] = {
     "internlm2": (InternLm2, {**_LLAMA, "num_key_value_heads": 1, "rope_theta": 1000000, "bias": False}),
     "mimo": (Mimo, {**_LLAMA, "num_key_value_heads": 1, "attention_bias": True, "num_nextn_predict_layers": 1}),
     "minicpm": (MiniCpm, {**_LLAMA, **_MINICPM}),
+    "minimax_text_01": (MiniMax, _MINIMAX),
     "orion": (Orion, {**_LLAMA, "num_key_value_heads": 1}),
     "qwen": (Qwen, _QWEN),
     "telechat": (TeleChat, _TELECHAT),

@@ -1,0 +1,32 @@
+"""Kinds of attention by layer: a model with a layer of linear attention is refused by that layer's number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.models.brief import brief
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.standard import layer_count
+
+FULL, LINEAR = "full_attention", "linear_attention"
+
+
+def check_layer_types(fields: Fields, usual: Sequence[str], what: str) -> None:
+    """Raises ModelError unless every layer has full attention. usual: the layers of a config without layer_types.
+    what: the family's linear attention."""
+    kinds = fields.texts("layer_types", layer_count(fields)) if fields.has("layer_types") else tuple(usual)
+    for kind in kinds:
+        if kind not in (FULL, LINEAR):
+            raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {FULL}, {LINEAR}")
+    check_layers(fields, [kind == LINEAR for kind in kinds], what)
+
+
+def check_layers(fields: Fields, linear: Sequence[bool], what: str) -> None:
+    """Raises ModelError if a layer has linear attention. linear: by layer."""
+    if any(linear):
+        model = fields.text("model_type")
+        raise ModelError(
+            f"{fields.origin}: layer {linear.index(True)} has linear attention ({what}), as have {sum(linear)} of "
+            f"{len(linear)} layers, which is not supported; a {model} model of softmax attention alone is"
+        )

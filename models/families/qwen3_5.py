@@ -1,0 +1,81 @@
+"""Qwen3.5, for text, if every layer has full attention: Qwen3-Next's layers, dense or a mixture of experts.
+
+model_types `qwen3_5_text` and `qwen3_5_moe_text` are the decoders alone; the others also read images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmc.models.config import ModelConfig
+from llmc.models.families.family import Family
+from llmc.models.families.mixtures import read_experts, stacked
+from llmc.models.families.qwen3_next import LAYOUT, OF_LINEAR, check_full_attention, gated_config
+from llmc.models.families.with_images import (
+    harmless_with_images,
+    neutral_with_images,
+    text_fields,
+    with_one_position,
+    within,
+)
+from llmc.models.fields import Fields
+
+_STACKED = stacked(LAYOUT)
+_WITHIN, _STACKED_WITHIN = (within(layout, "visual.") for layout in (LAYOUT, _STACKED))
+Reader = Callable[[Fields, Fields], ModelConfig]
+
+
+def read_dense(fields: Fields, generation: Fields) -> ModelConfig:
+    check_full_attention(fields)
+    return gated_config(with_one_position(fields), generation, None)
+
+
+def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
+    """Every layer has experts."""
+    check_full_attention(fields)
+    experts = read_experts(
+        fields,
+        intermediate_size="moe_intermediate_size",
+        scores="softmax",
+        normalised=True,
+        shared_size=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    return gated_config(with_one_position(fields), generation, experts)
+
+
+def _behind_images(read: Reader) -> Reader:
+    def read_config(fields: Fields, generation: Fields) -> ModelConfig:
+        return replace(read(text_fields(fields), generation), model_type=fields.text("model_type"))
+
+    return read_config
+
+
+# Multi-token prediction, and the type of states of linear attention.
+_HARMLESS = OF_LINEAR | {"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
+_NEUTRAL = {"attn_output_gate": True, "mlp_only_layers": []}
+QWEN3_5_TEXT = Family("qwen3_5_text", read_dense, LAYOUT.weight_map, harmless=_HARMLESS, neutral=_NEUTRAL)
+QWEN3_5_MOE_TEXT = Family(
+    "qwen3_5_moe_text",
+    read_mixture,
+    LAYOUT.weight_map,
+    other_maps=(_STACKED.weight_map,),
+    harmless=_HARMLESS,
+    neutral=_NEUTRAL,
+)
+QWEN3_5 = Family(
+    "qwen3_5",
+    _behind_images(read_dense),
+    _WITHIN.weight_map,
+    harmless=harmless_with_images(_HARMLESS),
+    neutral=neutral_with_images(_NEUTRAL),
+)
+QWEN3_5_MOE = Family(
+    "qwen3_5_moe",
+    _behind_images(read_mixture),
+    _WITHIN.weight_map,
+    other_maps=(_STACKED_WITHIN.weight_map,),
+    harmless=harmless_with_images(_HARMLESS),
+    neutral=neutral_with_images(_NEUTRAL),
+)
