@@ -126,7 +126,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     kv_layers = max((stage.num_layers for stage in resolved.stage_records()), default=record.num_layers)
     return DryRun(
         model_type=model.model_type,
-        parameters=_parameters(model),
+        parameters=num_parameters(model),
         flops_per_token=_matrix_flops(sites),
         attention_flops_per_token=_attention_flops(sites, resolved.max_model_len),
         weight_bytes=plan_weights(resolved.requests(requests), resolved.target).total_bytes,
@@ -154,7 +154,7 @@ def _weight_bytes(resolved: Resolved, commands: CommandList) -> int:
     return plan_weights(requests, resolved.target).total_bytes
 
 
-def _parameters(model: ModelConfig) -> int:
+def num_parameters(model: ModelConfig) -> int:
     """The number of elements of all weights in a checkpoint."""
     return sum(math.prod(target.shape) for target in get_family(model.model_type).weight_map(model).targets)
 

@@ -8,7 +8,7 @@ from llmc.models.config import ModelConfig, Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, heads_to_rows
+from llmc.models.layout import Layout, heads_to_rows, without
 from llmc.models.standard import head_sizes, standard_config
 from llmc.models.weight_map import Rows
 
@@ -29,15 +29,24 @@ _LAYOUT = Layout(
 )
 
 
+# The text length up to which the first model's code leaves frequencies alone, and later code.
+_FIRST_BASE, _LATER_BASE = 4096, 8192
+
+
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Frequencies are those of the longest text, at least of training; beyond it cosines grow too."""
+    """Frequencies are those of the longest text, at least of training; beyond it cosines grow too.
+
+    Of published models, only TeleChat-7B, the first, ties the embedding, and does not say so.
+    """
     fields = fields.renamed(
         num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size"
     )
     for name in ("apply_residual_connection_post_layernorm", "embed_layernorm"):
         if fields.flag(name, False):
             raise ModelError(f"{fields.origin}: {name} of a telechat model is not supported")
-    trained, base = fields.integer("training_seqlen", 8192), fields.integer("base_seqlen", 8192)
+    is_first = not fields.mentions("tie_word_embeddings")
+    trained = fields.integer("training_seqlen", 8192)
+    base = fields.integer("base_seqlen", _FIRST_BASE if is_first else _LATER_BASE)
     fields = fields.with_values(max_position_embeddings=trained)
     stretched = RopeScaling("ntk_steps", trained / base, base, mscale=1.0)
     return standard_config(
@@ -49,13 +58,21 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         default_eps=1e-5,
         activation="silu",
         rope=Rope(fields.number("rope_theta", 10000.0), head_sizes(fields)[2], stretched),
+        tie_word_embeddings=is_first,
         down_bias=True,
     )
 
 
-# How it was run, and the maximum text length.
+# How it was run, the maximum text length, and what the authors' code does not read.
 _HARMLESS = """
     attention_softmax_in_fp32 bias_dropout_fusion flash_attn logn masked_softmax_fusion max_position_embeddings
-    seq_length skip_bias_add skip_bias_add_qkv slow_but_exact
+    offset_alibi semi_causal seq_length skip_bias_add skip_bias_add_qkv slow_but_exact
     """
-TELECHAT = Family("telechat", read_config, _LAYOUT.weight_map, harmless=frozenset(_HARMLESS.split()))
+TELECHAT = Family(
+    "telechat",
+    read_config,
+    _LAYOUT.weight_map,
+    # TeleChat-7B's files have the decoder alone.
+    other_maps=(without(_LAYOUT, "transformer.").weight_map,),
+    harmless=frozenset(_HARMLESS.split()),
+)

@@ -110,6 +110,25 @@ def test_a_checkpoint_of_the_decoder_alone(family: str, prefix: str, tmp_path: P
     assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
 
 
+def test_the_first_telechat_ties_its_embedding_untold(tmp_path: Path) -> None:
+    """As TeleChat-7B's authors publish it; their code for it stretches frequencies beyond half as many tokens."""
+    path = make_tiny_model(tmp_path / "m", "telechat", tie_word_embeddings=True, n_layer=1)
+    file, before = path / "model.safetensors", parameters_of(path)
+    save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}, file)
+    fields = json.loads((path / "config.json").read_text())
+    told = {name: value for name, value in fields.items() if name not in ("tie_word_embeddings", "base_seqlen")}
+    (path / "config.json").write_text(json.dumps({**told, "training_seqlen": 8192}))
+    after, scaling = parameters_of(path), load_config(path).rope.scaling
+    assert before.keys() == after.keys()
+    assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
+    assert scaling is not None
+    assert (scaling.original_max_position_embeddings, scaling.factor) == (4096, 2.0)
+    (path / "config.json").write_text(json.dumps({**told, "tie_word_embeddings": True}))
+    later = load_config(path).rope.scaling
+    assert later is not None
+    assert later.original_max_position_embeddings == 8192
+
+
 _LIGHTNING = "layers of linear (lightning) attention, as published models have"
 _GATED_DELTA_NETS = "layers of linear attention (gated delta nets), as published models have"
 # What a config.json says, what its refusal names, and how docs/models.md calls it.
