@@ -44,6 +44,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "layernorm": ("starcoder2", {"use_bias": True}),
     "sandwich": ("gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 16}),
     "alibi": ("bloom", {"num_key_value_heads": 4, "intermediate_size": 256}),
+    "gate": ("qwen3_next", {"layer_types": ["full_attention"] * 3, "num_experts": 0, "attention_bias": True}),
+    "normed": (
+        "minimax",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 4,
+            "mlp_alpha_factor": 1.3,
+            "mlp_beta_factor": 0.8,
+        },
+    ),
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": (
