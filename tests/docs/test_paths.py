@@ -22,7 +22,7 @@ NOT_OURS = {
     "adding-a-device.md": {"runtime/native/device/toy/toy_device.cc"},
     "adding-a-format.md": {"quantize/formats/powers.py", "tests/quantize/formats/test_powers.py"},
     "adding-a-kernel.md": {"compiler/ops/running_mean.py", "tests/compiler/ops/test_running_mean.py"},
-    "adding-a-model.md": {"models/families/parallel.py", "tests/models/test_parallel.py"},
+    "adding-a-model.md": {"models/families/biogpt.py", "tests/models/test_biogpt.py"},
     "adding-a-target.md": {"compiler/targets/twofold/backend.py", "tests/compiler/targets/test_twofold.py"},
     "buckets.md": {"costs/"},
 }

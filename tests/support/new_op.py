@@ -4,24 +4,30 @@ buffer. Its tensors of rows are float32 and plain."""
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
 from llmc.compiler.graph.commands import Site, round_up
 from llmc.compiler.ops.definition import NUM_TOKENS, BufferSource, GraphParams, OpDef
+from llmc.compiler.ops.eager import define_ops
 from llmc.compiler.targets.registry import resolve_target
 from llmc.models.blocks.decoder import Decoder, Embedding
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.families.llama import LLAMA
+from llmc.models.registry import FAMILIES
 
 from support.kernel_harness import Guarded
-from support.new_family import check_family, targets_here
+from support.new_family import check_compiled, targets_here
+from support.quirky_model import eager_logits
+from support.tiny_models import make_tiny_model
 
 Array = NDArray[Any]
 _BOUND = 1e-6
@@ -105,7 +111,8 @@ def check_op(
 
 
 def check_in_a_model(op: OpDef, folder: Path) -> None:
-    """A Llama that adds what the op, of one tensor of rows, makes of its embeddings to them: as `check_family` does."""
+    """A Llama that adds what the op, of one tensor of rows, makes of its embeddings to them: every bucket of every
+    target has the logits of the eager module, and a request its bits in any company."""
 
     class Embedded(Embedding):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -118,4 +125,10 @@ def check_in_a_model(op: OpDef, folder: Path) -> None:
         model.embed = Embedded(config.vocab_size, config.hidden_size, act_dtype)
         return model
 
-    check_family(Family(f"with_{op.name}", LLAMA.read_config, LLAMA.weight_map, build), folder)
+    define_ops()
+    model, model_type = make_tiny_model(folder / "model", "llama", num_hidden_layers=2), f"with_{op.name}"
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, model_type, Family(model_type, LLAMA.read_config, LLAMA.weight_map, build))
+        check_compiled(model, folder, lambda tokens: eager_logits(model, tokens, "f32"))
