@@ -16,14 +16,17 @@ from llmc.models.weight_map import Rows, Target
 
 MAX_SLOTS, MAX_RANK = 256, 512
 _LAYERS, _HEAD, _EMBEDDING, _WEIGHT = "layers.", "lm_head.weight", "embed.weight", ".weight"
+_OF_EXPERTS = (".experts.gate_up.weight", ".experts.down.weight")
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """Limits for adapters in an artifact. slots: most adapters held at once. rank: the largest of any adapter."""
+    """Limits for adapters in an artifact. slots: most adapters held at once. rank: the largest of any adapter. experts:
+    whether they may change experts, for which every slot needs memory."""
 
     slots: int
     rank: int
+    experts: bool = False
 
     def __post_init__(self) -> None:
         for flag, value, most in (("--lora-slots", self.slots, MAX_SLOTS), ("--lora-rank", self.rank, MAX_RANK)):
@@ -32,14 +35,19 @@ class AdapterLimits:
 
     def describe(self) -> str:
         """The limits as text, for cache keys."""
-        return f"{self.slots} slots of rank {self.rank}"
+        return f"{self.slots} slots of rank {self.rank}{', of experts, too' if self.experts else ''}"
+
+    @property
+    def gates(self) -> str:
+        """How gated layers are packed, for cache keys: adapters are added to gate and up before the activation."""
+        return "as one, of experts, too" if self.experts else "as one"
 
 
 @dataclass(frozen=True)
 class AdapterPart:
     """Rows of a weight that form a layer of their own in the model that adapters are trained on.
 
-    module: that layer's name in that model.
+    module: that layer's name in that model; of experts, with {} for the number of one.
     order: row i is row order[i] of that layer; None for identity.
     """
 
@@ -50,23 +58,28 @@ class AdapterPart:
 
 @dataclass(frozen=True)
 class AdapterLinear:
-    """A weight [rows of all parts, columns] that adapters may be added to."""
+    """A weight [rows of all parts, columns] that adapters may be added to. experts: number of such weights below each
+    other; 0 for a plain linear layer."""
 
     weight: str
     columns: int
     parts: tuple[AdapterPart, ...]
+    experts: int = 0
 
     @property
     def rows(self) -> tuple[int, ...]:
         return tuple(part.rows for part in self.parts)
 
 
-def adapter_linears(model: ModelConfig) -> dict[str, AdapterLinear]:
-    """Weight name → matrix of a decoder layer, or the output projection. The graph decides which of them are plain
-    linear layers. A tied output projection has the embedding's weight.
+def adapter_linears(model: ModelConfig, limits: AdapterLimits) -> dict[str, AdapterLinear]:
+    """Weight name → matrix of a decoder layer, the output projection, or matrices of experts.
+
+    The graph decides which of them are plain linear layers. A tied output projection has the embedding's weight.
     """
     weights = get_family(model.model_type).weight_map(model)
     found = {linear.weight: linear for linear in _linears(weights.targets)}
+    if limits.experts:
+        found |= {linear.weight: linear for linear in _expert_linears(weights.targets)}
     if model.tie_word_embeddings and weights.head:
         head = AdapterPart(weights.head, model.vocab_size)
         found[_EMBEDDING] = AdapterLinear(_EMBEDDING, model.hidden_size, (head,))
@@ -82,6 +95,23 @@ def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
             continue
         if (parts := _parts(target)) is not None:
             yield AdapterLinear(target.name, target.shape[1], parts)
+
+
+def _expert_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
+    """Weights of experts that the published checkpoint has one by one."""
+    for target in targets:
+        whole = target.rows is None and target.part is None and target.of_rows is None and not target.pairs
+        if not whole or not target.name.endswith(_OF_EXPERTS) or any(source.stored for source in target.sources):
+            continue
+        count = target.matrices
+        of_first = target.sources[: len(target.sources) // count]
+        before, after = zip(*(source.name.removesuffix(_WEIGHT).rsplit(".0.", 1) for source in of_first), strict=True)
+        modules = [f"{first}.{{}}.{last}" for first, last in zip(before, after, strict=True)]
+        names = [f"{module.format(expert)}{_WEIGHT}" for expert in range(count) for module in modules]
+        if names == [source.name for source in target.sources]:
+            rows = (source.shape[0] for source in of_first)
+            parts = tuple(AdapterPart(module, n) for module, n in zip(modules, rows, strict=True))
+            yield AdapterLinear(target.name, target.shape[1], parts, count)
 
 
 def _parts(target: Target) -> tuple[AdapterPart, ...] | None:
@@ -110,11 +140,17 @@ def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str,
         found = {} if one.order is None else {"order": orders.setdefault(one.order, len(orders))}
         return {"module": one.module, "rows": one.rows, **found}
 
-    listed = [{"weight": one.weight, "columns": one.columns, "parts": [part(p) for p in one.parts]} for one in linears]
+    def linear(one: AdapterLinear) -> dict[str, Any]:
+        found = {"experts": one.experts} if one.experts else {}
+        return {"weight": one.weight, "columns": one.columns, **found, "parts": [part(p) for p in one.parts]}
+
+    listed = [linear(one) for one in linears]
     return {"slots": limits.slots, "rank": limits.rank, "linears": listed, "orders": [list(order) for order in orders]}
 
 
 def limits_of(manifest: Mapping[str, Any]) -> AdapterLimits | None:
     """The limits in a manifest; None if the artifact takes no adapters."""
     found = manifest.get("lora")
-    return None if found is None else AdapterLimits(int(found["slots"]), int(found["rank"]))
+    if found is None:
+        return None
+    return AdapterLimits(int(found["slots"]), int(found["rank"]), any("experts" in one for one in found["linears"]))

@@ -53,6 +53,7 @@ class CompileConfig:
     kv_scales: a file with scales of the KV cache; None uses those of the checkpoint, if any.
     merge_lora: directories of LoRA adapters to merge into the weights.
     lora_slots: most adapters loaded at once at run time; None for no adapters. lora_rank: the largest of any.
+    lora_experts: they may change experts, too.
     speculate: draft tokens per sequence that a decode step can verify with all sequences running; 0 for what the ladder
     has room for.
     tensor_parallel: number of ranks that share each layer; 1 for none.
@@ -88,6 +89,7 @@ class CompileConfig:
     merge_lora: tuple[Path, ...] = ()
     lora_slots: int | None = None
     lora_rank: int = DEFAULT_LORA_RANK
+    lora_experts: bool = False
     speculate: int = 0
     tensor_parallel: int = 1
     pipeline_parallel: int = 1

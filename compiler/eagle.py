@@ -36,6 +36,7 @@ def compile_with_head(
         speculate=0,
         lora_slots=None,
         lora_rank=DEFAULT_LORA_RANK,
+        lora_experts=False,
         kv_scales=None,
         dump=None,
     )

@@ -128,7 +128,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             quantized=bool(resolved.recipe.schemes),
             order=resolved.recipe.order(),
             kv_scales=resolved.kv_scale_values,
-            gates_apart=resolved.adapters is None,
+            gates="" if resolved.adapters is None else resolved.adapters.gates,
             by_expert=resolved.by_expert,
         )
     )
@@ -192,7 +192,7 @@ def _pools(state: CompileState) -> dict[str, object]:
     limits = state.resolved.adapters
     if limits is None:
         return {}
-    linears = adapter_linears(state.resolved.model)
+    linears = adapter_linears(state.resolved.model, limits)
     return {"lora": record(limits, (linears[name] for name in pooled_weights(state.lists)))}
 
 

@@ -15,7 +15,7 @@ from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, def
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond, check_total
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.buckets.verify_buckets import add_verify_buckets
-from llmc.compiler.adapters import AdapterLimits
+from llmc.compiler.adapters import AdapterLimits, adapter_linears
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
@@ -283,7 +283,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if limits.max_model_len < trained_length(model):
         by_ladder = "default" if limits.max_model_len == default_len else "buckets"
         cut_by = by_ladder if config.max_model_len is None else "option"
-    adapters = None if config.lora_slots is None else AdapterLimits(config.lora_slots, config.lora_rank)
+    adapters = _adapter_limits(config, model)
     if adapters is not None and model.pooled is not None:
         raise CompileError("--lora-slots is for models that write text; leave it out, or merge one with --merge-lora")
     if config.speculate and model.pooled is not None:
@@ -340,6 +340,18 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         by_expert=config.expert_parallel,
         stage_layers=layers_by_stage,
     )
+
+
+def _adapter_limits(config: CompileConfig, model: ModelConfig) -> AdapterLimits | None:
+    if config.lora_slots is None:
+        return None
+    limits = AdapterLimits(config.lora_slots, config.lora_rank, config.lora_experts)
+    if limits.experts and not any(linear.experts for linear in adapter_linears(model, limits).values()):
+        raise CompileError(
+            f"--lora-experts is for mixtures whose experts are linear layers of their own, and {model.model_type} "
+            "models have none; leave it out, or merge an adapter with --merge-lora"
+        )
+    return limits
 
 
 def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:

@@ -11,6 +11,14 @@ HEADER_BYTES = 8 * MAX_ADAPTER_PARTS
 """Per part: the rank of its adapter (int32, 0: none) and the scale (float32)."""
 ITEM_BYTES: Mapping[str, int] = {"f32": 4, "bf16": 2, "f16": 2}
 
+EXPERT_UNIT = 16
+"""In a pool of experts, an expert's columns of A and rows of B begin at a multiple of this."""
+
+
+def padded(count: int) -> int:
+    """Columns or rows that one expert takes in a pool of experts."""
+    return _up(count, EXPERT_UNIT)
+
 
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple

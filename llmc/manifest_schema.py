@@ -306,6 +306,7 @@ class LoraPart(Closed):
 class LoraLinear(Closed):
     weight: Text
     columns: Count
+    experts: Count | None = None
     parts: Annotated[list[LoraPart], Field(min_length=1, max_length=8)]
 
 

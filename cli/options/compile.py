@@ -74,6 +74,9 @@ class CompileOptions:
         int | None,
         typer.Option(min=1, max=512, metavar="N", help="Largest rank of a loaded adapter; default: 16."),
     ] = None
+    lora_experts: Annotated[
+        bool, typer.Option("--lora-experts", help="Let loaded adapters change experts; slots then need more memory.")
+    ] = False
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -171,6 +174,8 @@ class CompileOptions:
         _check_usage(buckets, limits, self.dtype, self.kv_dtype, self.task)
         if self.lora_rank is not None and self.lora_slots is None:
             raise typer.BadParameter("--lora-rank says how large adapters may be: add --lora-slots N, how many of them")
+        if self.lora_experts and self.lora_slots is None:
+            raise typer.BadParameter("--lora-experts says what loaded adapters may change: add --lora-slots N")
         quantization = quant_config(self.quant, self.group_size, self.asymmetric, self.skip)
         from llmc.model_artifact import require_compiler
 
@@ -194,6 +199,7 @@ class CompileOptions:
             merge_lora=tuple(self.merge_lora or ()),
             lora_slots=self.lora_slots,
             lora_rank=self.lora_rank or DEFAULT_LORA_RANK,
+            lora_experts=self.lora_experts,
             speculate=self.speculate,
             tensor_parallel=self.tensor_parallel,
             pipeline_parallel=self.pipeline_parallel,

@@ -83,7 +83,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
         ),
-        "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
+        "Adapters": ("merge_lora", "lora_slots", "lora_rank", "lora_experts"),
         "Speculation": ("eagle",),
         "Target": ("target", "tensor_parallel", "pipeline_parallel", "expert_parallel", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
@@ -98,7 +98,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
         ),
-        "Adapters": ("merge_lora", "lora_slots", "lora_rank"),
+        "Adapters": ("merge_lora", "lora_slots", "lora_rank", "lora_experts"),
     },
     "run": {
         "Prompts and results": (

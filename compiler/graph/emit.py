@@ -148,8 +148,7 @@ class _Emitter:
             case BufferSource.ADAPTER_TILES:
                 return Operand("input", ADAPTER_TILES)
             case BufferSource.ADAPTER_POOL:
-                nbytes = slot_of(site, self._graph).bytes
-                return Operand("adapters", tensors["weight"].name, nbytes=nbytes)
+                return self._pool(site, "weight", tensors)
             case BufferSource.STATES:
                 width = site.attributes["widths"]["states" if "states" in tensors else "x"]
                 return Operand("states", nbytes=4 * self._graph.shape.tokens * width)
@@ -161,7 +160,12 @@ class _Emitter:
             offset, nbytes = parts[source]
             return Operand("arena", offset=self._scratch + offset, nbytes=nbytes)
         tensor, _, plane = source.partition(".")
+        if tensor == BufferSource.ADAPTER_POOL:
+            return self._pool(site, plane, tensors)
         return Operand("weight", f"{tensors[tensor].name}.{plane}")
+
+    def _pool(self, site: Site, weight: str, tensors: Mapping[str, Operand]) -> Operand:
+        return Operand("adapters", tensors[weight].name, nbytes=slot_of(site, self._graph, weight).bytes)
 
 
 def _check_weights(commands: list[Command]) -> None:

@@ -11,9 +11,10 @@ tiles of sampled rows of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from llmc.adapter_slot import AdapterSlot
+from llmc.adapter_slot import AdapterSlot, padded
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
@@ -29,17 +30,31 @@ _MOST_COUNTED = 1 << 31
 """Size limit of a pool: kernels index it with int32."""
 
 
-def slot_of(site: Site, graph: GraphParams) -> AdapterSlot:
-    """The layout of a slot in the site's pool. Raises CompileError for a pool too large to index."""
-    found, (_, columns) = site.attributes[ADAPTERS], site.attributes["weight_shapes"]["weight"]
-    rows = tuple(int(count) for count in found["rows"])
-    slot = graph.target.adapter_slot(int(columns), rows, int(found["rank"]), graph.act_dtype)
+def _slot(target: Target, columns: int, rows: tuple[int, ...], experts: int, rank: int, dtype: str) -> AdapterSlot:
+    """The slot of a layer. Of experts, all A lie side by side and all B below each other, padded with zeros."""
+    if experts:
+        columns, rows = experts * padded(columns), tuple(experts * padded(count) for count in rows)
+    return target.adapter_slot(columns, rows, rank, dtype)
+
+
+def slot_of(site: Site, graph: GraphParams, weight: str = "weight") -> AdapterSlot:
+    """The layout of a slot in the pool of one of the site's weights. Raises CompileError for a pool too large to
+    index."""
+    found, (_, columns) = pool_of(site, weight), site.attributes["weight_shapes"][weight]
+    rows, experts = tuple(int(count) for count in found["rows"]), int(found.get("experts", 0))
+    slot = _slot(graph.target, int(columns), rows, experts, int(found["rank"]), graph.act_dtype)
     if slot.bytes * int(found["slots"]) >= slot.counted_bytes * _MOST_COUNTED:
         raise CompileError(
-            f"{found['slots']} adapters of rank {found['rank']} of a layer of {sum(rows)} rows are more than kernels "
-            "count; lower --lora-slots or --lora-rank"
+            f"{found['slots']} adapters of rank {found['rank']} of a layer of {sum(slot.rows)} rows are more than "
+            "kernels count; lower --lora-slots or --lora-rank"
         )
     return slot
+
+
+def pool_of(site: Site, weight: str = "weight") -> Mapping[str, Any]:
+    """The attributes of a pool."""
+    found: Mapping[str, Any] = site.attributes[ADAPTERS]
+    return found if weight == "weight" else found[weight]
 
 
 def shrunk_width(slot: AdapterSlot) -> int:
@@ -47,8 +62,11 @@ def shrunk_width(slot: AdapterSlot) -> int:
     return len(slot.rows) * slot.shrunk_width
 
 
-def adapter_spec(op: str, slot: AdapterSlot, **params: Any) -> KernelSpec:
-    """The spec of `adapter_shrink` or `adapter_expand` for a pool. params: act_dtype, and the target's row parameters.
+def adapter_spec(
+    op: str, slot: AdapterSlot, columns: int = 0, rows: tuple[int, ...] = (), /, **params: Any
+) -> KernelSpec:
+    """The spec of `adapter_shrink` or `adapter_expand` for a pool. columns, rows: of one expert, where the slot has
+    those of all. params: act_dtype, of experts their number and `top_k`, and the target's row parameters.
 
     The spec contains all that a kernel needs to know of the layout of slots and tiles.
     """
@@ -56,8 +74,8 @@ def adapter_spec(op: str, slot: AdapterSlot, **params: Any) -> KernelSpec:
     return KernelSpec.of(
         "other",
         op,
-        k=slot.columns,
-        parts=" ".join(map(str, slot.rows)),
+        k=columns or slot.columns,
+        parts=" ".join(map(str, rows or slot.rows)),
         rank=slot.rank,
         width=shrunk_width(slot),
         slot_bytes=slot.bytes,
@@ -72,7 +90,7 @@ def spec_slot(spec: KernelSpec, target: Target) -> AdapterSlot:
     """The slot layout in the spec of such a kernel."""
     p = spec.as_dict()
     rows = tuple(map(int, str(p["parts"]).split()))
-    return target.adapter_slot(int(p["k"]), rows, int(p["rank"]), str(p["act_dtype"]))
+    return _slot(target, int(p["k"]), rows, int(p.get("experts", 0)), int(p["rank"]), str(p["act_dtype"]))
 
 
 def samples_spec(samples: int) -> KernelSpec:

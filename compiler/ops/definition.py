@@ -31,7 +31,7 @@ class BufferSource:
     """The token row of each sampled row."""
     ADAPTER_TILES = "<adapter_tiles>"
     ADAPTER_POOL = "<adapter_pool>"
-    """The pool of adapter matrices of the weight that the op reads."""
+    """The pool of adapter matrices of the weight that the op reads; see `of_pool` for one of several."""
     STATES = "<states>"
     """Hidden states passed to the graph, and left by it."""
     SCRATCH = "<scratch>"
@@ -41,6 +41,11 @@ class BufferSource:
     def of_scratch(part: str) -> str:
         """The buffer name of one of `OpDef.scratch_parts`."""
         return f"{BufferSource.SCRATCH}.{part}"
+
+    @staticmethod
+    def of_pool(weight: str) -> str:
+        """The buffer name of the pool of one of an op's weights."""
+        return f"{BufferSource.ADAPTER_POOL}.{weight}"
 
     @staticmethod
     def of_weight(plane: str) -> str:

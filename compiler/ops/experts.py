@@ -6,6 +6,9 @@
 - `expert_linear` is a linear layer of each expert in use over its rows, of gate and up first, then of down.
 - `expert_combine` adds the results of a token in the order in which its experts were chosen, so that nothing of it
   depends on other tokens.
+
+With a pool of adapters (`adapters.py`), `adapter_pairs` makes tiles of those rows that share an adapter and an expert.
+The sums of gate and up are then plain floats, to which adapters add, and `expert_activate` makes the input of down.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.adapters import ADAPTERS, SHRUNK, adapter_spec, pool_of, shrunk_width, slot_of
 from llmc.compiler.ops.definition import (
     ANY_FLOAT,
     F32,
@@ -28,6 +32,7 @@ from llmc.compiler.ops.definition import (
     OpDef,
 )
 from llmc.compiler.weight_request import COLUMNS
+from llmc.graphs_format import TILE_RECORD, TILE_ROWS
 from llmc.quantize import WeightFormat
 from llmc.quantize.formats.base import Sums
 from llmc.quantize.formats.registry import format_of
@@ -42,6 +47,7 @@ WEIGHTS = ("gate_up", "down")
 ROW_UNIT = 16
 """An expert's rows begin at a multiple of this, so that all its data start at a cache line."""
 _INDEX, _ROWS, _INNER, _INT8 = (BufferSource.of_scratch(name) for name in ("index", "rows", "inner", "int8"))
+_SUMS, _PAIRS, _SHRUNK = (BufferSource.of_scratch(name) for name in ("sums", "pairs", SHRUNK))
 
 
 def index_ints(experts: int, pairs: int) -> int:
@@ -99,6 +105,7 @@ class _Sizes:
         self.out = int(shapes["down"][0]) // self.experts
         self.stored = {weight: _Stored.of(site, weight) for weight in WEIGHTS}
         self.widths = {"gate_up": int(self.width), "down": self.inner}
+        self.adapted = ADAPTERS in site.attributes
 
 
 def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -130,13 +137,50 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     gather = KernelSpec.of("gather", "expert_gather", dim=sizes.width, act_dtype=act, **in_order, **of_pairs, **layout)
     columns = (f"gate_up.{COLUMNS}",) if ordered else ()
     combine = KernelSpec.of("other", "expert_combine", dim=sizes.out, residual=residual, **of_pairs)
-    return [
+    first = [
         KernelCall(order, ("chosen", _INDEX)),
         KernelCall(gather, ("x", *columns, "chosen", _INDEX, _ROWS)),
-        *linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate),
-        *linear(_INNER, "down", _ROWS, sizes.out, ""),
-        KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out")),
     ]
+    last = KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out"))
+    if not sizes.adapted:
+        gate_up = linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate)
+        return [*first, *gate_up, *linear(_INNER, "down", _ROWS, sizes.out, ""), last]
+    pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, **of_pairs)
+    of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": "silu", "gated": True}
+    activate = KernelSpec.of("activation", "expert_activate", **of_inner, **of_pairs, **layout)
+    return [
+        first[0],
+        KernelCall(pairs, (BufferSource.ADAPTER_TILES, "chosen", _INDEX, _PAIRS), barrier=False),
+        first[1],
+        *_adapted(site, graph, "gate_up", _ROWS, _SUMS, linear(_ROWS, "gate_up", _SUMS, 2 * sizes.inner, "")),
+        KernelCall(activate, (_SUMS, "chosen", _INDEX, _INNER)),
+        *_adapted(site, graph, "down", _INNER, _ROWS, linear(_INNER, "down", _ROWS, sizes.out, "")),
+        last,
+    ]
+
+
+def _adapted(
+    site: Site, graph: GraphParams, weight: str, x: str, out: str, calls: list[KernelCall]
+) -> list[KernelCall]:
+    """The kernels of a linear layer of experts, with those of its adapters."""
+    sizes, slot, rows = _Sizes(site), slot_of(site, graph, weight), tuple(pool_of(site, weight)["rows"])
+    of_experts = {"experts": sizes.experts, "top_k": sizes.top_k, "act_dtype": graph.act_dtype}
+    shrink = adapter_spec("adapter_shrink", slot, sizes.widths[weight], rows, **of_experts, **graph.row_params())
+    expand = adapter_spec("adapter_expand", slot, sizes.widths[weight], rows, **of_experts)
+    pool = BufferSource.of_pool(weight)
+    return [
+        KernelCall(shrink, (x, _INDEX, _PAIRS, pool, _SHRUNK), barrier=False),
+        *calls,
+        KernelCall(expand, (_SHRUNK, _PAIRS, pool, out)),
+    ]
+
+
+def _adapter_scratch(site: Site, graph: GraphParams, sizes: _Sizes, rows: int, pairs: int) -> dict[str, int]:
+    """rows: most rows of all experts."""
+    widest = max(shrunk_width(slot_of(site, graph, weight)) for weight in WEIGHTS)
+    # A pair of every row of a tile of tokens may have a tile of its own, used or not.
+    tiles = 1 + TILE_RECORD * TILE_ROWS * pairs
+    return {"sums": 4 * rows * 2 * sizes.inner, "pairs": 4 * tiles, SHRUNK: 4 * rows * widest}
 
 
 def _scratch(site: Site, graph: GraphParams) -> dict[str, int]:
@@ -155,6 +199,7 @@ def _scratch(site: Site, graph: GraphParams) -> dict[str, int]:
         "rows": 4 * rows * max(words["gate_up"], sizes.out),
         "inner": 4 * rows * words["down"],
         **({"int8": 4 * rows * max(int8)} if int8 else {}),
+        **(_adapter_scratch(site, graph, sizes, rows, pairs) if sizes.adapted else {}),
     }
 
 

@@ -179,7 +179,7 @@ def weights_components(
     quantized: bool = False,
     order: str = "",
     kv_scales: tuple[float, ...] = (),
-    gates_apart: bool = True,
+    gates: str = "",
     by_expert: bool = False,
 ) -> dict[str, str]:
     """The components of packed weights; a checkpoint's files count by path, size and modification time.
@@ -188,7 +188,7 @@ def weights_components(
     quantized: whether any weight is.
     order: see `Recipe.order`.
     kv_scales: from a file beside the model.
-    gates_apart: gate and up of a gated layer are packed separately.
+    gates: how gate and up of gated layers are packed (`AdapterLimits.gates`), if not separately.
     by_expert: each rank holds whole experts.
     The sources include all of models/, and thus the readers of every format.
     """
@@ -197,7 +197,7 @@ def weights_components(
     files = [(str(f.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino) for f, s in stats]
     return {
         **({"order": order} if order else {}),
-        **({} if gates_apart else {"gates": "as one"}),
+        **({"gates": gates} if gates else {}),
         **({"experts": "whole"} if by_expert else {}),
         **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
         **({} if model.pooled is None else {"pooled": str(model.pooled)}),

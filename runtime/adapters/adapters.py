@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llmc.adapter_slot import padded
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, LlmcError
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
@@ -21,6 +22,8 @@ from .tensors import AdapterError
 _HEAD = "lm_head"
 _HEADS = ("lm_head.weight", "embed.weight")
 """Weights of the output projection, which may be the embedding's."""
+
+_EXPERTS = ".experts."
 
 
 class LoadedError(AdapterError):
@@ -43,13 +46,16 @@ class Adapter:
 
 @dataclass(frozen=True)
 class _Place:
-    """A module in the artifact: layer and part in the engine's numbering, sizes, and its row order there."""
+    """A module in the artifact: layer and part in the engine's numbering, sizes, and its row order there. expert: its
+    number, where the layer has `experts`."""
 
     linear: int
     part: int
     rows: int
     columns: int
-    order: tuple[int, ...] | None
+    order: tuple[int, ...] | None = None
+    expert: int = 0
+    experts: int = 0
 
 
 class Adapters:
@@ -145,13 +151,15 @@ class Adapters:
 
     def _matrices(self, path: Path, changes: Mapping[str, LowRank]) -> Iterable[AdapterMatrix]:
         places, most_rank = self._module_places(), int(self._artifact.info.adapter_rank)
+        of_experts: dict[tuple[int, int], list[tuple[_Place, LowRank]]] = {}
         for module, change in changes.items():
             # Checkpoints may omit the name prefix of the trained class.
             place = places.get(module) or places.get(module.partition(".")[2])
             if place is None:
+                other_way = "compile it with --lora-experts, or " if _EXPERTS in module else ""
                 raise AdapterError(
-                    f"{path}: {shown(module)} is not a layer of this artifact that takes adapters at run time; merge "
-                    "the adapter when you compile, with --merge-lora"
+                    f"{path}: {shown(module)} is not a layer of this artifact that takes adapters at run time; "
+                    f"{other_way}merge the adapter when you compile, with --merge-lora"
                 )
             shape, wanted = (len(change.b), change.a.shape[1]), (place.rows, place.columns)
             if shape != wanted:
@@ -164,8 +172,12 @@ class Adapters:
                     f"{path}: {shown(module)} has rank {change.rank}, and the artifact takes up to {most_rank}; "
                     f"compile it with --lora-rank {change.rank}"
                 )
+            if place.experts:
+                of_experts.setdefault((place.linear, place.part), []).append((place, change))
+                continue
             b = change.b if place.order is None else change.b[np.array(place.order)]
             yield AdapterMatrix(place.linear, place.part, change.scale, change.a, np.ascontiguousarray(b))
+        yield from map(_joined, of_experts.values())
 
     def _module_places(self) -> dict[str, _Place]:
         """The place of each module that adapters may change, read from the manifest on first use."""
@@ -174,18 +186,39 @@ class Adapters:
             numbers = {linear.name: number for number, linear in enumerate(self._artifact.adapter_linears())}
             orders = [tuple(order) for order in lora["orders"]]
             self._places = {
-                part["module"]: _Place(
+                part["module"].format(expert) if linear.get("experts") else part["module"]: _Place(
                     numbers[linear["weight"]],
                     index,
                     int(part["rows"]),
                     int(linear["columns"]),
                     None if part.get("order") is None else orders[part["order"]],
+                    expert,
+                    linear.get("experts") or 0,
                 )
                 for linear in lora["linears"]
                 for index, part in enumerate(linear["parts"])
+                for expert in range(linear.get("experts") or 1)
             }
             # Newer versions of transformers call the output projection so, whatever checkpoints do.
             for linear in lora["linears"]:
                 if linear["weight"] in _HEADS:
                     self._places.setdefault(_HEAD, self._places[linear["parts"][0]["module"]])
         return self._places
+
+
+def _joined(of_experts: list[tuple[_Place, LowRank]]) -> AdapterMatrix:
+    """The matrices of a layer's experts as one, as FORMAT.md has them: A side by side, B below each other.
+
+    Ranks below the largest are filled with zeros. Where scales differ, B has them.
+    """
+    place, first = of_experts[0]
+    rank, scale = max(change.rank for _, change in of_experts), first.scale
+    if any(change.scale != scale for _, change in of_experts):
+        scale = 1.0
+    columns, rows = padded(place.columns), padded(place.rows)
+    a = np.zeros((rank, place.experts * columns), np.float32)
+    b = np.zeros((place.experts * rows, rank), np.float32)
+    for at, change in of_experts:
+        a[: change.rank, at.expert * columns :][:, : place.columns] = change.a
+        b[at.expert * rows :][: place.rows, : change.rank] = change.b * np.float32(change.scale / scale)
+    return AdapterMatrix(place.linear, place.part, scale, a, b)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.compiler.adapters import AdapterLimits, adapter_linears, limits_of, record
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.manifest import read_manifest
+from llmc.models import load_config
 from llmc.quantize import QuantConfig
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
@@ -19,6 +21,7 @@ from llmc.runtime.graphs_file import read_graphs
 from support.adapters import logprobs_of, make_adapter, merged_model
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
+from support.families import CASES
 from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.opencl import needs_opencl
@@ -28,6 +31,8 @@ pytestmark = pytest.mark.native
 ATTENTION = ("q_proj", "v_proj")
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LORA: dict[str, Any] = {"lora_slots": 4, "lora_rank": 20, "buckets": MIXED_LADDER, "block_size": 16}
+
+FEW = "prefill=1x8,mixed=4x8,decode=4x64"
 
 
 def prompt_logprobs(
@@ -54,12 +59,15 @@ def prompt_logprobs(
 def check_against_merged(
     model: Path, artifact: Path, adapters: list[Path | None], bound: float, vocab: int = 515
 ) -> None:
-    """Every adapter in one batch, beside the model alone."""
+    """Every adapter in one batch, beside the model alone; each has the bits there that it has by itself."""
     prompts = [random_tokens(vocab, 9 + 3 * i, seed=i) for i in range(len(adapters))]
     with Artifact(artifact) as opened, Engine(opened, num_threads=2) as engine:
         loaded = Adapters(artifact, opened, engine)
         ids = [0 if path is None else loaded.load(path.name, path).id for path in adapters]
-        scores, outputs = prompt_logprobs(engine, list(zip(prompts, ids, strict=True)))
+        requests = list(zip(prompts, ids, strict=True))
+        scores, outputs = prompt_logprobs(engine, requests)
+        alone = [prompt_logprobs(engine, [request]) for request in requests]
+    assert [([score], [output]) for score, output in zip(scores, outputs, strict=True)] == alone
     for prompt, adapter, score, (tokens, logprobs) in zip(prompts, adapters, scores, outputs, strict=True):
         text = prompt + tokens
         expected = logprobs_of(merged_model(model, adapter), text)
@@ -111,14 +119,23 @@ def test_half_precision(tmp_path: Path, kernel_cache: Path) -> None:
     check_against_merged(model, tmp_path / "a", adapters, 0.05)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", pytest.param("w4a16", marks=pytest.mark.slow)])
-def test_quantized_models(scheme: str, tmp_path: Path, kernel_cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "scheme", "more"),
+    [
+        ("llama", "w8a8", {}),
+        pytest.param("llama", "w4a16", {}, marks=pytest.mark.slow),
+        rare("mixtral", "w8a8", {"lora_experts": True}),
+    ],
+)
+def test_quantized_models(case: str, scheme: str, more: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
     """The adapter is as much of the model as without: its products are of floats, whatever the weights are."""
-    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
-    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", quant=QuantConfig(scheme), **LORA).close()
+    family, fields = CASES[case]
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": 1})
+    options = {**LORA, **more, "quant": QuantConfig(scheme)}
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
     compile_tiny(model, tmp_path / "b", kernel_cache, dtype="f32", quant=QuantConfig(scheme), buckets=MIXED_LADDER,
                  block_size=16).close()  # fmt: skip
-    adapter = make_adapter(tmp_path / "all", model, ALL, rank=9, seed=2, size=4.0)
+    adapter = make_adapter(tmp_path / "all", model, (*ALL, "w1", "w2", "w3"), rank=9, seed=2, size=4.0)
     prompt = random_tokens(515, 12)
     with Artifact(tmp_path / "a") as opened, Engine(opened) as engine:
         number = Adapters(tmp_path / "a", opened, engine).load("all", adapter).id
@@ -132,24 +149,27 @@ def test_quantized_models(scheme: str, tmp_path: Path, kernel_cache: Path) -> No
     np.testing.assert_allclose(np.subtract(with_it, plain), change, atol=0.35 * np.abs(change).max(), rtol=0)
 
 
-def test_rows_without_an_adapter_have_the_models_bits(tmp_path: Path, kernel_cache: Path) -> None:
-    """Those of the artifact that takes none. Rows with an adapter have those that they have alone, beside any ranks."""
-    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1)
+@pytest.mark.parametrize(("case", "more"), [("llama", {}), rare("mixtral", {"lora_experts": True})])
+def test_rows_without_an_adapter_have_the_models_bits(
+    case: str, more: dict[str, Any], tmp_path: Path, kernel_cache: Path
+) -> None:
+    """Those of the artifact that takes none."""
+    family, fields = CASES[case]
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": 1})
     prompts = [random_tokens(515, n, seed=n) for n in (1, 7, 8, 30)]
-    compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **{**LORA, "lora_rank": 128}).close()
+    compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **{**LORA, "lora_rank": 128, **more}).close()
     compile_tiny(model, tmp_path / "without", kernel_cache, dtype="bf16", buckets=MIXED_LADDER, block_size=16).close()
-    adapter = make_adapter(tmp_path / "all", model, (*ALL, "lm_head"), rank=128, seed=2, size=0.5)
-    other = make_adapter(tmp_path / "other", model, ("up_proj", "lm_head"), rank=8, seed=3, size=0.5)
+    modules = (*ALL, "w1", "w2", "w3", "lm_head")
+    adapter = make_adapter(tmp_path / "all", model, modules, rank=128, seed=2, size=0.5)
+    other = make_adapter(tmp_path / "other", model, ("up_proj", "w3", "lm_head"), rank=8, seed=3, size=0.5)
     with Artifact(tmp_path / "without") as opened, Engine(opened) as engine:
         expected = prompt_logprobs(engine, [(prompt, 0) for prompt in prompts])
     with Artifact(tmp_path / "with") as opened, Engine(opened) as engine:
         assert prompt_logprobs(engine, [(prompt, 0) for prompt in prompts]) == expected
         loaded = Adapters(tmp_path / "with", opened, engine)
         numbers = [loaded.load(path.name, path).id for path in (adapter, other)]
-        alone = [prompt_logprobs(engine, [(prompt, numbers[0])]) for prompt in prompts]
         scores, outputs = prompt_logprobs(engine, [(p, n) for p in prompts for n in (numbers[0], 0, numbers[1])])
     assert (scores[1::3], outputs[1::3]) == expected
-    assert [([score], [output]) for score, output in zip(scores[0::3], outputs[0::3], strict=True)] == alone
     assert scores[0::3] != scores[1::3] != scores[2::3]
     check_against_merged(model, tmp_path / "with", [adapter, None, other], 0.25)
 
@@ -165,6 +185,32 @@ def test_an_output_projection_that_is_the_embedding(scheme: str | None, tmp_path
         for seed, modules in enumerate((("lm_head",), ("lm_head", "q_proj")))
     ]
     check_against_merged(model, tmp_path / "a", [*adapters, None], 2e-4 if scheme is None else 0.2)
+
+
+@pytest.mark.parametrize(
+    ("target", "case"),
+    [
+        ("native", "mixtral"),
+        ("reference", "qwen3_moe"),
+        pytest.param("opencl", "mixtral", marks=[needs_opencl, pytest.mark.exhaustive]),
+    ],
+)
+def test_experts(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Experts with adapters of any rank and scale, some without one, beside all other layers."""
+    family, fields = CASES[case]
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": 1})
+    gate, up, down = ("w1", "w3", "w2") if case == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    some = f"1.{down}", f"2.{down}", f"3.{up}"
+    shrunk = {"size": 0.5, "use_rslora": True}  # so that scales differ, too
+    options = {**LORA, "buckets": FEW, "lora_experts": True, "target": target}
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
+    adapters: list[Path | None] = [
+        make_adapter(tmp_path / "all", model, ("q_proj", gate, up, down), rank=20, seed=2),
+        None,
+        make_adapter(tmp_path / "some", model, some, rank=3, ranks={f"2.{down}": 7}, seed=3, **shrunk),
+        make_adapter(tmp_path / "head", model, ("o_proj", "lm_head"), rank=16, seed=4),
+    ]
+    check_against_merged(model, tmp_path / "a", adapters, 2e-4)
 
 
 def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> None:
@@ -197,6 +243,24 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
 def test_a_model_of_vectors_takes_none(embedder: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="--lora-slots is for models that write text"):
         compile_model(CompileConfig(embedder[0], tmp_path / "a", lora_slots=2, buckets="prefill=1x32"))
+
+
+def test_experts_are_asked_for(tiny_artifact: Any, tmp_path: Path) -> None:
+    """Their slots take much memory; and not every model has experts that adapters know."""
+    with pytest.raises(CompileError, match=r"--lora-experts is for mixtures .* and llama models have none"):
+        compile_model(CompileConfig(tiny_artifact.model, tmp_path / "a", lora_slots=2, lora_experts=True))
+    limits = AdapterLimits(2, 8, experts=True)
+    model = make_tiny_model(tmp_path / "model", "mixtral", num_local_experts=3, num_hidden_layers=1)
+    found = adapter_linears(load_config(model), limits)
+    (gate_up, down) = (one for one in found.values() if one.experts)
+    assert (gate_up.experts, gate_up.rows, gate_up.columns, down.rows) == (3, (100, 100), 60, (60,))
+    assert [part.module for part in (*gate_up.parts, *down.parts)] == [
+        f"model.layers.0.block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2")
+    ]
+    assert limits_of({"lora": record(limits, found.values())}) == limits
+    plain = AdapterLimits(2, 8)
+    assert not any(one.experts for one in adapter_linears(load_config(model), plain).values())
+    assert limits_of({"lora": record(plain, adapter_linears(load_config(model), plain).values())}) == plain
 
 
 @pytest.mark.parametrize(("slots", "rank"), [(0, 8), (257, 8), (4, 0), (4, 513)])

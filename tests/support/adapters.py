@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from support.tiny_models import reference_model
 
@@ -50,36 +52,30 @@ def make_adapter(
 
 
 def linears_of(model: Path) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of transformers' model."""
+    """(outputs, inputs) of each linear layer of transformers' model, and of each expert's of the checkpoint."""
     found = {}
     for name, module in reference_model(model).named_modules():
         if isinstance(module, torch.nn.Linear):
             found[name] = (module.out_features, module.in_features)
         elif type(module).__name__ == "Conv1D":
             found[name] = (module.weight.shape[1], module.weight.shape[0])
+    for name, tensor in load_file(model / "model.safetensors").items():
+        if ".experts." in name and name.endswith(".weight"):
+            found[name.removesuffix(".weight")] = tensor.shape
     return found
 
 
 def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model with an adapter's products added to its weights, in float64. A head that is tied to the
     embedding is untied, as an adapter of it leaves the embedding alone."""
-    from safetensors.numpy import load_file
-
-    found = reference_model(model, dtype)
     if adapter is None:
-        return found
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    tensors, modules = load_file(adapter / "adapter_model.safetensors"), dict(found.named_modules())
-    for name in tensors:
-        if not name.endswith(".lora_A.weight"):
-            continue
-        module = name.removesuffix(".lora_A.weight")
-        a, b = tensors[name].astype(np.float64), tensors[f"{module}.lora_B.weight"].astype(np.float64)
-        of_module = next((v for end, v in config.get("alpha_pattern", {}).items() if module.endswith(end)), None)
-        scale = (config["lora_alpha"] if of_module is None else of_module) / len(a) ** (
-            0.5 if config.get("use_rslora") else 1
-        )
-        changed, product = modules[module.removeprefix(PREFIX)], torch.from_numpy(scale * (b @ a))
+        return reference_model(model, dtype)
+    products = products_of(adapter)
+    experts = {name: products.pop(name) for name in list(products) if ".experts." in name}
+    found = _with_experts(model, experts, dtype) if experts else reference_model(model, dtype)
+    modules = dict(found.named_modules())
+    for name, change in products.items():
+        changed, product = modules[name], torch.from_numpy(change)
         if changed is found.get_output_embeddings():
             changed.weight = torch.nn.Parameter(changed.weight.detach().clone())
         weight = changed.weight
@@ -90,6 +86,35 @@ def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.f
                 turned = product.T
             weight.copy_((weight.double() + turned).to(weight.dtype))
     return found
+
+
+def products_of(adapter: Path) -> dict[str, NDArray[np.float64]]:
+    """scale · B A of each module."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors, found = load_file(adapter / "adapter_model.safetensors"), {}
+    for name in tensors:
+        if not name.endswith(".lora_A.weight"):
+            continue
+        module = name.removesuffix(".lora_A.weight")
+        a, b = tensors[name].astype(np.float64), tensors[f"{module}.lora_B.weight"].astype(np.float64)
+        of_module = next((v for end, v in config.get("alpha_pattern", {}).items() if module.endswith(end)), None)
+        rank = len(a) ** (0.5 if config.get("use_rslora") else 1.0)
+        scale = (config["lora_alpha"] if of_module is None else of_module) / rank
+        found[module.removeprefix(PREFIX)] = scale * (b @ a)
+    return found
+
+
+def _with_experts(model: Path, products: Mapping[str, NDArray[np.float64]], dtype: torch.dtype) -> Any:
+    """transformers' model of the checkpoint with products added to its experts, which its class holds as one tensor."""
+    with TemporaryDirectory() as folder:
+        changed = Path(folder) / "model"
+        shutil.copytree(model, changed)
+        tensors = load_file(model / "model.safetensors")
+        for name, product in products.items():
+            weight = tensors[f"{name}.weight"]
+            tensors[f"{name}.weight"] = (weight.astype(np.float64) + product).astype(weight.dtype)
+        save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
+        return reference_model(changed, dtype)
 
 
 def logprobs_of(model: Any, tokens: list[int]) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tvm import relax
 
@@ -13,13 +14,14 @@ from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
 from llmc.compiler.ops.activate import ACTIVATE
 from llmc.compiler.ops.adapters import ADAPTER_X, ADAPTERS
+from llmc.compiler.ops.experts import EXPERTS, WEIGHTS
 from llmc.compiler.ops.linear import ACTIVATED_LINEAR, GATED_LINEAR, LINEAR
 
 _LINEARS = (LINEAR.name, ACTIVATED_LINEAR.name, GATED_LINEAR.name)
 
 
 def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
-    """Gives an adapter pool to every linear named in `linears` (weight name → adapter).
+    """Gives an adapter pool to every linear named in `linears` (weight name → adapter), and to experts.
 
     Must run before other passes: adapters read the activations that the model computes.
     """
@@ -36,6 +38,8 @@ class _Adapter(Rewriter):
 
     def rewrite(self, step: Step) -> relax.Expr:
         site = step.site
+        if site is not None and site.op == EXPERTS.name:
+            return self._experts(step, site)
         if site is None or site.op not in _LINEARS:
             return self.replaced(step.value)
         linear = self._linears.get(step.tensors["weight"])
@@ -43,7 +47,7 @@ class _Adapter(Rewriter):
             return self.replaced(step.value)
         tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
         tensors[ADAPTER_X] = tensors["x"]
-        attributes = {ADAPTERS: {"rows": list(linear.rows), "rank": self._limits.rank, "slots": self._limits.slots}}
+        attributes = {ADAPTERS: self._pool(linear)}
         kind = relax.TensorType((step.var.ty.shape[0], sum(linear.rows)), F32.long_name)
         made = self.call(site, LINEAR.name, attributes, tensors, kind)
         if site.op == LINEAR.name:
@@ -52,3 +56,16 @@ class _Adapter(Rewriter):
         of_rows = {"widths": {"x": sum(linear.rows)}, "on_samples": site.attributes["on_samples"]}
         last = Site(ACTIVATE.name, {**of_rows, **of_linear}, ("x",))
         return self.call(last, last.op, {}, {"x": self.builder.emit(made)}, step.var.ty)
+
+    def _pool(self, linear: AdapterLinear) -> dict[str, Any]:
+        found = {"experts": linear.experts} if linear.experts else {}
+        return {"rows": list(linear.rows), "rank": self._limits.rank, "slots": self._limits.slots, **found}
+
+    def _experts(self, step: Step, site: Site) -> relax.Expr:
+        found = {weight: self._linears.get(step.tensors[weight]) for weight in WEIGHTS}
+        pools = {weight: self._pool(linear) for weight, linear in found.items() if linear is not None}
+        # A limited gate is computed with its sums alone.
+        if len(pools) < len(WEIGHTS) or site.attributes.get("gate_limit"):
+            return self.replaced(step.value)
+        tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
+        return self.call(site, site.op, {ADAPTERS: pools}, tensors, step.var.ty)

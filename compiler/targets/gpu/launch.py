@@ -84,7 +84,9 @@ _UNITS: dict[str, Callable[[Params], int]] = {
     "expert_gather": lambda p: int(p["top_k"]),
     "activate": lambda p: int(p["dim"]),
     "rank_sum": lambda p: int(p["width"]),
-    "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())),
+    "expert_activate": lambda p: int(p["top_k"]) * int(p["dim"]),
+    "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())) * int(p.get("top_k", 1)),
+    "adapter_pairs": lambda p: int(p["tile_rows"]) * int(p["top_k"]),
 }
 # Units per row for whole groups, by op.
 _GROUPS: dict[str, Callable[[Params], int]] = {
@@ -93,7 +95,7 @@ _GROUPS: dict[str, Callable[[Params], int]] = {
     "expert_quantize": lambda p: int(p["top_k"]),
     "merge_attention": lambda p: int(p["num_heads"]),
     "fused": _fused_groups,
-    "adapter_shrink": lambda p: int(p["width"]),
+    "adapter_shrink": lambda p: int(p["width"]) * int(p.get("top_k", 1)),
     "expert_linear": lambda p: _tiles(p) * int(p["top_k"]),
     "expert_linear_quant": lambda p: _tiles(p) * int(p["top_k"]),
 }

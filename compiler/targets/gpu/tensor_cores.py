@@ -130,4 +130,6 @@ def shrink_tiles(spec: KernelSpec) -> tuple[int, int]:
     """(groups, rows of x that they are for)."""
     p = spec.as_dict()
     parts = len(str(p["parts"]).split())
-    return parts * -(-int(p["width"]) // (parts * MATRIX_ROWS)), _ADAPTER_ROWS
+    blocks = parts * -(-int(p["width"]) // (parts * MATRIX_ROWS))
+    # Each expert of a row has a tile.
+    return (blocks * int(p["top_k"]), 1) if "experts" in p else (blocks, _ADAPTER_ROWS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from llmc.adapter_slot import padded
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.adapter_slots import AHEAD, Pool, Tile, chosen, share_tiles
@@ -24,7 +25,7 @@ class _Piece:
     """A run of columns of a layer.
 
     part: the part they belong to. begin, columns: its first column and its width. b: offset of its B in a slot. first:
-    the run's first vector of columns.
+    the run's first vector of columns. expert_vectors: of an expert's B.
     """
 
     def __init__(self, pool: Pool, blocks: list[int], number: b.Expr) -> None:
@@ -34,6 +35,7 @@ class _Piece:
         self.begin = chosen(number, starts, [sum(pool.rows[:part]) for part in parts])
         self.columns = chosen(number, starts, pool.rows)
         self.b = chosen(number, starts, pool.b)
+        self.expert_vectors = chosen(number, starts, [padded(rows) // b.WIDTH for rows in pool.rows])
         self.first = b.let((number - chosen(number, starts, starts)) * _BLOCK)
 
 
@@ -55,7 +57,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             to = [b.let(row * n + piece.begin) for row in number]
             total = b.Vectors(count)
             with T.serial(piece.first, b.let(T.min(piece.first + _BLOCK, vectors))) as vector:
-                first = b.let(tile.first + piece.b + vector * (words * b.WIDTH))
+                of_b = b.let((tile.expert * piece.expert_vectors + vector) * words)
+                first = b.let(tile.first + piece.b + of_b * b.WIDTH)
                 for i in range(count):
                     total[i] = b.splat(0.0)
                 with T.serial(words) as w:
@@ -63,10 +66,10 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     b.do("prefetch", b.at(k["pool"], line + AHEAD))
                     raw = b.kept(k["pool"][T.ramp(line, 1, b.WIDTH)], pool.word)
                     for half in range(lanes):
-                        of_b = b.kept(raw if lanes == 1 else b.halves_of(pool.dtype, raw, half))
+                        values = b.kept(raw if lanes == 1 else b.halves_of(pool.dtype, raw, half))
                         for i in range(count):
                             shrunk = b.splat(k["x"][source[i] + w * lanes + half])
-                            total[i] = b.call("fma", shrunk, of_b, total[i])
+                            total[i] = b.call("fma", shrunk, values, total[i])
                 column = b.let(vector * b.WIDTH)
                 some = b.WIDTH if whole else b.let(T.min(piece.columns - column, b.WIDTH))
                 for i in range(count):

@@ -14,6 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.adapter_slots import AHEAD, Pool, Tile, chosen
+from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex
 from llmc.compiler.targets.cpu.target import Target
 
 _STREAMS = 4  # panels read side by side
@@ -22,7 +23,7 @@ _CHAINS = {16: 8, 8: 4}
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("x", "tiles", "pool", "out")
+    return ("x", *(("index",) if "experts" in spec.as_dict() else ()), "tiles", "pool", "out")
 
 
 class _Stream:
@@ -34,10 +35,11 @@ class _Stream:
         self.tile = Tile(k, pool, b.let(T.truncdiv(unit, pieces)))
         self.part, self.panel = b.let(T.truncdiv(self.piece, panels)), b.let(T.truncmod(self.piece, panels))
 
-    def first(self, words: int) -> b.Expr:
-        """Where the panel of `words` words begins in the pool."""
-        of_part = chosen(self.part, list(range(len(self._pool.a))), self._pool.a)
-        return b.let(self.tile.first + of_part + self.panel * (words * b.WIDTH))
+    def first(self) -> b.Expr:
+        """Where the panel begins in the pool."""
+        pool = self._pool
+        of_part = chosen(self.part, list(range(len(pool.a))), pool.a)
+        return b.let(self.tile.first + of_part + self.panel * pool.panel + self.tile.expert * pool.a_of_expert)
 
     def used(self) -> b.Expr:
         """Whether the adapter has ranks in the panel."""
@@ -55,8 +57,8 @@ class _Sums:
         """Computes `count` rows of each stream."""
         k, pool, words = self._k, self._pool, self._words
         numbers = [[one.tile.row(i) for i in range(count)] for one in streams]
-        source = [[b.let(b.packed_position(row, self._row_tile, words)) for row in rows] for rows in numbers]
-        first = [one.first(words) for one in streams]
+        lying = [self._rows(one.tile, rows) for one, rows in zip(streams, numbers, strict=True)]
+        first = [one.first() for one in streams]
         total = b.Vectors(len(streams) * count)
         for place in range(len(streams) * count):
             total[place] = b.splat(0.0)
@@ -65,7 +67,8 @@ class _Sums:
                 at = b.let(first[s] + w * b.WIDTH)
                 b.do("prefetch", b.at(k["pool"], at + AHEAD))
                 raw = b.kept(k["pool"][T.ramp(at, 1, b.WIDTH)], pool.word)
-                x = [k["x"][source[s][i] + w * self._row_tile] for i in range(count)]
+                source, step = lying[s]
+                x = [k["x"][source[i] + w * step] for i in range(count)]
                 for half in range(pool.lanes):
                     a = b.kept(raw if pool.lanes == 1 else b.halves_of(pool.dtype, raw, half))
                     for i in range(count):
@@ -77,11 +80,23 @@ class _Sums:
                 at = b.let(numbers[s][i] * pool.width + one.piece * b.WIDTH)
                 b.store_vector(k["out"], b.call("mul", total[s * count + i], scale), at)
 
+    def _rows(self, tile: Tile, rows: Sequence[b.Expr]) -> tuple[list[b.Expr], b.Expr]:
+        """Places of the first words of rows of x, and the distance between words. An expert's rows have a row tile of
+        their own."""
+        if not self._pool.experts:
+            return [b.let(b.packed_position(row, self._row_tile, self._words)) for row in rows], self._row_tile
+        index = ExpertIndex(self._k["index"], self._pool.experts)
+        number = b.let(index[index.number_at(tile.expert)])
+        first, size = b.let(index[index.first_at(number)]), b.let(index[index.tile_at(number)])
+        of_tile = [b.let(T.truncmod(row - first, size)) for row in rows]
+        return [b.let((row - of) * self._words + of) for row, of in zip(rows, of_tile, strict=True)], size
+
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     pool, row_tile = Pool(spec), int(spec.as_dict()["row_tile"])
     panels, chains = b.ceil_div(pool.rank, b.WIDTH), _CHAINS[target.lanes]
-    kernel = b.Kernel.of(spec.symbol(), pool.buffers(pool.word), target)
+    dtypes = {"x": pool.word, "pool": pool.word, "out": "float32"}
+    kernel = b.Kernel.of(spec.symbol(), [(name, dtypes.get(name, "int32")) for name in buffers(spec)], target)
     with kernel as k:
         sums = _Sums(k, pool, row_tile)
         held = T.alloc_buffer((_STREAMS,), "int32", scope="local")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.adapter_slot import padded
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 
@@ -18,7 +19,7 @@ AHEAD = 1024
 
 class Pool:
     """Sizes of an adapter pool, and offsets within a slot, in words. width: floats in a row of `adapter_shrink`
-    output."""
+    output. columns, rows: of one expert where there are `experts`. panel: words between panels of A."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -29,6 +30,12 @@ class Pool:
         self.dtype, self.columns, self.rank = str(p["act_dtype"]), int(p["k"]), int(p["rank"])
         self.lanes, self.word = b.lanes_of(self.dtype), b.word_dtype(self.dtype)
         self.rows, self.width, self.tile_rows = numbers("parts"), int(p["width"]), int(p["tile_rows"])
+        self.experts = int(p.get("experts", 0))
+        if self.experts:
+            self.a_of_expert = b.ceil_div(padded(self.columns), self.lanes) * b.WIDTH
+            self.panel = self.experts * self.a_of_expert
+        else:
+            self.a_of_expert, self.panel = 0, b.ceil_div(self.columns, self.lanes) * b.WIDTH
         self.slot = int(p["slot_bytes"]) // _WORD_BYTES
         self.a, self.b = ([at // _WORD_BYTES for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
 
@@ -45,7 +52,7 @@ class Pool:
         return T.And(rows > fewer, rows <= count)
 
     def buffers(self, x: str) -> list[tuple[str, str]]:
-        """The buffers of a kernel whose first operand has words of type `x`."""
+        """The buffers of `adapter_expand`; its first operand has words of type `x`."""
         return [("x", x), ("tiles", "int32"), ("pool", self.word), ("out", "float32")]
 
 
@@ -58,12 +65,19 @@ def chosen(number: b.Expr, starts: list[int], values: list[int]) -> b.Expr:
 
 
 class Tile:
-    """A tile of the input `tiles`, with its adapter's slot in `pool`."""
+    """A tile of the input `tiles`, with its adapter's slot in `pool`.
+
+    expert: whose matrices its rows read, if there are experts; `tiles` then has slot · experts + expert.
+    """
 
     def __init__(self, k: b.Kernel, pool: Pool, number: b.Expr) -> None:
         self._k, self._pool = k, pool
         self._at = b.let(number * (_HEADER + pool.tile_rows) + 1)
-        self.first = b.let(k["tiles"][self._at] * pool.slot)
+        slot = b.let(k["tiles"][self._at])
+        self.expert = T.int32(0)
+        if pool.experts:
+            self.expert, slot = b.let(T.truncmod(slot, pool.experts)), b.let(T.truncdiv(slot, pool.experts))
+        self.first = b.let(slot * pool.slot)
         self.count = b.let(k["tiles"][self._at + 1])
 
     def row(self, i: int) -> b.Expr:

@@ -25,6 +25,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "adapter_shrink": "adapter_shrink",
     "adapter_expand": "adapter_expand",
     "adapter_samples": "adapter_samples",
+    "adapter_pairs": "adapter_pairs",
     "activate": "activate",
     "quantize_rows": "quantize_rows",
     "permute_columns": "permute",
@@ -41,6 +42,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "expert_linear": "expert_linear",
     "expert_linear_quant": "expert_linear",
     "expert_quantize": "expert_quantize",
+    "expert_activate": "expert_activate",
     "expert_combine": "expert_combine",
     "fused": "fused",
 }

@@ -16,7 +16,7 @@ from llmc.compiler.targets.gpu.kernels.fold import Fold, add
 from llmc.compiler.targets.gpu.kernels.groups import calling
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.launch import ITEMS
-from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot
+from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot, shrink_buffers
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
 from llmc.compiler.targets.reference.kernels.rows import activated_element, write_activation
 
@@ -45,8 +45,7 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
     stride, parts = row_width(pool.columns, pool.dtype), len(pool.rows)
     of_part = pool.width // parts
-    buffers = {"x": pool.dtype, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
-    with Frame(spec.symbol(), buffers) as k:
+    with Frame(spec.symbol(), shrink_buffers(pool)) as k:
         item, fold = calling(k).item, Fold(add)
         count = let(k.raw("tiles", T.int32(0)) * (pool.tile_rows * pool.width))
         with calling(k).share_groups(count) as unit:
@@ -54,7 +53,7 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
             r, starts = let(T.truncmod(number, of_part)), [part * of_part for part in range(parts)]
             rank = let(_chosen(number, starts, [place.slot.rank(part) for part in range(parts)]))
             scale = let(_chosen(number, starts, [place.slot.scale(part) for part in range(parts)]), "float32")
-            first = let(_chosen(number, starts, [place.slot.a(part) for part in range(parts)]) + r * pool.columns)
+            first = let(_chosen(number, starts, [place.slot.a(part) for part in range(parts)]) + r * pool.stride)
             wanted = let(T.Cast("int32", T.And(place.used == 1, r < rank)))
             total = Cell(T.float32(0.0))
             # No branch around the tree, because every item must reach it: an unused item has no columns.

@@ -13,7 +13,7 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.tensor_cores import ADAPTER_STEP, ITEMS, MATRIX_COLUMNS, MATRIX_ROWS, WARP, WARPS
-from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot
+from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot, shrink_buffers
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, row_width, when
 
 _AHEAD = 4  # steps that a warp reads ahead of its products
@@ -26,8 +26,7 @@ def tensor_adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
     parts, of_part = len(pool.rows), pool.width // len(pool.rows)
     blocks = -(-of_part // MATRIX_ROWS)
-    buffers = {"x": pool.dtype, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
-    with Frame(spec.symbol(), buffers) as k:
+    with Frame(spec.symbol(), shrink_buffers(pool)) as k:
         item, sums = calling(k).item, Shared(WARPS * _RESULTS)
         warp, within = let(T.truncdiv(item, WARP)), let(T.truncmod(item, WARP))
         with calling(k).share_groups(let(k.raw("tiles", T.int32(0)) * (parts * blocks))) as unit:
@@ -60,7 +59,7 @@ def _multiply(
     # A tile that is not full repeats its last row.
     x_row = let(k.raw("tiles", tile + 2 + of_row) * row_width(pool.columns, pool.dtype) + lane * of_lane)
     a_rows = [
-        let(first + T.min(block + half * _HALF + of_row, rank - 1) * pool.columns + lane * of_lane) for half in range(2)
+        let(first + T.min(block + half * _HALF + of_row, rank - 1) * pool.stride + lane * of_lane) for half in range(2)
     ]
     chain = Array(4)
     for i in range(4):

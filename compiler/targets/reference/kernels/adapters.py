@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from llmc.adapter_slot import padded
 from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
 
 
 class Pool:
-    """Sizes and offsets of a pool, in units of `dtype`."""
+    """Sizes and offsets of a pool, in units of `dtype`. columns, rows: of one expert where there are `experts`."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -23,6 +24,9 @@ class Pool:
             return [int(value) for value in str(p[name]).split()]
 
         self.dtype, self.columns, self.width = str(p["act_dtype"]), int(p["k"]), int(p["width"])
+        self.experts = int(p.get("experts", 0))
+        # Elements between rows of A.
+        self.stride = self.experts * padded(self.columns) if self.experts else self.columns
         self.rows, self.tile_rows = numbers("parts"), int(p["tile_rows"])
         self.item_bytes = 4 // FLOATS[self.dtype].per_word
         self.slot = int(p["slot_bytes"]) // self.item_bytes
@@ -30,11 +34,12 @@ class Pool:
 
 
 class Slot:
-    """The slot of a tile's adapter."""
+    """The slot of a tile's adapter. number: of the slot; of experts, slot · experts + expert."""
 
     def __init__(self, k: Frame, pool: Pool, number: Expr) -> None:
         self._k, self._pool = k, pool
-        self._first = let(number * pool.slot)
+        self._expert = let(T.truncmod(number, pool.experts)) if pool.experts else None
+        self._first = let((T.truncdiv(number, pool.experts) if pool.experts else number) * pool.slot)
 
     def _word(self, index: int) -> Expr:
         """An int32 of the header; in a pool of 16-bit floats it is read as two halves."""
@@ -50,12 +55,14 @@ class Slot:
         return let(T.reinterpret("float32", self._word(2 * part + 1)), "float32")
 
     def a(self, part: int) -> Expr:
-        """Offset of A [rank, columns] of a part."""
-        return let(self._first + self._pool.a[part])
+        """Offset of A [rank, columns] of a part, whose rows are `Pool.stride` apart."""
+        of_expert = 0 if self._expert is None else self._expert * padded(self._pool.columns)
+        return let(self._first + self._pool.a[part] + of_expert)
 
     def b(self, part: int) -> Expr:
         """Offset of B [rows, rank] of a part."""
-        return let(self._first + self._pool.b[part])
+        of_expert = 0 if self._expert is None else self._expert * padded(self._pool.rows[part]) * self.rank(part)
+        return let(self._first + self._pool.b[part] + of_expert)
 
 
 @contextmanager
@@ -68,17 +75,22 @@ def _rows(k: Frame, pool: Pool) -> Iterator[tuple[Expr, Slot]]:
             yield let(k.raw("tiles", at + 2 + i)), of
 
 
+def shrink_buffers(pool: Pool) -> dict[str, str]:
+    """The operands of `adapter_shrink`; here, rows of experts lie as those of tokens do, so no index is read."""
+    index = {"index": "i32"} if pool.experts else {}
+    return {"x": pool.dtype, **index, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+
+
 def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
     stride, of_part = row_width(pool.columns, pool.dtype), pool.width // len(pool.rows)
-    buffers = {"x": pool.dtype, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
-    with Frame(spec.symbol(), buffers) as k, _rows(k, pool) as (row, of):
+    with Frame(spec.symbol(), shrink_buffers(pool)) as k, _rows(k, pool) as (row, of):
         for part in range(len(pool.rows)):
             first, scale = of.a(part), of.scale(part)
             with T.serial(of.rank(part)) as r:
                 total = Cell(T.float32(0.0))
                 with T.serial(pool.columns) as i:
-                    a = k.load("pool", first + r * pool.columns + i)
+                    a = k.load("pool", first + r * pool.stride + i)
                     total.set(total.get() + k.load("x", row * stride + i) * a)
                 k.store("out", total.get() * scale, row * pool.width + part * of_part + r)
     return k.function()
@@ -97,6 +109,29 @@ def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
                 with T.serial(rank) as r:
                     total.set(total.get() + k.raw("x", source + r) * k.load("pool", first + column * rank + r))
                 k.store("out", k.raw("out", to + column) + total.get(), to + column)
+    return k.function()
+
+
+def adapter_pairs(spec: KernelSpec) -> tirx.PrimFunc:
+    """A tile of its own for each (token, expert) pair of each row of a tile; it is empty for rows past the last one."""
+    p = spec.as_dict()
+    size, top_k, experts = int(p["tile_rows"]), int(p["top_k"]), int(p["experts"])
+    buffers = {"tiles": "i32", "chosen": "i32", "index": "i32", "out": "i32"}
+    with Frame(spec.symbol(), buffers) as k:
+        count = let(k.raw("tiles", T.int32(0)) * (size * top_k))
+        # Without tiles, their number is still written.
+        with k.share(let(T.max(count, 1))) as number:
+            with when(number == 0):
+                k.put_raw("out", count, T.int32(0))
+            with when(number < count):
+                source, to = let(T.truncdiv(number, size * top_k) * (2 + size) + 1), let(number * (2 + size) + 1)
+                i, j = let(T.truncmod(T.truncdiv(number, top_k), size)), let(T.truncmod(number, top_k))
+                row = let(k.raw("tiles", source + 2 + i))
+                expert = let(k.raw("chosen", row * (2 * top_k) + j))
+                k.put_raw("out", k.raw("tiles", source) * experts + expert, to)
+                k.put_raw("out", T.Cast("int32", i < k.raw("tiles", source + 1)), to + 1)
+                with T.serial(size) as filled:
+                    k.put_raw("out", let(row * top_k + j), to + 2 + filled)
     return k.function()
 
 

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.reference.kernels.frame import Cell, Frame, let, row_width, when
 from llmc.compiler.targets.reference.kernels.linear import LINEARS
-from llmc.compiler.targets.reference.kernels.rows import write_activation
+from llmc.compiler.targets.reference.kernels.rows import activated_element, write_activation
 
 _MOST_INDEX = 1 << 31
 
@@ -78,6 +78,19 @@ def expert_linear(spec: KernelSpec) -> tirx.PrimFunc:
     """The linear kernel; row `pair` uses the weight of its expert. Raises KernelSpecError."""
     check_index(spec)
     return LINEARS[spec.op](spec)
+
+
+def expert_activate(spec: KernelSpec) -> tirx.PrimFunc:
+    """`activate` of the rows of all pairs."""
+    p = spec.as_dict()
+    dim, act = int(p["dim"]), str(p["act_dtype"])
+    with (
+        Frame(spec.symbol(), {"x": "f32", "chosen": "i32", "index": "i32", "out": act}) as k,
+        k.share(let(k.raw("index", T.int32(0)) * dim)) as unit,
+    ):
+        row, i = let(T.truncdiv(unit, dim)), let(T.truncmod(unit, dim))
+        write_activation(k, row, dim, act, i, activated_element(k, p, row, i))
+    return k.function()
 
 
 def expert_combine(spec: KernelSpec) -> tirx.PrimFunc:

@@ -8,10 +8,16 @@ from tvm import tirx
 
 from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.ops.registry import brought_template
-from llmc.compiler.targets.reference.kernels.adapters import adapter_expand, adapter_samples, adapter_shrink
+from llmc.compiler.targets.reference.kernels.adapters import (
+    adapter_expand,
+    adapter_pairs,
+    adapter_samples,
+    adapter_shrink,
+)
 from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
 from llmc.compiler.targets.reference.kernels.experts import (
+    expert_activate,
     expert_combine,
     expert_gather,
     expert_linear,
@@ -38,6 +44,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,
     "adapter_samples": adapter_samples,
+    "adapter_pairs": adapter_pairs,
     "activate": activate,
     "quantize_rows": quantize_rows,
     "permute_columns": permute_columns,
@@ -53,6 +60,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "expert_linear": expert_linear,
     "expert_linear_quant": expert_linear,
     "expert_quantize": quantize_rows,
+    "expert_activate": expert_activate,
     "expert_combine": expert_combine,
     "fused": fused,
 }

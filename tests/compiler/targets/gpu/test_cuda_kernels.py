@@ -55,7 +55,12 @@ def specs_of(artifact: Path) -> list[KernelSpec]:
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 @pytest.mark.parametrize(
     ("case", "scheme", "more"),
-    [("qwen3", None, {"lora_slots": 2, "lora_rank": 8}), ("qwen3", "w8a8", {}), ("deepseek_v2-lite", "w4a16", {})],
+    [
+        ("qwen3", None, {"lora_slots": 2, "lora_rank": 8}),
+        ("qwen3", "w8a8", {}),
+        ("deepseek_v2-lite", "w4a16", {}),
+        ("mixtral", None, {"lora_slots": 2, "lora_rank": 8, "lora_experts": True}),
+    ],
 )
 def test_kernels_are_built_without_spills(
     case: str, scheme: str | None, more: dict[str, int], tmp_path: Path, kernel_cache: Path

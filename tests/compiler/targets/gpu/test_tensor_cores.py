@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.adapter_slot import AdapterSlot, padded
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.adapters import adapter_spec, shrunk_width
 from llmc.compiler.ops.experts import index_ints
@@ -20,8 +21,9 @@ from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.linear_forms import FEW_ROWS, few_forms
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
-from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
+from llmc.compiler.targets.gpu.tensor_cores import shrinks_on_tensor_cores, tensor_layer
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
+from llmc.graphs_format import TILE_RECORD, TILE_ROWS
 from llmc.models.activations import activated
 from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
@@ -92,6 +94,21 @@ _ADAPTED: tuple[int, tuple[int, ...], int] = (160, (24, 5, 40), 21)
 def _adapter_specs(dtype: str) -> tuple[KernelSpec, KernelSpec]:
     slot = CudaTarget(("sm_80",)).adapter_slot(*_ADAPTED, dtype)
     return adapter_spec("adapter_shrink", slot, act_dtype=dtype), adapter_spec("adapter_expand", slot, act_dtype=dtype)
+
+
+_ADAPTED_EXPERTS: tuple[int, tuple[int, ...], int] = (96, (24, 5), 21)
+"""Columns, rows of parts, and rank of a layer of experts with adapters."""
+
+
+def _adapted_experts() -> tuple[AdapterSlot, KernelSpec, KernelSpec, KernelSpec]:
+    """The slot of a layer of experts, and its kernels."""
+    columns, rows, rank = _ADAPTED_EXPERTS
+    of_all = tuple(_EXPERTS * padded(count) for count in rows)
+    slot = CudaTarget(("sm_80",)).adapter_slot(_EXPERTS * padded(columns), of_all, rank, "bf16")
+    of_experts = {"experts": _EXPERTS, "top_k": _TOP_K, "act_dtype": "bf16"}
+    pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, experts=_EXPERTS, top_k=_TOP_K, rows=0)
+    shrink, expand = (adapter_spec(f"adapter_{op}", slot, columns, rows, **of_experts) for op in ("shrink", "expand"))
+    return slot, pairs, shrink, expand
 
 
 class _Layer:
@@ -191,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) convert(uint* bf16, uint* f1
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     adapters = [spec for dtype in _TORCH for spec in _adapter_specs(dtype)]
-    texts = [_CONVERT, *(cuda_text(spec) for spec in (_ORDER, *adapters))]
+    texts = [_CONVERT, *(cuda_text(spec) for spec in (_ORDER, *adapters, *_adapted_experts()[1:]))]
     for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
@@ -348,6 +365,45 @@ def test_rows_of_adapters_have_the_same_bits_in_any_tile(dtype: str, library: ct
         alone = run(tiles_of({number: rows[2:3]}, count), 1)
         np.testing.assert_array_equal(alone[rows[2]], whole[rows[2]])
         np.testing.assert_array_equal(np.delete(alone, rows[2], 0), np.delete(y, rows[2], 0))
+
+
+def test_rows_of_experts_read_the_matrices_of_their_expert(library: ctypes.CDLL) -> None:
+    """Rows are pairs of a token and an expert; those of tokens without an adapter stay."""
+    slot, pairs, shrink, expand = _adapted_experts()
+    assert shrinks_on_tensor_cores(shrink)
+    (columns, parts, rank), random, count = _ADAPTED_EXPERTS, np.random.default_rng(6), 11
+
+    def floats(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(NUMBERS["bf16"]).astype(np.float32)
+
+    a = [floats(rank, _EXPERTS, columns) for _ in parts]
+    b = [floats(_EXPERTS, padded(n), rank) for n in parts]
+    joined = {i: (a[i].reshape(rank, -1), b[i].reshape(-1, rank), 0.5) for i in range(len(parts))}
+    pool = np.concatenate([slot_bytes(slot, of_slot, "bf16") for of_slot in ({}, joined)])
+    x, y = floats(count * _TOP_K, columns), floats(count * _TOP_K, sum(parts))
+    experts = np.array([random.permutation(_EXPERTS)[:_TOP_K] for _ in range(count)], np.int32)
+    rows, expected = [7, 2, 9, 0, 3, 4, 10, 1, 5], y.astype(np.float64)
+    for pair in (row * _TOP_K + j for row in rows for j in range(_TOP_K)):
+        expert, shrunk = experts.ravel()[pair], [x[pair] @ of[:, experts.ravel()[pair]].T for of in a]
+        made = [0.5 * b[i][expert, :n].astype(np.float64) @ shrunk[i] for i, n in enumerate(parts)]
+        expected[pair] += np.concatenate(made)
+    chosen = np.ascontiguousarray(np.concatenate((experts, np.zeros_like(experts)), axis=1))
+
+    def run(tiles: np.ndarray, groups: int) -> np.ndarray:
+        of_pairs = np.full(1 + TILE_RECORD * TILE_ROWS * _TOP_K * count, -1, np.int32)
+        shrunk, out = np.full((len(x), shrunk_width(slot)), np.nan, np.float32), y.copy()
+        index = np.zeros(index_ints(_EXPERTS, len(x)), np.int32)
+        _call(library, pairs, [tiles, chosen, index, of_pairs], count, groups)
+        _call(library, shrink, [x.astype(NUMBERS["bf16"]), index, of_pairs, pool, shrunk], count, groups)
+        _call(library, expand, [shrunk, of_pairs, pool, out], count, groups)
+        return out
+
+    whole = run(tiles_of({1: rows}, count), 3)
+    np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-3)
+    alone, those = run(tiles_of({1: rows[4:5]}, count), 1), slice(rows[4] * _TOP_K, (rows[4] + 1) * _TOP_K)
+    np.testing.assert_array_equal(alone[those], whole[those])
+    np.testing.assert_array_equal(np.delete(alone, those, 0), np.delete(y, those, 0))
+    np.testing.assert_array_equal(run(tiles_of({}, count), 2), y)
 
 
 def test_an_activation_without_a_gate(tmp_path: Path) -> None:
