@@ -41,7 +41,7 @@ def gc(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the least recently used entries and artifacts.
+    """Remove the least recently used entries and artifacts; artifacts that a process uses stay.
 
     \b
     Examples:

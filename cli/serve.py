@@ -224,6 +224,7 @@ def compile_aside(model: Path) -> Path:
 
     Raises ModelPathError if it is not a model, and typer.Exit when the compilation failed and has reported why.
     """
+    from llmc.held_artifact import hold
     from llmc.model_artifact import check_model
 
     check_model(model)
@@ -232,7 +233,9 @@ def compile_aside(model: Path) -> Path:
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if child.returncode != 0:
         raise typer.Exit(child.returncode if child.returncode > 0 else 1)
-    return Path(child.stdout.rstrip("\n"))
+    artifact = Path(child.stdout.rstrip("\n"))
+    hold(artifact)
+    return artifact
 
 
 def _compile(model: str) -> int:

@@ -43,11 +43,15 @@ from llmc.compiler.store.packed import Packed, record_weights, recorded_weights
 from llmc.compiler.store.reads import Reads
 from llmc.compiler.store.staging import staged_directory
 from llmc.compiler.store.weights import plan_weights, write_weights
+from llmc.held_artifact import hold
 from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest
 from llmc.models.loader import check_checkpoint
 from llmc.models.rope import checked_frequencies
 from llmc.models.sources.registry import open_source
+
+_MOST_TRIES = 3
+"""Compilations for the cache, where a collection removes the results."""
 
 
 def _download(state: CompileState, on_step: OnStep) -> None:
@@ -262,7 +266,8 @@ def compile_cached(
     dtype: str = "auto",
     cache_dir: Path | None = None,
 ) -> Path:
-    """Compiles a model once for this machine, with the default buckets; returns the cached artifact.
+    """Compiles a model once for this machine, with the default buckets; returns the cached artifact, which
+    collections leave until this process ends.
 
     source: the hub commit of the model. dtype: as in CompileConfig. cache_dir: None for the user's cache.
     """
@@ -270,7 +275,10 @@ def compile_cached(
     output = artifacts_folder(cache_root(cache_dir)) / key_of(
         keys.artifact_components(open_source(model).all_files(), target, source, dtype)
     )
-    if not (output / "graphs.bin").is_file():
+    # A collection may remove what was just compiled, but hardly twice.
+    for _ in range(_MOST_TRIES):
+        if hold(output):
+            break
         output.parent.mkdir(parents=True, exist_ok=True)
         config = CompileConfig(model=model, output=output, source=source, dtype=dtype, cache_dir=cache_dir)
         report, log = compile_model(config, progress), logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Artifacts that `llmc run` and `llmc serve` compiled implicitly from model directories: `ROOT/artifacts/KEY`.
 
-A directory's modification time is its last use. A process that has an artifact open keeps it after collection.
+A directory's modification time is its last use. A collection leaves those that a process holds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.compiler.store.staging import drop_dead_staging
+from llmc.held_artifact import move_unless_held
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _GOING = ".going-"
@@ -54,11 +55,9 @@ def cached_artifacts(root: Path) -> list[CachedArtifact]:
 
 
 def remove_artifact(artifact: CachedArtifact) -> bool:
-    """Removes it atomically; False if it cannot be removed."""
+    """Removes it atomically; False if a process uses it, or it cannot be removed."""
     going = artifact.path.with_name(f"{_GOING}{secrets.token_hex(8)}")
-    try:
-        artifact.path.rename(going)
-    except OSError:
+    if not move_unless_held(artifact.path, going):
         return False
     shutil.rmtree(going, ignore_errors=True)
     return True

@@ -336,9 +336,13 @@ def test_compiling_on_the_way_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        pipeline, "compile_model", lambda *_: SimpleNamespace(warnings=("the context is cut",), notes=())
-    )
+
+    def compiled(config: CompileConfig, _: object) -> SimpleNamespace:
+        config.output.mkdir()
+        (config.output / "graphs.bin").touch()
+        return SimpleNamespace(warnings=("the context is cut",), notes=())
+
+    monkeypatch.setattr(pipeline, "compile_model", compiled)
     pipeline.compile_cached(english(tmp_path / "model"))
     assert [record.getMessage() for record in caplog.records] == ["llmc: warning: the context is cut"]
 

@@ -19,6 +19,7 @@ from llmc.compiler.store import cache as module
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
 from llmc.compiler.store.collect import collect
+from llmc.held_artifact import hold
 from llmc.regular_file import read_regular
 
 PROCESSES = 16
@@ -185,6 +186,29 @@ def test_artifacts_are_listed_and_collected(tmp_path: Path, capsys: pytest.Captu
     assert report.removed == (used.name,) or key in report.removed
     assert not used.exists()
     assert [file.name for file in (tmp_path / "artifacts").iterdir()] == ["notes"]
+
+
+def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path) -> None:
+    artifact, unused = make_artifact(tmp_path, 1, 10, 1e6), make_artifact(tmp_path, 2, 10, 1e6)
+    code = "import sys; from pathlib import Path; from llmc.held_artifact import hold; print(hold(Path(sys.argv[1])))"
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", f"{code}; sys.stdout.flush(); sys.stdin.read()", str(artifact)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for user in users:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "True\n"
+    report = collect(GraphCache(tmp_path), max_size=0)
+    assert (report.removed, report.kept, report.kept_bytes) == ((unused.name,), 1, 10)
+    for user in users:
+        user.communicate()
+    assert collect(GraphCache(tmp_path), max_size=0).removed == (artifact.name,)
+    assert not hold(artifact)
 
 
 def test_what_interrupted_collections_and_compilations_left(tmp_path: Path) -> None:

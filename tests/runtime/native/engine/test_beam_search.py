@@ -51,7 +51,7 @@ def stop_ids(llm: LLM) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("width", "penalty", "early"),
-    [(4, 1.0, False), (3, -0.5, True), (5, 0.5, "never"), (1, 1.0, False)],
+    [(4, 1.0, False), (3, -0.5, True), (3, 0.0, False), (5, 0.5, "never"), (1, 1.0, False)],
 )
 def test_beams_are_those_of_transformers(
     llm: LLM, model: Path, stop_ids: tuple[int, ...], width: int, penalty: float, early: EarlyStopping
