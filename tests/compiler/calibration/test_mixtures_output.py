@@ -20,10 +20,13 @@ from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from llmc.compiler.calibration import driver
 from llmc.compiler.calibration.request import CalibrationConfig
+from llmc.compiler.calibration.running import LayerRunner
+from llmc.compiler.calibration.threads import workers
 from llmc.compiler.calibration.work import Work
 from llmc.compiler.config import CompileError
 from llmc.models.eager import load_model
 from llmc.models.loader import load_parameters
+from llmc.models.read_config import load_config
 from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig
 
@@ -283,6 +286,14 @@ def test_transformers_reads_it(family: str, calibrated: Callable[[str], Path], t
     with torch.no_grad():
         expected = reference(torch.tensor([tokens])).logits[0].numpy()
     assert relative_error(PagedRunner(load_model(output)).step([tokens])[0].numpy(), expected) < 1e-3
+
+
+@pytest.mark.parametrize("case", ["minimax", "qwen3_next"])
+def test_layers_of_another_kind_are_not_calibrated(case: str, tmp_path: Path) -> None:
+    """Their norms have other readers, or are stored less one."""
+    config = load_config(make_tiny_model(tmp_path / "model", case, **CASES[case][1]))
+    with workers(1) as threads, pytest.raises(CompileError, match=f"layers of {case} are of a kind that .* not know"):
+        LayerRunner(config, 16, threads)
 
 
 def test_what_is_not_written(tmp_path: Path) -> None:
