@@ -1,6 +1,7 @@
 """config.json files as authors publish them, of models that no other file of the tests has, and their sizes.
 
-Values are facts of the published files; where a file repeats a default of transformers it may be left out here.
+Keys and sizes are those of the published files. Other values may be those of a close relative, such as lengths, ids of
+tokens and epsilons. What a file repeats of transformers' defaults may be missing.
 """
 
 from __future__ import annotations
