@@ -28,7 +28,7 @@ _FACTORS = {
     "mlp_alpha_factor": "layernorm_mlp_alpha",
     "mlp_beta_factor": "layernorm_mlp_beta",
 }
-"""Names of transformers, and of published configs."""
+"""Names of transformers, and of published configs, in the order of `ResidualFactors`."""
 
 
 def _read(fields: Fields, generation: Fields) -> ModelConfig:
@@ -56,7 +56,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 def read_published(fields: Fields, generation: Fields) -> ModelConfig:
     kinds = fields.integers("attn_type_list", layer_count(fields))
-    check_layers(fields, [kind == 0 for kind in kinds], _LIGHTNING)
+    check_layers(fields, [kind != 1 for kind in kinds], _LIGHTNING)
     if not fields.flag("postnorm", False):
         raise ModelError(f"{fields.origin}: a minimax_text_01 model whose postnorm is not true is not supported")
     return _read(fields.renamed(**_FACTORS), generation)
