@@ -122,7 +122,8 @@ class Measured:
 
 
 def _most(samples: Sequence[Memory]) -> Memory:
-    return Memory(max(one.anonymous for one in samples), max(one.mapped for one in samples))
+    kinds = ("anonymous", "mapped", "resident_files")
+    return Memory(*(max(getattr(one, kind) for one in samples) for kind in kinds))
 
 
 def imports() -> Memory:
@@ -184,7 +185,7 @@ def main() -> None:
         begin, weights = found.begin, found.weights
         figures = (
             (6, found.shard), (9, found.artifact), (7, found.before.anonymous), (8, weights.anonymous),
-            (6, weights.anonymous - begin.anonymous), (5, weights.mapped - begin.mapped),
+            (6, weights.anonymous - begin.anonymous), (5, weights.resident_files - begin.resident_files),
         )  # fmt: skip
         print(f"{name:28} {' '.join(f'{value >> 20:{width}}' for width, value in figures)}", flush=True)
     print(f"{'imports':28} {imports().anonymous >> 20:24}")

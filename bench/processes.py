@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAMPLES_PER_S = 20
-_ANONYMOUS, _MAPPED = ("Pss_Anon:", "Pss_Shmem:"), ("Pss_File:",)
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Memory:
-    """PSS in bytes: a page that processes share is divided among them. mapped: pages of files."""
+    """PSS in bytes: a page that processes share is divided among them. mapped: pages of files.
+
+    resident_files: pages of files that each process has mapped, whoever else has. Other programs change no such sum.
+    """
 
     anonymous: int
     mapped: int
+    resident_files: int
 
     @property
     def total(self) -> int:
@@ -50,18 +53,21 @@ def _children() -> dict[int, list[int]]:
 def tree_memory(root: int) -> Memory:
     """Memory of `root` and its descendants; nothing when it is gone."""
     children, todo = _children(), [root]
-    anonymous = mapped = 0
+    anonymous = mapped = files = 0
     while todo:
         process = todo.pop()
         todo += children.get(process, [])
         try:
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         except OSError:
+            lines = []
+        if not lines:
             continue  # it ended meanwhile
-        for kind, size, *_ in (line.split() for line in lines[1:]):
-            anonymous += int(size) << 10 if kind in _ANONYMOUS else 0
-            mapped += int(size) << 10 if kind in _MAPPED else 0
-    return Memory(anonymous, mapped)
+        sizes = {kind: int(size) << 10 for kind, size, *_ in (line.split() for line in lines[1:])}
+        anonymous += sizes["Pss_Anon:"] + sizes["Pss_Shmem:"]
+        mapped += sizes["Pss_File:"]
+        files += sizes["Rss:"] - sizes["Anonymous:"]
+    return Memory(anonymous, mapped, files)
 
 
 def run(command: Sequence[str | Path]) -> Finished:
