@@ -44,7 +44,8 @@ class ServedArtifact:
         self._server = Server(artifact, config.command_flags(role), host, config.replica_key, hand_over_key)
 
     async def reconfigure(self, _nothing: Any) -> None:
-        """Ray calls it once per replica and waits: the replica is ready when this returns."""
+        """Ray waits for it: the replica is ready when this returns. When another replica is lost, Ray numbers the rest
+        anew and calls this again."""
         await self._server.start(self._beat)
 
     async def check_health(self) -> None:

@@ -36,19 +36,23 @@ class Server:
         environment = {} if hand_over_key is None else {KEY_ENV: hand_over_key}
         self.process = ServedProcess(command, self._hear, self._found, environment)
         self._load = {"load": 0.0, "kv_use": 0.0}
+        self._started = False
         self._how_it_ended: str | None = None
         self._known = asyncio.Event()  # that it is ready, or has ended
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, beat: Beat) -> None:
-        """Returns when it is ready; from then on reports through `beat`. Raises ServerDied."""
-        await self.process.start()
-        self._tasks.append(asyncio.create_task(self._follow()))
+        """Returns when it is ready; from then on reports through `beat`. Further calls only wait. Raises ServerDied."""
+        if not self._started:
+            self._started = True
+            await self.process.start()
+            self._tasks.append(asyncio.create_task(self._follow()))
         await self._known.wait()
         self.check()
         assert self.url is not None
-        self._tasks.append(asyncio.create_task(self._beat(beat, self.url)))
+        if len(self._tasks) == 1:
+            self._tasks.append(asyncio.create_task(self._beat(beat, self.url)))
 
     def check(self) -> None:
         """Raises ServerDied if it has ended."""

@@ -158,7 +158,11 @@ def test_a_server_from_start_to_end(english_artifact: Path) -> None:
             said.append((url, leaving))
 
         server = Server(str(english_artifact), ["--threads", "1"], "127.0.0.1", None)
-        await server.start(beat)
+        await asyncio.gather(server.start(beat), server.start(beat))
+        pid = server.process.pid
+        await server.start(beat)  # as Ray does when it numbers replicas anew
+        assert server.process.pid == pid
+        assert len(server._tasks) == 2
         server.check()
         assert await server.load() == {"load": 0.0, "kv_use": 0.0}
         body = {"prompt": "It is", "max_tokens": 400, "ignore_eos": True, "stream": True}

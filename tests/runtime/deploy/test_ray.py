@@ -158,14 +158,16 @@ def test_a_node_is_killed_and_an_artifact_exchanged(
     # Another artifact under the same path and name: its manifest differs.
     other = tmp_path / "artifact"
     shutil.copytree(english_artifact, other)
+    manifest = other / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
     threads, texts = deployment.begin(16)
     run(cluster, other, port, "--replicas", "2")
     for thread in threads:
         thread.join()
     assert texts == undisturbed
-    assert len(deployment.until(2)) == 2
+    deployment.until(2, other_than=frozenset({old}))
     assert deployment.text(3) == undisturbed[3]
-    assert old
+    until(lambda: len(_replica_processes(os.getpid())) == 2, PATIENCE_S)  # also of replicas that were numbered anew
 
 
 def test_prefill_replicas_compute_long_prompts(cluster: Any, english_artifact: Path, port: int) -> None:
@@ -183,7 +185,9 @@ def test_prefill_replicas_compute_long_prompts(cluster: Any, english_artifact: P
     received = r'llmc_handovers_total\{replica="[^"]*",direction="received"\}'
     assert total(deployment.url, received) == 8
     (killed,) = of_role("prefill")
-    (pid,) = (pid for pid in _replica_processes() if b"\0prefill\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (pid,) = (
+        pid for pid in _replica_processes(os.getpid()) if b"\0prefill\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
     os.kill(pid, signal.SIGKILL)
     assert ask_all(deployment.url, asked[8:]) == wanted[8:]
     until(lambda: [one["name"] != killed["name"] for one in of_role("prefill")] == [True], PATIENCE_S)
@@ -191,11 +195,10 @@ def test_prefill_replicas_compute_long_prompts(cluster: Any, english_artifact: P
 
 def test_a_lost_head_ends_streams_and_replicas(english_artifact: Path) -> None:
     """Clients see their streams break off at once; replicas end with their nodes."""
-    others = set(_replica_processes())  # of the cluster of the other tests
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # a minute by default
         made = ray_cluster.Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        made.add_node(num_cpus=2)
+        node = made.add_node(num_cpus=2)
     try:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -204,8 +207,9 @@ def test_a_lost_head_ends_streams_and_replicas(english_artifact: Path) -> None:
         deployment = Deployment(port)
         deployment.until(1)
         wanted = deployment.text(1)
-        replicas = set(_replica_processes()) - others
-        assert replicas
+        (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
+        replicas = _replica_processes(raylet)
+        assert len(replicas) == 1
         lost: list[Exception] = []
 
         def ask() -> None:
@@ -228,10 +232,10 @@ def test_a_lost_head_ends_streams_and_replicas(english_artifact: Path) -> None:
         made.shutdown()
 
 
-def _replica_processes() -> list[int]:
-    """Of `llmc serve`, as descendants of this process."""
+def _replica_processes(ancestor: int) -> list[int]:
+    """Of `llmc serve`, among the descendants of a process."""
     found = []
-    for pid in descendants(os.getpid()):
+    for pid in descendants(ancestor):
         with contextlib.suppress(OSError):
             if b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
