@@ -13,7 +13,7 @@ import pytest
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
-from llmc.compiler.targets.gpu.cuda_images import CUBIN, Image, awaits, joined, pack, unpack
+from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, awaits, joined, pack, unpack
 from llmc.compiler.targets.gpu.cuda_prelude import FULL_DEPENDENT
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
@@ -75,8 +75,8 @@ def test_nothing_that_kernels_write_is_touched_before_a_kernel_waits(name: str, 
             return (floats.view(np.uint32) >> 16).astype(np.uint16)
         return random.integers(0, 100, count).astype({"int": np.int32, "uchar": np.uint8}[of])
 
-    for rows in (0, 1, 9, 40):
-        count = 50 * (_K + _N)
+    for rows in (0, 1, 9, 40, 70):
+        count = 80 * (_K + _N)
         buffers = [numbers(of, count) for of, _, _ in operands]
         out = next(buffer for (_, at, _), buffer in zip(operands, buffers, strict=True) if at == "out")
         found = []
@@ -165,6 +165,18 @@ def test_code_waits_on_every_path(specs: list[KernelSpec], architectures: tuple[
             assert code.index("PREEXIT") < begin, symbol
             touched = [one for one in code[:begin] if re.match(r"(LDGSTS|LDG|LD|STG|ST|ATOM|RED)\b", one)]
             assert (code.count("ACQBULK") >= 4) if symbol in dense else not touched, symbol
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(find_nvcc() is None or find_nvdisasm() is None, reason="no nvcc or nvdisasm here")
+def test_only_code_of_newer_gpus_waits(tmp_path: Path) -> None:
+    target = resolve_target("cuda:sm_80,sm_90a,sm_100+dependent")
+    images = unpack(target.compile(_NORM, None))
+    assert [(one.kind, one.capability) for one in images] == [(CUBIN, 80), (CUBIN, 90), (CUBIN, 100), (PTX, 80)]
+    for image in images[:-1]:
+        (code,) = listings(image.code, tmp_path).values()
+        assert ("ACQBULK" in code) == ("PREEXIT" in code) == (image.capability >= 90)
+    assert b"griddepcontrol" not in images[-1].code
 
 
 def test_a_code_file_says_whether_its_kernels_wait() -> None:
