@@ -65,6 +65,19 @@ void TestChoice() {
   CHECK_EQ(CuCode().Architectures(), "nothing");
 }
 
+void TestWaiting() {
+  File file = Make(kImages);
+  for (const uint32_t flags : {0u, 1u, 2u, 3u}) {
+    Put32(&file, 20, flags);
+    std::string wrong;
+    const CuCode code = CuCode::Read(file.data(), file.size(), 1, &wrong);
+    CHECK_EQ(wrong, "");
+    CHECK(code.Awaits(*code.Choose(0, 90)) == ((flags & 1) != 0));
+    CHECK(!code.Awaits(*code.Choose(0, 89)));
+    CHECK(!code.Awaits(*code.Choose(0, 100)));  // PTX for 80
+  }
+}
+
 void TestDamage() {
   const File good = Make(kImages);
   CHECK_EQ(Wrong(File(good.begin(), good.begin() + 31)), "it has no header");
@@ -110,6 +123,7 @@ void TestDamage() {
 
 int main() {
   TestChoice();
+  TestWaiting();
   TestDamage();
   return llmc_test::Finish("cu_code_test");
 }

@@ -17,6 +17,7 @@ from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.opening import decide_budget
+from llmc.runtime.server import engine_thread
 from llmc.runtime.warm_up.budget import BudgetOptions, size_order
 from llmc.units import format_bytes
 
@@ -278,6 +279,7 @@ def test_a_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """HTTP from end to end: text, a stream, logprobs, chat, an adapter. Then a step fails, and the device is lost."""
+    monkeypatch.setattr(engine_thread, "_CHECK_DEVICE_S", 3600.0)  # it might take the error that a step is to have
     served = with_tokenizer(setting, tmp_path, chat_artifact)
     options = {**programs, "opencl_library": str(failing)}
     with running_server(served.artifact, device_options=options, lora=(("b", served.adapters["b"]),)) as server:
