@@ -18,6 +18,18 @@ MAX_SLOTS, MAX_RANK = 256, 512
 _LAYERS, _HEAD, _EMBEDDING, _WEIGHT = "layers.", "lm_head.weight", "embed.weight", ".weight"
 _OF_EXPERTS = (".experts.gate_up.weight", ".experts.down.weight")
 
+_TABLE = "#table"
+
+
+def pool_name(weight: str, *, table: bool) -> str:
+    """The name of a pool of adapters. table: of the weight as an embedding, whose rows are chosen by token."""
+    return f"{weight}{_TABLE if table else ''}"
+
+
+def pooled_weight(pool: str) -> str:
+    """The weight of a pool."""
+    return pool.removesuffix(_TABLE)
+
 
 @dataclass(frozen=True)
 class AdapterLimits:
@@ -58,13 +70,22 @@ class AdapterPart:
 
 @dataclass(frozen=True)
 class AdapterLinear:
-    """A weight [rows of all parts, columns] that adapters may be added to. experts: number of such weights below each
-    other; 0 for a plain linear layer."""
+    """A weight [rows of all parts, columns] that adapters may be added to.
+
+    experts: number of such weights below each other; 0 for a plain linear layer.
+    table: the weight is the embedding, [columns, rows]; an adapter's A has a column for each token.
+    """
 
     weight: str
     columns: int
     parts: tuple[AdapterPart, ...]
     experts: int = 0
+    table: bool = False
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool. The embedding's weight may also be that of the output projection."""
+        return pool_name(self.weight, table=self.table)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -72,18 +93,21 @@ class AdapterLinear:
 
 
 def adapter_linears(model: ModelConfig, limits: AdapterLimits) -> dict[str, AdapterLinear]:
-    """Weight name → matrix of a decoder layer, the output projection, or matrices of experts.
+    """Pool name → matrix of a decoder layer, the output projection, matrices of experts, or the embedding.
 
     The graph decides which of them are plain linear layers. A tied output projection has the embedding's weight.
     """
     weights = get_family(model.model_type).weight_map(model)
-    found = {linear.weight: linear for linear in _linears(weights.targets)}
+    found = list(_linears(weights.targets))
     if limits.experts:
-        found |= {linear.weight: linear for linear in _expert_linears(weights.targets)}
+        found += _expert_linears(weights.targets)
+    for target in weights.targets:
+        if target.name == _EMBEDDING and target.rows is None:
+            rows = AdapterPart(target.sources[0].name.removesuffix(_WEIGHT), model.hidden_size)
+            found.append(AdapterLinear(_EMBEDDING, model.vocab_size, (rows,), table=True))
     if model.tie_word_embeddings and weights.head:
-        head = AdapterPart(weights.head, model.vocab_size)
-        found[_EMBEDDING] = AdapterLinear(_EMBEDDING, model.hidden_size, (head,))
-    return found
+        found.append(AdapterLinear(_EMBEDDING, model.hidden_size, (AdapterPart(weights.head, model.vocab_size),)))
+    return {linear.pool: linear for linear in found}
 
 
 def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
@@ -141,7 +165,8 @@ def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str,
         return {"module": one.module, "rows": one.rows, **found}
 
     def linear(one: AdapterLinear) -> dict[str, Any]:
-        found = {"experts": one.experts} if one.experts else {}
+        found: dict[str, Any] = {"experts": one.experts} if one.experts else {}
+        found |= {"table": True} if one.table else {}
         return {"weight": one.weight, "columns": one.columns, **found, "parts": [part(p) for p in one.parts]}
 
     listed = [linear(one) for one in linears]

@@ -307,6 +307,7 @@ class LoraLinear(Closed):
     weight: Text
     columns: Count
     experts: Count | None = None
+    table: bool = False
     parts: Annotated[list[LoraPart], Field(min_length=1, max_length=8)]
 
 

@@ -48,7 +48,7 @@ class Operand:
     """One buffer of a command.
 
     kind: arena, weight, input, k_pool, v_pool, output, adapters or states.
-    name: of the input or weight; for a pool of adapters, of the weight they adapt.
+    name: of the input, weight or pool of adapters (`compiler.adapters.pool_name`).
     layer: of a KV pool.
     offset, nbytes: in bytes. nbytes is 0 for KV pools and inputs, one slot for adapters, all rows for states.
     """

@@ -60,7 +60,7 @@ def collectives_of(graphs: Iterable[CommandList]) -> list[KernelSpec]:
 
 
 def pooled_weights(graphs: Iterable[CommandList]) -> list[str]:
-    """Names of weights with a pool of adapters, in order of first use."""
+    """Names of pools of adapters, in order of first use."""
     found = (o.name for graph in graphs for c in graph.commands for o in c.operands if o.kind == "adapters")
     return list(dict.fromkeys(found))
 

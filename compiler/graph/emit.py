@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 
+from llmc.compiler.adapters import pool_name
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.arena import ArenaPlan, plan_arena
 from llmc.compiler.graph.commands import Command, CommandList, Operand, Site, round_up
@@ -14,7 +15,7 @@ from llmc.compiler.graph.ir_spec import verify_calls, verify_operand
 from llmc.compiler.graph.line import SAMPLES, TOKENS, Line, Step
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.ops.adapters import slot_of
+from llmc.compiler.ops.adapters import pool_of, slot_of
 from llmc.compiler.ops.collective import pass_on
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, BufferSource, GraphParams, KernelCall
 from llmc.compiler.ops.fused import fused_spec
@@ -165,7 +166,8 @@ class _Emitter:
         return Operand("weight", f"{tensors[tensor].name}.{plane}")
 
     def _pool(self, site: Site, weight: str, tensors: Mapping[str, Operand]) -> Operand:
-        return Operand("adapters", tensors[weight].name, nbytes=slot_of(site, self._graph, weight).bytes)
+        name = pool_name(tensors[weight].name, table=bool(pool_of(site, weight).get("table")))
+        return Operand("adapters", name, nbytes=slot_of(site, self._graph, weight).bytes)
 
 
 def _check_weights(commands: list[Command]) -> None:

@@ -5,6 +5,8 @@ times Bᵀ to the layer's output. The layer's own kernel runs between them and n
 the layer has its own A and B. Both products are added in float32, in an order that depends on no other row. Rows
 without an adapter are in no tile and stay untouched.
 
+An embedding has `adapter_pick` in place of the first: a token's input is a 1 among zeros, so it takes a column of A.
+
 The tiles of a step have rows of tokens. A layer over sampled rows has a third command, `adapter_samples`, which makes
 tiles of sampled rows of them.
 """
@@ -23,7 +25,8 @@ from llmc.compiler.targets.base import Target
 from llmc.graphs_format import TILE_RECORD, TILE_ROWS
 
 ADAPTERS, ADAPTER_X = "adapters", "adapter_x"
-"""Attributes of a site with a pool: {"rows": of each part, "rank", "slots"}; and the name of its float input."""
+"""Attributes of a site with a pool: {"columns", "rows": of each part, "rank", "slots"}, of experts their number, of an
+embedding "table"; and the name of a linear's float input."""
 SHRUNK, SAMPLE_TILES = "shrunk", "sample_tiles"
 _SHRUNK, _SAMPLE_TILES = BufferSource.of_scratch(SHRUNK), BufferSource.of_scratch(SAMPLE_TILES)
 _MOST_COUNTED = 1 << 31
@@ -40,9 +43,9 @@ def _slot(target: Target, columns: int, rows: tuple[int, ...], experts: int, ran
 def slot_of(site: Site, graph: GraphParams, weight: str = "weight") -> AdapterSlot:
     """The layout of a slot in the pool of one of the site's weights. Raises CompileError for a pool too large to
     index."""
-    found, (_, columns) = pool_of(site, weight), site.attributes["weight_shapes"][weight]
+    found = pool_of(site, weight)
     rows, experts = tuple(int(count) for count in found["rows"]), int(found.get("experts", 0))
-    slot = _slot(graph.target, int(columns), rows, experts, int(found["rank"]), graph.act_dtype)
+    slot = _slot(graph.target, int(found["columns"]), rows, experts, int(found["rank"]), graph.act_dtype)
     if slot.bytes * int(found["slots"]) >= slot.counted_bytes * _MOST_COUNTED:
         raise CompileError(
             f"{found['slots']} adapters of rank {found['rank']} of a layer of {sum(slot.rows)} rows are more than "
@@ -99,7 +102,7 @@ def samples_spec(samples: int) -> KernelSpec:
 
 
 def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> list[KernelCall]:
-    """The kernels of a linear, with those of its adapters if it has a pool."""
+    """The kernels of a linear or an embedding, with those of its adapters if it has a pool."""
     if ADAPTERS not in site.attributes:
         return calls
     slot, on_samples = slot_of(site, graph), bool(site.attributes["on_samples"])
@@ -107,13 +110,15 @@ def with_adapters(site: Site, graph: GraphParams, calls: list[KernelCall]) -> li
     layout = graph.row_params(on_samples=on_samples)
     shrink = adapter_spec("adapter_shrink", slot, act_dtype=graph.act_dtype, **layout, **rows)
     expand = adapter_spec("adapter_expand", slot, act_dtype=graph.act_dtype, **rows)
-    tiles, pool, first = BufferSource.ADAPTER_TILES, BufferSource.ADAPTER_POOL, []
+    tiles, pool, first, x = BufferSource.ADAPTER_TILES, BufferSource.ADAPTER_POOL, list[KernelCall](), ADAPTER_X
+    if pool_of(site).get("table"):
+        shrink, x = adapter_spec("adapter_pick", slot, act_dtype=graph.act_dtype), "ids"
     if on_samples:
         first = [KernelCall(samples_spec(graph.shape.samples), (tiles, BufferSource.SAMPLE_INDEX, _SAMPLE_TILES))]
         tiles = _SAMPLE_TILES
     return [
         *first,
-        KernelCall(shrink, (ADAPTER_X, tiles, pool, _SHRUNK), barrier=False),
+        KernelCall(shrink, (x, tiles, pool, _SHRUNK), barrier=False),
         *calls,
         KernelCall(expand, (_SHRUNK, tiles, pool, "out")),
     ]

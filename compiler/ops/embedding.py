@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.adapters import adapter_scratch, with_adapters
 from llmc.compiler.ops.definition import (
     ANY_FLOAT,
     F32,
@@ -39,7 +40,7 @@ def _embedding(site: Site, graph: GraphParams) -> list[KernelCall]:
         **{name: True for name in _part(site)},
         **graph.target.weight_params(),
     )
-    return [KernelCall(spec, ("ids", "weight", *_part(site), "out"))]
+    return with_adapters(site, graph, [KernelCall(spec, ("ids", "weight", *_part(site), "out"))])
 
 
 def _embedding_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -53,7 +54,7 @@ def _embedding_quant(site: Site, graph: GraphParams) -> list[KernelCall]:
         **graph.target.weight_params(),
         **weight_format(site).kernel_params(),
     )
-    return [KernelCall(spec, ("ids", *weight_buffers(site), *_part(site), "out"))]
+    return with_adapters(site, graph, [KernelCall(spec, ("ids", *weight_buffers(site), *_part(site), "out"))])
 
 
 EMBEDDING = OpDef(
@@ -63,5 +64,8 @@ EMBEDDING = OpDef(
     _embedding,
     quantized="embedding_quant",
     quantized_calls=("embedding_quant",),
+    scratch_parts=adapter_scratch,
 )
-EMBEDDING_QUANT = OpDef("embedding_quant", _ARGUMENTS, EMBEDDING.result, _embedding_quant, traced=False)
+EMBEDDING_QUANT = OpDef(
+    "embedding_quant", _ARGUMENTS, EMBEDDING.result, _embedding_quant, scratch_parts=adapter_scratch, traced=False
+)

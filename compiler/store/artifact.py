@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmc.adapter_slot import AdapterSlot
 from llmc.buckets import Bucket
+from llmc.compiler.adapters import pooled_weight
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import CommandList, GraphShape, Operand, round_up
@@ -59,7 +60,7 @@ def _input_bytes(graph: GraphRecord) -> dict[str, int]:
 
 
 def _adapter_slots(graphs: Iterable[CommandList], target: Target) -> dict[str, AdapterSlot]:
-    """Slot layouts of adapter pools by weight name, in the order of `pooled_weights`."""
+    """Slot layouts of adapter pools by name, in the order of `pooled_weights`."""
     found: dict[str, AdapterSlot] = {}
     for graph in graphs:
         for command in graph.commands:
@@ -174,7 +175,7 @@ def graphs_bin(
         ],
         [graph(bucket, shape, of) for bucket, (shape, of) in graphs.items()],
         files,
-        [AdapterRecord(weight_index[name], slot) for name, slot in slots.items()],
+        [AdapterRecord(weight_index[pooled_weight(name)], slot) for name, slot in slots.items()],
         [record_of(spec) for spec in collectives],
         stages,
     )

@@ -183,11 +183,10 @@ class Adapters:
         """The place of each module that adapters may change, read from the manifest on first use."""
         if self._places is None:
             lora = read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
-            numbers = {linear.name: number for number, linear in enumerate(self._artifact.adapter_linears())}
             orders = [tuple(order) for order in lora["orders"]]
             self._places = {
                 part["module"].format(expert) if linear.get("experts") else part["module"]: _Place(
-                    numbers[linear["weight"]],
+                    number,
                     index,
                     int(part["rows"]),
                     int(linear["columns"]),
@@ -195,13 +194,13 @@ class Adapters:
                     expert,
                     linear.get("experts") or 0,
                 )
-                for linear in lora["linears"]
+                for number, linear in enumerate(lora["linears"])
                 for index, part in enumerate(linear["parts"])
                 for expert in range(linear.get("experts") or 1)
             }
             # Newer versions of transformers call the output projection so, whatever checkpoints do.
             for linear in lora["linears"]:
-                if linear["weight"] in _HEADS:
+                if linear["weight"] in _HEADS and not linear.get("table"):
                     self._places.setdefault(_HEAD, self._places[linear["parts"][0]["module"]])
         return self._places
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from llmc.peft_format import (
     CONFIG,
-    EMBEDDING_PART,
     OTHER_BASES,
     PARTS,
     PREFIX,
@@ -38,7 +37,7 @@ class NoAdapterError(AdapterError):
 
 @dataclass(frozen=True)
 class LowRank:
-    """A module's change, scale · b a. a: float32 [rank, inputs]. b: [outputs, rank]."""
+    """A module's change, scale · b a. a: float32 [rank, inputs], of an embedding [rank, tokens]. b: [outputs, rank]."""
 
     a: Array
     b: Array
@@ -111,9 +110,9 @@ def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
         if not full.startswith(PREFIX):
             raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
         split = split_name(full.removeprefix(PREFIX))
-        if split is None or EMBEDDING_PART in split[1] or PARTS[split[1]] not in ("a", "b"):
+        if split is None or PARTS[split[1]] not in ("a", "b"):
             raise AdapterError(
-                f"{file}: tensor {shown(full)} is more than LoRA of a linear layer, which cannot be loaded while the "
+                f"{file}: tensor {shown(full)} is more than LoRA of a layer, which cannot be loaded while the "
                 "model runs; merge the adapter when you compile, with --merge-lora"
             )
         if not np.isfinite(values).all():

@@ -84,11 +84,11 @@ def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", target=target, **options).close()
     adapters: list[Path | None] = [
         make_adapter(tmp_path / "q", model, ("q_proj",), rank=3, seed=1),
-        make_adapter(tmp_path / "all", model, (*ALL, "lm_head"), rank=256, seed=2),
+        make_adapter(tmp_path / "all", model, (*ALL, "lm_head", "embed_tokens"), rank=256, seed=2),
         None,
         make_adapter(tmp_path / "mixed", model, ("v_proj", "down_proj"), rank=24, ranks={"down_proj": 100}, seed=3),
         make_adapter(tmp_path / "gate", model, ("up_proj",), rank=128, seed=4, size=0.1, use_rslora=True),
-        make_adapter(tmp_path / "head", model, ("lm_head",), rank=64, seed=5),
+        make_adapter(tmp_path / "ends", model, ("lm_head", "embed_tokens"), rank=64, seed=5),
     ]
     check_against_merged(model, tmp_path / "a", adapters, 2e-4)
 
@@ -159,7 +159,7 @@ def test_rows_without_an_adapter_have_the_models_bits(
     prompts = [random_tokens(515, n, seed=n) for n in (1, 7, 8, 30)]
     compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **{**LORA, "lora_rank": 128, **more}).close()
     compile_tiny(model, tmp_path / "without", kernel_cache, dtype="bf16", buckets=MIXED_LADDER, block_size=16).close()
-    modules = (*ALL, "w1", "w2", "w3", "lm_head")
+    modules = (*ALL, "w1", "w2", "w3", "lm_head", "embed_tokens")
     adapter = make_adapter(tmp_path / "all", model, modules, rank=128, seed=2, size=0.5)
     other = make_adapter(tmp_path / "other", model, ("up_proj", "w3", "lm_head"), rank=8, seed=3, size=0.5)
     with Artifact(tmp_path / "without") as opened, Engine(opened) as engine:
@@ -176,13 +176,13 @@ def test_rows_without_an_adapter_have_the_models_bits(
 
 @pytest.mark.parametrize("scheme", [None, "w8a8"])
 def test_an_output_projection_that_is_the_embedding(scheme: str | None, tmp_path: Path, kernel_cache: Path) -> None:
-    """Its adapter changes logits, and leaves the embedding alone. Samples of every place in chunks of prompts."""
+    """Its adapter changes logits, and leaves the embedding alone; one of the embedding changes no more than that."""
     model = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=1, tie_word_embeddings=True)
     quant = None if scheme is None else QuantConfig(scheme)
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", quant=quant, **LORA).close()
     adapters: list[Path | None] = [
         make_adapter(tmp_path / f"{seed}", model, modules, rank=9, seed=seed)
-        for seed, modules in enumerate((("lm_head",), ("lm_head", "q_proj")))
+        for seed, modules in enumerate((("lm_head",), ("lm_head", "q_proj"), ("embed_tokens",)))
     ]
     check_against_merged(model, tmp_path / "a", [*adapters, None], 2e-4 if scheme is None else 0.2)
 
@@ -220,20 +220,22 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
     tables, manifest = read_graphs(tmp_path / "a"), read_manifest(tmp_path / "a")
     assert tables.header.version == manifest["format_version"] == 6
     assert [tables.weights[adapter.weight].name for adapter in tables.adapters] == [
-        "layers.0.attention.qkv.weight", "layers.0.attention.out.weight", "layers.0.mlp.gate_up.weight",
+        "embed.weight", "layers.0.attention.qkv.weight", "layers.0.attention.out.weight", "layers.0.mlp.gate_up.weight",
         "layers.0.mlp.down.weight", "lm_head.weight",
     ]  # fmt: skip
-    assert [adapter.slot.rows for adapter in tables.adapters] == [(60, 20, 20), (60,), (100, 100), (60,), (515,)]
+    assert [adapter.slot.rows for adapter in tables.adapters] == [
+        (60,), (60, 20, 20), (60,), (100, 100), (60,), (515,),
+    ]  # fmt: skip
     # A linear reads nothing that the command before it writes, so threads do not meet between them.
     ops = [tables.kernels[command.kernel].symbol.rpartition("_")[0] for command in tables.commands]
     barriers = [command.barrier for command in tables.commands]
-    assert {op for op, barrier in zip(ops, barriers, strict=True) if not barrier} == {"adapter_shrink"}
+    assert {op for op, barrier in zip(ops, barriers, strict=True) if not barrier} == {"adapter_shrink", "adapter_pick"}
     assert [ops[i + 1 : i + 3] for i, barrier in enumerate(barriers) if not barrier] == (
-        [["linear", "adapter_expand"]] * (5 * len(tables.graphs))
+        [["embedding", "adapter_expand"], *[["linear", "adapter_expand"]] * 5] * len(tables.graphs)
     )
     found = inspected(tmp_path / "a")["adapters"]
     assert found is not None
-    assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 5, 11)
+    assert (found["slots"], found["rank"], found["layers"], found["commands"]) == (4, 20, 6, 13)
     assert "LoRA adapters: 4 at once of rank 20 or less" in inspected_text(tmp_path / "a")
     # The same inputs make the same bytes.
     compile_tiny(model, tmp_path / "b", kernel_cache, **options).close()

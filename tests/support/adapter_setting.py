@@ -56,7 +56,7 @@ def make_setting(
             lora_rank=RANK, target=target,
         ).close()  # fmt: skip
         make_adapter(root / "a", model, ("q_proj",), rank=8, seed=1)
-        make_adapter(root / "b", model, (*ALL, "lm_head"), rank=RANK, seed=2)
+        make_adapter(root / "b", model, (*ALL, "lm_head", "embed_tokens"), rank=RANK, seed=2)
         make_adapter(root / "c", model, ("down_proj", "v_proj", "lm_head"), rank=3, seed=3)
 
     root = made_once(factory, f"adapters-{target}", make)

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from support.tiny_models import reference_model
 
 PREFIX = "base_model.model."
+EMBEDDINGS = ("embed_tokens", "embed_in", "wte")
 
 
 def make_adapter(
@@ -39,8 +40,11 @@ def make_adapter(
             continue
         r = (ranks or {}).get(end, rank)
         a, b = rng.standard_normal((r, columns)), rng.standard_normal((rows, r))
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = (a * columns**-0.5).astype(np.float32)
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = (b * size * r**-0.5).astype(np.float32)
+        is_embedding = name.endswith(EMBEDDINGS)
+        names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A.weight", "lora_B.weight")
+        small = 1.0 if is_embedding else columns**-0.5
+        tensors[f"{PREFIX}{name}.{names[0]}"] = (a * small).astype(np.float32)
+        tensors[f"{PREFIX}{name}.{names[1]}"] = (b * size * r**-0.5).astype(np.float32)
     assert tensors
     path.mkdir(parents=True)
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "rank_pattern": dict(ranks or {}), **config}
@@ -52,9 +56,12 @@ def make_adapter(
 
 
 def linears_of(model: Path) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of transformers' model, and of each expert's of the checkpoint."""
+    """(outputs, inputs) of each linear layer of transformers' model and of the embedding, and of each expert's of the
+    checkpoint."""
     found = {}
     for name, module in reference_model(model).named_modules():
+        if name.endswith(EMBEDDINGS):
+            found[name] = (module.embedding_dim, module.num_embeddings)
         if isinstance(module, torch.nn.Linear):
             found[name] = (module.out_features, module.in_features)
         elif type(module).__name__ == "Conv1D":
@@ -67,7 +74,7 @@ def linears_of(model: Path) -> dict[str, tuple[int, int]]:
 
 def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' model with an adapter's products added to its weights, in float64. A head that is tied to the
-    embedding is untied, as an adapter of it leaves the embedding alone."""
+    embedding is untied, as an adapter of one leaves the other alone."""
     if adapter is None:
         return reference_model(model, dtype)
     products = products_of(adapter)
@@ -76,13 +83,13 @@ def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.f
     modules = dict(found.named_modules())
     for name, change in products.items():
         changed, product = modules[name], torch.from_numpy(change)
-        if changed is found.get_output_embeddings():
+        if changed is found.get_output_embeddings() or name.endswith(EMBEDDINGS):
             changed.weight = torch.nn.Parameter(changed.weight.detach().clone())
         weight = changed.weight
         with torch.no_grad():
             turned = product.T if tuple(weight.shape) != tuple(product.shape) else product
             # A square matrix of Conv1D lies turned, too.
-            if type(changed).__name__ == "Conv1D":
+            if type(changed).__name__ == "Conv1D" or name.endswith(EMBEDDINGS):
                 turned = product.T
             weight.copy_((weight.double() + turned).to(weight.dtype))
     return found
@@ -93,10 +100,11 @@ def products_of(adapter: Path) -> dict[str, NDArray[np.float64]]:
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors, found = load_file(adapter / "adapter_model.safetensors"), {}
     for name in tensors:
-        if not name.endswith(".lora_A.weight"):
+        module, kind, end = name.partition(".lora_A" if ".lora_A" in name else ".lora_embedding_A")
+        if not kind:
             continue
-        module = name.removesuffix(".lora_A.weight")
-        a, b = tensors[name].astype(np.float64), tensors[f"{module}.lora_B.weight"].astype(np.float64)
+        other = f"{module}{kind[:-1]}B{end}"
+        a, b = tensors[name].astype(np.float64), tensors[other].astype(np.float64)
         of_module = next((v for end, v in config.get("alpha_pattern", {}).items() if module.endswith(end)), None)
         rank = len(a) ** (0.5 if config.get("use_rslora") else 1.0)
         scale = (config["lora_alpha"] if of_module is None else of_module) / rank

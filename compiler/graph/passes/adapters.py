@@ -7,13 +7,14 @@ from typing import Any
 
 from tvm import relax
 
-from llmc.compiler.adapters import AdapterLimits, AdapterLinear
+from llmc.compiler.adapters import AdapterLimits, AdapterLinear, pool_name
 from llmc.compiler.dtypes import F32
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
 from llmc.compiler.ops.activate import ACTIVATE
 from llmc.compiler.ops.adapters import ADAPTER_X, ADAPTERS
+from llmc.compiler.ops.embedding import EMBEDDING
 from llmc.compiler.ops.experts import EXPERTS, WEIGHTS
 from llmc.compiler.ops.linear import ACTIVATED_LINEAR, GATED_LINEAR, LINEAR
 
@@ -21,28 +22,31 @@ _LINEARS = (LINEAR.name, ACTIVATED_LINEAR.name, GATED_LINEAR.name)
 
 
 def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
-    """Gives an adapter pool to every linear named in `linears` (weight name → adapter), and to experts.
+    """Gives an adapter pool to every linear in `linears` (pool name → adapter), to experts and the embedding.
 
     Must run before other passes: adapters read the activations that the model computes.
     """
-    names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
-    return _Adapter(lowered, {var: linears[name] for var, name in names.items() if name in linears}, limits).run(
-        steps_of(lowered)
-    )
+    return _Adapter(lowered, linears, limits).run(steps_of(lowered))
 
 
 class _Adapter(Rewriter):
-    def __init__(self, lowered: Lowered, linears: Mapping[relax.Var, AdapterLinear], limits: AdapterLimits) -> None:
+    def __init__(self, lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> None:
         super().__init__(lowered)
+        self._names = dict(zip(lowered.module["main"].params, lowered.params, strict=True))
         self._linears, self._limits = linears, limits
+
+    def _linear(self, weight: relax.Var, *, table: bool = False) -> AdapterLinear | None:
+        return self._linears.get(pool_name(self._names.get(weight, ""), table=table))
 
     def rewrite(self, step: Step) -> relax.Expr:
         site = step.site
         if site is not None and site.op == EXPERTS.name:
             return self._experts(step, site)
+        if site is not None and site.op == EMBEDDING.name:
+            return self._embedding(step, site)
         if site is None or site.op not in _LINEARS:
             return self.replaced(step.value)
-        linear = self._linears.get(step.tensors["weight"])
+        linear = self._linear(step.tensors["weight"])
         if linear is None:
             return self.replaced(step.value)
         tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
@@ -58,11 +62,20 @@ class _Adapter(Rewriter):
         return self.call(last, last.op, {}, {"x": self.builder.emit(made)}, step.var.ty)
 
     def _pool(self, linear: AdapterLinear) -> dict[str, Any]:
-        found = {"experts": linear.experts} if linear.experts else {}
-        return {"rows": list(linear.rows), "rank": self._limits.rank, "slots": self._limits.slots, **found}
+        found: dict[str, Any] = {"experts": linear.experts} if linear.experts else {}
+        found |= {"table": True} if linear.table else {}
+        sizes = {"columns": linear.columns, "rows": list(linear.rows)}
+        return {**sizes, "rank": self._limits.rank, "slots": self._limits.slots, **found}
+
+    def _embedding(self, step: Step, site: Site) -> relax.Expr:
+        linear = self._linear(step.tensors["weight"], table=True)
+        if linear is None:
+            return self.replaced(step.value)
+        tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
+        return self.call(site, site.op, {ADAPTERS: self._pool(linear)}, tensors, step.var.ty)
 
     def _experts(self, step: Step, site: Site) -> relax.Expr:
-        found = {weight: self._linears.get(step.tensors[weight]) for weight in WEIGHTS}
+        found = {weight: self._linear(step.tensors[weight]) for weight in WEIGHTS}
         pools = {weight: self._pool(linear) for weight, linear in found.items() if linear is not None}
         # A limited gate is computed with its sums alone.
         if len(pools) < len(WEIGHTS) or site.attributes.get("gate_limit"):

@@ -27,7 +27,7 @@ def test_every_llmc_op_has_a_spec() -> None:
     # No model calls these: passes and templates put them in the place of others.
     made = {"fused", "linear_quant", "gated_linear_quant", "embedding_quant", "quantize_rows", "permute_columns",
             "merge_attention", "expert_order", "expert_gather", "expert_linear", "expert_linear_quant",
-            "expert_quantize", "expert_activate", "expert_combine", "adapter_pairs", "adapter_shrink",
+            "expert_quantize", "expert_activate", "expert_combine", "adapter_pairs", "adapter_pick", "adapter_shrink",
             "adapter_expand", "adapter_samples", "activate", "all_reduce", "all_gather",
             "activated_linear_quant"}  # fmt: skip
     # The template of a linear has activations, too; experts have several.

@@ -193,7 +193,7 @@ def test_a_changed_template_changes_its_kernels_only(
     # of adapters and of experts.
     quantized = ("embedding_quant", "linear_quant", "quantize_rows", "permute_columns")
     latent = ("head_linear", "latent_attention", "latent_kv_write", "packed_head_linear")
-    adapters = ("adapter_shrink", "adapter_expand", "adapter_samples", "adapter_pairs", "activate")
+    adapters = ("adapter_shrink", "adapter_expand", "adapter_samples", "adapter_pairs", "adapter_pick", "activate")
     others = ("fused", *quantized, *latent, *adapters, "merge_attention")
     assert bool(changed) == (op not in others and not op.startswith("expert_"))
 

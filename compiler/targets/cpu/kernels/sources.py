@@ -26,6 +26,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "adapter_expand": "adapter_expand",
     "adapter_samples": "adapter_samples",
     "adapter_pairs": "adapter_pairs",
+    "adapter_pick": "adapter_pick",
     "activate": "activate",
     "quantize_rows": "quantize_rows",
     "permute_columns": "permute",

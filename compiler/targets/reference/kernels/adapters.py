@@ -96,6 +96,25 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     return k.function()
 
 
+def adapter_pick(spec: KernelSpec) -> tirx.PrimFunc:
+    """The column of A of each row's token, times the scale."""
+    pool = Pool(spec)
+    buffers = {"ids": "i32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+    with Frame(spec.symbol(), buffers) as k:
+        of_tile = pool.tile_rows * pool.width
+        with k.share(let(k.raw("tiles", T.int32(0)) * of_tile)) as unit:
+            at, within = let(T.truncdiv(unit, of_tile) * (2 + pool.tile_rows) + 1), let(T.truncmod(unit, of_tile))
+            i, r = let(T.truncdiv(within, pool.width)), let(T.truncmod(within, pool.width))
+            slot = Slot(k, pool, let(k.raw("tiles", at)))
+            with when(T.And(i < k.raw("tiles", at + 1), r < slot.rank(0))):
+                row = let(k.raw("tiles", at + 2 + i))
+                # As in `embedding`, an invalid id takes some column of the matrix.
+                token = let(T.max(T.min(k.raw("ids", row), pool.columns - 1), 0))
+                a = k.load("pool", slot.a(0) + r * pool.stride + token)
+                k.store("out", a * slot.scale(0), row * pool.width + r)
+    return k.function()
+
+
 def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
     n, of_part = sum(pool.rows), pool.width // len(pool.rows)

@@ -11,6 +11,7 @@ from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.reference.kernels.adapters import (
     adapter_expand,
     adapter_pairs,
+    adapter_pick,
     adapter_samples,
     adapter_shrink,
 )
@@ -45,6 +46,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "adapter_expand": adapter_expand,
     "adapter_samples": adapter_samples,
     "adapter_pairs": adapter_pairs,
+    "adapter_pick": adapter_pick,
     "activate": activate,
     "quantize_rows": quantize_rows,
     "permute_columns": permute_columns,
