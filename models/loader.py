@@ -153,8 +153,8 @@ def check_checkpoint(config: ModelConfig, checkpoint: Checkpoint) -> WeightMap:
     read = {source.name for target in weights.targets for source in target.sources}
     for name in sorted(checkpoint.adapted() - read):
         raise ModelError(
-            f"an adapter changes {checkpoint.called(name)}, which the model does not read, as an output projection "
-            "that is tied to the embedding; merge it with PEFT, untied, and compile what it saves"
+            f"an adapter changes {checkpoint.called(name)}, which the model does not read; give the model that the "
+            "adapter was made for"
         )
     for name in sorted(read):
         checkpoint.check_dtype(name)

@@ -18,6 +18,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": {"target_modules": "all-linear", "use_rslora": True, "rank_pattern": {"down_proj": 3}},
     "dora": {"target_modules": ["o_proj", "up_proj"], "use_dora": True},
     "embedding": {"target_modules": ["embed_tokens", "k_proj"], "modules_to_save": ["lm_head"]},
+    "head": {"target_modules": ["lm_head", "k_proj"]},
 }
 
 

@@ -200,12 +200,42 @@ def test_weights_as_torch_saves_them(model: Path, tmp_path: Path) -> None:
         values(model, adapter)
 
 
-def test_a_tied_output_projection_is_not_read(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "tied", "llama", tie_word_embeddings=True)
-    tensors = weights(model) | {"lm_head.weight": floats(515, 60)}
-    save_file(tensors, model / "model.safetensors")
-    with pytest.raises(ModelError, match=r"changes lm_head\.weight, which the model does not read"):
-        values(model, make_adapter(tmp_path / "a", low_rank("lm_head", 515, 60)))
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_tied_output_projection_becomes_one_of_its_own(stored: bool, model: Path, tmp_path: Path) -> None:
+    """The embedding stays, and so does a tensor that the checkpoint has in the projection's place, for nothing."""
+    tied = make_tiny_model(tmp_path / "tied", "llama", tie_word_embeddings=True)
+    if stored:
+        save_file(weights(tied) | {"lm_head.weight": floats(515, 60)}, tied / "model.safetensors")
+    tensors, embedding = low_rank("lm_head", 515, 60), weights(tied)["model.embed_tokens.weight"]
+    adapter = make_adapter(tmp_path / "a", tensors)
+    found = values(tied, adapter)
+    np.testing.assert_array_equal(found["embed.weight"], embedding)
+    expected = embedding + 1.5 * product(tensors, "lm_head")
+    np.testing.assert_allclose(found["lm_head.weight"], expected, rtol=1e-6, atol=1e-6)
+    assert not open_source(tied, [adapter]).config().tie_word_embeddings
+    other = make_adapter(tmp_path / "b", low_rank(Q, 60, 60))
+    assert open_source(tied, [other]).config().tie_word_embeddings
+    assert "lm_head.weight" not in values(tied, other)
+
+
+def test_an_output_projection_by_transformers_name(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "gpt_neox", num_hidden_layers=1, rotary_pct=0.5)
+    tensors = low_rank("lm_head", 515, 60)
+    found = values(model, make_adapter(tmp_path / "a", tensors))["lm_head.weight"]
+    expected = values(model)["lm_head.weight"] + 1.5 * product(tensors, "lm_head")
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_experts(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "mixtral", num_local_experts=3, num_hidden_layers=1)
+    module = "model.layers.0.block_sparse_moe.experts.1"
+    tensors = low_rank(f"{module}.w3", 100, 60) | low_rank(f"{module}.w2", 60, 100)
+    found, plain = values(model, make_adapter(tmp_path / "a", tensors)), values(model)
+    for name, part, rows in (("gate_up", "w3", slice(300, 400)), ("down", "w2", slice(60, 120))):
+        weight = f"layers.0.mlp.experts.{name}.weight"
+        expected = plain[weight].copy()
+        expected[rows] += 1.5 * product(tensors, f"{module}.{part}")
+        np.testing.assert_allclose(found[weight], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_an_artifact_says_what_is_merged(model: Path, tmp_path: Path, kernel_cache: Path) -> None:

@@ -13,7 +13,7 @@ from llmc.models.sources.registry import open_source
 from support.client_tools import installed, make_environment, run
 from support.tiny_models import make_tiny_model
 
-KINDS = ("plain", "all", "dora", "embedding")
+KINDS = ("plain", "all", "dora", "embedding", "head")
 
 
 @pytest.mark.slow

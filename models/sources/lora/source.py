@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from llmc.models.brief import brief_name
 from llmc.models.config import ModelConfig
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
+from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
 from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weights_file
 from llmc.models.weight_map import WeightMap
 from llmc.peft_format import CONFIG
 
+_LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output projection's weight. name: in the checkpoint. embedding: the weight that it shares; None for none."""
+
+    name: str
+    embedding: str | None
+
+    def is_changed(self, adapter: LoraAdapter) -> bool:
+        return any(self.is_called(name) for name in (*adapter.low_rank, *adapter.whole))
+
+    def is_called(self, theirs: str) -> bool:
+        """Whether an adapter means it. transformers calls it lm_head, whatever a checkpoint does."""
+        return theirs in (self.name, _LM_HEAD) or theirs.partition(".")[2] == self.name
+
 
 class MergedCheckpoint(Checkpoint):
-    """low_rank, whole: by the checkpoint's own names."""
+    """low_rank, whole: by the checkpoint's own names.
 
-    def __init__(self, base: Checkpoint, adapters: Sequence[LoraAdapter]) -> None:
+    An output projection that shares the embedding's weight becomes one of its own if an adapter changes it.
+    """
+
+    def __init__(self, base: Checkpoint, adapters: Sequence[LoraAdapter], head: Head | None = None) -> None:
         self.path, self.config_name = base.path, base.config_name
-        self._base, self._adapters = base, tuple(adapters)
+        self._base, self._adapters, self._head = base, tuple(adapters), head
+        # Weights of the base by other names.
+        self._copies: dict[str, str] = {}
+        if head is not None and head.embedding is not None and any(map(head.is_changed, adapters)):
+            self._copies[head.name] = head.embedding
         self._notes: tuple[str, ...] = ()
         self._whole: dict[str, Tensor] = {}
         self._changes: dict[str, tuple[LowRank, ...]] = {}
@@ -28,14 +55,13 @@ class MergedCheckpoint(Checkpoint):
             self._take(adapter)
 
     def _take(self, adapter: LoraAdapter) -> None:
-        names = frozenset(self._base.names())
         for theirs, tensor in adapter.whole.items():
-            name = _own_name(adapter, theirs, names)
+            name = self._own_name(adapter, theirs)
             self._check_shape(adapter, name, tensor.shape)
             self._whole[name] = tensor
             self._changes.pop(name, None)
         for theirs, change in adapter.low_rank.items():
-            name = _own_name(adapter, theirs, names)
+            name = self._own_name(adapter, theirs)
             self._check_shape(adapter, name, change.shape)
             self._changes[name] = (*self._changes.get(name, ()), change)
         merged = []
@@ -45,30 +71,44 @@ class MergedCheckpoint(Checkpoint):
             merged.append(f"whole tensors: {len(adapter.whole)}")
         self._notes += (f"the adapter {adapter.file.parent.name} is merged ({'; '.join(merged)})",)
 
+    def _own_name(self, adapter: LoraAdapter, theirs: str) -> str:
+        """The checkpoint's name for a tensor; some omit the first part of transformers' name."""
+        if self._head is not None and self._head.is_called(theirs):
+            return self._head.name
+        names = self._base.names()
+        for name in (theirs, theirs.partition(".")[2]):
+            if name in names:
+                return name
+        raise ModelError(
+            f"{adapter.file} changes {brief_name(theirs)}, which the model has not; give the model that the "
+            "adapter was made for"
+        )
+
     def _check_shape(self, adapter: LoraAdapter, name: str, shape: tuple[int, ...]) -> None:
-        if shape != self._base.shape(name):
+        if shape != self.shape(name):
             raise ModelError(
                 f"{adapter.file} changes {self._base.called(name)} as a tensor of shape {list(shape)}, which "
-                f"has {list(self._base.shape(name))} in {self._base.path}; give the model that the adapter was made for"
+                f"has {list(self.shape(name))} in {self._base.path}; give the model that the adapter was made for"
             )
 
     def weight_map(self, config: ModelConfig) -> WeightMap | None:
         return self._base.weight_map(config)
 
     def names(self) -> tuple[str, ...]:
-        return self._base.names()
+        names = self._base.names()
+        return (*names, *(name for name in self._copies if name not in names))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._base.shape(name)
+        return self._base.shape(self._copies.get(name, name))
 
     def dtype(self, name: str) -> str:
-        return self._base.dtype(name)
+        return self._base.dtype(self._copies.get(name, name))
 
     def check_dtype(self, name: str) -> None:
-        self._base.check_dtype(name)
+        self._base.check_dtype(self._copies.get(name, name))
 
     def tensor(self, name: str) -> Tensor:
-        tensor = self._whole[name] if name in self._whole else self._base.tensor(name)
+        tensor = self._whole[name] if name in self._whole else self._base.tensor(self._copies.get(name, name))
         changes = self._changes.get(name)
         return tensor if changes is None else Merged(tensor, changes)
 
@@ -95,8 +135,18 @@ class MergedSource(ModelSource):
         super().__init__(base.path, allow_unknown_config=base.allow_unknown_config)
         self._base, self._adapters = base, tuple(adapters)
 
+    @cached_property
+    def _read(self) -> list[LoraAdapter]:
+        return [LoraAdapter.read(path) for path in self._adapters]
+
     def config(self) -> ModelConfig:
-        return self._base.config()
+        """An output projection that an adapter changes has a weight of its own."""
+        config = self._base.config()
+        if not config.tie_word_embeddings or config.pooled is not None:
+            return config
+        head = _head_of(config, self._base.checkpoint())
+        changed = head is not None and any(map(head.is_changed, self._read))
+        return replace(config, tie_word_embeddings=False) if changed else config
 
     def ignored_config(self) -> tuple[str, ...]:
         return self._base.ignored_config()
@@ -106,7 +156,8 @@ class MergedSource(ModelSource):
         return self._base.is_quantized
 
     def checkpoint(self) -> MergedCheckpoint:
-        return MergedCheckpoint(self._base.checkpoint(), [LoraAdapter.read(path) for path in self._adapters])
+        base = self._base.checkpoint()
+        return MergedCheckpoint(base, self._read, _head_of(self._base.config(), base))
 
     def model_files(self) -> ModelFiles:
         return self._base.model_files()
@@ -123,12 +174,13 @@ class MergedSource(ModelSource):
         yield from (file for path in self._adapters for file in (path / CONFIG, weights_file(path)))
 
 
-def _own_name(adapter: LoraAdapter, theirs: str, names: Collection[str]) -> str:
-    """The checkpoint's name for a tensor; some omit the first part of transformers' name."""
-    for name in (theirs, theirs.partition(".")[2]):
-        if name in names:
-            return name
-    raise ModelError(
-        f"{adapter.file} changes {brief_name(theirs)}, which the model has not; give the model that the "
-        "adapter was made for"
-    )
+def _head_of(config: ModelConfig, base: Checkpoint) -> Head | None:
+    """None for a model without an output projection, or with names of its own."""
+    if base.weight_map(config) is not None:
+        return None
+    shapes = {name: base.shape(name) for name in base.names()}
+    weights = get_family(config.model_type).weight_map_of(config, shapes)
+    if not weights.head:
+        return None
+    embeddings = [target.sources[0].name for target in weights.targets if target.name == "embed.weight"]
+    return Head(f"{weights.head}.weight", embeddings[0] if config.tie_word_embeddings else None)
