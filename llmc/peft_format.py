@@ -16,6 +16,8 @@ PARTS = {
     ".lora_magnitude_vector.weight": "length", ".lora_embedding_A": "a", ".lora_embedding_B": "b",
 }  # fmt: skip
 """Role of a tensor in its module, by the suffix of its name."""
+BASE_WEIGHT = ".base_layer.weight"
+"""End of the name of a layer's own weight, which PEFT saves with adapters of embeddings and output projections."""
 EMBEDDING_PART = ".lora_embedding_"
 OTHER_BASES = ("pissa", "olora", "corda", "loftq")
 """Prefixes of init_lora_weights for adapters that change the base weights."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmc.peft_format import (
+    BASE_WEIGHT,
     CONFIG,
     OTHER_BASES,
     PARTS,
@@ -109,6 +110,9 @@ def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
     for full, values in read_tensors(file):
         if not full.startswith(PREFIX):
             raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
+        # The model has it already: what trains an adapter leaves it as it is.
+        if full.endswith(BASE_WEIGHT):
+            continue
         split = split_name(full.removeprefix(PREFIX))
         if split is None or PARTS[split[1]] not in ("a", "b"):
             raise AdapterError(

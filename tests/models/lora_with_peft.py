@@ -1,6 +1,8 @@
 """Makes adapters with PEFT and merges them with it. Run by test_lora_peft.py, where PEFT is installed.
 
 usage: lora_with_peft.py MODEL OUT: for each kind writes OUT/KIND, an adapter, and OUT/KIND.merged, a checkpoint.
+       lora_with_peft.py MODEL OUT TOKEN…: writes OUT/ends, an adapter of both ends of the model, and OUT/logits.npy,
+       float32 [tokens, vocabulary], of the model with it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
@@ -20,6 +23,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "embedding": {"target_modules": ["embed_tokens", "k_proj"], "modules_to_save": ["lm_head"]},
     "head": {"target_modules": ["lm_head", "k_proj"]},
 }
+
+
+ENDS = {"target_modules": ["embed_tokens", "lm_head", "v_proj"], "use_rslora": True, "rank_pattern": {"lm_head": 3}}
+
+
+def serve(model: str, out: Path, tokens: list[int]) -> None:
+    torch.manual_seed(7)
+    config = LoraConfig(r=5, lora_alpha=9, task_type="CAUSAL_LM", init_lora_weights=False, **ENDS)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.mul_(0.3)
+        logits = adapted(torch.tensor([tokens])).logits[0]
+    adapted.save_pretrained(out / "ends")
+    np.save(out / "logits.npy", logits.numpy())
 
 
 def main(model: str, out: Path) -> None:
@@ -38,4 +57,7 @@ def main(model: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if len(sys.argv) > 3:
+        serve(sys.argv[1], Path(sys.argv[2]), list(map(int, sys.argv[3:])))
+    else:
+        main(sys.argv[1], Path(sys.argv[2]))

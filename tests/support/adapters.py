@@ -45,6 +45,9 @@ def make_adapter(
         small = 1.0 if is_embedding else columns**-0.5
         tensors[f"{PREFIX}{name}.{names[0]}"] = (a * small).astype(np.float32)
         tensors[f"{PREFIX}{name}.{names[1]}"] = (b * size * r**-0.5).astype(np.float32)
+        if name.endswith((*EMBEDDINGS, "lm_head")):
+            # PEFT saves it, too; nothing reads it.
+            tensors[f"{PREFIX}{name}.base_layer.weight"] = np.zeros((1, 1), np.float32)
     assert tensors
     path.mkdir(parents=True)
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "rank_pattern": dict(ranks or {}), **config}
