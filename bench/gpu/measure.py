@@ -28,6 +28,8 @@ from llmc.runtime.binding.abi import library_candidates
 
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels
+_CHUNKS = (1, 8, 9, 33)
+"""Tokens of chunks whose layers have other forms each, before one of many (`compiler/targets/gpu/linear_forms.py`)."""
 _WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
 _IN_TURN = "graphs in turn"
 """Of a target with +dependent: each kernel begins when the one before it has ended, to see what the option gains."""
@@ -126,6 +128,8 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits | None
                     both.insert(0, (2, [tokens[at + 3 - count]], half + at - count))
                 pieces.append(steps.run(decode, both)[-1])
             found += [rows, pieces]
+            if not options:  # the forms of layers depend on rows alone
+                found.append([_in_chunks(steps, prefill, decode, tokens[:count]), *rows[1:]])
     if expected is not None:
         worst = max(
             float(np.abs(row - expected[count - 1 + i]).max() / np.abs(expected[count - 1 + i]).max())
@@ -133,7 +137,19 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits | None
         )
         check("parity with torch in float32", worst <= _BOUND, f"largest error {worst:.2e} of the largest logit")
     bits = all(same(np.array(found[0]), np.array(other)) for other in found[1:])
-    check("bit-exactness", bits, "chunks, company, graphs and launches")
+    check("bit-exactness", bits, "chunks of few rows and of many, company, graphs and launches")
+
+
+def _in_chunks(steps: Steps, prefill: int, decode: int, tokens: Sequence[int]) -> Logits:
+    """The last token's logits, by a step of decode behind chunks whose layers have other forms each."""
+    at = 0
+    for chunk in (*_CHUNKS, len(tokens)):
+        end = min(at + chunk, len(tokens) - 1)
+        if end > at:
+            steps.run(prefill, [(3, tokens[at:end], at)])
+        at = end
+    logits: Logits = steps.run(decode, [(3, tokens[at:], at)])[0]
+    return logits
 
 
 def seconds_of(work: Callable[[], object], at_least_s: float) -> float:

@@ -13,7 +13,9 @@
 #   llmc bundle create out/bf16 -o bf16.bundle
 #
 # and the same with --quant w4a16, and with --quant w8a8. A bundle of a target such as cuda:sm_90a+dependent is measured
-# both ways: kernels begin early, or in turn.
+# both ways: kernels begin early, or in turn. On Hopper, wgmma is an option, too, which only a GPU can judge
+# (docs/gpu.md): make the same bundles with --target cuda:sm_90a+wgmma-many, and with cuda:sm_90a+wgmma. Run the script for
+# each of both with a --work of its own, so that bits that differ end that run alone.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

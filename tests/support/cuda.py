@@ -17,6 +17,7 @@ import pytest
 from llmc.compiler.targets.gpu import nvcc
 from llmc.compiler.targets.gpu.cuda_images import PTX, unpack
 from llmc.compiler.targets.gpu.cuda_prelude import PORTABLE
+from llmc.compiler.targets.gpu.cuda_wgmma import MATRICES
 
 from support.paths import ROOT
 
@@ -89,8 +90,9 @@ def host_library(texts: Sequence[str], folder: Path) -> Path:
         for name in names
     ]
     source = folder / "kernels.cc"
-    # What only a GPU has cuda_on_host.h has under the same names.
-    source.write_text("\n".join(['#include "cuda_on_host.h"', *PORTABLE, *texts, *runs]))
+    # What only a GPU has these headers have under the same names.
+    heads = [f'#include "{name}_on_host.h"' for name in ("cuda", "wgmma")]
+    source.write_text("\n".join([*heads, *PORTABLE, MATRICES, *texts, *runs]))
     return _shared(source, folder / "kernels.so")
 
 

@@ -96,21 +96,33 @@ struct Group {
     for (unsigned i = 0; i < items; ++i) fibers[i].Begin(stacks.data() + i * kStackBytes, kStackBytes, Enter);
     while (!All(0, items, State::kDone)) {
       bool any = false;
-      for (current = 0; current < items; ++current) {
-        if (states[current] != State::kRuns) continue;
-        any = true;
-        g_item.x = current;
-        Fiber::Switch(&scheduler, &fibers[current]);
+      // Each warp goes as far as it can without the others, so that it overtakes those that it should wait for.
+      for (unsigned warp = 0; warp < items; warp += kWarp) {
+        const unsigned end = std::min(warp + kWarp, items);
+        while (RunSome(warp, end)) {
+          any = true;
+          Release(warp, end, State::kInWarp);
+        }
       }
       // All of those who wait for each other come, or none.
       if (!any) std::abort();
-      for (unsigned i = 0; i + kWarp <= items; i += kWarp) Release(i, i + kWarp, State::kInWarp);
       Release(0, items, State::kInGroup);
       if (All(0, items, State::kAwaits)) {
         Arrive();
         Release(0, items, State::kAwaits);
       }
     }
+  }
+  // Whether any of these items went on.
+  bool RunSome(unsigned begin, unsigned end) {
+    bool any = false;
+    for (current = begin; current < end; ++current) {
+      if (states[current] != State::kRuns) continue;
+      any = true;
+      g_item.x = current;
+      Fiber::Switch(&scheduler, &fibers[current]);
+    }
+    return any;
   }
   void Wait(State where) {
     states[current] = where;

@@ -35,6 +35,6 @@ def listings(cubin: bytes, folder: Path) -> dict[str, list[str]]:
     found = {}
     for kernel in re.split(r"^//-+ \.text\.", said, flags=re.MULTILINE)[1:]:
         # An address, a predicate where there is one, and the instruction.
-        names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", kernel, re.MULTILINE)
+        names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9x_.]*)", kernel, re.MULTILINE)
         found[kernel.split()[0]] = names
     return found

@@ -15,6 +15,7 @@ from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.gpu.attention_split import partial_floats, segments_of
 from llmc.compiler.targets.gpu.sampling import sampling_specs
+from llmc.compiler.targets.gpu.wgmma import OFF
 from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
@@ -30,6 +31,11 @@ class GpuTarget(RowsTarget):
     adds_parts: ClassVar[bool] = True
     tensor_cores: ClassVar[bool] = False
     """Whether linear layers use tensor cores where they can."""
+
+    @property
+    def wgmma(self) -> str:
+        """For which rows of x linear layers use Hopper's `wgmma` (`wgmma.py`)."""
+        return OFF
 
     def has_kernel(self, name: str) -> bool:
         import_tvm()
@@ -77,7 +83,7 @@ class GpuTarget(RowsTarget):
         import_tvm()
         from llmc.compiler.targets.gpu.kernels.registry import build_kernel
 
-        return build_kernel(spec, tensor_cores=self.tensor_cores)
+        return build_kernel(spec, tensor_cores=self.tensor_cores, wgmma=self.wgmma)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
         return {"tir.txt": f"{self.kernel(spec).script()}\n"}

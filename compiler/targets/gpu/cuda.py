@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.base import TargetError
-from llmc.compiler.targets.gpu import cuda_prelude
+from llmc.compiler.targets.gpu import cuda_prelude, wgmma
 from llmc.compiler.targets.gpu.backend import GpuTarget
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, joined, pack
+from llmc.compiler.targets.gpu.cuda_wgmma import WGMMA
 from llmc.compiler.targets.gpu.dependent import dependent_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
 from llmc.compiler.targets.gpu.sampling import SAMPLING_LEVEL
+from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
 from llmc.tvm_import import import_tvm
 
 KIND = "cuda"
@@ -28,8 +30,8 @@ ARCHITECTURES = (
 )  # fmt: skip
 """Supported architectures. A suffix `a` means code for that one GPU only."""
 DEPENDENT = "dependent"
-OPTIONS = (DEPENDENT,)
-"""Options of a target, as in cuda:sm_90a+dependent: kernels begin while those before them end."""
+OPTIONS = (DEPENDENT, *wgmma.WAYS)
+"""Options of a target, as in cuda:sm_90a+dependent: kernels begin while those before them end, or layers use wgmma."""
 _LEAST_DEPENDENT = 90
 _HEAD = 'extern "C" __global__ void __launch_bounds__({items}, 1)'
 _COMPILE = "tvm_callback_cuda_compile"
@@ -42,9 +44,11 @@ def capability_of(architecture: str) -> tuple[int, bool]:
     return int(match[1]), bool(match[2])
 
 
-def cuda_text(spec: KernelSpec, *, dependent: bool = False) -> str:
-    """A kernel in CUDA C++, without the prelude. dependent: it may begin while the one before it ends. Raises
-    KernelSpecError."""
+def cuda_text(spec: KernelSpec, way: str = wgmma.OFF, *, dependent: bool = False) -> str:
+    """A kernel in CUDA C++, without the prelude.
+
+    way: for which rows it uses wgmma. dependent: it may begin while the one before it ends. Raises KernelSpecError.
+    """
     import_tvm()
     from llmc.compiler.targets.gpu.codegen import Language, kernel_text
     from llmc.compiler.targets.gpu.kernels.registry import build_kernel
@@ -52,7 +56,7 @@ def cuda_text(spec: KernelSpec, *, dependent: bool = False) -> str:
     with _uncompiled():
         language = Language({"kind": "cuda", "arch": ARCHITECTURES[0]}, _HEAD)
         items = launch_of(spec, tensor_cores=True).items
-        text = kernel_text(build_kernel(spec, tensor_cores=True), language, items)
+        text = kernel_text(build_kernel(spec, tensor_cores=True, wgmma=way), language, items)
     return dependent_text(text) if dependent else text
 
 
@@ -75,6 +79,27 @@ def _uncompiled() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class _Code:
+    """What the text of a kernel depends on. dependent: it waits for earlier ones. way: for which rows it uses wgmma."""
+
+    dependent: bool
+    way: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether its PTX is for one architecture alone."""
+        return self.way != wgmma.OFF
+
+    def ptx(self, spec: KernelSpec, least: str) -> bytes:
+        """least: the least architecture with this code."""
+        prelude = cuda_prelude.FULL_DEPENDENT if self.dependent else cuda_prelude.FULL
+        text = "\n".join(
+            (prelude, *([WGMMA] if self.exact else []), cuda_text(spec, self.way, dependent=self.dependent))
+        )
+        return build_ptx(text, f"compute_{capability_of(least)[0]}{'a' if self.exact else ''}")
+
+
+@dataclass(frozen=True)
 class CudaTarget(GpuTarget):
     """NVIDIA GPUs of these architectures, and later ones by PTX."""
 
@@ -94,6 +119,10 @@ class CudaTarget(GpuTarget):
     def level(self) -> int:
         return SAMPLING_LEVEL
 
+    @property
+    def wgmma(self) -> str:
+        return next((option for option in self.options if option in wgmma.WAYS), wgmma.OFF)
+
     def code_key(self) -> str:
         """Raises CompileError without nvcc, on whose version code depends."""
         return json.dumps({**self.record(), "nvcc": nvcc_version()}, sort_keys=True)
@@ -106,28 +135,29 @@ class CudaTarget(GpuTarget):
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         self.check_no_variant(variant)
-        images, least_ptx = [], None
-        for dependent, names in self._by_code():
-            least = min(capability_of(name)[0] for name in names)
-            prelude = cuda_prelude.FULL_DEPENDENT if dependent else cuda_prelude.FULL
-            ptx = build_ptx("\n".join((prelude, cuda_text(spec, dependent=dependent))), f"compute_{least}")
-            images += [Image(0, CUBIN, *capability_of(name), build_cubin(ptx, name)[0]) for name in names]
-            # A driver reads PTX up to a terminating 0.
-            least_ptx = least_ptx or Image(0, PTX, least, False, ptx.rstrip(b"\0") + b"\0")
-        assert least_ptx is not None
-        return pack([*images, least_ptx], 1, awaits=DEPENDENT in self.options)
+        images: list[Image] = []
+        built: dict[_Code, bytes] = {}
+        for name in self.architectures:
+            code = self._code_of(spec, name)
+            if code not in built:
+                built[code] = code.ptx(spec, name)
+            images.append(Image(0, CUBIN, *capability_of(name), build_cubin(built[code], name)[0]))
+        # That of the first architecture, which is the least. A driver reads PTX up to a terminating 0.
+        code, ptx = next(iter(built.items()))
+        least = capability_of(self.architectures[0])[0]
+        images.append(Image(0, PTX, least, code.exact, ptx.rstrip(b"\0") + b"\0"))
+        return pack(images, 1, awaits=DEPENDENT in self.options)
 
-    def _by_code(self) -> list[tuple[bool, list[str]]]:
-        """The architectures with the same text of kernels, and whether these wait for earlier ones; older first."""
-
-        def dependent(name: str) -> bool:
-            return DEPENDENT in self.options and capability_of(name)[0] >= _LEAST_DEPENDENT
-
-        parts = [(of, [name for name in self.architectures if dependent(name) == of]) for of in (False, True)]
-        return [part for part in parts if part[1]]
+    def _code_of(self, spec: KernelSpec, architecture: str) -> _Code:
+        early = DEPENDENT in self.options and capability_of(architecture)[0] >= _LEAST_DEPENDENT
+        wide = architecture == wgmma.ARCHITECTURE and tensor_layer(spec) is not None
+        return _Code(early, self.wgmma if wide else wgmma.OFF)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
-        return {**super().listings(spec, variant), "cu": cuda_text(spec, dependent=DEPENDENT in self.options)}
+        return {
+            **super().listings(spec, variant),
+            "cu": cuda_text(spec, self.wgmma, dependent=DEPENDENT in self.options),
+        }
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         path.write_bytes(joined(codes))
@@ -157,6 +187,12 @@ def named(name: str) -> CudaTarget:
             f"target {name!r}: only GPUs from sm_90 on begin dependent kernels early; name such an architecture, or "
             f"leave +{DEPENDENT} out"
         )
+    ways = [one for one in wgmma.WAYS if one in options]
+    if len(ways) > 1:
+        raise TargetError(f"target {name!r}: {' and '.join(ways)} exclude each other; leave one out")
+    if ways and wgmma.ARCHITECTURE not in chosen:
+        only = wgmma.ARCHITECTURE
+        raise TargetError(f"target {name!r}: {ways[0]} is for {only} alone; name {only}, or leave +{ways[0]} out")
     return CudaTarget(
         tuple(name for name in ARCHITECTURES if name in chosen), tuple(name for name in OPTIONS if name in options)
     )

@@ -62,7 +62,7 @@ class Form:
 
     def stages(self, layer: TensorLayer) -> int:
         """Steps that shared memory holds at a time."""
-        return max(3, min(_MOST_STAGES, _free_bytes(layer) // self._step_bytes(layer)))
+        return max(3, min(_MOST_STAGES, free_bytes(layer) // self._step_bytes(layer)))
 
     def shared_bytes(self, layer: TensorLayer) -> int:
         return self.stages(layer) * self._step_bytes(layer)
@@ -138,7 +138,7 @@ class FewForm:
 
     @property
     def stages(self) -> int:
-        return min(_MOST_RING_STAGES, (_free_bytes(self.layer) - self.sums_bytes) // self.stage_bytes)
+        return min(_MOST_RING_STAGES, (free_bytes(self.layer) - self.sums_bytes) // self.stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
@@ -150,7 +150,8 @@ class FewForm:
         return (self.stages - 1) * self.stage_bytes
 
 
-def _free_bytes(layer: TensorLayer) -> int:
+def free_bytes(layer: TensorLayer) -> int:
+    """Shared memory for stages, beside the index of experts."""
     return SHARED_BYTES - _INDEX_BYTES * layer.experts
 
 

@@ -35,6 +35,7 @@ from llmc.compiler.targets.gpu.launch import EXPERT_ORDER
 from llmc.compiler.targets.gpu.tensor_attention import ITEMS as ATTENTION_ITEMS
 from llmc.compiler.targets.gpu.tensor_attention import tensor_attention as attention_on_tensor_cores
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, shrinks_on_tensor_cores, tensor_layer
+from llmc.compiler.targets.gpu.wgmma import OFF
 from llmc.compiler.targets.reference.kernels.frame import called
 from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
 
@@ -68,12 +69,14 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
 """Kernels in which several items work on a unit; all other ops use the reference kernel, one unit per item."""
 
 
-def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False) -> Any:
-    """The TIR of a kernel, a PrimFunc with thread bindings. tensor_cores: whether the target has them. Raises
-    KernelSpecError."""
+def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False, wgmma: str = OFF) -> Any:
+    """The TIR of a kernel, a PrimFunc with thread bindings.
+
+    tensor_cores: whether the target has them. wgmma: for which rows it is used (`wgmma.py`). Raises KernelSpecError.
+    """
     if tensor_cores and (layer := tensor_layer(spec)) is not None:
         with called(partial(Groups, ITEMS)):
-            return tensor_linear(spec, layer)
+            return tensor_linear(spec, layer, wgmma)
     if tensor_cores and (attention := attention_on_tensor_cores(spec)) is not None:
         with called(partial(Groups, ATTENTION_ITEMS)):
             return tensor_attention(spec, attention)

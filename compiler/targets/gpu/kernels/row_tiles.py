@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.linear_forms import FewForm, Form
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, TensorLayer
+from llmc.compiler.targets.gpu.wgmma import WgmmaForm
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, when
 
 
@@ -126,7 +127,7 @@ class _ExpertRows(RowTiles):
         return Tile(let(of * self._weight_rows), count, lambda place: let(self._k.raw("index", listed + place)))
 
 
-def row_tiles(k: Frame, layer: TensorLayer, rows: Expr, form: Form | FewForm) -> RowTiles:
+def row_tiles(k: Frame, layer: TensorLayer, rows: Expr, form: Form | FewForm | WgmmaForm) -> RowTiles:
     """Tiles of the rows that a form is for. rows: of x, where experts do not share them."""
     size, above, most = form.x_rows, form.above, form.most
     return _ExpertRows(k, layer, size, above, most) if layer.experts else _AllRows(rows, size, above, most)

@@ -2,71 +2,40 @@
 
 A sum is one chain of products of 16 or 32 elements, in any tile. The weight is always the first operand. For few rows
 of x, a group streams the weight (`tensor_few`). For more, it stages a tile's steps in shared memory, with all stages
-but one in flight. A chain is scaled into a float where a scale group ends. Rows of experts have tiles by expert,
-wherever they lie.
+but one in flight; or it multiplies with `wgmma`, where the target says so (`wgmma_linear`). A chain is scaled into a
+float where a scale group ends. Rows of experts have tiles by expert, wherever they lie.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.dependent import AWAIT
-from llmc.compiler.targets.gpu.kernels.fragments import Operand, call
+from llmc.compiler.targets.gpu.kernels.fragments import call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
+from llmc.compiler.targets.gpu.kernels.staged import Staged
 from llmc.compiler.targets.gpu.kernels.tensor_few import few_rows
 from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer, Sums
-from llmc.compiler.targets.gpu.linear_forms import Form, few_forms, forms
-from llmc.compiler.targets.gpu.tensor_cores import ITEMS, MATRIX_COLUMNS, MATRIX_ROWS, TensorLayer
+from llmc.compiler.targets.gpu.kernels.wgmma_linear import wgmma_rows
+from llmc.compiler.targets.gpu.linear_forms import Form
+from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, TensorLayer
+from llmc.compiler.targets.gpu.wgmma import OFF, row_forms
 from llmc.compiler.targets.reference.kernels.experts import check_index
-from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let
+from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
 from llmc.compiler.targets.reference.kernels.linear import activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
-
-
-class _Staged:
-    """Rows of an operand staged in shared memory, for some steps. memory: words, from `begin` on."""
-
-    def __init__(self, of: Layer, operand: Operand, count: int, stages: int, memory: Shared, begin: int) -> None:
-        self._of, self._operand, self._count, self._stages = of, operand, count, stages
-        self._row_words, self._memory, self._begin = operand.step_bytes // 4, memory, begin
-
-    def rows(self, row_of: Callable[[Expr], Expr]) -> None:
-        """Sets the rows to be copied from now on. row_of: buffer row, by staged position."""
-        self._turns = []
-        item, copied = calling(self._of.k).item, self._operand.copied
-        pieces = self._operand.step_bytes // copied
-        for done in range(0, self._count * pieces, ITEMS):
-            index = let(item + done)
-            place, at = let(T.truncdiv(index, pieces)), let(T.truncmod(index, pieces) * copied)
-            self._turns.append((place, at, row_of(place)))
-
-    def _stage(self, step: Expr) -> Expr:
-        return let(T.truncmod(step, self._stages) * (self._count * self._row_words) + self._begin)
-
-    def copy(self, step: Expr) -> None:
-        stage, operand = self._stage(step), self._operand
-        for place, at, row in self._turns:
-            to = self._memory.address(let(stage + place * self._row_words + T.truncdiv(at, 4)))
-            call(f"llmc_copy{operand.copied}", to, operand.address(self._of.k, row, step, at))
-
-    def read(self, step: Expr, place: Expr) -> Array:
-        words = Array(4, "uint32")
-        self._operand.read(words, self._memory, let(self._stage(step) + place * self._row_words), self._of.lane)
-        return words
 
 
 def _many(of: Layer, rows: Expr, form: Form, memory: Shared) -> None:
     """Many rows of x: one unit is a group's tile of weight rows by rows of x; each warp takes a piece."""
     k, steps, stages, parts = of.k, of.layer.steps, form.stages(of.layer), of.parts
     row_tile = row_tiles(k, of.layer, rows, form)
-    weight = _Staged(of, of.weight.operand, form.weight_rows, stages, memory, 0)
+    weight = Staged(of, of.weight.operand, form.weight_rows, stages, memory, 0)
     begin = stages * form.weight_rows * of.layer.weight_step_bytes // 4
-    x = _Staged(of, of.x, form.x_rows, stages, memory, begin)
+    x = Staged(of, of.x, form.x_rows, stages, memory, begin)
     sums = Sums(of, form.fragments, form.tiles)
     warp_rows, warp_places = form.fragments * MATRIX_ROWS, form.tiles * MATRIX_COLUMNS
     warp, below = let(T.truncmod(of.warp, form.across)), let(T.truncdiv(of.warp, form.across) * warp_places)
@@ -116,8 +85,8 @@ def _many(of: Layer, rows: Expr, form: Form, memory: Shared) -> None:
         sums.write()
 
 
-def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
-    """layer: from `tensor_layer`. Raises KernelSpecError."""
+def tensor_linear(spec: KernelSpec, layer: TensorLayer, wgmma: str = OFF) -> tirx.PrimFunc:
+    """layer: from `tensor_layer`. wgmma: for which rows (`wgmma.py`). Raises KernelSpecError."""
     p = spec.as_dict()
     matrix = None
     inputs = {"x": layer.dtype, "weight": layer.dtype}
@@ -129,14 +98,15 @@ def tensor_linear(spec: KernelSpec, layer: TensorLayer) -> tirx.PrimFunc:
     optional = dict.fromkeys((name for name in ("bias", "residual") if p.get(name)), "f32")
     index = {"index": "i32"} if layer.experts else {}
     with Frame(spec.symbol(), {**inputs, **optional, **index, "out": activated_dtype(p) or "f32"}) as k:
-        of, few, many = Layer(k, spec, layer, matrix), few_forms(layer), forms(layer)
+        of, forms = Layer(k, spec, layer, matrix), row_forms(layer, wgmma)
         rows = T.int32(0) if layer.experts else k.scalar(int(p["rows"]))
-        few_bytes = max(form.shared_bytes for form in few)
-        memory = Shared(max(few_bytes, *(form.shared_bytes(layer) for form in many)) // 4, "uint32")
+        memory = Shared(forms.shared_bytes(layer) // 4, "uint32")
         # Many rows first: they need all registers, and values that few rows know would take some.
-        for form in many:
+        for wide in reversed(forms.wgmma):
+            wgmma_rows(of, rows, wide, memory)
+        for form in forms.many:
             _many(of, rows, form, memory)
-        for few_form in few:
+        for few_form in forms.few:
             few_rows(of, rows, few_form, memory)
         if not layer.experts:
             call(AWAIT)  # a group without rows

@@ -22,6 +22,7 @@ from support.compiled import Pages, check_every_bucket, compile_tiny, random_tok
 from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
 from support.opencl import needs_opencl
 from support.parity import FAMILIES, LADDER, check_bits, reference_logits
+from support.tensor_layers import float_spec
 from support.tiny_models import make_tiny_model
 
 _SMALL = "prefill=[1,2]x[32],decode=[1,3]x[64],mixed=[3]x[16]"
@@ -140,11 +141,34 @@ def test_an_artifact_has_code_of_each_architecture_and_ptx(tmp_path: Path, kerne
         assert image.kind != PTX or image.code.endswith(b"\0")
 
 
+def test_wgmma_is_in_code_of_its_architecture_alone(tmp_path: Path) -> None:
+    """Where that architecture is the first one, so is the PTX of layers with it for that one GPU."""
+    layer, other = float_spec("bf16", 64, 64), float_spec("f32", 64, 64)
+    for name, of_ptx in (("cuda:sm_80,sm_90a+wgmma-many", (80, False)), ("cuda:sm_90a+wgmma", (90, True))):
+        for spec in (layer, other):
+            with fake_nvcc(tmp_path):
+                images = unpack(resolve_target(name).compile(spec, None))
+            for image in images:
+                exact = (image.capability, image.exact) == (90, True)
+                assert (b"llmc_wgmma_bf16<" in image.code) == (exact and spec is layer)
+            expected = of_ptx if spec is layer else (of_ptx[0], False)
+            assert [(i.capability, i.exact) for i in images if i.kind == PTX] == [expected]
+
+
 def test_names() -> None:
     assert "cuda:sm_90" in names()
     both = resolve_target("cuda:sm_90,sm_80")
     assert both == CudaTarget(("sm_80", "sm_90"))
     assert target_of(json.loads(json.dumps(both.record()))) == both
+    wide = resolve_target("cuda:sm_90a,sm_80+wgmma-many")
+    assert (wide.name, target_of(wide.record())) == ("cuda:sm_80,sm_90a+wgmma-many", wide)
+    for name, said in (
+        ("cuda:sm_90a+tma", r"there is no option 'tma' of CUDA; known are dependent, wgmma, wgmma-many"),
+        ("cuda:sm_90+wgmma", r"wgmma is for sm_90a alone; name sm_90a, or leave \+wgmma out"),
+        ("cuda:sm_90a+wgmma+wgmma-many", r"wgmma and wgmma-many exclude each other; leave one out"),
+    ):
+        with pytest.raises(TargetError, match=said):
+            resolve_target(name)
     with pytest.raises(TargetError, match=r"there is no CUDA architecture 'sm_12'; known are sm_80, .*sm_120a, and"):
         resolve_target("cuda:sm_12,sm_90")
     with pytest.raises(TargetError, match=r"unknown target 'cuda'; known targets: native, .*cuda:sm_80"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from llmc.adapter_slot import AdapterSlot, padded
-from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.adapters import adapter_spec, shrunk_width
 from llmc.compiler.ops.experts import index_ints
 from llmc.compiler.targets.gpu import cuda_prelude, linear_forms
@@ -22,59 +22,51 @@ from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.linear_forms import FEW_ROWS, few_forms
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.tensor_cores import shrinks_on_tensor_cores, tensor_layer
-from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 from llmc.graphs_format import TILE_RECORD, TILE_ROWS
 from llmc.models.activations import activated
-from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import VALUES, Fp8
 from llmc.quantize.formats.integers import Integers
-from llmc.quantize.formats.registry import format_of_kernel
 from llmc.quantize.formats.tables import TABLES
 
 from support.adapter_pools import NUMBERS, slot_bytes, tiles_of
 from support.cuda import host_library
 from support.sass import find_nvdisasm, instructions
+from support.tensor_layers import (
+    EXPERTS,
+    ORDER,
+    TOP_K,
+    TORCH,
+    Layer,
+    call_kernel,
+    check_numbers,
+    expert_spec,
+    float_spec,
+    index_of,
+    quantized_spec,
+    run_layer,
+)
 
-_TORCH = {"bf16": torch.bfloat16, "f16": torch.float16}
 _ROWS = (1, FEW_ROWS // 2, FEW_ROWS // 2 + 1, FEW_ROWS + 1, 67)
 
 
-def _floats(dtype: str, k: int, n: int, gated: str = "", **more: bool) -> KernelSpec:
-    given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "weight_dtype": dtype, "gated": gated, "rows": 0}
-    return KernelSpec.of("linear", "linear", **{"bias": False, "residual": False, **given, **more})
-
-
-def _quantized(dtype: str, k: int, n: int, format: WeightFormat, gated: str = "", **more: bool) -> KernelSpec:
-    given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "gated": gated, "rows": 0, **format.kernel_params()}
-    return KernelSpec.of("linear", "linear_quant", **{"bias": False, "residual": False, **given, **more})
-
-
-def _of_experts(spec: KernelSpec) -> KernelSpec:
-    given = {name: value for name, value in spec.as_dict().items() if name not in ("residual", "rows")}
-    return KernelSpec.of("linear", f"expert_{spec.op}", **given, experts=_EXPERTS, top_k=_TOP_K)
-
-
 _SPECS = {
-    "bf16": _floats("bf16", 2080, 200, bias=True, residual=True),
-    "f16-gated": _floats("f16", 96, 2 * 72, gated="f16"),
-    "w8a8": _quantized("i8", 1088, 136, Integers(8), residual=True),
-    "w8a8-half-groups": _quantized("i8", 960, 136, Integers(8, 256)),
-    "w4a8-groups-zeros": _quantized("i8", 1280, 136, Integers(4, 128, True), gated="f32"),
-    "w4a16-groups": _quantized("bf16", 672, 136, Integers(4, 32), bias=True),
-    "w4a16-odd-groups-zeros": _quantized("bf16", 416, 2 * 72, Integers(4, 96, True), gated="f32"),
-    "fp8": _quantized("f16", 672, 72, Fp8()),
-    "mxfp4": _quantized("bf16", 416, 72, Codes("e2m1", 32, E8M0), bias=True),
-    "w8a16-zeros": _quantized("f16", 1184, 136, Integers(8, 64, True)),
+    "bf16": float_spec("bf16", 2080, 200, bias=True, residual=True),
+    "f16-gated": float_spec("f16", 96, 2 * 72, gated="f16"),
+    "w8a8": quantized_spec("i8", 1088, 136, Integers(8), residual=True),
+    "w8a8-half-groups": quantized_spec("i8", 960, 136, Integers(8, 256)),
+    "w4a8-groups-zeros": quantized_spec("i8", 1280, 136, Integers(4, 128, True), gated="f32"),
+    "w4a16-groups": quantized_spec("bf16", 672, 136, Integers(4, 32), bias=True),
+    "w4a16-odd-groups-zeros": quantized_spec("bf16", 416, 2 * 72, Integers(4, 96, True), gated="f32"),
+    "fp8": quantized_spec("f16", 672, 72, Fp8()),
+    "mxfp4": quantized_spec("bf16", 416, 72, Codes("e2m1", 32, E8M0), bias=True),
+    "w8a16-zeros": quantized_spec("f16", 1184, 136, Integers(8, 64, True)),
 }
-_EXPERTS, _TOP_K = 7, 3
-_OF_EXPERTS: dict[str, Param] = {"experts": _EXPERTS, "top_k": _TOP_K}
-_ORDER = KernelSpec.of("other", "expert_order", row_unit=16, rows=0, some=True, **_OF_EXPERTS)
 _EXPERT_SPECS = {
-    "bf16-gated": _of_experts(_floats("bf16", 96, 2 * 24, gated="bf16", bias=True)),
-    "w8a8-experts": _of_experts(_quantized("i8", 192, 40, Integers(8))),
-    "mxfp4-gated": _of_experts(_quantized("f16", 96, 2 * 24, Codes("e2m1", 32, E8M0), gated="f32")),
-    "w4a16-groups-zeros": _of_experts(_quantized("f16", 160, 136, Integers(4, 32, True), bias=True)),
+    "bf16-gated": expert_spec(float_spec("bf16", 96, 2 * 24, gated="bf16", bias=True)),
+    "w8a8-experts": expert_spec(quantized_spec("i8", 192, 40, Integers(8))),
+    "mxfp4-gated": expert_spec(quantized_spec("f16", 96, 2 * 24, Codes("e2m1", 32, E8M0), gated="f32")),
+    "w4a16-groups-zeros": expert_spec(quantized_spec("f16", 160, 136, Integers(4, 32, True), bias=True)),
 }
 _PLACES = {
     "f16-gated": 1,
@@ -103,95 +95,12 @@ _ADAPTED_EXPERTS: tuple[int, tuple[int, ...], int] = (96, (24, 5), 21)
 def _adapted_experts() -> tuple[AdapterSlot, KernelSpec, KernelSpec, KernelSpec]:
     """The slot of a layer of experts, and its kernels."""
     columns, rows, rank = _ADAPTED_EXPERTS
-    of_all = tuple(_EXPERTS * padded(count) for count in rows)
-    slot = CudaTarget(("sm_80",)).adapter_slot(_EXPERTS * padded(columns), of_all, rank, "bf16")
-    of_experts = {"experts": _EXPERTS, "top_k": _TOP_K, "act_dtype": "bf16"}
-    pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, experts=_EXPERTS, top_k=_TOP_K, rows=0)
+    of_all = tuple(EXPERTS * padded(count) for count in rows)
+    slot = CudaTarget(("sm_80",)).adapter_slot(EXPERTS * padded(columns), of_all, rank, "bf16")
+    of_experts = {"experts": EXPERTS, "top_k": TOP_K, "act_dtype": "bf16"}
+    pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, experts=EXPERTS, top_k=TOP_K, rows=0)
     shrink, expand = (adapter_spec(f"adapter_{op}", slot, columns, rows, **of_experts) for op in ("shrink", "expand"))
     return slot, pairs, shrink, expand
-
-
-class _Layer:
-    """Numbers of a layer, and what it should give, as float64 sums. experts: of each row, of those of the layer."""
-
-    def __init__(self, spec: KernelSpec, rows: int, experts: np.ndarray | None = None) -> None:
-        p, random = spec.as_dict(), np.random.default_rng(7)
-        self.n, self.k, act = int(p["n"]), int(p["k"]), str(p["act_dtype"])
-        weights = int(p.get("experts", 1))
-        x = random.standard_normal((rows, self.k), dtype=np.float32)
-        weight = random.standard_normal((weights * self.n, self.k), dtype=np.float32) / np.float32(self.k**0.5)
-        self.bias = random.standard_normal(weights * self.n, dtype=np.float32)
-        self.residual = random.standard_normal((rows, self.n), dtype=np.float32)
-        if not spec.op.endswith("_quant"):
-            self.weights, wide = [_stored(weight, act)], _widened(weight, act)
-        else:
-            format = format_of_kernel(p)
-            quantized = Quantized.empty(format, len(weight), self.k)
-            format.quantize_rows(weight, quantized)
-            wide, numbers = format.value(quantized), quantized.numbers
-            if format.bits == 4:
-                numbers = numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4)
-            self.weights = [np.ascontiguousarray(part) for part in (numbers, *quantized.planes.values())]
-        if act == "i8":
-            assert isinstance(format, Integers)
-            self.x, x_wide = _int8_rows(x, format)
-        else:
-            self.x, x_wide = _stored(x, act), _widened(x, act)
-        total = x_wide @ wide.T
-        if p["bias"]:
-            total = total + self.bias
-        if experts is not None:
-            total = total.reshape(rows, weights, self.n)[np.arange(rows), experts]
-        if p.get("residual"):
-            total = total + self.residual
-        if p["gated"]:
-            gate, up = total[:, : self.n // 2], total[:, self.n // 2 :]
-            total = gate / (1 + np.exp(-gate)) * up
-        self.expected = total
-
-
-def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    return torch.from_numpy(values).to(_TORCH[dtype]).view(torch.int16).numpy().copy()
-
-
-def _widened(values: np.ndarray, dtype: str) -> np.ndarray:
-    return torch.from_numpy(values).to(_TORCH[dtype]).double().numpy()
-
-
-def _int8_rows(x: np.ndarray, format: Integers) -> tuple[np.ndarray, np.ndarray]:
-    groups = format.scales(x.shape[1])
-    rows = Int8Rows(x.shape[1], groups)
-    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
-    numbers = np.rint(x / scale).astype(np.int8)
-    words = np.zeros((len(x), rows.words), np.int32)
-    words[:, : rows.number_words] = numbers.view(np.int32)
-    words[:, rows.number_words] = scale[:, 0].view(np.int32)
-    sums = np.add.reduceat(numbers.astype(np.int32), np.arange(groups) * format.group_size, 1)
-    assert format.sums is not None
-    words[:, rows.number_words + 1 :][:, :groups] = sums * format.sums.factor
-    return words, numbers.astype(np.float64) * scale.astype(np.float64)
-
-
-def _run(
-    library: ctypes.CDLL, spec: KernelSpec, layer: _Layer, rows: int, groups: int, *index: np.ndarray
-) -> np.ndarray:
-    """The result of the first `rows` rows, as it is stored. index: of experts."""
-    p = spec.as_dict()
-    width = layer.n // (2 if p["gated"] else 1)
-    out = np.full((rows + 1, width), 77, np.int16 if p["gated"] in _TORCH else np.float32)
-    optional = [array for name, array in (("bias", layer.bias), ("residual", layer.residual)) if p.get(name)]
-    _call(library, spec, [layer.x[:rows].copy(), *layer.weights, *optional, *index, out], rows, groups)
-    assert (out[rows] == 77).all()  # nothing is written behind the last row
-    return out[:rows]
-
-
-def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], rows: int, groups: int) -> None:
-    scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
-    arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
-    arguments += [ctypes.c_int32(0) for _ in buffers]
-    arguments.append(ctypes.c_void_p(scalars.ctypes.data))
-    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
-    getattr(library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
 
 
 _CONVERT = """\
@@ -207,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(32, 1) convert(uint* bf16, uint* f1
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    adapters = [spec for dtype in _TORCH for spec in _adapter_specs(dtype)]
-    texts = [_CONVERT, *(cuda_text(spec) for spec in (_ORDER, *adapters, *_adapted_experts()[1:]))]
+    adapters = [spec for dtype in TORCH for spec in _adapter_specs(dtype)]
+    texts = [_CONVERT, *(cuda_text(spec) for spec in (ORDER, *adapters, *_adapted_experts()[1:]))]
     for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
@@ -221,12 +130,13 @@ def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(n
     spec = _SPECS[name]
     assert tensor_layer(spec) is not None
     most = max(_ROWS)
-    layer = _Layer(spec, most)
-    whole = _run(library, spec, layer, most, groups=3)
-    _check_numbers(spec, whole, layer.expected)
+    layer = Layer(spec, most)
+    whole = run_layer(library, spec, layer, most, groups=3)
+    check_numbers(spec, whole, layer.expected)
     for rows in _ROWS[:-1]:
         for groups in (1, 5):
-            assert np.array_equal(_run(library, spec, layer, rows, groups).view(np.uint8), whole[:rows].view(np.uint8))
+            found = run_layer(library, spec, layer, rows, groups)
+            assert np.array_equal(found.view(np.uint8), whole[:rows].view(np.uint8))
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e2m1"])
@@ -238,13 +148,13 @@ def test_halves_have_every_float_of_a_weight(name: str, library: ctypes.CDLL) ->
         # Weights have no NaN; their codes continue the others.
         expected, packed = VALUES.copy(), np.arange(256, dtype=np.uint8)
         expected[127], expected[255] = 480, -480
-    found: dict[str, np.ndarray] = {dtype: np.zeros(len(expected), np.int16) for dtype in _TORCH}
+    found: dict[str, np.ndarray] = {dtype: np.zeros(len(expected), np.int16) for dtype in TORCH}
     given: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in found.values()]
     given += [ctypes.c_void_p(packed.ctypes.data)]
     given.append(ctypes.c_int32(name == "e2m1"))
     library.run_convert((ctypes.c_void_p * 4)(*(ctypes.addressof(one) for one in given)), 1, 1)
     for dtype, halves in found.items():
-        wide = torch.from_numpy(halves).view(_TORCH[dtype]).float().numpy()
+        wide = torch.from_numpy(halves).view(TORCH[dtype]).float().numpy()
         assert np.array_equal(wide.view(np.int32), expected.view(np.int32)), dtype
 
 
@@ -279,28 +189,12 @@ def test_groups_have_columns_for_every_place_of_a_gpu() -> None:
     }
 
 
-def _check_numbers(spec: KernelSpec, found: np.ndarray, expected: np.ndarray) -> None:
-    gated = spec.as_dict()["gated"]
-    as_float = torch.from_numpy(found).view(_TORCH[str(gated)]).float().numpy() if gated in _TORCH else found
-    error = np.abs(as_float - expected).max() / np.abs(expected).max()
-    assert error < {"bf16": 4e-3, "f16": 1e-3}.get(str(gated), 2e-6)
-
-
-def _index(library: ctypes.CDLL, ids: np.ndarray, groups: int) -> np.ndarray:
-    """The index of tokens with these experts; `_EXPERTS` stands for those of another rank."""
-    tokens, pairs = len(ids), ids.size
-    index = np.full(index_ints(_EXPERTS, pairs) + 1, -77, np.int32)
-    _call(library, _ORDER, [np.concatenate([ids, np.zeros_like(ids)], 1).copy(), index], tokens, groups)
-    assert index[-1] == -77
-    return index
-
-
 def test_pairs_are_listed_by_expert(library: ctypes.CDLL) -> None:
-    ids = np.random.default_rng(3).integers(0, _EXPERTS + 1, (50, _TOP_K), np.int32)
-    index, pairs = _index(library, ids, 3), ids.size
+    ids = np.random.default_rng(3).integers(0, EXPERTS + 1, (50, TOP_K), np.int32)
+    index, pairs = index_of(library, ids, 3), ids.size
     assert index[0] == pairs
-    assert np.array_equal(index[1 : 1 + pairs], np.minimum(ids.ravel(), _EXPERTS - 1))
-    starts = index[1 + 2 * pairs :][: _EXPERTS + 1]
+    assert np.array_equal(index[1 : 1 + pairs], np.minimum(ids.ravel(), EXPERTS - 1))
+    starts = index[1 + 2 * pairs :][: EXPERTS + 1]
     for expert, (first, end) in enumerate(itertools.pairwise(starts)):
         assert sorted(index[1 + pairs + first : 1 + pairs + end]) == list(np.flatnonzero(ids.ravel() == expert))
 
@@ -310,19 +204,19 @@ def test_rows_of_experts_have_the_same_bits_in_any_company(name: str, library: c
     """Of an expert with several tiles of many rows, of those with few, and of one with none."""
     spec, random = _EXPERT_SPECS[name], np.random.default_rng(3)
     assert tensor_layer(spec) is not None
-    liking = random.standard_normal((73, _EXPERTS)) - 2.0 * np.arange(_EXPERTS)
+    liking = random.standard_normal((73, EXPERTS)) - 2.0 * np.arange(EXPERTS)
     liking[:, -2] = -100.0
-    ids = np.argsort(-liking, 1)[:, :_TOP_K].astype(np.int32)
-    layer = _Layer(spec, ids.size, ids.ravel())
-    whole = _run(library, spec, layer, ids.size, 3, _index(library, ids, 3))
-    _check_numbers(spec, whole, layer.expected)
+    ids = np.argsort(-liking, 1)[:, :TOP_K].astype(np.int32)
+    layer = Layer(spec, ids.size, ids.ravel())
+    whole = run_layer(library, spec, layer, ids.size, 3, index_of(library, ids, 3))
+    check_numbers(spec, whole, layer.expected)
     for tokens in (1, 2, 20):
-        some = _run(library, spec, layer, tokens * _TOP_K, 5, _index(library, ids[:tokens], 1))
-        assert np.array_equal(some, whole[: tokens * _TOP_K])
+        some = run_layer(library, spec, layer, tokens * TOP_K, 5, index_of(library, ids[:tokens], 1))
+        assert np.array_equal(some, whole[: tokens * TOP_K])
     # Rows of experts that another rank holds are left alone.
-    ids[1, 2] = _EXPERTS
-    some = _run(library, spec, layer, 2 * _TOP_K, 2, _index(library, ids[:2], 2))
-    assert np.array_equal(some[:-1], whole[: 2 * _TOP_K - 1])
+    ids[1, 2] = EXPERTS
+    some = run_layer(library, spec, layer, 2 * TOP_K, 2, index_of(library, ids[:2], 2))
+    assert np.array_equal(some[:-1], whole[: 2 * TOP_K - 1])
     assert (some[-1] == 77).all()
 
 
@@ -347,8 +241,8 @@ def test_rows_of_adapters_have_the_same_bits_in_any_tile(dtype: str, library: ct
 
     def run(tiles: np.ndarray, groups: int) -> np.ndarray:
         shrunk, out = np.full((count, width), np.nan, np.float32), y.copy()
-        _call(library, shrink, [x.astype(NUMBERS[dtype]), tiles, pool, shrunk], count, groups)
-        _call(library, expand, [shrunk, tiles, pool, out], count, groups)
+        call_kernel(library, shrink, [x.astype(NUMBERS[dtype]), tiles, pool, shrunk], count, groups)
+        call_kernel(library, expand, [shrunk, tiles, pool, out], count, groups)
         return out
 
     order = [int(i) for i in random.permutation(count)]
@@ -376,31 +270,31 @@ def test_rows_of_experts_read_the_matrices_of_their_expert(library: ctypes.CDLL)
     def floats(*shape: int) -> np.ndarray:
         return random.standard_normal(shape).astype(NUMBERS["bf16"]).astype(np.float32)
 
-    a = [floats(rank, _EXPERTS, columns) for _ in parts]
-    b = [floats(_EXPERTS, padded(n), rank) for n in parts]
+    a = [floats(rank, EXPERTS, columns) for _ in parts]
+    b = [floats(EXPERTS, padded(n), rank) for n in parts]
     joined = {i: (a[i].reshape(rank, -1), b[i].reshape(-1, rank), 0.5) for i in range(len(parts))}
     pool = np.concatenate([slot_bytes(slot, of_slot, "bf16") for of_slot in ({}, joined)])
-    x, y = floats(count * _TOP_K, columns), floats(count * _TOP_K, sum(parts))
-    experts = np.array([random.permutation(_EXPERTS)[:_TOP_K] for _ in range(count)], np.int32)
+    x, y = floats(count * TOP_K, columns), floats(count * TOP_K, sum(parts))
+    experts = np.array([random.permutation(EXPERTS)[:TOP_K] for _ in range(count)], np.int32)
     rows, expected = [7, 2, 9, 0, 3, 4, 10, 1, 5], y.astype(np.float64)
-    for pair in (row * _TOP_K + j for row in rows for j in range(_TOP_K)):
+    for pair in (row * TOP_K + j for row in rows for j in range(TOP_K)):
         expert, shrunk = experts.ravel()[pair], [x[pair] @ of[:, experts.ravel()[pair]].T for of in a]
         made = [0.5 * b[i][expert, :n].astype(np.float64) @ shrunk[i] for i, n in enumerate(parts)]
         expected[pair] += np.concatenate(made)
     chosen = np.ascontiguousarray(np.concatenate((experts, np.zeros_like(experts)), axis=1))
 
     def run(tiles: np.ndarray, groups: int) -> np.ndarray:
-        of_pairs = np.full(1 + TILE_RECORD * TILE_ROWS * _TOP_K * count, -1, np.int32)
+        of_pairs = np.full(1 + TILE_RECORD * TILE_ROWS * TOP_K * count, -1, np.int32)
         shrunk, out = np.full((len(x), shrunk_width(slot)), np.nan, np.float32), y.copy()
-        index = np.zeros(index_ints(_EXPERTS, len(x)), np.int32)
-        _call(library, pairs, [tiles, chosen, index, of_pairs], count, groups)
-        _call(library, shrink, [x.astype(NUMBERS["bf16"]), index, of_pairs, pool, shrunk], count, groups)
-        _call(library, expand, [shrunk, of_pairs, pool, out], count, groups)
+        index = np.zeros(index_ints(EXPERTS, len(x)), np.int32)
+        call_kernel(library, pairs, [tiles, chosen, index, of_pairs], count, groups)
+        call_kernel(library, shrink, [x.astype(NUMBERS["bf16"]), index, of_pairs, pool, shrunk], count, groups)
+        call_kernel(library, expand, [shrunk, of_pairs, pool, out], count, groups)
         return out
 
     whole = run(tiles_of({1: rows}, count), 3)
     np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-3)
-    alone, those = run(tiles_of({1: rows[4:5]}, count), 1), slice(rows[4] * _TOP_K, (rows[4] + 1) * _TOP_K)
+    alone, those = run(tiles_of({1: rows[4:5]}, count), 1), slice(rows[4] * TOP_K, (rows[4] + 1) * TOP_K)
     np.testing.assert_array_equal(alone[those], whole[those])
     np.testing.assert_array_equal(np.delete(alone, those, 0), np.delete(y, those, 0))
     np.testing.assert_array_equal(run(tiles_of({}, count), 2), y)
@@ -408,22 +302,22 @@ def test_rows_of_experts_read_the_matrices_of_their_expert(library: ctypes.CDLL)
 
 def test_an_activation_without_a_gate(tmp_path: Path) -> None:
     given: dict[str, Any] = {"activated": "f32", "activation": "gelu_tanh"}
-    spec = _floats("bf16", 96, 136, bias=True, **given)
-    layer, rows = _Layer(spec, max(_ROWS)), max(_ROWS)
-    found = _run(ctypes.CDLL(str(host_library([cuda_text(spec)], tmp_path))), spec, layer, rows, groups=3)
+    spec = float_spec("bf16", 96, 136, bias=True, **given)
+    layer, rows = Layer(spec, max(_ROWS)), max(_ROWS)
+    found = run_layer(ctypes.CDLL(str(host_library([cuda_text(spec)], tmp_path))), spec, layer, rows, groups=3)
     expected = activated(torch.from_numpy(layer.expected), "gelu_tanh").numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_tensor_cores_do_not_take() -> None:
     unfit = (
-        _floats("f32", 64, 64),
-        _floats("bf16", 72, 64),
-        _quantized("i8", 96, 64, Integers(8)),
-        _quantized("i8", 128, 64, Integers(4, 32)),
-        _quantized("bf16", 128, 64, Codes("e2m1", 16)),
-        _quantized("bf16", 128, 64, Codes("nf4", 64)),
-        _quantized("f32", 128, 64, Fp8()),
+        float_spec("f32", 64, 64),
+        float_spec("bf16", 72, 64),
+        quantized_spec("i8", 96, 64, Integers(8)),
+        quantized_spec("i8", 128, 64, Integers(4, 32)),
+        quantized_spec("bf16", 128, 64, Codes("e2m1", 16)),
+        quantized_spec("bf16", 128, 64, Codes("nf4", 64)),
+        quantized_spec("f32", 128, 64, Fp8()),
     )
     assert [tensor_layer(spec) for spec in unfit] == [None] * len(unfit)
     assert all(launch_of(spec, tensor_cores=True) == launch_of(spec) for spec in unfit)
@@ -438,18 +332,18 @@ def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
     """Of layers as wide as models have them, for each generation: its PTX, and its machine code where nvdisasm is."""
     wide = (4096, 4096)
     wanted: dict[KernelSpec, tuple[str, str, int]] = {
-        _floats("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
-        _floats("f16", *wide): ("f32.f16.f16.f32", "HMMA.16816.F32", 20),
-        _floats("f16", *wide, gated="f16"): ("f32.f16.f16.f32", "HMMA.16816.F32", 24),
-        _quantized("i8", *wide, Integers(8)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 8),
-        _quantized("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 0),
-        _quantized("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 4),
-        _quantized("bf16", *wide, Codes("e2m1", 32, E8M0)): (
+        float_spec("bf16", *wide, bias=True, residual=True): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
+        float_spec("f16", *wide): ("f32.f16.f16.f32", "HMMA.16816.F32", 20),
+        float_spec("f16", *wide, gated="f16"): ("f32.f16.f16.f32", "HMMA.16816.F32", 24),
+        quantized_spec("i8", *wide, Integers(8)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 8),
+        quantized_spec("i8", *wide, Integers(4, 128, True)): ("s32.u8.s8.s32", "IMMA.16832.U8.S8", 0),
+        quantized_spec("bf16", *wide, Integers(4, 128, True)): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 4),
+        quantized_spec("bf16", *wide, Codes("e2m1", 32, E8M0)): (
             "f32.bf16.bf16.f32",
             "HMMA.16816.F32.BF16",
             4,
         ),
-        _of_experts(_floats("bf16", 2048, 1536, gated="bf16")): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
+        expert_spec(float_spec("bf16", 2048, 1536, gated="bf16")): ("f32.bf16.bf16.f32", "HMMA.16816.F32.BF16", 20),
     }
     """And how many loads of 128 bits there are without shared memory."""
     ptx = build_ptx("\n".join((cuda_prelude.FULL, *map(cuda_text, wanted))), "compute_80")
