@@ -14,6 +14,7 @@ from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu import nvcc
 from llmc.compiler.targets.gpu.cuda import CudaTarget, names
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, unpack
+from llmc.compiler.targets.gpu.wgmma import WAYS
 from llmc.compiler.targets.registry import resolve_target, target_of
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
@@ -31,7 +32,7 @@ _SMALL = "prefill=[1,2]x[32],decode=[1,3]x[64],mixed=[3]x[16]"
 def compiled(model: Path, folder: Path, cache: Path, patch: pytest.MonkeyPatch, **options: object) -> Stub:
     """Compiles `model` for CUDA into `folder`/out; from now on devices of kind cuda run it on the host."""
     with fake_nvcc(folder):
-        compile_tiny(model, folder / "out", cache, target="cuda:sm_80,sm_90", **options).close()
+        compile_tiny(model, folder / "out", cache, **{"target": "cuda:sm_80,sm_90", **options}).close()
     stub = Stub(stub_library(folder))
     patch.setenv("STUB_CUDA_KERNELS", str(kernels_on_host(folder / "out", folder)))
     patch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
@@ -78,6 +79,24 @@ def test_tensor_cores_give_every_bucket_and_chunk_the_same_bits(
         assert code.count(b"void __launch_bounds__(128, 1) linear_") > 3
         assert code.count(b"void __launch_bounds__(128, 1) expert_linear_") > 3
         tokens = random_tokens(artifact.info.vocab_size, 48)
+        check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
+        check_bits(artifact)
+    assert stub.report() == ""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", WAYS)
+def test_wgmma_gives_every_bucket_and_chunk_the_same_bits(
+    way: str, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of dense layers, and of experts; prompts have more rows than 64, and so has an expert more than 16."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 32}
+    model = make_tiny_model(tmp_path / "model", "qwen3_moe", **sizes, num_experts=5, num_experts_per_tok=4)
+    buckets = "prefill=[1,2]x[96],decode=[1,3]x[128],mixed=[3]x[16]"
+    options = {"target": f"cuda:sm_90a+{way}", "buckets": buckets, "dtype": "bf16"}
+    stub = compiled(model, tmp_path, kernel_cache, monkeypatch, **options)
+    with Artifact(tmp_path / "out") as artifact:
+        tokens = random_tokens(artifact.info.vocab_size, 112)
         check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
         check_bits(artifact)
     assert stub.report() == ""
