@@ -258,6 +258,22 @@ class Bench:
         )
         self._report.part(f"numbers of {bundle.name}", lambda: self._numbers(artifact))
 
+    def passes(self, bundle: Path, path: Path) -> bool:
+        """Whether a bundle behind the first one passes its checks, if its target has options, which a GPU has to allow.
+
+        Any other bundle that does not pass ends the script.
+        """
+        with Artifact(path) as artifact:
+            target = artifact.info.target_name
+        try:
+            self.check(bundle, path)
+        except SystemExit:
+            if "+" not in target or bundle == self._given.bundles[0]:
+                raise
+            say(f"    {bundle.name} is not measured: {target} is not for this GPU")
+            return False
+        return True
+
     def _numbers(self, path: Path) -> None:
         import torch
 
@@ -367,8 +383,7 @@ def main() -> None:
     report.found["device"] = facts
     bench = Bench(given, shape, report)
     artifacts = {bundle: bench.packed(bundle) for bundle in given.bundles}
-    for bundle, artifact in artifacts.items():
-        bench.check(bundle, artifact)
+    artifacts = {bundle: artifact for bundle, artifact in artifacts.items() if bench.passes(bundle, artifact)}
     report.part("limits", bench.limits)
     for bundle, artifact in artifacts.items():
         report.part(f"buckets of {bundle.name}", partial(bench.buckets, artifact))

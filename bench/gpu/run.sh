@@ -14,8 +14,8 @@
 #
 # and the same with --quant w4a16, and with --quant w8a8. A bundle of a target such as cuda:sm_90a+dependent is measured
 # both ways: kernels begin early, or in turn. On Hopper, wgmma is an option, too, which only a GPU can judge
-# (docs/gpu.md): make the same bundles with --target cuda:sm_90a+wgmma-many, and with cuda:sm_90a+wgmma. Run the script for
-# each of both with a --work of its own, so that bits that differ end that run alone.
+# (docs/gpu.md): make bundles with --target cuda:sm_90a+wgmma-many and with cuda:sm_90a+wgmma, and list them behind the
+# others. One of a target with options whose checks fail is left out; the others are measured side by side.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

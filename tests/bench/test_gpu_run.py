@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,8 +15,9 @@ from typing import cast
 import pytest
 import torch
 
+from bench.gpu import measure
 from bench.gpu.baseline import baseline
-from bench.gpu.measure import ways_of
+from bench.gpu.measure import Bench, Report, check, ways_of
 from bench.gpu.random_model import write_random_model
 from bench.gpu.step_limits import Limits, Model
 from bench.gpu.torch_model import TorchModel, read_weights
@@ -95,6 +98,27 @@ def test_kernels_that_begin_early_are_measured_both_ways() -> None:
         ways = ways_of(cast(Artifact, artifact))
         assert ({"dependent_launches": 0} in ways.values()) == in_turn
         assert {"graphs", "launches", "some graphs"} <= ways.keys()
+
+
+def test_only_options_of_a_target_may_fail_their_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, wide = tmp_path / "bf16.bundle", tmp_path / "wgmma.bundle"
+    targets = {plain: "cuda:sm_80,sm_90a", wide: "cuda:sm_80,sm_90a+wgmma-many"}
+    facts = {bundle: SimpleNamespace(info=SimpleNamespace(target_name=name)) for bundle, name in targets.items()}
+
+    def refused(*_: object) -> None:
+        check("bit-exactness", passed=False)
+
+    monkeypatch.setattr(Bench, "check", refused)
+    monkeypatch.setattr(measure, "Artifact", lambda path: nullcontext(facts[path]))
+    given = Namespace(bundles=[plain, wide], work=tmp_path, shape="qwen2.5-0.5b")
+    bench = Bench(given, _SHAPE, Report(tmp_path / "report.json", {}))
+    assert not bench.passes(wide, wide)
+    with pytest.raises(SystemExit):
+        bench.passes(plain, plain)
+    # What others are compared with has to pass.
+    given.bundles.reverse()
+    with pytest.raises(SystemExit):
+        bench.passes(wide, wide)
 
 
 def test_baselines_are_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
