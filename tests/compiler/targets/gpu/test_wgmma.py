@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler.targets.gpu.cuda import cuda_text
-from llmc.compiler.targets.gpu.cuda_prelude import FULL
+from llmc.compiler.targets.gpu.cuda_prelude import FULL, FULL_DEPENDENT
 from llmc.compiler.targets.gpu.cuda_wgmma import WGMMA
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
@@ -19,6 +19,7 @@ from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.integers import Integers
 
 from support.cuda import host_library
+from support.ptx_flow import unawaited
 from support.sass import find_nvdisasm, instructions
 from support.tensor_layers import (
     EXPERTS,
@@ -113,10 +114,12 @@ _BUILT = {
 )
 def test_code_has_products_that_run_beside_other_work(way: str, names: tuple[str, ...], tmp_path: Path) -> None:
     """Without spills, without waits of the assembler's own, and without writes to registers that a product reads."""
-    wanted = [_BUILT[name] for name in names]
-    texts = [cuda_text(spec, way) for spec, _ in wanted]
-    ptx = build_ptx("\n".join((FULL + WGMMA, *texts)), f"compute_{ARCHITECTURE[3:]}")
+    wanted, early = [_BUILT[name] for name in names], way == ALL  # some begin while kernels before them end
+    texts = [cuda_text(spec, way, dependent=early) for spec, _ in wanted]
+    ptx = build_ptx("\n".join((FULL_DEPENDENT if early else FULL, WGMMA, *texts)), f"compute_{ARCHITECTURE[3:]}")
     _check_registers(ptx.decode())
+    for kernel in ptx.decode().split(".visible .entry ")[1:] if early else ():
+        assert not unawaited(kernel) & {"param_0", "exit", "unknown"}  # x, and paths without a wait
     cubin, said = build_cubin(ptx, ARCHITECTURE)
     assert re.findall(r"(\d+) bytes spill", said) == ["0"] * (2 * len(texts))
     # The assembler says so where it runs products one by one, or waits for them by itself.
