@@ -20,7 +20,6 @@ ARCHITECTURE = "sm_90a"
 X_STAGES = 3
 """Steps of x in shared memory: one is multiplied, the next one is there, and one may still be read by other warps."""
 _MOST_STAGES = 10
-_MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,7 @@ def row_forms(layer: TensorLayer, way: str) -> RowForms:
 def _wide(layer: TensorLayer, form: Form) -> WgmmaForm:
     """In place of the form for the most rows.
 
-    A warp has 128 registers of sums: all rows of x beside two fragments, or half of them where each sum takes two.
+    Sums take 128 registers: of two fragments by 128 rows of x, or by half of them where each sum takes two. An expert
+    seldom has as many rows.
     """
-    return WgmmaForm(form.above, _MOST, 2, 8 if layer.grouped or layer.experts else 16)
+    return WgmmaForm(form.above, form.most, 2, 8 if layer.grouped or layer.experts else 16)
