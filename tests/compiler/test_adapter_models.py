@@ -174,7 +174,7 @@ def test_rows_without_an_adapter_have_the_models_bits(
     check_against_merged(model, tmp_path / "with", [adapter, None, other], 0.25)
 
 
-@pytest.mark.parametrize("scheme", [None, "w8a8"])
+@pytest.mark.parametrize("scheme", [None, rare("w8a8")])
 def test_an_output_projection_that_is_the_embedding(scheme: str | None, tmp_path: Path, kernel_cache: Path) -> None:
     """Its adapter changes logits, and leaves the embedding alone; one of the embedding changes no more than that."""
     model = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=1, tie_word_embeddings=True)

@@ -18,6 +18,7 @@ from llmc.models.convert import DTYPES
 from support.adapter_pools import NUMBERS, slot_bytes, tiles_of
 from support.kernel_harness import Guarded
 from support.kernel_harness import targets_here as cpus_here
+from support.marks import rare
 from support.new_family import targets_here
 
 pytestmark = pytest.mark.native
@@ -46,9 +47,9 @@ def call(spec: Any, target: Any, folder: Path, buffers: list[Guarded], num_tasks
         ("f32", 24, (40,), 100),
         ("bf16", 96, (64, 16, 16), 256),
         ("bf16", 37, (21, 5), 19),
-        ("bf16", 40, (24, 8), 128),
+        rare("bf16", 40, (24, 8), 128),
         ("f16", 8, (130,), 3),
-        ("f16", 33, (17,), 64),
+        rare("f16", 33, (17,), 64),
     ],
 )
 def test_kernels(name: str, dtype: str, columns: int, rows: tuple[int, ...], rank: int, tmp_path: Path) -> None:
