@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmc.compiler.targets.registry import native_target, resolve_target
+from llmc.models.families.family import Family
+from llmc.models.registry import FAMILIES
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.paged_reference import check_equals_transformers
@@ -19,6 +22,18 @@ from support.tiny_models import make_tiny_model
 def targets_here() -> list[str]:
     """This machine's target, and the reference target where it is for this architecture."""
     return [native_target().name, *(["reference"] if resolve_target("reference").runs_here() else [])]
+
+
+@contextmanager
+def registered(family: Family) -> Iterator[None]:
+    """While it lasts llmc has the family; one that it has already stays."""
+    had = family.model_type in FAMILIES
+    FAMILIES.setdefault(family.model_type, family)
+    try:
+        yield
+    finally:
+        if not had:
+            del FAMILIES[family.model_type]
 
 
 def check_compiled(model: Path, folder: Path, logits: Callable[[list[int]], np.ndarray]) -> None:
