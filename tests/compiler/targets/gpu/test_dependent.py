@@ -17,6 +17,7 @@ from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, awaits, joi
 from llmc.compiler.targets.gpu.cuda_prelude import FULL_DEPENDENT
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
+from llmc.compiler.targets.gpu.wgmma import WAYS
 from llmc.compiler.targets.registry import resolve_target, target_of
 from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.formats.integers import Integers
@@ -165,6 +166,17 @@ def test_code_waits_on_every_path(specs: list[KernelSpec], architectures: tuple[
             assert code.index("PREEXIT") < begin, symbol
             touched = [one for one in code[:begin] if re.match(r"(LDGSTS|LDG|LD|STG|ST|ATOM|RED)\b", one)]
             assert (code.count("ACQBULK") >= 4) if symbol in dense else not touched, symbol
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("spec", _DENSE[:2], ids=["w4a16", "bf16"])
+def test_layers_by_wgmma_wait_on_every_path(way: str, spec: KernelSpec) -> None:
+    *_, ptx = unpack(resolve_target(f"cuda:sm_90a+dependent+{way}").compile(spec, None))
+    early = unawaited(ptx.code.decode().split(".visible .entry ")[1])
+    operands = len(_pointers(cuda_text(spec, dependent=True))) - 1
+    assert early == {"param_1", f"param_{2 * operands}"}  # the weight, and scalars
 
 
 @pytest.mark.exhaustive
