@@ -62,10 +62,17 @@ class ResponseStore:
             raise ApiError(str(error), param="previous_response_id", code=code) from error
 
     def put(self, stored: StoredResponse) -> None:
-        """Stores an answer unless it alone is too large."""
+        """Stores an answer unless it alone is too large. It replaces an answer of the same id: a router that tries a
+        request again gives the same id. An answer of another key stays instead."""
         if stored.num_bytes > self._max_bytes or not self.enabled:
             return
-        self._kept[stored.response["id"]] = stored
+        response_id = stored.response["id"]
+        old = self._kept.get(response_id)
+        if old is not None:
+            if old.owner != stored.owner:
+                return
+            self._drop(response_id)
+        self._kept[response_id] = stored
         self._held[stored.owner] += stored.num_bytes
         while len(self._kept) > self._max_count or self._held.total() > self._max_bytes:
             most = max(self._held, key=lambda one: self._held[one])

@@ -285,6 +285,16 @@ def test_what_is_kept_is_bounded() -> None:
         store.get(0, "a1")
     with pytest.raises(ApiError):
         store.get(1, "large")
+    # A router that tries again stores the same id again.
+    again = ResponseStore(3, 1000)
+    for _ in range(3):
+        again.put(answer(0, "x", 400))
+    again.put(answer(1, "x", 10))
+    again.put(answer(1, "y", 300))
+    assert again.get(0, "x").num_bytes == 400
+    assert again.get(1, "y").num_bytes == 300
+    with pytest.raises(ApiError):
+        again.get(1, "x")
     off = ResponseStore(0, 1000)
     off.put(answer(None, "c"))
     assert not off.enabled
