@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
+import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _LOCKED = "graphs.bin"
+_held: dict[Path, int] = {}  # descriptors with a lock, by resolved path
+_mutex = threading.Lock()
 
 
 def hold(artifact: Path) -> bool:
     """Holds a cached artifact until this process ends; False if it is gone. Any number of processes may hold one."""
-    try:
-        descriptor = os.open(artifact / _LOCKED, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    # A collection that had it first has moved it away.
-    with suppress(OSError):
-        if os.path.samestat(os.fstat(descriptor), (artifact / _LOCKED).stat()):
-            return True
-    os.close(descriptor)
-    return False
+    path = artifact.resolve()
+    with _mutex:
+        descriptor = _locked(path)
+        if descriptor is None:
+            return False
+        # Of the same artifact, or of the one that was here before.
+        former = _held.pop(path, None)
+        if former is not None:
+            os.close(former)
+        _held[path] = descriptor
+    return True
+
+
+def hold_again(artifact: Path) -> None:
+    """Holds what now lies at the path, if this process held what lay there: `compile --add` exchanges artifacts."""
+    if artifact.resolve() in _held:
+        hold(artifact)
 
 
 def move_unless_held(artifact: Path, to: Path) -> bool:
@@ -31,7 +39,7 @@ def move_unless_held(artifact: Path, to: Path) -> bool:
     try:
         with ExitStack() as stack:
             with suppress(FileNotFoundError):  # damaged: nobody holds it
-                descriptor = os.open(artifact / _LOCKED, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = _opened_to_lock_alone(artifact / _LOCKED)
                 stack.callback(os.close, descriptor)
                 if not _locked_alone(descriptor):
                     return False
@@ -41,7 +49,37 @@ def move_unless_held(artifact: Path, to: Path) -> bool:
     return True
 
 
+def _locked(artifact: Path) -> int | None:
+    """A descriptor with a lock that others may share; None if the artifact is gone."""
+    import fcntl  # not on Windows, where nothing is held
+
+    try:
+        descriptor = os.open(artifact / _LOCKED, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # a collection has it for one rename at most
+    # A collection that had it first has moved it away.
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), (artifact / _LOCKED).stat()):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _opened_to_lock_alone(file: Path) -> int:
+    """NFS locks alone only what is open for writing; a local file system also locks what cannot be written."""
+    try:
+        return os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _locked_alone(descriptor: int) -> bool:
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +22,7 @@ from llmc.compiler.store import cache as module
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
 from llmc.compiler.store.collect import collect
-from llmc.held_artifact import hold
+from llmc.held_artifact import hold, hold_again, move_unless_held
 from llmc.regular_file import read_regular
 
 PROCESSES = 16
@@ -209,6 +212,60 @@ def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path) -> No
         user.communicate()
     assert collect(GraphCache(tmp_path), max_size=0).removed == (artifact.name,)
     assert not hold(artifact)
+
+
+def test_what_a_collection_is_about_to_move_cannot_be_held(tmp_path: Path) -> None:
+    artifact, found = make_artifact(tmp_path, 1, 10, 0), list[bool]()
+    with (artifact / "graphs.bin").open("rb") as collected:
+        fcntl.flock(collected, fcntl.LOCK_EX)
+        holder = threading.Thread(target=lambda: found.append(hold(artifact)), daemon=True)
+        holder.start()
+        holder.join(0.1)
+        assert not found
+        artifact.rename(tmp_path / "going")
+    holder.join()
+    assert found == [False]
+
+
+def test_an_artifact_that_was_exchanged_is_held_again(tmp_path: Path) -> None:
+    artifact, other = make_artifact(tmp_path, 1, 10, 0), make_artifact(tmp_path, 2, 10, 0)
+    for path in (artifact, artifact, other.parent / ".." / "artifacts" / artifact.name):
+        before = len(os.listdir("/proc/self/fd"))
+        assert hold(path)
+    assert len(os.listdir("/proc/self/fd")) == before  # one descriptor for each artifact
+    artifact.rename(tmp_path / "former")
+    other.rename(artifact)
+    other.mkdir()
+    (other / "graphs.bin").write_bytes(b"x")
+    for path in (artifact, other):
+        hold_again(path)
+    assert not move_unless_held(artifact, tmp_path / "going")
+    assert move_unless_held(other, tmp_path / "going")  # it never was held
+    assert move_unless_held(tmp_path / "former", tmp_path / "gone")
+
+
+def test_a_held_artifact_is_left_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, a lock that others may not share needs a file that is open for writing."""
+    flock, open_ = fcntl.flock, os.open
+
+    def nfs(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    artifact = make_artifact(tmp_path, 1, 10, 0)
+    assert hold(artifact)
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    assert not move_unless_held(artifact, tmp_path / "going")
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    def read_only(path: Path, flags: int) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return open_(path, flags)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert not move_unless_held(artifact, tmp_path / "going")
 
 
 def test_what_interrupted_collections_and_compilations_left(tmp_path: Path) -> None:
