@@ -310,7 +310,7 @@ def _parsed(inbound: Inbound) -> dict[str, Any]:
     """JSON object of a body; empty if it is none, or packed, which the replica will report."""
     if not inbound.body or b"json" not in inbound.header(b"content-type").lower():
         return {}
-    if inbound.header(b"content-encoding"):
+    if inbound.header(b"content-encoding").strip().lower() not in (b"", b"identity"):
         return {}
     check_size(inbound.body)
     try:
