@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.message_errors import error_event
 
+_REFUSED = ApiError("a replica refused the rest of the answer", status=502, code="replica_refused")
+
 
 @dataclass(frozen=True)
 class StreamError:
@@ -33,7 +35,8 @@ class Dialect(Protocol):
         """An error of the router, for a client that has num_events events."""
 
     def refusal_event(self, body: bytes, num_events: int) -> bytes:
-        """As `error_event`, of an error that a replica answered with."""
+        """As `error_event`, of an error that a replica answered with. A proxy before it may have answered instead, with
+        any bytes."""
 
 
 class _Chunks:
@@ -54,7 +57,8 @@ class _Chunks:
         return _event(error.body())
 
     def refusal_event(self, body: bytes, num_events: int) -> bytes:
-        return b"data: " + body + b"\n\n"
+        told = _refusal_in(body)
+        return self.error_event(_REFUSED, num_events) if told is None else _event(told)
 
 
 class _Messages:
@@ -72,7 +76,8 @@ class _Messages:
         return _named(error_event(error))
 
     def refusal_event(self, body: bytes, num_events: int) -> bytes:
-        return _named(json.loads(body))
+        told = _refusal_in(body)
+        return self.error_event(_REFUSED, num_events) if told is None else _named({**told, "type": "error"})
 
 
 class _Responses:
@@ -91,7 +96,8 @@ class _Responses:
         return self._event(error.body()["error"], num_events)
 
     def refusal_event(self, body: bytes, num_events: int) -> bytes:
-        return self._event(json.loads(body)["error"], num_events)
+        told = _refusal_in(body)
+        return self.error_event(_REFUSED, num_events) if told is None else self._event(told["error"], num_events)
 
     @staticmethod
     def _event(error: Mapping[str, Any], num_events: int) -> bytes:
@@ -106,6 +112,15 @@ DIALECTS: Mapping[str, Dialect] = {
     "/v1/responses": _Responses(),
 }
 """By path."""
+
+
+def _refusal_in(body: bytes) -> dict[str, Any] | None:
+    """The JSON of an error, which has its object `error`; None for any other bytes."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) and isinstance(told.get("error"), dict) else None
 
 
 def _data_of(event: bytes) -> Any:

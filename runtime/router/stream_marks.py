@@ -47,7 +47,7 @@ class StreamMarks:
                 start = end + 2
         except StreamFailed as error:
             self.failure = error
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             self.failure = ValueError(f"bytes that are no event stream: {error}")
         self._buffer = buffer[start:]
         if len(self._buffer) > _MAX_EVENT:

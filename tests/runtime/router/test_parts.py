@@ -72,6 +72,36 @@ def test_errors_of_a_replica_are_not_told_and_those_of_a_request_are() -> None:
     assert StreamMarks(COMPLETIONS, 1).feed(blamed) == blamed
 
 
+@pytest.mark.parametrize(
+    ("path", "broken"),
+    [
+        ("/v1/completions", b'data: {"error": "x"}\n\n'),
+        ("/v1/chat/completions", b'data: {"error": ["x"]}\n\n'),
+        ("/v1/messages", b'event: error\ndata: {"error": "x"}\n\n'),
+        ("/v1/responses", b'event: response.failed\ndata: {"response": "x"}\n\n'),
+    ],
+)
+def test_errors_that_no_replica_sends_are_told_as_the_routers(path: str, broken: bytes) -> None:
+    """A proxy before a replica may answer with its own."""
+    dialect = DIALECTS[path]
+    refused = ApiError("a replica refused the rest of the answer", status=502, code="replica_refused")
+    for body in (b"<html>\n\n</html>", b'{"detail": "x"}', b'{"error": "x"}', b"[]", b"", b"[" * 100_000):
+        assert dialect.refusal_event(body, 7) == dialect.error_event(refused, 7)
+    marks = StreamMarks(dialect, 1)
+    assert marks.feed(broken) == b""
+    assert isinstance(marks.failure, ValueError)
+
+
+@pytest.mark.parametrize("coding", ["identity", " Identity ", "gzip"])
+def test_a_body_that_is_not_packed_is_read(coding: str) -> None:
+    body = b'{"model": "other", "prompt": "a"}'
+    inbound = Inbound(
+        "POST", "/v1/completions", b"/v1/completions", [_JSON, (b"content-encoding", coding.encode())], body
+    )
+    relay = Relay(fleet_of([("a", "m", "x")]), RouterMetrics(), inbound, b"1")
+    assert relay._model == ("m" if coding == "gzip" else "other")
+
+
 def test_prompts_with_one_beginning_share_hashes() -> None:
     first, second = (block_hashes(b"x" * 600 + end, 256) for end in (b"a" * 300, b"b" * 300))
     assert first[:2] == second[:2]
