@@ -68,9 +68,9 @@ STREAMS: Mapping[str, tuple[str, dict[str, Any]]] = {
         seed=19, guided_regex=_THOUGHT, max_output_tokens=60, top_logprobs=2, include=["message.output_text.logprobs"]
     ),
 }  # fmt: skip
+"""Path and body of each, for a server that has the parsers hermes and qwen3."""
 NAMED = ("/v1/messages", "/v1/responses")
 """Paths of APIs whose events have names, and whose streams end without [DONE]."""
-"""Path and body of each, for a server that has the parsers hermes and qwen3."""
 
 
 def groups(text: str) -> list[tuple[str, str]]:
