@@ -41,9 +41,9 @@ def response_of(error: ApiError, path: str) -> Response:
     request_id = error.headers.get("X-Request-Id")
     if not _is_message(path):
         return error.response()
-    body = json.dumps(error_body(error.status, error.body()["error"], request_id), ensure_ascii=False)
     headers = {**error.headers, **({} if request_id is None else {"request-id": request_id})}
-    return Response(body.encode("utf-8", "backslashreplace"), error.status, headers, "application/json")
+    body = _bytes_of(error.status, error.body()["error"], request_id)
+    return Response(body, error.status, headers, "application/json")
 
 
 def _is_message(path: str) -> bool:
@@ -61,6 +61,11 @@ def error_body(status: int, error: Mapping[str, Any], request_id: str | None) ->
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     told = {"type": kind, "message": message, "code": error.get("code")}
     return {"type": "error", "error": told, "request_id": request_id}
+
+
+def _bytes_of(status: int, error: Mapping[str, Any], request_id: str | None) -> bytes:
+    """`error_body`, of which half a surrogate pair cannot be encoded."""
+    return json.dumps(error_body(status, error, request_id), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 class MessageErrors:
@@ -111,8 +116,7 @@ class _Answer:
 
     def _translated(self, message: Message, start: Message) -> tuple[Message, Message]:
         headers = MutableHeaders(scope=start)
-        told = error_body(start["status"], json.loads(self._body)["error"], headers.get("x-request-id"))
-        body = json.dumps(told, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        body = _bytes_of(start["status"], json.loads(self._body)["error"], headers.get("x-request-id"))
         headers["content-length"] = str(len(body))
         self._start = None
         return {**message, "body": body}, start
