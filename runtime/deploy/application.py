@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,8 +110,7 @@ def _scaling(config: DeployConfig, role: str) -> dict[str, Any]:
 
 def application(name: str, config: DeployConfig) -> serve.Application:
     """Replicas of each artifact behind one endpoint. name: of the deployment in its cluster."""
-    if config.prefill_replicas and config.hand_over_key is None:
-        config = dataclasses.replace(config, hand_over_key=secrets.token_hex(32))
+    config = config.with_key()
     parts = []
     for index, artifact in enumerate(config.artifacts):
         apart = config.prefill_replicas > 0 and has_roles(Path(artifact))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from llmc.runtime.server.hand_over_headers import fault_of_key
 
 
 class DeployError(ValueError):
@@ -64,8 +67,20 @@ class DeployConfig:
             value = getattr(self, name)
             if not value > 0:
                 raise DeployError(f"{name} {value:g} is out of range: give more than 0")
+        if self.hand_over_key:  # replicas would end at once, and be started without end
+            if not isinstance(self.hand_over_key, str):
+                raise DeployError("hand_over_key is not a text: put it in quotes")
+            fault = fault_of_key(self.hand_over_key)
+            if fault is not None:
+                raise DeployError(f"hand_over_key {fault}")
         if not 0 < self.kv_high <= 1:
             raise DeployError(f"kv_high {self.kv_high:g} is out of range: give more than 0 and at most 1")
+
+    def with_key(self) -> DeployConfig:
+        """The same, with a new hand_over_key if replicas need one and none is given."""
+        if not self.prefill_replicas or self.hand_over_key:
+            return self
+        return dataclasses.replace(self, hand_over_key=secrets.token_hex(32))
 
     @property
     def threads(self) -> int | None:

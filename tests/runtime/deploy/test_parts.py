@@ -43,11 +43,23 @@ from support.paths import ROOT
         ({"artifacts": ["a"], "cpus": True}, r"cpus is True: give a number"),
         ({"artifacts": ["a"], "prefill_replicas": -1}, r"prefill_replicas -1 is out of range: give 0 or more"),
         ({"artifacts": ["a"], "hand_over_chars": 0}, r"hand_over_chars 0 is out of range"),
+        ({"artifacts": ["a"], "hand_over_key": "short"}, r"hand_over_key has 5 characters: use 16 or more, ASCII"),
+        ({"artifacts": ["a"], "hand_over_key": "k" * 20 + "\n"}, r"hand_over_key has 21 characters"),
+        ({"artifacts": ["a"], "hand_over_key": 10**20}, r"hand_over_key is not a text: put it in quotes"),
     ],
 )
 def test_arguments_that_do_not_fit(given: dict[str, Any], says: str) -> None:
     with pytest.raises(DeployError, match=says):
         parse_config(given)
+
+
+def test_replicas_that_hand_over_have_a_key() -> None:
+    for given in ({}, {"hand_over_key": None}, {"hand_over_key": ""}):
+        config = parse_config({"artifacts": ["a"], "prefill_replicas": 1, **given})
+        made = {config.with_key().hand_over_key for _ in range(2)}
+        assert [len(key or "") for key in made] == [64, 64]
+    for config in (DeployConfig(("a",)), DeployConfig(("a",), prefill_replicas=1, hand_over_key="k" * 16)):
+        assert config.with_key() == config
 
 
 def test_a_replica_has_the_threads_that_ray_keeps_for_it() -> None:
