@@ -107,12 +107,9 @@ def _check_kind(file: Path, config: Mapping[str, Any]) -> None:
 
 def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
     """(module, "a" or "b", values) of each tensor."""
-    for full, values in read_tensors(file):
+    for full, values in read_tensors(file, _is_base_weight):
         if not full.startswith(PREFIX):
             raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
-        # The model has it already: what trains an adapter leaves it as it is.
-        if full.endswith(BASE_WEIGHT):
-            continue
         split = split_name(full.removeprefix(PREFIX))
         if split is None or PARTS[split[1]] not in ("a", "b"):
             raise AdapterError(
@@ -122,6 +119,11 @@ def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
         if not np.isfinite(values).all():
             raise AdapterError(f"{file}: {shown(full)} holds values that are infinite or not numbers")
         yield split[0], PARTS[split[1]], values
+
+
+def _is_base_weight(name: str) -> bool:
+    """Whether the model has the tensor already: what trains an adapter leaves it as it is. It may be a GB."""
+    return name.startswith(PREFIX) and name.endswith(BASE_WEIGHT)
 
 
 def _low_rank(path: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, Array]) -> LowRank:

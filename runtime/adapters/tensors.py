@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ class AdapterError(RequestError):
     """An adapter cannot be loaded, or does not exist; the message is one sentence."""
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
-    """(name, values) of each tensor. Raises AdapterError for a damaged file, or for tensors of other dtypes."""
+def read_tensors(path: Path, skip: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:
+    """(name, values) of each tensor. skip: whether to leave the tensor of a name unread.
+
+    Raises AdapterError for a damaged file, or for tensors of other dtypes.
+    """
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -35,7 +38,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
                 raise _broken(path, f"a header of {start - 8} bytes in a file of {size}")
             header = _header(path, file.read(start - 8))
             for name, entry in header.items():
-                if name == "__metadata__":
+                if name == "__metadata__" or skip(name):
                     continue
                 dtype, shape, begin, end = _entry(path, name, entry, size - start)
                 file.seek(start + begin)

@@ -14,7 +14,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.cli.main import main
+from llmc.runtime.adapters import tensors as tensor_files
 from llmc.runtime.adapters.adapters import Adapters
+from llmc.runtime.adapters.peft import read_adapter
 from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.llm import LLM
@@ -106,6 +108,22 @@ def test_files_that_are_none(adapters: Adapters, setting: Setting, tmp_path: Pat
     (path / "adapter_config.json").write_text("{")
     with pytest.raises(AdapterError, match="is not valid JSON"):
         adapters.load("x", path)
+
+
+def test_base_weights_are_not_read(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside an embedding or output projection PEFT saves its whole weight, here of a type that no adapter has."""
+    base = {f"{PREFIX}lm_head.base_layer.weight": np.zeros((515, 60), np.int8)}
+    read, floats = list[int](), tensor_files._floats
+
+    def counted(data: bytes, dtype: str) -> Any:
+        read.append(len(data))
+        return floats(data, dtype)
+
+    monkeypatch.setattr(tensor_files, "_floats", counted)
+    assert list(read_adapter(changed(setting, tmp_path / "x", pair() | base))) == [Q.removeprefix(PREFIX)]
+    assert read == [4 * 8 * 60] * 2
+    with pytest.raises(AdapterError, match=r"'lm_head\.base_layer\.weight' does not begin with base_model\.model\."):
+        read_adapter(changed(setting, tmp_path / "y", {"lm_head.base_layer.weight": np.zeros(1, np.float32)}))
 
 
 def test_names_and_slots(setting: Setting) -> None:
