@@ -42,8 +42,13 @@ class EndsAtOnce:
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         # An exception could be caught, or shown, by any module on its way.
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, self._message.encode())
-        os._exit(_INTERRUPTED)
+        try:
+            if sys.__stderr__ is not None:
+                os.write(sys.__stderr__.fileno(), self._message.encode())
+        except (OSError, ValueError):
+            pass  # nobody reads it, or it is closed
+        finally:
+            os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,14 @@
 It imports nothing of llmc, because as a program it runs before the command, in the same process.
 """
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C then ends this process without a traceback. The command decides for itself.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import ctypes
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
