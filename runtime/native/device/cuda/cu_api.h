@@ -47,7 +47,7 @@ struct CuLaunchAttribute {  // CUlaunchAttribute
   int32_t id;
   char pad[4];
   union {
-    char room[64];
+    alignas(8) char room[64];
     int32_t allowed;  // programmaticStreamSerializationAllowed
   } value;
 };
