@@ -27,8 +27,8 @@ struct CuDestroyExec {
 class CuGraphs {
  public:
   // Call in a scope of the machine. Programs, memory and work must outlive the graphs. Graphs beyond the budget run as
-  // launches. early: kernels begin while those before them end, which all of them await. ranks: what this device is one of; nullptr: it is alone. nccl: of these ranks; nullptr: the host exchanges
-  // all that they have.
+  // launches. early: kernels begin while those before them end, which all of them await. ranks: what this device is one
+  // of; nullptr: it is alone. nccl: of these ranks; nullptr: the host exchanges all that they have.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs, const CuMemory& memory,
                      const CuWork& work, CuStreamHandle stream, const GraphBudget& budget, bool early,
                      std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl,
