@@ -139,7 +139,8 @@ int ByChance() {
   const long long one_in = Fact("one_in", 0), only = Fact("only", 0), call = ++w.num_calls;
   if (call != only && (one_in <= 0 || w.random() % static_cast<unsigned long long>(one_in) != 0)) return kOk;
   ++w.num_failed;
-  return (only ? Fact("code", kNoMemory) : w.random() % 2) ? kNoMemory : kInvalidValue;
+  if (only) return static_cast<int>(Fact("code", kNoMemory));
+  return w.random() % 2 ? kNoMemory : kInvalidValue;
 }
 
 // What a call begins with. context: whether it is about the thread's context.

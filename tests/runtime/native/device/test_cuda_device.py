@@ -244,28 +244,29 @@ def test_a_lost_device_fails_requests_one_by_one(artifact: Path, stub: Stub, mon
 
 
 @pytest.mark.parametrize(
-    ("fails", "says"),
+    ("fails", "within_s", "says"),
     [
-        ("EventQuery=719", "Asking the idle GPU for a sign of life failed: a kernel failed .*the GPU is lost"),
-        ("EventRecord=999", r"sign of life failed: unknown error \(CUDA error 999\)"),
+        ("EventQuery=719", 60.0, "Asking the idle GPU for a sign of life failed: a kernel failed .*the GPU is lost"),
+        ("EventRecord=999", 60.0, r"sign of life failed: unknown error \(CUDA error 999\)"),
         (
             "EventQuery=600",
+            0.02,
             "The GPU 'stub' does not answer while nothing runs; the GPU is lost to this process",
         ),
     ],
 )
 def test_a_device_that_is_lost_while_it_idles(
-    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str, says: str
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, fails: str, within_s: float, says: str
 ) -> None:
     with engine(artifact, stub) as opened:
         stub.launches()
         # What does not lose it is an answer.
         for now in ("", "EventRecord=2", "EventQuery=1"):
             monkeypatch.setenv("STUB_CUDA", now)
-            opened.check_device(10.0)
+            opened.check_device(60.0)
         monkeypatch.setenv("STUB_CUDA", fails)
         with pytest.raises(LlmcError, match=says) as raised:
-            opened.check_device(0.02)
+            opened.check_device(within_s)
         assert raised.value.name == "device_lost"
         assert stub.launches() == []
         monkeypatch.delenv("STUB_CUDA")
@@ -331,6 +332,7 @@ def test_the_driver_is_declared_as_it_is(tmp_path: Path) -> None:
         static_assert(offsetof(llmc::CuLaunchConfig, stream) == offsetof(Config, hStream));
         static_assert(offsetof(llmc::CuLaunchConfig, num_attributes) == offsetof(Config, numAttrs));
         static_assert(sizeof(llmc::CuLaunchAttribute) == sizeof(CUlaunchAttribute));
+        static_assert(alignof(llmc::CuLaunchAttribute) == alignof(CUlaunchAttribute));
         static_assert(offsetof(llmc::CuLaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
         static_assert(offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed) == 0);
         static_assert(llmc::kCuProgrammaticSerialization == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
@@ -479,4 +481,5 @@ def test_each_call_fails_once(artifact: Path, stub: Stub, monkeypatch: pytest.Mo
         "not_found",
         "unsupported_target",
     }
-    assert len(found) * step > 200
+    assert {"device_failed", "out_of_memory"} <= set(map(str, found))
+    assert len(found) * step > 150
