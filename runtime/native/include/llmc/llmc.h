@@ -211,6 +211,8 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   graphs are launched kernel by kernel.
  * - `graph_prompt_mib`, `graph_order`: as for kind "opencl".
  * - `overlap`: as for kind "opencl".
+ * - `dependent_launches`: 1, the default: kernels begin while those before them end, where all of them wait for these.
+ *   0: each begins when the one before has ended. The bits are the same.
  * - `collective`: how several ranks exchange results; the bits are the same. With auto, the default, NCCL does where
  *   all ranks of a stage can use it, else their hosts do. With host, the hosts do. With nccl, anything else is an error.
  *   The statistic nccl_ranks is 0 where hosts do. Another one, nccl_refusal, says why: 1: it was chosen, 2: a rank has
@@ -219,7 +221,7 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *
  * After an error that loses a device of kind "cuda" or "opencl", every step fails with LLMC_ERR_DEVICE_LOST, which
  * names that error. With several ranks, later steps name the rank. An OpenCL device is lost if it cannot copy a few
- * bytes when a call of it has failed.
+ * bytes when a call of it has failed, or when llmc_engine_check_device asks.
  *
  * N processes run an artifact for N ranks, each with its own device, which takes more options:
  * - On one host: `room` is the path of a shared memory file that all ranks open, such as /proc/self/fd/3 of an
