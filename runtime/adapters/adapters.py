@@ -185,7 +185,7 @@ class Adapters:
             lora = read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
             orders = [tuple(order) for order in lora["orders"]]
             self._places = {
-                part["module"].format(expert) if linear.get("experts") else part["module"]: _Place(
+                part["module"].replace("{}", str(expert)) if linear.get("experts") else part["module"]: _Place(
                     number,
                     index,
                     int(part["rows"]),

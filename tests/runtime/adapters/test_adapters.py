@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.cli.main import main
+from llmc.runtime.adapters import adapters as named_adapters
 from llmc.runtime.adapters import tensors as tensor_files
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.adapters.peft import read_adapter
@@ -124,6 +125,16 @@ def test_base_weights_are_not_read(setting: Setting, tmp_path: Path, monkeypatch
     assert read == [4 * 8 * 60] * 2
     with pytest.raises(AdapterError, match=r"'lm_head\.base_layer\.weight' does not begin with base_model\.model\."):
         read_adapter(changed(setting, tmp_path / "y", {"lm_head.base_layer.weight": np.zeros(1, np.float32)}))
+
+
+def test_a_number_stands_for_braces_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other text in braces is part of a module's name."""
+    parts = [{"module": "a.{x}.{}.b", "rows": 60}]
+    lora = {"linears": [{"weight": "w", "columns": 60, "experts": 2, "parts": parts}], "orders": []}
+    monkeypatch.setattr(named_adapters, "read_manifest", lambda path: {"lora": lora})
+    with Artifact(setting.artifact) as artifact:
+        adapters = Adapters(setting.artifact, artifact, None)
+        assert list(adapters._module_places()) == ["a.{x}.0.b", "a.{x}.1.b"]
 
 
 def test_names_and_slots(setting: Setting) -> None:
