@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -296,8 +297,11 @@ def test_a_server(
         again = server.post("/v1/completions", model="tiny", **body).json()["choices"][0]
         assert again == whole
         # While nothing runs, a single refusal of a driver is no loss.
+        failures = ctypes.CDLL(str(failing)).failing_opencl_failures
+        failures.restype, before = ctypes.c_uint64, failures()
         monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer@1=-5 once=1")
         server.engine.call_between_steps(partial(server.engine.engine.check_device, 60.0))
+        assert failures() == before + 1
         monkeypatch.setenv("FAILING_OPENCL", "EnqueueReadBuffer=-5")
         refused = server.post("/v1/completions", model="tiny", **body)
         assert "is lost to this process: restart it" in refused.json()["error"]["message"]
