@@ -87,8 +87,11 @@ class WarmUpPlanner:
         device: Mapping[str, Any] | None = None,
         draft: Path | None = None,
     ) -> None:
-        """device: options that choose the device. draft: artifact of a draft model, part of the budget. Raises
-        BucketError, BudgetError, and LlmcError if an artifact cannot be opened."""
+        """device: options that choose the device. draft: artifact of a draft model, part of the budget.
+
+        Raises BucketError, BudgetError, ManifestError, RanksError for an invalid option of ranks, and LlmcError if an
+        artifact cannot be opened.
+        """
         from llmc.runtime.binding import Artifact
 
         self._artifact, self._options = artifact, options

@@ -309,8 +309,9 @@ def _graph_lines(memory: _GraphMemory, kept: set[int], graph_bytes: int) -> list
         used = size_text(memory.of(mine))
         parts.append(f"{len(mine)} of {len(all_of)} {name} graphs in {used}")
     lines = [f"{', '.join(parts)}; all in {size_text(graph_bytes)}, the arena is shared"]
-    if memory.cut_rows:
-        lines.append(f"of that, steps of {memory.cut_rows} rows and more may use as much for a second part")
+    if memory.cut_rows and any(graphs[i].max_tokens >= memory.cut_rows for i in kept):
+        second = graph_bytes - graph_set_bytes((graphs[i] for i in kept), memory.vocab_size)
+        lines.append(f"of that, {size_text(second)} for the second parts of steps of {memory.cut_rows} rows and more")
     missing = [str(graphs[i].bucket) for i in range(len(graphs)) if i not in kept]
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")

@@ -22,6 +22,7 @@ from llmc.runtime.warm_up.budget import (
     graph_set_bytes,
     plan_budget,
     size_order,
+    size_text,
 )
 from llmc.runtime.warm_up.draft_memory import DraftMemory
 
@@ -135,7 +136,9 @@ def test_second_parts_of_steps_have_memory_of_their_own(shapes: list[tuple[int, 
     budget = plan_budget(info(), graphs, range(len(graphs)), 10**9, BudgetOptions(1, 0.5, 1), None, cut_rows)
     assert budget.graph_bytes == graph_set_bytes(graphs, VOCAB, cut_rows)
     assert budget.kv_bytes == 10**9 - 10_000 - budget.graph_bytes
-    assert any(f"steps of {cut_rows} rows and more" in line for line in budget.lines)
+    second = size_text(budget.graph_bytes - brute_bytes(graphs))
+    line = f"of that, {second} for the second parts of steps of {cut_rows} rows and more"
+    assert [one for one in budget.lines if "second part" in one] == [line] * bool(cut)
 
 
 LADDER = ladder({"prefill:1x16": 100, "prefill:2x64": 4000, "decode:1x64": 50, "decode:4x64": 200})
