@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmc.compiler.targets.gpu import nvcc
-from llmc.compiler.targets.gpu.cuda_images import PTX, unpack
+from llmc.compiler.targets.gpu.cuda_images import unpack
 from llmc.compiler.targets.gpu.cuda_prelude import PORTABLE
 from llmc.compiler.targets.gpu.cuda_wgmma import MATRICES
 
@@ -76,8 +76,9 @@ def fake_nvcc(folder: Path) -> Iterator[None]:
 
 def kernels_on_host(artifact: Path, folder: Path) -> Path:
     """A library of the kernels of an artifact that `fake_nvcc` compiled, for STUB_CUDA_KERNELS."""
-    images = [image for image in unpack((artifact / "kernels.cuda").read_bytes()) if image.kind == PTX]
-    texts = [image.code.rstrip(b"\0").decode() for image in images]
+    # PTX if a kernel has some: it comes last.
+    images = {image.kernel: image for image in unpack((artifact / "kernels.cuda").read_bytes())}
+    texts = [image.code.rstrip(b"\0").decode() for image in images.values()]
     return host_library([text[text.index('extern "C"') :] for text in texts], folder)
 
 

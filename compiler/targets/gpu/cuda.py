@@ -101,7 +101,8 @@ class _Code:
 
 @dataclass(frozen=True)
 class CudaTarget(GpuTarget):
-    """NVIDIA GPUs of these architectures, and later ones by PTX."""
+    """NVIDIA GPUs of these architectures, and later ones by PTX. With wgmma, that of an architecture without it: none
+    if they all have it."""
 
     architectures: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -131,21 +132,23 @@ class CudaTarget(GpuTarget):
         from llmc.compiler.targets.gpu.devices import cuda_capabilities
 
         least = min(capability_of(name)[0] for name in self.architectures)
+        if self.wgmma and self.architectures == (wgmma.ARCHITECTURE,):  # no PTX of layers with it
+            return least in cuda_capabilities()
         return any(capability >= least for capability in cuda_capabilities())
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         self.check_no_variant(variant)
         images: list[Image] = []
-        built: dict[_Code, bytes] = {}
+        built: dict[_Code, tuple[int, bytes]] = {}
         for name in self.architectures:
             code = self._code_of(spec, name)
             if code not in built:
-                built[code] = code.ptx(spec, name)
-            images.append(Image(0, CUBIN, *capability_of(name), build_cubin(built[code], name)[0]))
-        # That of the first architecture, which is the least. A driver reads PTX up to a terminating 0.
-        code, ptx = next(iter(built.items()))
-        least = capability_of(self.architectures[0])[0]
-        images.append(Image(0, PTX, least, code.exact, ptx.rstrip(b"\0") + b"\0"))
+                built[code] = capability_of(name)[0], code.ptx(spec, name)
+            images.append(Image(0, CUBIN, *capability_of(name), build_cubin(built[code][1], name)[0]))
+        # For later GPUs: that of the least architecture whose code is not for it alone.
+        for capability, ptx in [found for code, found in built.items() if not code.exact][:1]:
+            # A driver reads PTX up to a terminating 0.
+            images.append(Image(0, PTX, capability, False, ptx.rstrip(b"\0") + b"\0"))
         return pack(images, 1, awaits=DEPENDENT in self.options)
 
     def _code_of(self, spec: KernelSpec, architecture: str) -> _Code:

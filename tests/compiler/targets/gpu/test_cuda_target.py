@@ -11,7 +11,7 @@ import pytest
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.targets.base import TargetError
-from llmc.compiler.targets.gpu import nvcc
+from llmc.compiler.targets.gpu import devices, nvcc
 from llmc.compiler.targets.gpu.cuda import CudaTarget, names
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, unpack
 from llmc.compiler.targets.gpu.wgmma import WAYS
@@ -160,18 +160,35 @@ def test_an_artifact_has_code_of_each_architecture_and_ptx(tmp_path: Path, kerne
         assert image.kind != PTX or image.code.endswith(b"\0")
 
 
-def test_wgmma_is_in_code_of_its_architecture_alone(tmp_path: Path) -> None:
-    """Where that architecture is the first one, so is the PTX of layers with it for that one GPU."""
+@pytest.mark.parametrize(
+    ("name", "of_layer", "of_other"),
+    [
+        ("cuda:sm_80,sm_90a+wgmma-many", [80], [80]),
+        ("cuda:sm_90a,sm_100+wgmma", [100], [90]),
+        ("cuda:sm_90a+wgmma", [], [90]),
+    ],
+)
+def test_wgmma_is_in_code_of_its_architecture_alone(
+    name: str, of_layer: list[int], of_other: list[int], tmp_path: Path
+) -> None:
+    """Later GPUs have PTX of the first architecture without it, if there is one."""
     layer, other = float_spec("bf16", 64, 64), float_spec("f32", 64, 64)
-    for name, of_ptx in (("cuda:sm_80,sm_90a+wgmma-many", (80, False)), ("cuda:sm_90a+wgmma", (90, True))):
-        for spec in (layer, other):
-            with fake_nvcc(tmp_path):
-                images = unpack(resolve_target(name).compile(spec, None))
-            for image in images:
-                exact = (image.capability, image.exact) == (90, True)
-                assert (b"llmc_wgmma_bf16<" in image.code) == (exact and spec is layer)
-            expected = of_ptx if spec is layer else (of_ptx[0], False)
-            assert [(i.capability, i.exact) for i in images if i.kind == PTX] == [expected]
+    for spec, expected in ((layer, of_layer), (other, of_other)):
+        with fake_nvcc(tmp_path):
+            images = unpack(resolve_target(name).compile(spec, None))
+        for image in images:
+            exact = (image.capability, image.exact) == (90, True)
+            assert (b"llmc_wgmma_bf16<" in image.code) == (exact and spec is layer)
+        assert [(i.capability, i.exact) for i in images if i.kind == PTX] == [(of, False) for of in expected]
+
+
+def test_which_gpus_run_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"cuda:sm_90a": (90, 120), "cuda:sm_90a,sm_100+wgmma": (90, 120), "cuda:sm_90a+wgmma": (90,)}
+    for capability in (80, 90, 120):
+        monkeypatch.setattr(devices, "cuda_capabilities", lambda found=capability: [found])
+        assert [name for name in runs if resolve_target(name).runs_here()] == [
+            name for name, on in runs.items() if capability in on
+        ]
 
 
 def test_names() -> None:

@@ -15,9 +15,10 @@ from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, awaits, joined, pack, unpack
 from llmc.compiler.targets.gpu.cuda_prelude import FULL_DEPENDENT
+from llmc.compiler.targets.gpu.cuda_wgmma import WGMMA
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
-from llmc.compiler.targets.gpu.wgmma import WAYS
+from llmc.compiler.targets.gpu.wgmma import ARCHITECTURE, WAYS
 from llmc.compiler.targets.registry import resolve_target, target_of
 from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.formats.integers import Integers
@@ -173,8 +174,9 @@ def test_code_waits_on_every_path(specs: list[KernelSpec], architectures: tuple[
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spec", _DENSE[:2], ids=["w4a16", "bf16"])
 def test_layers_by_wgmma_wait_on_every_path(way: str, spec: KernelSpec) -> None:
-    *_, ptx = unpack(resolve_target(f"cuda:sm_90a+dependent+{way}").compile(spec, None))
-    early = unawaited(ptx.code.decode().split(".visible .entry ")[1])
+    text = cuda_text(spec, way, dependent=True)
+    ptx = build_ptx("\n".join((FULL_DEPENDENT, WGMMA, text)), f"compute_{ARCHITECTURE[3:]}")
+    early = unawaited(ptx.decode().split(".visible .entry ")[1])
     operands = len(_pointers(cuda_text(spec, dependent=True))) - 1
     assert early == {"param_1", f"param_{2 * operands}"}  # the weight, and scalars
 
