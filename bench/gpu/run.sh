@@ -1,7 +1,8 @@
 #!/bin/sh
 # Checks and measures bundles for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, Python with torch
-# and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it. Run again, it goes on from
-# there: out/gpu/report.json has what was found. Where transformers is installed, it is what times are compared with.
+# and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it, but for one of wgmma (below).
+# Run again, it goes on from there: out/gpu/report.json has what was found. Where transformers is installed, it is what
+# times are compared with.
 #
 #   bench/gpu/run.sh bf16.bundle w4a16.bundle w8a8.bundle [--shape llama-3-8b] [--work out/gpu] [--seconds 1]
 #
@@ -15,7 +16,7 @@
 # and the same with --quant w4a16, and with --quant w8a8. A bundle of a target such as cuda:sm_90a+dependent is measured
 # both ways: kernels begin early, or in turn. On Hopper, wgmma is an option, too, which only a GPU can judge
 # (docs/gpu.md): make bundles with --target cuda:sm_90a+wgmma-many and with cuda:sm_90a+wgmma, and list them behind the
-# others. One of a target with options whose checks fail is left out; the others are measured side by side.
+# others. One of these whose checks fail is left out, and the report says so; the others are measured side by side.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

@@ -100,9 +100,11 @@ def test_kernels_that_begin_early_are_measured_both_ways() -> None:
         assert {"graphs", "launches", "some graphs"} <= ways.keys()
 
 
-def test_only_options_of_a_target_may_fail_their_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, wide = tmp_path / "bf16.bundle", tmp_path / "wgmma.bundle"
-    targets = {plain: "cuda:sm_80,sm_90a", wide: "cuda:sm_80,sm_90a+wgmma-many"}
+def test_only_wgmma_may_fail_its_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["bf16.bundle", "early.bundle", "wgmma.bundle", "both.bundle"]
+    plain, early, wide, both = bundles = [tmp_path / name for name in names]
+    options = ("", "+dependent", "+wgmma-many", "+dependent+wgmma")
+    targets = {bundle: f"cuda:sm_80,sm_90a{of}" for bundle, of in zip(bundles, options, strict=True)}
     facts = {bundle: SimpleNamespace(info=SimpleNamespace(target_name=name)) for bundle, name in targets.items()}
 
     def refused(*_: object) -> None:
@@ -110,15 +112,22 @@ def test_only_options_of_a_target_may_fail_their_checks(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Bench, "check", refused)
     monkeypatch.setattr(measure, "Artifact", lambda path: nullcontext(facts[path]))
-    given = Namespace(bundles=[plain, wide], work=tmp_path, shape="qwen2.5-0.5b")
-    bench = Bench(given, _SHAPE, Report(tmp_path / "report.json", {}))
+    given = Namespace(bundles=bundles, work=tmp_path, shape="qwen2.5-0.5b")
+    bench = Bench(given, _SHAPE, report := Report(tmp_path / "report.json", {}))
     assert not bench.passes(wide, wide)
-    with pytest.raises(SystemExit):
-        bench.passes(plain, plain)
+    assert not bench.passes(both, both)
+    for bundle in (plain, early):
+        with pytest.raises(SystemExit):
+            bench.passes(bundle, bundle)
     # What others are compared with has to pass.
     given.bundles.reverse()
     with pytest.raises(SystemExit):
-        bench.passes(wide, wide)
+        bench.passes(both, both)
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found == {"key": {}, **{f"refused {one.name}": targets[one] for one in (wide, both)}}
+    monkeypatch.setattr(Bench, "check", lambda *_: None)
+    assert bench.passes(wide, wide)
+    assert f"refused {wide.name}" not in report.found
 
 
 def test_baselines_are_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
