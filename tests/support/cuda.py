@@ -97,6 +97,13 @@ def host_library(texts: Sequence[str], folder: Path) -> Path:
     return _shared(source, folder / "kernels.so")
 
 
+def pointers(text: str) -> list[tuple[str, str, bool]]:
+    """The type and name of each operand of a kernel and of its scalars, and whether it says that nobody else writes
+    it."""
+    head = text[: text.index("{")]
+    return [(of, name, bool(kept)) for of, kept, name in re.findall(r"(\w+)\* (__restrict__ )?(\w+)", head)]
+
+
 class Stub:
     """What the stub's library says of the calls that it had."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 _WAIT = "griddepcontrol.wait"
@@ -45,6 +45,13 @@ def unawaited(kernel: str) -> set[str]:
                 blocks[other].waited = now
                 todo.append(other)
     return found
+
+
+def early_operands(kernel: str, names: Sequence[str]) -> set[str]:
+    """What `unawaited` finds, by name. names: of a kernel's pointers, of which the last one is to its scalars."""
+    numbers = {f"param_{number}": name for number, name in enumerate(names[:-1])}
+    numbers[f"param_{2 * len(names) - 2}"] = names[-1]  # behind an offset of each operand
+    return {numbers.get(one, one) for one in unawaited(kernel)}
 
 
 def _op(line: str) -> str:

@@ -23,9 +23,9 @@ from llmc.compiler.targets.registry import resolve_target, target_of
 from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.formats.integers import Integers
 
-from support.cuda import host_library
+from support.cuda import host_library, pointers
 from support.paged_attention import attention_params, merge_params
-from support.ptx_flow import unawaited
+from support.ptx_flow import early_operands
 from support.sass import find_nvdisasm, listings
 
 _K, _N = 192, 72
@@ -48,12 +48,6 @@ _LAYERS = {
 _BYTES = {"ushort": 2, "float": 4, "int": 4, "uint": 4, "uchar": 1}
 
 
-def _pointers(text: str) -> list[tuple[str, str, bool]]:
-    """The type and name of each operand of a kernel, and whether it says that nobody else writes it."""
-    head = text[: text.index("{")]
-    return [(of, name, bool(kept)) for of, kept, name in re.findall(r"(\w+)\* (__restrict__ )?(\w+)", head)]
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     texts = [cuda_text(spec, dependent=True) for spec in (*_LAYERS.values(), _NORM)]
@@ -67,7 +61,7 @@ def test_nothing_that_kernels_write_is_touched_before_a_kernel_waits(name: str, 
     """Rows of x, the residual and the result have other contents until all items of a group wait, and again for the
     next group. Bits are those of a run that finds all of it there. With no rows at all, groups wait, too."""
     spec, random = _LAYERS.get(name, _NORM), np.random.default_rng(5)
-    operands = _pointers(cuda_text(spec, dependent=True))[:-1]
+    operands = pointers(cuda_text(spec, dependent=True))[:-1]
 
     def numbers(of: str, count: int) -> np.ndarray:
         floats = random.standard_normal(count).astype(np.float32)
@@ -107,11 +101,11 @@ def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], row
 
 def test_only_weights_stay_as_they_are() -> None:
     """All else compilers must read behind the wait, and not by caches that it does not clear."""
-    kept = {name for _, name, kept in _pointers(cuda_text(_LAYERS["w4a16"], dependent=True)) if kept}
+    kept = {name for _, name, kept in pointers(cuda_text(_LAYERS["w4a16"], dependent=True)) if kept}
     assert kept == {"weight", "scale", "zero", "bias"}
-    assert not any(kept for *_, kept in _pointers(cuda_text(_NORM, dependent=True)))
+    assert not any(kept for *_, kept in pointers(cuda_text(_NORM, dependent=True)))
     plain = cuda_text(_NORM)
-    assert all(kept for *_, kept in _pointers(plain))
+    assert all(kept for *_, kept in pointers(plain))
     assert "llmc_await_earlier" not in plain
 
 
@@ -151,10 +145,8 @@ def test_code_waits_on_every_path(specs: list[KernelSpec], architectures: tuple[
     kernels = {one.split("(")[0]: one for one in ptx.decode().split(".visible .entry ")[1:]}
     assert kernels.keys() == texts.keys()
     for spec in specs:
-        names = [name for _, name, _ in _pointers(texts[spec.symbol()])]
-        numbers = dict(enumerate(names[:-1]))
-        numbers[2 * len(names) - 2] = names[-1]  # scalars, behind an offset of each operand
-        early = {numbers[int(one.removeprefix("param_"))] for one in unawaited(kernels[spec.symbol()])}
+        names = [name for _, name, _ in pointers(texts[spec.symbol()])]
+        early = early_operands(kernels[spec.symbol()], names)
         assert early == ({"weight", "scalars"} if spec in _DENSE else set()), spec.symbol()
     dense = {spec.symbol() for spec in _DENSE}
     for architecture in architectures:
@@ -176,9 +168,8 @@ def test_code_waits_on_every_path(specs: list[KernelSpec], architectures: tuple[
 def test_layers_by_wgmma_wait_on_every_path(way: str, spec: KernelSpec) -> None:
     text = cuda_text(spec, way, dependent=True)
     ptx = build_ptx("\n".join((FULL_DEPENDENT, WGMMA, text)), f"compute_{ARCHITECTURE[3:]}")
-    early = unawaited(ptx.decode().split(".visible .entry ")[1])
-    operands = len(_pointers(cuda_text(spec, dependent=True))) - 1
-    assert early == {"param_1", f"param_{2 * operands}"}  # the weight, and scalars
+    names = [name for _, name, _ in pointers(text)]
+    assert early_operands(ptx.decode().split(".visible .entry ")[1], names) == {"weight", "scalars"}
 
 
 @pytest.mark.exhaustive

@@ -18,8 +18,8 @@ from llmc.compiler.targets.gpu.wgmma import ALL, ARCHITECTURE, MANY, row_forms
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.integers import Integers
 
-from support.cuda import host_library
-from support.ptx_flow import unawaited
+from support.cuda import host_library, pointers
+from support.ptx_flow import early_operands
 from support.sass import find_nvdisasm, instructions
 from support.tensor_layers import (
     EXPERTS,
@@ -117,8 +117,11 @@ def test_code_has_products_that_run_beside_other_work(way: str, names: tuple[str
     texts = [cuda_text(spec, way, dependent=early) for spec, _ in wanted]
     ptx = build_ptx("\n".join((FULL_DEPENDENT if early else FULL, WGMMA, *texts)), f"compute_{ARCHITECTURE[3:]}")
     _check_registers(ptx.decode())
-    for kernel in ptx.decode().split(".visible .entry ")[1:] if early else ():
-        assert not unawaited(kernel) & {"param_0", "exit", "unknown"}  # x, and paths without a wait
+    kernels = {one.split("(")[0]: one for one in ptx.decode().split(".visible .entry ")[1:]}
+    for (spec, _), text in zip(wanted, texts, strict=True) if early else ():
+        # Neither what other kernels write, nor an end without a wait.
+        found = early_operands(kernels[spec.symbol()], [name for _, name, _ in pointers(text)])
+        assert found <= {"weight", "scalars"}, spec.symbol()
     cubin, said = build_cubin(ptx, ARCHITECTURE)
     assert re.findall(r"(\d+) bytes spill", said) == ["0"] * (2 * len(texts))
     # The assembler says so where it runs products one by one, or waits for them by itself.
