@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -117,11 +117,15 @@ def run_layer(
 
 def call_kernel(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], rows: int, groups: int) -> None:
     """Runs a kernel of a library of `host_library` with these operands."""
+    call_at(library, spec, [one.ctypes.data for one in buffers], rows, groups)
+
+
+def call_at(library: ctypes.CDLL, spec: KernelSpec, addresses: Sequence[int], rows: int, groups: int) -> None:
+    """Runs a kernel of a library of `host_library` with operands at these addresses."""
     scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
-    arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
-    arguments += [ctypes.c_int32(0) for _ in buffers]
+    arguments = [*map(ctypes.c_void_p, addresses), *(ctypes.c_int32(0) for _ in addresses)]
     arguments.append(ctypes.c_void_p(scalars.ctypes.data))
-    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+    pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
     getattr(library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
 
 

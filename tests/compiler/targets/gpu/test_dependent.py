@@ -5,45 +5,35 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
 from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, awaits, joined, pack, unpack
 from llmc.compiler.targets.gpu.cuda_prelude import FULL_DEPENDENT
 from llmc.compiler.targets.gpu.cuda_wgmma import WGMMA
-from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.wgmma import ARCHITECTURE, WAYS
 from llmc.compiler.targets.registry import resolve_target, target_of
-from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.formats.integers import Integers
 
 from support.cuda import host_library, pointers
 from support.paged_attention import attention_params, merge_params
 from support.ptx_flow import early_operands
 from support.sass import find_nvdisasm, listings
+from support.tensor_layers import call_kernel, expert_spec, float_spec, quantized_spec
 
 _K, _N = 192, 72
 
 
-def _linear(dtype: str, format: WeightFormat | None, k: int = _K, n: int = _N, **more: Param) -> KernelSpec:
-    given: dict[str, Param] = {"k": k, "n": n, "act_dtype": dtype, "gated": "", "rows": 0, "bias": True}
-    given = {**given, "residual": True, **more}
-    if format is None:
-        return KernelSpec.of("linear", "linear", **given, weight_dtype=dtype)
-    return KernelSpec.of("linear", "linear_quant", **given, **format.kernel_params())
-
-
 _NORM = KernelSpec.of("norm", "rms_norm", dim=_K, act_dtype="bf16", eps=1e-5, rows=0)
 _LAYERS = {
-    "bf16": _linear("bf16", None),
-    "w4a16": _linear("bf16", Integers(4, 32, True)),
-    "w8a8": _linear("i8", Integers(8)),
+    "bf16": float_spec("bf16", _K, _N, bias=True, residual=True),
+    "w4a16": quantized_spec("bf16", _K, _N, Integers(4, 32, True), bias=True, residual=True),
+    "w8a8": quantized_spec("i8", _K, _N, Integers(8), bias=True, residual=True),
 }
 _BYTES = {"ushort": 2, "float": 4, "int": 4, "uint": 4, "uchar": 1}
 
@@ -82,21 +72,12 @@ def test_nothing_that_kernels_write_is_touched_before_a_kernel_waits(name: str, 
                 for (_, at, _), buffer in zip(operands, buffers, strict=True):
                     if at in ("x", "residual", "out"):
                         library.cuda_on_host_late(buffer.ctypes.data, buffer.nbytes)
-            _call(library, spec, buffers, rows)
+            call_kernel(library, spec, buffers, rows, groups=3)
             library.cuda_on_host_late(None, 0)
             found.append(out.copy())
         assert np.array_equal(found[0].view(np.uint8), found[1].view(np.uint8))
         assert (found[0].astype(np.float64) != 77).any() == (rows > 0)
     assert library.cuda_on_host_impatient() == 0
-
-
-def _call(library: ctypes.CDLL, spec: KernelSpec, buffers: list[np.ndarray], rows: int) -> None:
-    scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
-    arguments: list[Any] = [ctypes.c_void_p(one.ctypes.data) for one in buffers]
-    arguments += [ctypes.c_int32(0) for _ in buffers]
-    arguments.append(ctypes.c_void_p(scalars.ctypes.data))
-    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
-    getattr(library, f"run_{spec.symbol()}")(pointers, 3, launch_of(spec, tensor_cores=True).items)
 
 
 def test_only_weights_stay_as_they_are() -> None:
@@ -109,20 +90,15 @@ def test_only_weights_stay_as_they_are() -> None:
     assert "llmc_await_earlier" not in plain
 
 
-def _experts() -> KernelSpec:
-    given = {name: value for name, value in _linear("bf16", None, 2048, 1536).as_dict().items() if name != "rows"}
-    return KernelSpec.of("linear", "expert_linear", **{**given, "residual": False, "experts": 16, "top_k": 4})
-
-
 _WIDE = attention_params(32, 8, 128, "bf16", "bf16", 128, 0)
 _DENSE = [
-    _linear("bf16", Integers(4, 128, True), 4096, 4096),
-    _linear("bf16", None, 4096, 4096),
-    _linear("i8", Integers(8), 4096, 4096),
+    quantized_spec("bf16", 4096, 4096, Integers(4, 128, True), bias=True, residual=True),
+    float_spec("bf16", 4096, 4096, bias=True, residual=True),
+    quantized_spec("i8", 4096, 4096, Integers(8), bias=True, residual=True),
 ]
 _OTHERS = [
     KernelSpec.of("norm", "rms_norm", dim=4096, act_dtype="bf16", eps=1e-5, rows=0),
-    _experts(),
+    expert_spec(float_spec("bf16", 2048, 1536, bias=True)),
     KernelSpec.of("attention", "paged_attention", **_WIDE, segments=32),
     KernelSpec.of("attention", "merge_attention", **merge_params(_WIDE), segments=32),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,12 @@ from numpy.typing import NDArray
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.experts import index_ints
 from llmc.compiler.targets.gpu.cuda import cuda_text
-from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.linear_forms import FEW_ROWS
 from llmc.quantize.formats.integers import Integers
 
 from support.cuda import host_library
 from support.page_watch import PAGE_BYTES, WatchedArrays, built
+from support.tensor_layers import call_at
 
 EXPERTS, TOP_K, K, N = 6, 2, 512, 256
 CACHE_PAGES = 32
@@ -32,14 +31,6 @@ SPECS = {
         "linear", "expert_linear_quant", gated="", **FLOATS, **OF_EXPERTS, **Integers(8).kernel_params()
     ),
 }
-
-
-def call(library: ctypes.CDLL, spec: KernelSpec, addresses: Sequence[int], rows: int, groups: int) -> None:
-    scalars = np.array([rows, 1, 1, 1, 1, 0, 0, 0], np.int32)
-    arguments = [*map(ctypes.c_void_p, addresses), *(ctypes.c_int32(0) for _ in addresses)]
-    arguments.append(ctypes.c_void_p(scalars.ctypes.data))
-    pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-    getattr(library, f"run_{spec.symbol()}")(pointers, groups, launch_of(spec, tensor_cores=True).items)
 
 
 @pytest.mark.exhaustive  # compiling the kernels for the host takes longest
@@ -58,12 +49,12 @@ def test_a_step_reads_each_expert_in_use_once(name: str, tmp_path: Path) -> None
         ids = np.argsort(-liking, 1)[:, :TOP_K].astype(np.int32)
         chosen = np.concatenate([ids, np.zeros_like(ids)], 1)
         index = np.zeros(index_ints(EXPERTS, ids.size), np.int32)
-        call(library, ORDER, [chosen.ctypes.data, index.ctypes.data], tokens, 1)
+        call_at(library, ORDER, [chosen.ctypes.data, index.ctypes.data], tokens, 1)
         x: NDArray[np.int16] = np.zeros((ids.size, K), np.int16)
         planes = [scale.ctypes.data] if name == "w8a16" else []
         with arrays.watched(CACHE_PAGES):
             places = [x.ctypes.data, arrays.addresses["w"], *planes, index.ctypes.data, out.ctypes.data]
-            call(library, spec, places, ids.size, 5)
+            call_at(library, spec, places, ids.size, 5)
         in_use = np.isin(np.arange(EXPERTS), ids)
         assert not in_use.all()
         assert np.array_equal(arrays.fetches["w"], np.repeat(in_use, expert_pages))
