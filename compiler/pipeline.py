@@ -19,7 +19,7 @@ from llmc.cache_root import cache_root
 from llmc.compiler import dump, verify
 from llmc.compiler.adapters import adapter_linears, record
 from llmc.compiler.build import build_kernels
-from llmc.compiler.config import CompileConfig, CompileReport, HubSource, Progress, no_progress
+from llmc.compiler.config import CompileConfig, CompileError, CompileReport, HubSource, Progress, no_progress
 from llmc.compiler.graph.demands import kernels_of, most_rows, pooled_weights, weight_requests
 from llmc.compiler.graph.plan import plan_graphs
 from llmc.compiler.graph.tracer import Tracer
@@ -269,7 +269,8 @@ def compile_cached(
     """Compiles a model once for this machine, with the default buckets; returns the cached artifact, which
     collections leave until this process ends.
 
-    source: the hub commit of the model. dtype: as in CompileConfig. cache_dir: None for the user's cache.
+    source: the hub commit of the model. dtype: as in CompileConfig. cache_dir: None for the user's cache. Raises
+    CompileError, also if each compilation is collected before it is held.
     """
     target = resolve(CompileConfig(model=model, output=model)).target
     output = artifacts_folder(cache_root(cache_dir)) / key_of(
@@ -286,5 +287,8 @@ def compile_cached(
             log.warning("llmc: warning: %s", warning)
         for said in report.notes:
             log.warning("llmc: note: %s", said)
+    else:
+        if not hold(output):
+            raise CompileError(f"{output} is removed as fast as it is compiled: stop `llmc cache gc`, and try again")
     mark_used(output)
     return output

@@ -347,6 +347,30 @@ def test_compiling_on_the_way_says_so(
     assert [record.getMessage() for record in caplog.records] == ["llmc: warning: the context is cut"]
 
 
+@pytest.mark.parametrize("collected", [2, 3])
+def test_what_is_compiled_on_the_way_is_held_or_refused(
+    collected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """collected: compilations that a collection removes at once."""
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    made: list[Path] = []
+
+    def compiled(config: CompileConfig, _: object) -> SimpleNamespace:
+        made.append(config.output)
+        if len(made) > collected:
+            config.output.mkdir()
+            (config.output / "graphs.bin").touch()
+        return SimpleNamespace(warnings=(), notes=())
+
+    monkeypatch.setattr(pipeline, "compile_model", compiled)
+    if collected < 3:
+        assert (pipeline.compile_cached(english(tmp_path / "model")) / "graphs.bin").is_file()
+    else:
+        with pytest.raises(CompileError, match=r"is removed as fast as it is compiled: stop `llmc cache gc`"):
+            pipeline.compile_cached(english(tmp_path / "model"))
+    assert len(made) == 3
+
+
 def test_inspect_tells_what_cut_the_context(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(artifact)]) == 0
     assert "up to 64 tokens of the model's 128 (by the largest decode bucket) and " in capsys.readouterr().out
