@@ -1,4 +1,5 @@
-"""What becomes of each file of ../shared/configs: it resolves, or is refused with a sentence.
+"""What becomes of each file of a collection of published configs, where there is one (support.paths.SHARED): it
+resolves, or is refused with a sentence.
 
 Names follow the folder that they are in, which ends with a colon.
 """
