@@ -207,11 +207,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     **{
         f"{family}-linear": (
             family,
-            {"layer_types": ["full_attention", "full_attention", "linear_attention"]},
+            changes if family.endswith("_text") else {"text_config": changes},
             "layer 2 has linear attention",
             _GATED_DELTA_NETS,
         )
-        for family in ("qwen3_5_moe_text", "qwen3_5_text")
+        for changes in ({"layer_types": ["full_attention", "full_attention", "linear_attention"]},)
+        for family in ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text")
     },
     "qwen3_next-linear": (
         "qwen3_next",
@@ -235,7 +236,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
 def test_what_is_out_of_reach_is_refused_by_name(case: str, tmp_path: Path) -> None:
     family, changes, named, _ = REFUSED[case]
     path = make_tiny_model(tmp_path / "m", family, **CASES[family][1])
-    fields = {**json.loads((path / "config.json").read_text()), **changes}
+    fields = json.loads((path / "config.json").read_text())
+    of_text = fields.get("text_config", {})
+    fields |= {name: {**of_text, **new} if name == "text_config" else new for name, new in changes.items()}
     (path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError, match=named):
         load_config(path)
