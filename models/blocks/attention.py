@@ -80,7 +80,8 @@ class Attention(Block):
         self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
         of_q = config.num_heads * config.head_dim
         self.gate_size = of_q if config.attention_gate else 0
-        size = config.qkv_size if self.makes_kv else self.gate_size + of_q
+        assert self.makes_kv or not self.gate_size
+        size = config.qkv_size if self.makes_kv else of_q
         self.qkv = Linear(size, config.hidden_size, config.attention_bias, act_dtype)
         self.q_norm = self.k_norm = None
         if config.qk_norm not in ("none", "unit"):
