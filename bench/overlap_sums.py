@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,11 @@ def _ip(*arguments: str) -> str:
 def joined_hosts(gbps: float) -> Iterator[None]:
     """Two network namespaces whose link has a rate. Raises CalledProcessError where the machine does not allow it."""
     ends = tuple(zip(_HOSTS, ("llmc-a", "llmc-b"), _ADDRESSES, strict=True))
-    try:
+    with ExitStack() as stack:
         for host, _, _ in ends:
             _ip("netns", "add", host)
+            # Not one that was there: another run uses it.
+            stack.callback(subprocess.run, ["ip", "netns", "del", host], check=False, capture_output=True)
         (first, link, _), (second, peer, _) = ends
         _ip("link", "add", link, "netns", first, "type", "veth", "peer", "name", peer, "netns", second)
         for host, device, address in ends:
@@ -76,9 +78,6 @@ def joined_hosts(gbps: float) -> Iterator[None]:
         while any(_ip("-n", host, "-6", "addr", "show", "tentative") for host in _HOSTS):
             time.sleep(0.1)  # the link takes no packets of MPI yet
         yield
-    finally:
-        for host in _HOSTS:
-            subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
 
 
 def mpi_command(mpiexec: str, launcher: Path, command: list[str]) -> list[str]:
