@@ -20,6 +20,7 @@ from llmc.models.loader import load_parameters
 from llmc.models.sources.lora.adapter import LoraAdapter
 from llmc.models.sources.registry import open_source
 
+from support.gguf_models import write_gguf
 from support.inspected import inspected, inspected_text
 from support.tiny_models import make_tiny_model
 
@@ -216,6 +217,19 @@ def test_a_tied_output_projection_becomes_one_of_its_own(stored: bool, model: Pa
     other = make_adapter(tmp_path / "b", low_rank(Q, 60, 60))
     assert open_source(tied, [other]).config().tie_word_embeddings
     assert "lm_head.weight" not in values(tied, other)
+
+
+def test_a_tied_output_projection_of_a_gguf(tmp_path: Path) -> None:
+    """It has no tensor there, by no name."""
+    sizes = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
+    model = make_tiny_model(tmp_path / "model", "llama", tie_word_embeddings=True, **sizes)
+    file = write_gguf(model, tmp_path / "model.gguf", "Q8_0")
+    tensors = low_rank("lm_head", 515, 96)
+    found, plain = values(file, make_adapter(tmp_path / "a", tensors)), values(file)
+    expected = plain["embed.weight"] + 1.5 * product(tensors, "lm_head")
+    np.testing.assert_allclose(found.pop("lm_head.weight"), expected, rtol=1e-6, atol=1e-6)
+    assert "lm_head.weight" not in plain
+    assert all(np.array_equal(found[name], plain[name]) for name in plain)
 
 
 def test_an_output_projection_by_transformers_name(tmp_path: Path) -> None:

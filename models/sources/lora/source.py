@@ -175,11 +175,11 @@ class MergedSource(ModelSource):
 
 
 def _head_of(config: ModelConfig, base: Checkpoint) -> Head | None:
-    """None for a model without an output projection, or with names of its own."""
-    if base.weight_map(config) is not None:
-        return None
-    shapes = {name: base.shape(name) for name in base.names()}
-    weights = get_family(config.model_type).weight_map_of(config, shapes)
+    """None for a model without an output projection."""
+    weights = base.weight_map(config)
+    if weights is None:
+        shapes = {name: base.shape(name) for name in base.names()}
+        weights = get_family(config.model_type).weight_map_of(config, shapes)
     if not weights.head:
         return None
     embeddings = [target.sources[0].name for target in weights.targets if target.name == "embed.weight"]
