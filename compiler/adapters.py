@@ -129,6 +129,9 @@ def _expert_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
             continue
         count = target.matrices
         of_first = target.sources[: len(target.sources) // count]
+        # Of a checkpoint that stacks experts, a source is of all of them.
+        if len(target.sources) % count or not all(".0." in source.name for source in of_first):
+            continue
         before, after = zip(*(source.name.removesuffix(_WEIGHT).rsplit(".0.", 1) for source in of_first), strict=True)
         modules = [f"{first}.{{}}.{last}" for first, last in zip(before, after, strict=True)]
         names = [f"{module.format(expert)}{_WEIGHT}" for expert in range(count) for module in modules]

@@ -212,7 +212,7 @@ def _joined(of_experts: list[tuple[_Place, LowRank]]) -> AdapterMatrix:
     """
     place, first = of_experts[0]
     rank, scale = max(change.rank for _, change in of_experts), first.scale
-    if any(change.scale != scale for _, change in of_experts):
+    if scale == 0 or any(change.scale != scale for _, change in of_experts):
         scale = 1.0
     columns, rows = padded(place.columns), padded(place.rows)
     a = np.zeros((rank, place.experts * columns), np.float32)

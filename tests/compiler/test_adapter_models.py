@@ -205,7 +205,8 @@ def test_experts(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> 
     options = {**LORA, "buckets": FEW, "lora_experts": True, "target": target}
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
     adapters: list[Path | None] = [
-        make_adapter(tmp_path / "all", model, ("q_proj", gate, up, down), rank=20, seed=2),
+        # Without an effect on its gates.
+        make_adapter(tmp_path / "all", model, ("q_proj", gate, up, down), rank=20, seed=2, alpha_pattern={gate: 0}),
         None,
         make_adapter(tmp_path / "some", model, some, rank=3, ranks={f"2.{down}": 7}, seed=3, **shrunk),
         make_adapter(tmp_path / "head", model, ("o_proj", "lm_head"), rank=16, seed=4),
@@ -251,6 +252,9 @@ def test_experts_are_asked_for(tiny_artifact: Any, tmp_path: Path) -> None:
     """Their slots take much memory; and not every model has experts that adapters know."""
     with pytest.raises(CompileError, match=r"--lora-experts is for mixtures .* and llama models have none"):
         compile_model(CompileConfig(tiny_artifact.model, tmp_path / "a", lora_slots=2, lora_experts=True))
+    stacked = make_tiny_model(tmp_path / "stacked", "gpt_oss", num_hidden_layers=1, **CASES["gpt_oss"][1])
+    with pytest.raises(CompileError, match=r"--lora-experts is for mixtures .* and gpt_oss models have none"):
+        compile_model(CompileConfig(stacked, tmp_path / "a", lora_slots=2, lora_experts=True))
     limits = AdapterLimits(2, 8, experts=True)
     model = make_tiny_model(tmp_path / "model", "mixtral", num_local_experts=3, num_hidden_layers=1)
     found = adapter_linears(load_config(model), limits)
