@@ -308,6 +308,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if adapters is not None:
         # Adapters read and add in the model's own order.
         recipe = replace(recipe, rows_of={})
+        _check_expert_order(adapters, model, recipe)
     target = resolve_target(config.target)
     if model.states != "none" and not target.keeps_states:
         raise CompileError(
@@ -352,6 +353,16 @@ def _adapter_limits(config: CompileConfig, model: ModelConfig) -> AdapterLimits 
             "models have none; leave it out, or merge an adapter with --merge-lora"
         )
     return limits
+
+
+def _check_expert_order(limits: AdapterLimits, model: ModelConfig, recipe: Recipe) -> None:
+    """Raises CompileError for experts in act-order: their inputs are gathered in that order, which no adapter has."""
+    for name, linear in adapter_linears(model, limits).items():
+        if linear.experts and name in recipe.permuted:
+            raise CompileError(
+                f"--lora-experts is not for experts in act-order, as {name} is: give --quant SCHEME, which rounds them "
+                "anew, or leave it out, or merge an adapter with --merge-lora"
+            )
 
 
 def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:

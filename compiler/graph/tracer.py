@@ -80,10 +80,7 @@ class Tracer:
         if limits is not None:
             from llmc.compiler.graph.passes.adapters import add_adapters
 
-            linears, permuted = adapter_linears(self._resolved.model, limits), self._resolved.recipe.permuted
-            # Experts in act-order have their inputs gathered in that order, which no adapter has.
-            plain = {name: one for name, one in linears.items() if not one.experts or name not in permuted}
-            lowered = add_adapters(lowered, plain, limits)
+            lowered = add_adapters(lowered, adapter_linears(self._resolved.model, limits), limits)
         return self._quantized(lowered)
 
     def _quantized(self, lowered: Lowered) -> Lowered:

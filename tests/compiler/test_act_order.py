@@ -207,6 +207,21 @@ def test_experts_have_an_order_each(dtype: str, targets: list[str], tmp_path: Pa
     assert not np.array_equal(columns[0], columns[1])
 
 
+@pytest.mark.parametrize("ordered", ["gate_proj", "down_proj"])
+def test_experts_take_no_adapters(ordered: str, tmp_path: Path) -> None:
+    """Also where only one of their two layers is in act-order; not if they are rounded anew."""
+
+    def change(prefix: str, data: Integers) -> Integers:
+        of = "gate_proj" if prefix.endswith("up_proj") else prefix.rpartition(".")[2]
+        return in_act_order(prefix, data) if of == ordered else data
+
+    model = make_gptq_model(tmp_path / "model", change=change, **EXPERTS)
+    options: dict[str, Any] = {"lora_slots": 2, "lora_experts": True}
+    with pytest.raises(CompileError, match=r"not for experts in act-order, as layers\.0\.mlp\.experts\.\w+\.weight is"):
+        resolved_of(model, **options)
+    assert resolved_of(model, **options, quant=QuantConfig("w4a16", group_size=32)).adapters is not None
+
+
 def test_rounding_anew_is_in_the_order_of_the_model(model: Path, tmp_path: Path, kernel_cache: Path) -> None:
     """Also in the format that is stored, and over an artifact that has it."""
     config = QuantConfig("w4a16", group_size=32, asymmetric=True, skip=("lm_head",))
