@@ -28,6 +28,7 @@ _STORED = {
     "fp8": "FP8",
     "gguf": "GGUF",
     "gptq": "GPTQ",
+    "mxfp4": "MXFP4",
 }
 
 
@@ -90,13 +91,14 @@ def comparisons(claims: Mapping[str, list[dict[str, str]]]) -> Iterator[str]:
             of_task = [claim for claim in of_both if claim["what"] == "logits"]
             of_ids = [claim for claim in of_both if claim["what"] == "ids"]
             schemes = {claim["scheme"] for claim in of_task}
-            types = {claim["dtype"] for claim in of_task if not claim["scheme"]}
+            stored = {claim["stored"] for claim in of_task}
+            types = {claim["dtype"] for claim in of_task if not claim["scheme"] and not claim["stored"]}
             cells = (
                 f"`{family}`",
                 task,
                 ", ".join(dtype for dtype in _FLOATS if dtype in types),
                 ", ".join(scheme for scheme in SCHEMES if scheme in schemes),
-                ", ".join(said for name, said in _STORED.items() if name in schemes),
+                ", ".join(said for name, said in _STORED.items() if name in stored),
                 *(", ".join(sorted({claim["target"] for claim in some})) for some in (of_task, of_ids)),
             )
             yield _row(cells)

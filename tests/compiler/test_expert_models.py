@@ -17,9 +17,10 @@ from llmc.quantize import QuantConfig
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.families import CASES
 from support.marks import rare
+from support.mxfp4_experts import make_mxfp4_model
 from support.new_family import targets_here
 from support.paged_reference import PagedRunner
-from support.parity import check_bits
+from support.parity import check_bits, reference_logits
 from support.quantized_checkpoints import Tensors, make_quantized_model
 from support.quantized_model import rounded
 from support.stored_checkpoints import Integers, gptq_config, gptq_tensors
@@ -43,7 +44,7 @@ def make_gptq_mixture(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@verifies(lambda: on_targets(Claim("qwen3_moe", scheme="gptq")))
+@verifies(lambda: on_targets(Claim("qwen3_moe", stored="gptq")))
 def test_numbers_of_a_quantized_checkpoint_are_kept(tmp_path: Path, kernel_cache: Path) -> None:
     model = make_gptq_mixture(tmp_path / "model")
     tokens = random_tokens(515, 48)
@@ -58,6 +59,25 @@ def test_numbers_of_a_quantized_checkpoint_are_kept(tmp_path: Path, kernel_cache
             said = weights[f"layers.1.mlp.experts.{kind}.weight"]
             assert (said["scheme"], said["method"]) == ("w4a16", "gptq")
         assert "scheme" not in weights["layers.1.mlp.router.weight"]
+
+
+@pytest.mark.slow
+@verifies(lambda: on_targets(Claim("gpt_oss", stored="mxfp4")))
+def test_experts_as_published(tmp_path: Path, kernel_cache: Path) -> None:
+    """Of gpt-oss: the logits of transformers on what the stored numbers stand for."""
+    floats, model = make_mxfp4_model(tmp_path)
+    tokens = random_tokens(90)
+    expected = reference_logits(floats, tokens)
+    buckets = "prefill=[1]x[32],decode=[1]x[64]"
+    for target in targets_here():
+        out = tmp_path / target
+        with compile_tiny(model, out, kernel_cache, buckets=buckets, dtype="f32", target=target) as artifact:
+            check_every_bucket(artifact, tokens, expected)
+        weights = json.loads((out / "manifest.json").read_text())["weights"]
+        kept = {name for name, weight in weights.items() if weight.get("method") == "mxfp4"}
+        assert kept == {
+            f"layers.{layer}.mlp.experts.{part}.weight" for layer in range(3) for part in ("gate_up", "down")
+        }
 
 
 @verifies(lambda scheme: on_targets(Claim("qwen2_moe", scheme=scheme)))

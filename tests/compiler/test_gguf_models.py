@@ -84,7 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model
     return Model(path, root / "dequantized", root / "artifact")
 
 
-@verifies(lambda: on_targets(Claim("qwen2", scheme="gguf")))
+@verifies(lambda: on_targets(Claim("qwen2", stored="gguf")))
 def test_an_embedding_of_its_own_and_its_head_keep_their_types(tmp_path: Path, kernel_cache: Path) -> None:
     checkpoint = make_tiny_model(
         tmp_path / "checkpoint", "qwen2", hidden_size=256, head_dim=64, intermediate_size=256, num_hidden_layers=1,
@@ -108,7 +108,7 @@ def test_an_embedding_of_its_own_and_its_head_keep_their_types(tmp_path: Path, k
 OTHERS = ("gemma", "gemma2", "gemma3_text", "granite", "mixtral", "olmo2", "qwen2_moe", "qwen3_moe", "starcoder2")
 
 
-@verifies(lambda family: on_targets(Claim(family, scheme="gguf")))
+@verifies(lambda family: on_targets(Claim(family, stored="gguf")))
 @pytest.mark.parametrize(
     "family",
     [
@@ -136,7 +136,7 @@ def in_q8_0(name: str) -> Type:
     return Type.F32 if "ffn_gate_inp" in name else Type.Q8_0
 
 
-@verifies(lambda case: [Claim(READ_AS.get(CASES_OF_FAMILIES[case][0], CASES_OF_FAMILIES[case][0]), scheme="gguf")])
+@verifies(lambda case: [Claim(READ_AS.get(CASES_OF_FAMILIES[case][0], CASES_OF_FAMILIES[case][0]), stored="gguf")])
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", TOLD)
 def test_every_architecture(case: str, tmp_path: Path, kernel_cache: Path) -> None:
@@ -171,7 +171,7 @@ def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-@verifies(lambda: [Claim("llama", scheme="gguf")])
+@verifies(lambda: [Claim("llama", stored="gguf")])
 def test_logits_and_tokens_are_those_of_transformers(model: Model) -> None:
     tokens = [int(t) for t in np.random.default_rng(3).integers(3, 2000, 40)]
     check_every_bucket(Artifact(model.artifact), tokens, reference_logits(model.dequantized, tokens))
@@ -219,7 +219,7 @@ def test_an_artifact_has_every_bit_of_the_values(model: Model, tmp_path: Path, k
     }
 
 
-@verifies(lambda: [Claim("llama", scheme="gguf", target="reference")])
+@verifies(lambda: [Claim("llama", stored="gguf", target="reference")])
 def test_the_reference_target_has_the_same_logits(model: Model, tmp_path: Path, kernel_cache: Path) -> None:
     tokens = [int(t) for t in np.random.default_rng(4).integers(3, 2000, 40)]
     artifact = compile_tiny(model.gguf, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="f32", target="reference")

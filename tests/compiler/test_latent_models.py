@@ -24,6 +24,7 @@ from support.parity import reference_logits
 from support.paths import SHARED
 from support.quantized_checkpoints import make_blocks_model
 from support.tiny_models import make_tiny_model
+from support.verified import Claim, on_targets, verifies
 
 pytestmark = pytest.mark.native
 
@@ -83,6 +84,7 @@ def test_published_names_and_what_guesses_further_tokens(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@verifies(lambda: on_targets(Claim("deepseek_v3", stored="fp8")))
 def test_a_checkpoint_in_fp8(tmp_path: Path, kernel_cache: Path) -> None:
     """Matrices of heads are floats, all others keep their numbers."""
     _, sizes = CASES["deepseek_v3"]

@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
 }
 
 
-@verifies(lambda name: on_targets(Claim("llama", scheme=MODELS[name][1])))
+@verifies(lambda name: on_targets(Claim("llama", stored=MODELS[name][1])))
 @pytest.mark.parametrize("name", list(MODELS))
 def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None:
     make, method, kept = MODELS[name]

@@ -19,6 +19,7 @@ from llmc.models.convert import Array
 from llmc.quantize.formats.base import Quantized
 
 from support.families import CASES
+from support.mxfp4_experts import make_mxfp4_model
 from support.tiny_models import make_tiny_model
 
 
@@ -166,36 +167,9 @@ def test_costs_of_latent_attention() -> None:
     assert shape.layer_weights - with_rank.layer_weights == 27 * (2048 * 16 * 192 - 100 * (2048 + 16 * 192))
 
 
-def mxfp4(weight: Array, tensors: dict[str, Array], name: str) -> Array:
-    """Stores a weight [E, N, K] as gpt-oss does; what it stands for then, float32."""
-    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-    groups = np.ascontiguousarray(weight).reshape(*weight.shape[:2], -1, 32)
-    exponent = np.ceil(np.log2(np.abs(groups).max(-1) / 6)).astype(np.int32)
-    scale = np.exp2(exponent.astype(np.float32))[..., None]
-    codes = np.abs(groups[..., None] / scale[..., None] - table).argmin(-1).astype(np.uint8)
-    tensors[f"{name}_blocks"] = codes[..., ::2] | (codes[..., 1::2] << 4)
-    tensors[f"{name}_scales"] = (exponent + 127).astype(np.uint8)
-    return np.asarray(table[codes] * scale).reshape(weight.shape)
-
-
 def test_mxfp4_experts_are_those_of_floats(tmp_path: Path) -> None:
     """Of gpt-oss: their numbers are kept, whichever way gate and up lie."""
-    _, overrides = CASES["gpt_oss"]
-    sizes = {**overrides, "hidden_size": 64, "intermediate_size": 96}
-    floats = make_tiny_model(tmp_path / "floats", "gpt_oss", **sizes)
-    config, tensors = json.loads((floats / "config.json").read_text()), load_file(floats / "model.safetensors")
-    stored = {
-        name: value for name, value in tensors.items() if not name.endswith(("experts.gate_up_proj", "down_proj"))
-    }
-    for name in tensors.keys() - stored.keys():
-        rounded = mxfp4(tensors[name].transpose(0, 2, 1), stored, name)
-        tensors[name] = np.ascontiguousarray(rounded.transpose(0, 2, 1))
-    save_file(tensors, floats / "model.safetensors")
-    path = tmp_path / "mxfp4"
-    path.mkdir()
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (path / "config.json").write_text(json.dumps(config))
-    save_file(stored, path / "model.safetensors")
+    floats, path = make_mxfp4_model(tmp_path)
     expected, found = parameters_of(floats), parameters_of(path)
     assert expected.keys() == found.keys()
     for name, value in expected.items():

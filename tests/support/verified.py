@@ -20,9 +20,10 @@ import pytest
 class Claim:
     """A compiled model gave what transformers, or a definition in plain torch, gives on the same weights.
 
-    family: its model_type. task: of `llmc compile --task`. dtype: of activations. scheme: of --quant, or how the
-    checkpoint was stored ("gguf", "gptq" …), "" for floats. target: the kind of target, "cpu" or "reference". what:
-    "logits" of every bucket, or "ids": 48 greedy ids of the engine, and their logits, through graphs of every phase.
+    family: its model_type. task: of `llmc compile --task`. dtype: of activations. scheme: of --quant, "" for none.
+    target: the kind of target, "cpu" or "reference". what: "logits" of every bucket, or "ids": 48 greedy ids of the
+    engine, and their logits, through graphs of every phase. stored: how the checkpoint's numbers were ("gguf", "gptq"
+    …), "" for floats.
     """
 
     family: str
@@ -31,6 +32,7 @@ class Claim:
     scheme: str = ""
     target: str = "cpu"
     what: str = "logits"
+    stored: str = ""
 
 
 @dataclass(frozen=True, order=True)
@@ -64,23 +66,28 @@ def on_targets(*claims: Claim) -> list[Claim]:
 
 def checked(artifact: Path, what: str = "logits") -> None:
     """The artifact's numbers were compared. what: as in `Claim`."""
+    from llmc.quantize.recipe import ROUNDED
+
     manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
     model, target = manifest["model"], manifest["target"].get("kind", "cpu")
     task = (model.get("task") or {"name": "generate"})["name"]
-    schemes = {_scheme(weight) for weight in manifest["weights"].values() if "scheme" in weight}
-    for scheme in schemes or {""}:
-        _found.add(Claim(model["model_type"], task, manifest["act_dtype"], scheme, target, what))
+    quantized = [weight for weight in manifest["weights"].values() if "scheme" in weight]
+    rounded = {str(weight["scheme"]) for weight in quantized if weight["method"] == ROUNDED}
+    found = {(scheme, "") for scheme in rounded}
+    found |= {("", name) for name in _stored({weight["method"] for weight in quantized} - {ROUNDED})}
+    for scheme, stored in found or {("", "")}:
+        _found.add(Claim(model["model_type"], task, manifest["act_dtype"], scheme, target, what, stored))
 
 
-def _scheme(weight: dict[str, Any]) -> str:
-    """Of an entry of the manifest: as --quant has it, or how the checkpoint's numbers were stored."""
+def _stored(methods: set[str]) -> set[str]:
+    """How a checkpoint's numbers were stored, by the methods in its manifest."""
     from llmc.models.sources.gguf.types import READ
 
-    method = str(weight["method"])
-    if method == "rtn":
-        return str(weight["scheme"])
+    # A GGUF file has other types beside this one.
+    if methods == {"mxfp4"}:
+        return methods
     types = {type.name.lower() for type in READ.values()}
-    return "gguf" if types.issuperset(method.split(", ")) else method
+    return {"gguf" if types.issuperset(method.split(", ")) else method for method in methods}
 
 
 def declared(item: pytest.Item, name: str = "verifies") -> list[Any]:
