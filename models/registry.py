@@ -216,6 +216,8 @@ _TYPES_OF_CLASSES = {"configuration_xlm_roberta.XLMRobertaFlashConfig": "xlm-rob
 
 # Published EAGLE heads: their model_type is that of the model they draft for.
 _GUESSING_HEADS = frozenset({"LlamaForCausalLMEagle", "EagleLlamaForCausalLM", *EAGLE_3_ARCHITECTURES})
+_KEYS_OF_PARAMS = ("dim", "n_layers")
+"""Keys of a params.json, in the names of Meta's own code."""
 
 
 def with_model_type(fields: Fields) -> Fields:
@@ -230,6 +232,11 @@ def with_model_type(fields: Fields) -> Fields:
 
 def family_of(fields: Fields) -> Family:
     """The family of a config.json. Raises ModelError that lists what an unknown model is built from."""
+    if not fields.has("model_type") and all(map(fields.has, _KEYS_OF_PARAMS)):
+        raise ModelError(
+            f"{fields.origin} lacks the field 'model_type': with {' and '.join(_KEYS_OF_PARAMS)} it is a params.json, "
+            "as Meta, Mistral and ExecuTorch write it; give the config.json of the model in transformers' format"
+        )
     model_type = fields.text("model_type")
     architectures = fields.raw("architectures", [])
     for name in architectures if isinstance(architectures, list) else ():

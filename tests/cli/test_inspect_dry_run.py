@@ -131,6 +131,7 @@ def test_out_of_reach_is_said_by_name(tmp_path: Path) -> None:
         ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, r"'mine' (code of its own (auto_map)) is not"),
         ({"model_type": "mine"}, "model_type 'mine' is not supported; supported are llama"),
         ({"hidden_size": 4}, "lacks the field 'model_type'"),
+        ({"dim": 4, "n_layers": 1}, "ExecuTorch write it; give the config.json of the model in transformers' format"),
     ):
         file.write_text(json.dumps(config))
         with pytest.raises(ModelError, match=re.escape(said)):

@@ -72,7 +72,8 @@ _REFUSED = {
         ome-testdata:
             internlm2_reward.json
         """,
-    "lacks the field 'model_type'": """
+    "lacks the field 'model_type': with dim and n_layers it is a params.json, as Meta, Mistral and ExecuTorch "
+    "write it": """
         executorch-models/codegen/config:
             config.json
         executorch-models/gemma/config:
