@@ -214,7 +214,7 @@ def check_parsers(tool: str, reasoning: str) -> None:
     from llmc.runtime.server.tools.registry import choose_parsers
 
     try:
-        choose_parsers(tool, reasoning, None, None)
+        choose_parsers(tool, reasoning, None)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

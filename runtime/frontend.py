@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
 from llmc.runtime.guided.constraint import Guided
 from llmc.runtime.text.detokenizer import Decode
-from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_generation_config, read_model_type
+from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_generation_config
 
 from .context_limit import ContextLimit
 from .gathered import Gathered
@@ -93,11 +93,6 @@ class Frontend:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.path, self._chat_template)
         return self._tokenizer
-
-    @property
-    def model_type(self) -> str | None:
-        """The model family of the artifact; None if its manifest does not say."""
-        return read_model_type(self.path)
 
     def default_params(self, **overrides: Any) -> SamplingParams:
         """The model's own sampling defaults (generation_config.json), overridden by those `overrides` that are not

@@ -100,7 +100,7 @@ class EngineBackend:
         from llmc.runtime.server.reasoning import ReasoningParser, reasoning_style, starts_in_reasoning
 
         tokenizer = self._llm.tokenizer
-        style = reasoning_style(self._llm.model_type, tokenizer)
+        style = reasoning_style(tokenizer)
         if style is None:
             return None
         end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)

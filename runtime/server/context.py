@@ -15,7 +15,7 @@ from llmc.runtime.adapters.adapters import Adapter
 from llmc.runtime.guided.compiler import GuideCompiler
 from llmc.runtime.guided.schema_defaults import SchemaDefaults
 from llmc.runtime.server.late_warm_up import finish_behind_traffic
-from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_model_type
+from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
 from .async_engine import AsyncEngine
@@ -72,9 +72,7 @@ class ServerContext:
         self.on_failure: list[Callable[[str], None]] = []
         self.on_stop: list[Callable[[], None]] = []
         """Called before the engine is released, on a thread that may wait."""
-        self.chat_parsers = choose_parsers(
-            config.tool_call_parser, config.reasoning_parser, read_model_type(engine.path), engine.tokenizer
-        )
+        self.chat_parsers = choose_parsers(config.tool_call_parser, config.reasoning_parser, engine.tokenizer)
         self._guide_compiler: GuideCompiler | None = None
         self.schema_defaults = SchemaDefaults(config.guided_additional_properties, config.guided_max_string)
         self.lanes = Lanes()

@@ -20,7 +20,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ReasoningStyle:
-    """Markers of a model family's reasoning. always: it reasons even if neither prompt nor answer says so."""
+    """How models mark their reasoning. always: it reasons even if neither prompt nor answer says so."""
 
     name: str
     always: bool
@@ -35,13 +35,13 @@ STYLES: Mapping[str, ReasoningStyle] = {
 _DEEPSEEK_TOKEN = "<｜Assistant｜>"
 
 
-def reasoning_style(model_type: str | None, tokenizer: Tokenizer) -> ReasoningStyle | None:
-    """Reasoning style of a model's family; None if it does not reason."""
+def reasoning_style(tokenizer: Tokenizer) -> ReasoningStyle | None:
+    """Reasoning style by the model's tokens and chat template; None if it does not reason."""
     if tokenizer.token_id(CLOSE) is None:
         return None
     if tokenizer.token_id(_DEEPSEEK_TOKEN) is not None:
         return STYLES["deepseek_r1"]
-    return STYLES["qwen3"] if model_type == "qwen3" else None
+    return STYLES["qwen3"] if CLOSE in tokenizer.chat_template_text else None
 
 
 def starts_in_reasoning(style: ReasoningStyle, prompt_end: str) -> bool:

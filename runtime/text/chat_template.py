@@ -50,6 +50,11 @@ class ChatTemplates:
         """Whether the model has any."""
         return bool(self._sources)
 
+    @property
+    def text(self) -> str:
+        """The source of all templates, which shows how the model writes calls and reasoning."""
+        return "\n".join(self._sources.values())
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

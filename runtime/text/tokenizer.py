@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmc.manifest import ManifestError, read_listed, read_manifest
+from llmc.manifest import ManifestError, read_listed
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.chat_template import ChatTemplates, token_text
 
@@ -138,6 +138,11 @@ class Tokenizer:
         """Whether the model came with a chat template."""
         return bool(self._chat_templates)
 
+    @property
+    def chat_template_text(self) -> str:
+        """The source of the model's chat templates; empty without one."""
+        return self._chat_templates.text
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
         return self._chat_templates.render(messages, **options)
@@ -156,15 +161,6 @@ def artifact_tokenizer(path: Path, chat_template: str | None = None) -> Tokenize
 def read_generation_config(path: Path) -> dict[str, Any]:
     """generation_config.json of an artifact; empty when there is none. Raises TokenizerError."""
     return _read_json(path, "generation_config.json")
-
-
-def read_model_type(path: Path) -> str | None:
-    """Model family that an artifact was compiled from; None if its manifest does not say."""
-    try:
-        model = read_manifest(path).get("model")
-    except ManifestError:
-        return None
-    return None if model is None else str(model["model_type"])
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from llmc.runtime.params import SamplingParams
 class FakeTokenizer:
     """A token is a character."""
 
+    chat_template_text = "<think></think>"
+
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode(text)
 

@@ -1,7 +1,8 @@
-"""Parsers by exact name, and the parser of each model family."""
+"""Parsers by exact name, and the parser of a model by its chat template."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,13 +20,14 @@ TOOL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
 }
-# model_type → parser, and a token; a model without that token was not trained to call tools.
-_FAMILIES: Mapping[str, tuple[type[ToolCallParser], str]] = {
-    "qwen2": (HermesParser, "<tool_call>"),
-    "qwen3": (HermesParser, "<tool_call>"),
-    "llama": (Llama3JsonParser, "<|python_tag|>"),
-    "mistral": (MistralParser, "[TOOL_CALLS]"),
-}
+# Parser, what a chat template shows of its calls, and a token: a model without it was not trained to call tools.
+_SHOWN: tuple[tuple[type[ToolCallParser], re.Pattern[str], str], ...] = (
+    # The object may be in a string of the template's own. Other formats have <tool_call>, too, but no JSON in it.
+    (HermesParser, re.compile(r"""<tool_call>(?:\\n|[\s"'{}+~-])*\\?"name\\?":"""), "<tool_call>"),
+    (MistralParser, re.compile(r"\[TOOL_CALLS\]"), "[TOOL_CALLS]"),
+    # Templates also show what a function's parameters are, so this one is last.
+    (Llama3JsonParser, re.compile(r"""\\?"parameters\\?":"""), "<|python_tag|>"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,25 +38,25 @@ class ChatParsers:
     reasoning: ReasoningStyle | None
 
 
-def choose_parsers(
-    tool: str | None, reasoning: str | None, model_type: str | None, tokenizer: Tokenizer | None
-) -> ChatParsers:
-    """Parsers by name. None and "auto" choose the one of the model's family, "none" chooses none.
+def choose_parsers(tool: str | None, reasoning: str | None, tokenizer: Tokenizer | None) -> ChatParsers:
+    """Parsers by name. None and "auto" choose the one that the chat template shows, "none" chooses none.
 
     Raises ValueError, one sentence, for an unknown name.
     """
     for flag, name, known in (("tool-call-parser", tool, TOOL_PARSERS), ("reasoning-parser", reasoning, STYLES)):
         if name not in (None, "auto", "none", *known):
             raise ValueError(f"--{flag} {name!r} is unknown: use auto, none, {', '.join(known)}")
-
-    def has(token: str) -> bool:
-        return tokenizer is not None and tokenizer.token_id(token) is not None
-
     tool_parser = TOOL_PARSERS.get(tool or "auto")
-    if tool in (None, "auto") and (known_family := _FAMILIES.get(model_type or "")) is not None:
-        family, token = known_family
-        tool_parser = family if has(token) else None
+    if tool in (None, "auto") and tokenizer is not None:
+        tool_parser = _shown_parser(tokenizer)
     style = STYLES.get(reasoning or "auto")
     if reasoning in (None, "auto") and tokenizer is not None:
-        style = reasoning_style(model_type, tokenizer)
+        style = reasoning_style(tokenizer)
     return ChatParsers(tool_parser, style)
+
+
+def _shown_parser(tokenizer: Tokenizer) -> type[ToolCallParser] | None:
+    """The parser of the calls in the model's chat template; None if it shows none that is known."""
+    text = tokenizer.chat_template_text
+    shown = next(((parser, token) for parser, pattern, token in _SHOWN if pattern.search(text)), None)
+    return None if shown is None or tokenizer.token_id(shown[1]) is None else shown[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from llmc.runtime.chat.commands import Commands, describe
 from llmc.runtime.chat.session import ChatError, Reply, Session
 
 from support.fake_llm import FakeEngine, FakeLLM
-from support.manifests import MODEL
 
 
 def test_closing_a_reply_cancels_the_request(tmp_path: Path) -> None:
@@ -41,7 +39,6 @@ def test_a_stop_string_ends_the_request(tmp_path: Path) -> None:
 
 
 def test_an_engine_tells_reasoning_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"model": MODEL}))
     llm = FakeLLM(FakeEngine(), tmp_path)
     answer = "<think>\nhm</think>\n\nyes"
     monkeypatch.setattr(llm, "encode_chat", lambda messages: [ord(char) for char in reversed(answer)])

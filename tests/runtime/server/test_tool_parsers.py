@@ -261,11 +261,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return special_tokenizer(tmp_path_factory.mktemp("tokenizer"), [])
 
 
-def special_tokenizer(path: Path, special: list[str]) -> Tokenizer:
+def special_tokenizer(path: Path, special: list[str], chat_template: str | None = None) -> Tokenizer:
     backend = Backend(WordLevel({"<unk>": 0}, unk_token="<unk>"))
     backend.add_special_tokens(special)
     backend.save(str(path / "tokenizer.json"))
-    return Tokenizer(path)
+    return Tokenizer(path, chat_template)
 
 
 @pytest.mark.parametrize("name", [*PARSERS, "json"])
@@ -383,36 +383,51 @@ def test_a_bad_schema_is_named_with_its_tool(tokenizer: Tokenizer) -> None:
         COMPILER.compile(guided)
 
 
+# What chat templates show of calls, as their sources write it.
+TAGGED = r"""{{ "an object in <tool_call></tool_call>:\n<tool_call>\n{\"name\": <name>, \"arguments\": <a>}" }}"""
+IN_PARTS = """{{- "<tool_call>\n" }}\n{{- '{"name": <function-name>, "parameters": <unused>}\n' }} ', "parameters": '"""
+AS_XML = """{{ '<tool_call>\n<function=name>\n<parameter=city>' }}"""
+BY_KEY = "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>"
+LISTED = """{{ '"parameters": ' }}{{ "[TOOL_CALLS] [" }}"""
+BARE = """{{- '{"name": "' + call.name + '", ' }}{{- '"parameters": ' }}"""
+THINKS = "{{ '<think>\\n\\n</think>' }}"
+
+
 @pytest.mark.parametrize(
-    ("model_type", "tokens", "tool", "reasoning"),
+    ("template", "tokens", "tool", "reasoning"),
     [
-        ("qwen2", [], None, None),
-        ("qwen2", ["<tool_call>"], "hermes", None),
-        ("qwen3", ["<tool_call>", "<think>", "</think>"], "hermes", "qwen3"),
-        ("qwen2", ["<tool_call>", "</think>", "<｜Assistant｜>"], "hermes", "deepseek_r1"),
-        ("llama", ["<|python_tag|>"], "llama3_json", None),
-        ("llama", ["</think>", "<｜Assistant｜>"], None, "deepseek_r1"),
-        ("mistral", ["[TOOL_CALLS]"], "mistral", None),
-        ("mistral3", ["[TOOL_CALLS]"], None, None),
-        (None, ["<tool_call>"], None, None),
+        (TAGGED, [], None, None),
+        (TAGGED, ["<tool_call>"], "hermes", None),
+        (TAGGED + THINKS, ["<tool_call>", "<think>", "</think>"], "hermes", "qwen3"),
+        (TAGGED, ["<tool_call>", "</think>"], "hermes", None),
+        (TAGGED + THINKS, ["<tool_call>", "</think>", "<｜Assistant｜>"], "hermes", "deepseek_r1"),
+        (IN_PARTS, ["<tool_call>", "<|python_tag|>"], "hermes", None),
+        (AS_XML, ["<tool_call>"], None, None),
+        (BY_KEY + THINKS, ["<tool_call>", "</think>"], None, "qwen3"),
+        (BARE, ["<|python_tag|>"], "llama3_json", None),
+        (BARE, [], None, None),
+        ("{{ '<｜Assistant｜>' }}", ["<|python_tag|>", "</think>", "<｜Assistant｜>"], None, "deepseek_r1"),
+        (LISTED, ["[TOOL_CALLS]"], "mistral", None),
+        (None, ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "</think>"], None, None),
     ],
 )
-def test_parsers_of_families(
-    model_type: str | None, tokens: list[str], tool: str | None, reasoning: str | None, tmp_path: Path
+def test_parsers_that_templates_show(
+    template: str | None, tokens: list[str], tool: str | None, reasoning: str | None, tmp_path: Path
 ) -> None:
-    chosen = choose_parsers("auto", None, model_type, special_tokenizer(tmp_path, tokens))
+    chosen = choose_parsers("auto", None, special_tokenizer(tmp_path, tokens, template))
     assert (chosen.tool and chosen.tool.name, chosen.reasoning and chosen.reasoning.name) == (tool, reasoning)
 
 
-def test_parsers_by_name() -> None:
-    chosen = choose_parsers("qwen", "deepseek_r1", "mistral", None)
+def test_parsers_by_name(tmp_path: Path) -> None:
+    tokenizer = special_tokenizer(tmp_path, ["[TOOL_CALLS]", "</think>"], LISTED + THINKS)
+    chosen = choose_parsers("qwen", "deepseek_r1", tokenizer)
     assert chosen.tool is TOOL_PARSERS["hermes"]
     assert chosen.reasoning is not None
-    assert choose_parsers("none", "none", "qwen3", None) == choose_parsers(None, None, None, None)
+    assert choose_parsers("none", "none", tokenizer) == choose_parsers(None, None, None)
     with pytest.raises(ValueError, match=r"--tool-call-parser 'Hermes' is unknown: use auto, none, hermes, qwen"):
-        choose_parsers("Hermes", None, None, None)
+        choose_parsers("Hermes", None, None)
     with pytest.raises(ValueError, match="--reasoning-parser 'r1' is unknown"):
-        choose_parsers(None, "r1", None, None)
+        choose_parsers(None, "r1", None)
 
 
 def test_every_parser_has_a_name_of_its_own() -> None:
