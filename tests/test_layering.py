@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from llmc.models.registry import FAMILIES
+
 from support.hardware_words import OF_A_CPU
 from support.paths import ROOT
 
@@ -130,6 +132,38 @@ def test_only_targets_know_hardware() -> None:
 )
 def test_words_of_hardware_are_noticed(text: str) -> None:
     assert OF_A_CPU.search(text)
+
+
+NAMES_LIKE_FAMILIES = {
+    # What a GGUF file calls kinds of tokenizers.
+    "compiler/calibration/gguf/tokenizer.py": {"gpt2", "llama"},
+    # Values of --tool-call-parser and --reasoning-parser, after the models that wrote their format first.
+    "runtime/server/reasoning.py": {"qwen3"},
+    "runtime/server/tools/mistral.py": {"mistral"},
+    "runtime/server/tools/registry.py": {"qwen", "mistral"},
+}
+"""Texts that are a family's model_type, and also name something else."""
+
+
+def strings(tree: ast.AST) -> set[str]:
+    """Texts of a module's code, without those that only document."""
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in notes)
+    return {node.value for node in nodes if isinstance(node.value, str)}
+
+
+def test_compiler_and_runtime_know_no_family() -> None:
+    """What differs by family stands in models/, or in what the artifact brings, such as the chat template."""
+    found = {}
+    for path in (*sources("compiler"), *sources("runtime")):
+        names = strings(ast.parse(path.read_text(encoding="utf-8"))) & FAMILIES.keys()
+        if names:
+            found[path.relative_to(ROOT).as_posix()] = names
+    assert found == NAMES_LIKE_FAMILIES
+
+
+def test_documentation_is_no_string_of_the_code() -> None:
+    assert strings(ast.parse('"""qwen2"""\nx = {"qwen3": 1}\n"""llama"""\ny == "opt"')) == {"qwen3", "opt"}
 
 
 def test_the_compiler_reaches_hardware_through_the_seam() -> None:

@@ -13,21 +13,20 @@ from llmc.models.config import ModelConfig, RopeScaling
 from llmc.models.rope import checked_frequencies
 from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.architectures import ARCHITECTURES
+from llmc.models.sources.gguf.written import WRITTEN
 
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""GGUF architecture by model_type; llama.cpp's `llama` includes Mistral's models."""
 _ROPE_SCALINGS = ("linear", "yarn", "llama3")
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
     """The model's architecture in GGUF. Raises CompileError if this writer cannot express the whole model."""
-    name = _ARCHITECTURES.get(model.model_type)
-    if name is None:
+    written = WRITTEN.get(model.model_type)
+    if written is None:
         raise CompileError(
             f"--format gguf does not know models of type {model.model_type}; use --format compressed-tensors"
         )
     windows = set(model.layer_windows)
-    if windows not in (set(), {0}) and (model.model_type != "mistral" or len(windows) > 1):
+    if windows not in (set(), {0}) and (not written.windows or len(windows) > 1):
         raise CompileError(
             f"--format gguf has no place for the sliding windows of this {model.model_type} model; "
             "use --format compressed-tensors"
@@ -38,7 +37,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
             f"--format gguf has no place for rope scaling {scaling.rope_type} as this model has it; "
             "use --format compressed-tensors"
         )
-    return ARCHITECTURES[name]
+    return ARCHITECTURES[written.architecture]
 
 
 def add_config(writer: Any, model: ModelConfig) -> None:
