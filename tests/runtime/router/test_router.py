@@ -28,11 +28,11 @@ def router(english_artifact: Path) -> Iterator[LiveRouter]:
         yield one
 
 
-def requests(*, seed: int, num_tokens: int) -> list[Asked]:
-    """64: of each kind that has a seed, streaming and not."""
+def requests(*, seed: int, num_tokens: int, count: int) -> list[Asked]:
+    """Of each kind that has a seed, in turn; each streams and is asked without a stream."""
     kinds = [(path, body) for path, body in STREAMS.values() if body.get("seed", body.get("temperature")) is not None]
     found: list[Asked] = []
-    for number in range(64):
+    for number in range(count):
         path, body = kinds[number // 2 % len(kinds)]
         asked: dict[str, Any] = {**body, "seed": seed + number // 2}
         # Short ones are guided, or have logprobs of their prompt.
@@ -48,7 +48,8 @@ def requests(*, seed: int, num_tokens: int) -> list[Asked]:
 
 
 def test_replicas_are_killed_and_no_client_sees_it(router: LiveRouter) -> None:
-    asked = requests(seed=100, num_tokens=150)
+    asked = requests(seed=100, num_tokens=150, count=128)
+    assert sum(body.get("stream", False) for _, body in asked) == 64
     undisturbed = ask_all(router.url, asked)
     answers: list[dict[str, Any]] = []
     client = threading.Thread(target=lambda: answers.extend(ask_all(router.url, asked)))
@@ -78,7 +79,7 @@ def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> N
     link.symlink_to(english_artifact)
     with routing("--spawn", "2", link) as router:
         router.until_all_ready(2)
-        asked = requests(seed=300, num_tokens=100)[:24]
+        asked = requests(seed=300, num_tokens=100, count=24)
         undisturbed = ask_all(router.url, asked)
         (old,) = {one["artifact"] for one in router.replicas().values()}
         link.unlink()
@@ -101,7 +102,7 @@ def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_replica_that_hangs_keeps_nobody(router: LiveRouter) -> None:
     """It is stopped, not dead: it answers no look in time, and what it had goes on elsewhere."""
-    asked = requests(seed=500, num_tokens=150)[:16]
+    asked = requests(seed=500, num_tokens=150, count=16)
     undisturbed = ask_all(router.url, asked)
     answers: list[dict[str, Any]] = []
     with routing(
