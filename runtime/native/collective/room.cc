@@ -27,6 +27,7 @@ constexpr uint64_t kSlotsOfRank = 4;  // two each for parts and sums: only used 
 constexpr uint64_t kOutboxUnit = 64u << 10;  // outboxes begin at multiples of it, which is one of the page size
 constexpr uint64_t kLookNs = 200'000'000;  // interval at which a sleeping rank checks that the others are alive
 constexpr uint64_t kReportNs = 300'000'000;  // time for the launcher of a rank to report why it ended
+static_assert(kLookNs + kReportNs < 5'000'000'000, "a lost rank is reported within 5 s: docs/parallel.md says so");
 constexpr uint64_t kYieldNs = 20'000;  // after spinning for so long, the CPU is yielded
 constexpr int kFirstPolls = 64, kPollsPerClock = 8;
 enum FailureState : uint32_t { kNone = 0, kWriting = 1, kWritten = 2 };

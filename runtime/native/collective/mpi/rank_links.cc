@@ -26,6 +26,8 @@ constexpr uint32_t kSilentTicks = 16;  // 4 s: TCP has retransmitted lost packet
 constexpr int kConnectMs = 1500, kHelloMs = 3000;
 constexpr uint64_t kJoinNs = 60'000'000'000;
 constexpr uint64_t kNsPerMs = 1'000'000;
+static_assert(kSilentTicks * kTickMs == 4000, "the sentence about a silent host says 4 s");
+static_assert((kSilentTicks + 1) * kTickMs < 5000, "a lost rank is reported within 5 s: docs/parallel.md says so");
 
 Status NoLink(const std::string& what, int error) {
   return Status::Error(LLMC_ERR_IO, "The ranks cannot be linked by TCP: " + what +
