@@ -216,6 +216,21 @@ def test_lines_of_a_server(english_artifact: Path, tmp_path: Path) -> None:
     assert "hush" not in text
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_server_answers_on_a_full_disk(
+    english_artifact: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for path in (tmp_path / "access.log", Path("/dev/full")):
+        with running_server(english_artifact, access_log=True, access_log_file=path) as running:
+            answers = [
+                post(running, "/v1/completions", name, prompt=SECRET, max_tokens=8, temperature=0) for name in "ab"
+            ]
+            texts.append([answer.raise_for_status().json()["choices"] for answer in answers])
+    assert texts[0] == texts[1]
+    assert capfd.readouterr().err.count("cannot write to /dev/full") == 1
+
+
 def test_a_client_that_leaves_is_logged_as_cancelled(
     english_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,13 @@
 #include "collective/shm_collective.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -311,6 +313,30 @@ void TestWhatARoomRefuses() {
   CHECK(first->status().message == "Rank 1 of 2 has failed: killed by signal 9; start anew.");
 }
 
+// As many bytes as a file may have are too few: for the room itself, then for what ranks pass on.
+void TestMemoryThatDoesNotGrow() {
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, SIG_IGN);
+  Memory memory;
+  std::shared_ptr<Room> room;
+  rlimit few = {4096, before.rlim_max};
+  CHECK_EQ(::setrlimit(RLIMIT_FSIZE, &few), 0);
+  const llmc::Status small = Room::Open(memory.path(), 0, 2, &room);
+  CHECK(small.code == LLMC_ERR_IO);
+  CHECK(small.message == "The ranks' shared memory " + memory.path() +
+                             " cannot be used: File too large; is there enough shared memory, and was it passed on?");
+  few.rlim_cur = 64u << 20;
+  CHECK_EQ(::setrlimit(RLIMIT_FSIZE, &few), 0);
+  CHECK_OK(Room::Open(memory.path(), 0, 2, &room));
+  const llmc::Status large = room->MakeOutboxes(64u << 20);
+  CHECK(large.code == LLMC_ERR_OUT_OF_MEMORY);
+  CHECK(large.message ==
+        "the ranks' shared memory does not grow by 134217728 bytes for what they pass on: File too large");
+  CHECK_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  CHECK_OK(room->MakeOutboxes(1u << 20));
+}
+
 }  // namespace
 
 int main() {
@@ -324,5 +350,6 @@ int main() {
   TestAPlaceThatIsTaken();
   TestChannel();
   TestWhatARoomRefuses();
+  TestMemoryThatDoesNotGrow();
   return llmc_test::Finish("shm_collective_test");
 }
