@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from support.live_router import SERVE_FLAGS, ask_all
 from support.long_prompts import alone, requests, total
@@ -105,6 +106,18 @@ def run(cluster: Any, artifact: Path, port: int, *more: str) -> None:
         [sys.executable, "-m", "llmc.cli.main", "deploy", artifact, "--address", cluster.address, *flags],
         check=True, timeout=PATIENCE_S, cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def test_ray_accepts_the_files_for_serve() -> None:
+    schema = pytest.importorskip("ray.serve.schema").ServeDeploySchema
+    folder = ROOT / "deploy" / "ray"
+    inner = yaml.safe_load((folder / "kuberay.yaml").read_text())["spec"]["serveConfigV2"]
+    for text in ((folder / "serve.yaml").read_text(), inner):
+        stated = yaml.safe_load(text)
+        (application,) = schema.model_validate(stated).applications
+        assert application.args["artifacts"] == ["/models/qwen.llmc"]
+        with pytest.raises(ValueError, match="proxy_location"):
+            schema.model_validate({**stated, "proxy_location": "Head"})
 
 
 def test_replicas_come_and_go_with_the_load(cluster: Any, english_artifact: Path, port: int) -> None:
