@@ -153,6 +153,27 @@ def test_the_router_dies_and_leaves_no_orphans(english_artifact: Path) -> None:
         one.process.returncode = 0  # what the block below wants of a router that was told to end
 
 
+def test_two_artifacts_are_asked_by_their_names(english_artifact: Path, chat_artifact: Path, tmp_path: Path) -> None:
+    """Each model has the answers of its own replica; without a name, the first one answers."""
+    paths = {"english": english_artifact, "other": chat_artifact}
+    for name, path in paths.items():
+        shutil.copytree(path, tmp_path / name)  # whose name is that of the model
+    asked = {"prompt": "the cat", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with routing("--spawn", "1", *map(tmp_path.joinpath, paths), serve_flags="--threads 1 --skip-warmup") as router:
+        router.until_all_ready(2)
+        by_model = {one["models"][0]: one["url"] for one in router.replicas().values()}
+        assert set(by_model) == set(paths)
+
+        def text(url: str, **model: str) -> str:
+            answer = httpx.post(f"{url}/v1/completions", json={**asked, **model}, timeout=300).raise_for_status()
+            return str(answer.json()["choices"][0]["text"])
+
+        alone = {name: text(url) for name, url in by_model.items()}
+        assert alone["english"] != alone["other"]
+        assert {name: text(router.url, model=name) for name in paths} == alone
+        assert text(router.url) == alone["english"]
+
+
 def test_models_ids_and_refusals(router: LiveRouter) -> None:
     with httpx.Client(base_url=router.url, timeout=300) as client:
         (model,) = client.get("/v1/models").json()["data"]
