@@ -85,13 +85,31 @@ def test_steps_in_two_parts_have_the_bits_of_whole_ones(artifacts: dict[int, Pat
         Engine(artifact, num_threads=1, overlap_sums=1)
 
 
-def test_a_profile_has_the_time_of_sums(artifacts: dict[int, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--phase", "prefill", "--threads", "1", "--repeat", "1", "--overlap-sums", "16", "--json"]
-    assert main(["profile", str(artifacts[2]), *flags]) == 0
-    sums = json.loads(capsys.readouterr().out)["sums"]
+def _profiled(artifact: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    given = ["--phase", "prefill", "--threads", "1", "--repeat", "1", "--json", *flags]
+    assert main(["profile", str(artifact), *given]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def _collectives(profile: dict[str, Any]) -> dict[str, int]:
+    """How many there are of each; all must take time."""
+    found = [one for one in profile["ops"] if one["name"] in ("all_reduce", "all_gather", "pass_on")]
+    assert all(one["us"] > 0 for one in found)
+    return {one["name"]: one["commands"] for one in found}
+
+
+def test_a_profile_has_the_time_of_sums_and_of_each_collective(
+    artifacts: dict[int, Path], staged: dict[tuple[int, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = _profiled(artifacts[2], capsys, "--overlap-sums", "16")
+    sums = told["sums"]
     assert sums["count"] == 10  # five of each part
     assert sums["exposed_us"] > 0 == sums["hidden_us"]
     assert sums["overlap_rows"] == 16
+    assert _collectives(told) == {"all_reduce": 5, "all_gather": 1}
+    # Rank 0 sends rows on, and waits for the logits, which the last stage gathers.
+    assert _collectives(_profiled(staged[1, 2], capsys)) == {"pass_on": 2}
 
 
 @pytest.mark.parametrize(
