@@ -108,13 +108,16 @@ class TwoHosts:
 
 
 def mpi_command(mpiexec: str, folder: Path, command: Sequence[str]) -> list[str]:
-    """One process on each host; mpiexec itself runs on the first one. folder: for a script."""
+    """One process on each host; mpiexec itself runs on the first one. folder: for a script and
+    the file of hosts."""
     launcher = folder / "enter"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "$@"\n')
     launcher.chmod(0o755)
+    hosts = folder / "hosts"
+    hosts.write_text("".join(f"{address}:1\n" for address in ADDRESSES))
     return [
         "ip", "netns", "exec", HOSTS[0], mpiexec, "-launcher", "ssh", "-launcher-exec", str(launcher),
-        "-disable-auto-cleanup", "-localhost", ADDRESSES[0], "-hosts", ",".join(ADDRESSES), "-ppn", "1", "-n", "2",
+        "-disable-auto-cleanup", "-localhost", ADDRESSES[0], "-f", str(hosts), "-n", "2",
         # Both are on one machine, where UCX would take shared memory.
         "-genv", "UCX_TLS", "tcp,self", *command,
     ]  # fmt: skip
