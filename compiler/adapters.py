@@ -91,6 +91,11 @@ class AdapterLinear:
     def rows(self) -> tuple[int, ...]:
         return tuple(part.rows for part in self.parts)
 
+    @property
+    def of_vocabulary(self) -> bool:
+        """Whether it is the embedding or the output projection, with a row or a column for each token."""
+        return self.weight in (_EMBEDDING, _HEAD)
+
 
 def adapter_linears(model: ModelConfig, limits: AdapterLimits) -> dict[str, AdapterLinear]:
     """Pool name → matrix of a decoder layer, the output projection, matrices of experts, or the embedding.
@@ -159,8 +164,10 @@ def _parts(target: Target) -> tuple[AdapterPart, ...] | None:
     return tuple(parts)
 
 
-def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str, Any]:
-    """The manifest's record of them; equal row orders are stored once."""
+def record(
+    limits: AdapterLimits, linears: Iterable[AdapterLinear], left_out: Iterable[AdapterLinear] = ()
+) -> dict[str, Any]:
+    """The manifest's record of them; equal row orders are stored once. left_out: those whose pools are too large."""
     orders: dict[tuple[int, ...], int] = {}
 
     def part(one: AdapterPart) -> dict[str, Any]:
@@ -172,8 +179,14 @@ def record(limits: AdapterLimits, linears: Iterable[AdapterLinear]) -> dict[str,
         found |= {"table": True} if one.table else {}
         return {"weight": one.weight, "columns": one.columns, **found, "parts": [part(p) for p in one.parts]}
 
-    listed = [linear(one) for one in linears]
-    return {"slots": limits.slots, "rank": limits.rank, "linears": listed, "orders": [list(order) for order in orders]}
+    listed, without = [linear(one) for one in linears], [linear(one) for one in left_out]
+    return {
+        "slots": limits.slots,
+        "rank": limits.rank,
+        "linears": listed,
+        **({"left_out": without} if without else {}),
+        "orders": [list(order) for order in orders],
+    }
 
 
 def limits_of(manifest: Mapping[str, Any]) -> AdapterLimits | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from llmc.buckets import Bucket
 from llmc.cache_root import cache_root
 from llmc.compiler import dump, verify
-from llmc.compiler.adapters import adapter_linears, record
+from llmc.compiler.adapters import record
 from llmc.compiler.build import build_kernels
 from llmc.compiler.config import CompileConfig, CompileError, CompileReport, HubSource, Progress, no_progress
 from llmc.compiler.graph.demands import kernels_of, most_rows, pooled_weights, weight_requests
@@ -193,11 +193,12 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
 
 def _pools(state: CompileState) -> dict[str, object]:
     """The manifest's record of adapters; the graphs tell which layers have a pool."""
-    limits = state.resolved.adapters
-    if limits is None:
+    resolved = state.resolved
+    if resolved.adapters is None:
         return {}
-    linears = adapter_linears(state.resolved.model, limits)
-    return {"lora": record(limits, (linears[name] for name in pooled_weights(state.lists)))}
+    linears = resolved.adapter_linears()
+    with_pool = (linears[name] for name in pooled_weights(state.lists))
+    return {"lora": record(resolved.adapters, with_pool, resolved.left_out())}
 
 
 def write_files(state: CompileState) -> None:

@@ -15,10 +15,11 @@ from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, def
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond, check_total
 from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
 from llmc.buckets.verify_buckets import add_verify_buckets
-from llmc.compiler.adapters import AdapterLimits, adapter_linears
+from llmc.compiler.adapters import AdapterLimits, AdapterLinear, adapter_linears
 from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
+from llmc.compiler.ops.adapters import is_too_large
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.partition import EMBEDDING, HEAD, Partition, check_divisible
 from llmc.compiler.stages import check_stages, divide_layers
@@ -50,7 +51,7 @@ class Resolved:
     kv_scales: source of the KV cache scales; None if they are computed when keys and values are written.
     kv_scale_values: from a file; one for keys and values of each layer.
     ignored_config: sentences on configuration of the model that llmc does not follow.
-    adapters: None if none can be loaded.
+    adapters: limits of those that can be loaded; None if none can be.
     speculate: draft tokens per sequence for which the ladder has rows with all sequences running; 0 if it was not made
     for any.
     ranks: number of ranks that share each layer.
@@ -117,7 +118,7 @@ class Resolved:
 
     def warnings(self) -> tuple[str, ...]:
         """Sentences on what the user may not have intended."""
-        return (*self.ignored_config, *self._length_warnings())
+        return (*self.ignored_config, *self._length_warnings(), *self._adapter_warnings())
 
     def _length_warnings(self) -> tuple[str, ...]:
         if self.max_model_len > self.model_len:
@@ -139,6 +140,40 @@ class Resolved:
                 f"{self.model_len} compiles all of it",
             )
         return ()
+
+    def _adapter_warnings(self) -> tuple[str, ...]:
+        if self.adapters is None or not (left_out := self.left_out()):
+            return ()
+        names = " and ".join(linear.parts[0].module for linear in left_out)
+        return (
+            f"{names}: no adapters by name, for {self.adapters.slots} of rank {self.adapters.rank} are more than "
+            "kernels count with this vocabulary; lower --lora-slots or --lora-rank to have them",
+        )
+
+    def adapter_linears(self) -> dict[str, AdapterLinear]:
+        """Pool name → layer that takes adapters, where the graph has it as a linear layer of its own."""
+        return {pool: linear for pool, linear in self._all_linears().items() if not self._is_too_large(linear)}
+
+    def left_out(self) -> tuple[AdapterLinear, ...]:
+        """The layers of the vocabulary's size whose pools kernels could not count."""
+        return tuple(filter(self._is_too_large, self._all_linears().values()))
+
+    def _all_linears(self) -> dict[str, AdapterLinear]:
+        return {} if self.adapters is None else adapter_linears(self.model, self.adapters)
+
+    def _is_too_large(self, linear: AdapterLinear) -> bool:
+        """Raises CompileError if it is another layer than one of the vocabulary's size."""
+        assert self.adapters is not None
+        if not is_too_large(linear, self.adapters, self.target, self.act_dtype):
+            return False
+        if not linear.of_vocabulary:
+            of_each = f" for each of {linear.experts} experts" if linear.experts else ""
+            raise CompileError(
+                f"{self.adapters.slots} adapters of rank {self.adapters.rank} of {linear.weight}, {sum(linear.rows)} "
+                f"rows by {linear.columns} columns{of_each}, are more than kernels count; lower --lora-slots or "
+                "--lora-rank"
+            )
+        return True
 
     def graph_params(self) -> GraphParams:
         """What kernels depend on; a graph's shape replaces the empty one."""

@@ -315,6 +315,7 @@ class Lora(Closed):
     slots: Annotated[int, Field(ge=1, le=256)]
     rank: Annotated[int, Field(ge=1, le=512)]
     linears: Annotated[list[LoraLinear], Field(max_length=1 << 20)]
+    left_out: Annotated[list[LoraLinear], Field(max_length=2)] = []
     orders: Annotated[
         list[Annotated[list[Annotated[int, Field(ge=0, lt=1 << 24)]], Field(max_length=1 << 24)]],
         Field(max_length=1 << 16),

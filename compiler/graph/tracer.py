@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmc.buckets import Bucket
-from llmc.compiler.adapters import adapter_linears
 from llmc.compiler.graph.commands import CommandList, GraphShape, Site
 from llmc.compiler.graph.plan import needed_graphs
 from llmc.compiler.ops.abilities import check_ops, check_schemes
@@ -80,7 +79,7 @@ class Tracer:
         if limits is not None:
             from llmc.compiler.graph.passes.adapters import add_adapters
 
-            lowered = add_adapters(lowered, adapter_linears(self._resolved.model, limits), limits)
+            lowered = add_adapters(lowered, self._resolved.adapter_linears(), limits)
         return self._quantized(lowered)
 
     def _quantized(self, lowered: Lowered) -> Lowered:

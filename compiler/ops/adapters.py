@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmc.adapter_slot import AdapterSlot, padded
-from llmc.compiler.config import CompileError
+from llmc.compiler.adapters import AdapterLimits, AdapterLinear
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import NUM_SAMPLES, BufferSource, GraphParams, KernelCall
@@ -41,17 +41,16 @@ def _slot(target: Target, columns: int, rows: tuple[int, ...], experts: int, ran
 
 
 def slot_of(site: Site, graph: GraphParams, weight: str = "weight") -> AdapterSlot:
-    """The layout of a slot in the pool of one of the site's weights. Raises CompileError for a pool too large to
-    index."""
+    """The layout of a slot in the pool of one of the site's weights."""
     found = pool_of(site, weight)
     rows, experts = tuple(int(count) for count in found["rows"]), int(found.get("experts", 0))
-    slot = _slot(graph.target, int(found["columns"]), rows, experts, int(found["rank"]), graph.act_dtype)
-    if slot.bytes * int(found["slots"]) >= slot.counted_bytes * _MOST_COUNTED:
-        raise CompileError(
-            f"{found['slots']} adapters of rank {found['rank']} of a layer of {sum(slot.rows)} rows are more than "
-            "kernels count; lower --lora-slots or --lora-rank"
-        )
-    return slot
+    return _slot(graph.target, int(found["columns"]), rows, experts, int(found["rank"]), graph.act_dtype)
+
+
+def is_too_large(linear: AdapterLinear, limits: AdapterLimits, target: Target, act_dtype: str) -> bool:
+    """Whether a layer's pool has more numbers than kernels count."""
+    slot = _slot(target, linear.columns, linear.rows, linear.experts, limits.rank, act_dtype)
+    return slot.bytes * limits.slots >= slot.counted_bytes * _MOST_COUNTED
 
 
 def pool_of(site: Site, weight: str = "weight") -> Mapping[str, Any]:

@@ -156,11 +156,7 @@ class Adapters:
             # Checkpoints may omit the name prefix of the trained class.
             place = places.get(module) or places.get(module.partition(".")[2])
             if place is None:
-                other_way = "compile it with --lora-experts, or " if _EXPERTS in module else ""
-                raise AdapterError(
-                    f"{path}: {shown(module)} is not a layer of this artifact that takes adapters at run time; "
-                    f"{other_way}merge the adapter when you compile, with --merge-lora"
-                )
+                raise AdapterError(f"{path}: {shown(module)} {self._why_without(module)}")
             shape, wanted = (len(change.b), change.a.shape[1]), (place.rows, place.columns)
             if shape != wanted:
                 raise AdapterError(
@@ -179,10 +175,28 @@ class Adapters:
             yield AdapterMatrix(place.linear, place.part, change.scale, change.a, np.ascontiguousarray(b))
         yield from map(_joined, of_experts.values())
 
+    def _why_without(self, module: str) -> str:
+        """Why a module takes no adapters, and what to do."""
+        merge = "merge the adapter when you compile, with --merge-lora"
+        linears = self._lora().get("left_out", ())
+        left_out = {part["module"] for linear in linears for part in linear["parts"]}
+        left_out |= {_HEAD} if any(map(_is_head, linears)) else set()
+        if module in left_out or module.partition(".")[2] in left_out:
+            return (
+                "takes no adapters in this artifact, whose slots would be more than kernels count; compile it with "
+                f"fewer --lora-slots or a lower --lora-rank, or {merge}"
+            )
+        other_way = "compile it with --lora-experts, or " if _EXPERTS in module else ""
+        return f"is not a layer of this artifact that takes adapters at run time; {other_way}{merge}"
+
+    def _lora(self) -> Mapping[str, Any]:
+        """The manifest's record of adapters."""
+        return read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
+
     def _module_places(self) -> dict[str, _Place]:
         """The place of each module that adapters may change, read from the manifest on first use."""
         if self._places is None:
-            lora = read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
+            lora = self._lora()
             orders = [tuple(order) for order in lora["orders"]]
             self._places = {
                 part["module"].replace("{}", str(expert)) if linear.get("experts") else part["module"]: _Place(
@@ -198,11 +212,14 @@ class Adapters:
                 for index, part in enumerate(linear["parts"])
                 for expert in range(linear.get("experts") or 1)
             }
-            # Newer versions of transformers call the output projection so, whatever checkpoints do.
-            for linear in lora["linears"]:
-                if linear["weight"] in _HEADS and not linear.get("table"):
-                    self._places.setdefault(_HEAD, self._places[linear["parts"][0]["module"]])
+            for linear in filter(_is_head, lora["linears"]):
+                self._places.setdefault(_HEAD, self._places[linear["parts"][0]["module"]])
         return self._places
+
+
+def _is_head(linear: Mapping[str, Any]) -> bool:
+    """Whether it is the output projection. Newer versions of transformers call it lm_head, whatever checkpoints do."""
+    return linear["weight"] in _HEADS and not linear.get("table")
 
 
 def _joined(of_experts: list[tuple[_Place, LowRank]]) -> AdapterMatrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from llmc.compiler.adapters import AdapterLimits, adapter_linears, limits_of, record
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.resolve import resolve
 from llmc.manifest import read_manifest
 from llmc.models import load_config
 from llmc.quantize import QuantConfig
@@ -246,6 +248,41 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
 def test_a_model_of_vectors_takes_none(embedder: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="--lora-slots is for models that write text"):
         compile_model(CompileConfig(embedder[0], tmp_path / "a", lora_slots=2, buckets="prefill=1x32"))
+
+
+def test_vocabularies_too_large_for_slots(tmp_path: Path, kernel_cache: Path) -> None:
+    """The embedding and the output projection are left out, and it is said; other layers have their slots."""
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1, vocab_size=1 << 15)
+    options: dict[str, Any] = {
+        "lora_slots": 256,
+        "lora_rank": 256,
+        "buckets": "prefill=1x8,decode=1x64",
+        "block_size": 16,
+    }
+    config = CompileConfig(
+        model, tmp_path / "a", dtype="f32", target="reference", cache_dir=kernel_cache, jobs=1, **options
+    )
+    (warning,) = (one for one in compile_model(config).warnings if "adapters" in one)
+    assert warning.startswith("lm_head and model.embed_tokens: no adapters by name, for 256 of rank 256 are more than")
+    lora = read_manifest(tmp_path / "a")["lora"]
+    weights = {kind: [linear["weight"] for linear in lora[kind]] for kind in ("linears", "left_out")}
+    assert weights["left_out"] == ["lm_head.weight", "embed.weight"]
+    assert [weight.rpartition(".0.")[2] for weight in weights["linears"]] == [
+        "attention.qkv.weight", "attention.out.weight", "mlp.gate_up.weight", "mlp.down.weight",
+    ]  # fmt: skip
+    # One slot less is enough to have them.
+    assert resolve(replace(config, lora_slots=255)).left_out() == ()
+
+
+def test_other_layers_too_large_for_slots(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "mixtral", num_local_experts=90, num_hidden_layers=1)
+    config = CompileConfig(model, tmp_path / "a", lora_slots=256, lora_rank=512, lora_experts=True, target="reference")
+    with pytest.raises(
+        CompileError,
+        match=r"256 adapters of rank 512 of layers\.0\.mlp\.experts\.gate_up\.weight, 200 rows by 60 columns for each "
+        r"of 90 experts, are more than kernels count; lower --lora-slots or --lora-rank",
+    ):
+        resolve(config).warnings()
 
 
 def test_experts_are_asked_for(tiny_artifact: Any, tmp_path: Path) -> None:

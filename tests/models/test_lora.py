@@ -221,7 +221,7 @@ def test_a_tied_output_projection_becomes_one_of_its_own(stored: bool, model: Pa
 
 def test_a_tied_output_projection_of_a_gguf(tmp_path: Path) -> None:
     """It has no tensor there, by no name."""
-    sizes = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 1}
     model = make_tiny_model(tmp_path / "model", "llama", tie_word_embeddings=True, **sizes)
     file = write_gguf(model, tmp_path / "model.gguf", "Q8_0")
     tensors = low_rank("lm_head", 515, 96)

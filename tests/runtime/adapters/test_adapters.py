@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.cli.main import main
+from llmc.manifest import read_manifest, write_manifest
 from llmc.runtime.adapters import adapters as named_adapters
 from llmc.runtime.adapters import tensors as tensor_files
 from llmc.runtime.adapters.adapters import Adapters
@@ -88,6 +89,23 @@ def test_what_is_refused(
         adapters.load("x", path)
     assert "\n" not in str(refused.value)
     assert adapters.all() == []
+
+
+def test_layers_of_the_vocabulary_that_were_left_out(setting: Setting, tmp_path: Path) -> None:
+    """Where their slots would be too large: it is said, by all names that adapters have for them."""
+    manifest = read_manifest(setting.artifact)
+    lora = manifest["lora"]
+    lora |= {"linears": lora["linears"][1:-1], "left_out": [lora["linears"][0], lora["linears"][-1]]}
+    lora["left_out"][1]["parts"][0]["module"] = "output"
+    write_manifest(tmp_path / "manifest.json", manifest)
+    embedding = f"{PREFIX}model.embed_tokens.lora_embedding_"
+    of_table = {f"{embedding}A": np.ones((8, 515), np.float32), f"{embedding}B": np.ones((60, 8), np.float32)}
+    of_head = [pair(module=f"{PREFIX}{name}", rows=515) for name in ("lm_head", "model.output")]
+    with Artifact(setting.artifact) as artifact, Engine(artifact) as engine:
+        adapters = Adapters(tmp_path, artifact, engine)
+        for number, tensors in enumerate((of_table, *of_head)):
+            with pytest.raises(AdapterError, match=r"more than kernels count; compile it with fewer --lora-slots"):
+                adapters.load("x", changed(setting, tmp_path / str(number), tensors))
 
 
 def test_files_that_are_none(adapters: Adapters, setting: Setting, tmp_path: Path) -> None:
