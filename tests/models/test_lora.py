@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from llmc.compiler.adapters import AdapterLimits, adapter_linears
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.models.errors import ModelError
@@ -20,6 +21,7 @@ from llmc.models.loader import load_parameters
 from llmc.models.sources.lora.adapter import LoraAdapter
 from llmc.models.sources.registry import open_source
 
+from support.families import CASES
 from support.gguf_models import write_gguf
 from support.inspected import inspected, inspected_text
 from support.tiny_models import make_tiny_model
@@ -250,6 +252,45 @@ def test_experts(tmp_path: Path) -> None:
         expected = plain[weight].copy()
         expected[rows] += 1.5 * product(tensors, f"{module}.{part}")
         np.testing.assert_allclose(found[weight], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_keys_and_values_of_latent_attention(tmp_path: Path) -> None:
+    """Merged, though no slot takes them: each head's half is of the merged matrix."""
+    family, sizes = CASES["deepseek_v3"]
+    model = make_tiny_model(tmp_path / "model", family, **sizes)
+    tensors, module = weights(model), "model.layers.1.self_attn.kv_b_proj"
+    rows, columns = tensors[f"{module}.weight"].shape
+    change = low_rank(module, rows, columns)
+    found, plain = values(model, make_adapter(tmp_path / "a", change)), values(model)
+    changed = {name for name in plain if not np.array_equal(found[name], plain[name])}
+    assert changed == {f"layers.1.attention.{part}_up.weight" for part in ("key", "value")}
+    tensors[f"{module}.weight"] = (tensors[f"{module}.weight"] + 1.5 * product(change, module)).astype(np.float32)
+    save_file(tensors, model / "model.safetensors")
+    expected = values(model)
+    for name in changed:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-6)
+
+
+NOT_BY_NAME = {
+    "deepseek_v2": "kv_b_proj",
+    "deepseek_v3": "kv_b_proj",
+    "minicpm3": "kv_b_proj",
+    "dbrx": ".experts.",
+    "llama4_text": ".experts.",
+    "qwen3_vl_moe": ".experts.",
+    "baichuan-2": "lm_head",
+}
+
+
+@pytest.mark.parametrize("case", NOT_BY_NAME)
+def test_what_no_slot_takes(case: str, tmp_path: Path) -> None:
+    """As docs/lora.md says. The sentence of a refusal is in tests/runtime/adapters."""
+    family, sizes = CASES[case]
+    config = open_source(make_tiny_model(tmp_path / "model", family, **sizes)).config()
+    linears = adapter_linears(config, AdapterLimits(1, 4, experts=True)).values()
+    modules = {part.module for linear in linears for part in linear.parts}
+    assert modules
+    assert not any(NOT_BY_NAME[case] in module for module in modules)
 
 
 def test_an_artifact_says_what_is_merged(model: Path, tmp_path: Path, kernel_cache: Path) -> None:
