@@ -1,8 +1,8 @@
 #!/bin/sh
-# Checks and measures bundles for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, Python with torch
-# and numpy, and the driver; no nvcc, TVM, network or weights. The first failure ends it, but for one of wgmma (below).
-# Run again, it goes on from there: out/gpu/report.json has what was found. Where transformers is installed, it is what
-# times are compared with.
+# Checks and measures bundles for CUDA on a machine with a GPU. Needs this repository, a C++ compiler, the driver, and
+# Python with torch and numpy: no other package, nvcc, network or weights. The first failure ends it, but for one of
+# wgmma (below). Run again, it goes on from there: out/gpu/report.json has what was found. Where transformers is
+# installed, it is what times are compared with.
 #
 #   bench/gpu/run.sh bf16.bundle w4a16.bundle w8a8.bundle [--shape llama-3-8b] [--work out/gpu] [--seconds 1]
 #

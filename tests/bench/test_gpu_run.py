@@ -8,6 +8,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,16 +20,22 @@ from bench.gpu import measure
 from bench.gpu.baseline import baseline
 from bench.gpu.measure import Bench, Report, check, ways_of
 from bench.gpu.random_model import write_random_model
+from bench.gpu.stand_ins import built
 from bench.gpu.step_limits import Limits, Model
 from bench.gpu.torch_model import TorchModel, read_weights
 from llmc.compiler.store.bundle import create_bundle
+from llmc.compiler.store.described import model_config
+from llmc.models import load_config
+from llmc.models.config import ModelConfig
 from llmc.runtime.binding import Artifact
 from llmc.runtime.binding.abi import library_candidates
 
 from support.compiled import compile_tiny
 from support.cuda import fake_nvcc, kernels_on_host, stub_library
+from support.families import CASES
 from support.native_build import native_program
 from support.paths import ROOT
+from support.tiny_models import make_tiny_model
 
 _SHAPE = {
     "model_type": "qwen2",
@@ -46,6 +53,18 @@ _SHAPE = {
 }
 
 
+_FEW = """\
+# On a machine with torch alone: nothing else is found, but for the repository.
+import sys
+class Few:
+    def find_spec(self, name, path=None, target=None):
+        parts = {"bench", "llmc", "numpy", "torch", "torchgen", "typing_extensions", *sys.stdlib_module_names}
+        if name.split(".")[0] not in parts:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Few())
+"""
+
+
 @pytest.mark.slow
 def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> None:
     model = write_random_model(_SHAPE, tmp_path / "model")
@@ -56,9 +75,12 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
         ).close()  # fmt: skip
         create_bundle([tmp_path / "compiled"], tmp_path / "tiny.bundle")
     (tmp_path / "shape.json").write_text(json.dumps(_SHAPE))
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "sitecustomize.py").write_text(_FEW)
     environment = {
         **os.environ,
         "PYTHON": sys.executable,
+        "PYTHONPATH": str(tmp_path / "few"),
         "LLMC_LIBRARY": str(next(path for path in library_candidates() if path.is_file())),
         "LLMC_CUDA_LIBRARY": str(stub_library(tmp_path)),
         "STUB_CUDA_KERNELS": str(kernels_on_host(tmp_path / "compiled", tmp_path)),
@@ -83,13 +105,22 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     assert [(row["cell"], row["reached"]) for row in report["cells"]] == [
         ("decode, fewest sequences", False), ("decode, most sequences", False), ("prefill", False),
     ]  # fmt: skip
-    assert report["baseline"]["name"].startswith("transformers")
+    assert report["baseline"]["name"].startswith("plain torch")
     # Another run does not check or measure again.
     again = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert "ok  " not in again.stdout
     assert again.stdout.count("as found before") == 5
     assert json.loads((tmp_path / "work" / "report.json").read_text()) == report
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2-lite", "gpt_oss"])
+def test_stand_ins_make_the_same_configuration(case: str, tmp_path: Path) -> None:
+    """With nested parts, from what JSON keeps of them."""
+    family, fields = CASES[case]
+    config = load_config(make_tiny_model(tmp_path, family, **fields))
+    kept = json.loads(json.dumps(asdict(config)))
+    assert built(ModelConfig, kept) == model_config(kept) == config
 
 
 def test_kernels_that_begin_early_are_measured_both_ways() -> None:
