@@ -148,6 +148,10 @@ API void* clCreateProgramWithSource(void* context, uint32_t count, const char** 
   }
   return REAL(clCreateProgramWithSource)(context, count, texts, sizes, error);
 }
+API int32_t clBuildProgram(void* program, uint32_t n, void* const* devices, const char* options, void* told, void* of) {
+  if (const int32_t code = Fails("BuildProgram", nullptr, false)) return code;
+  return REAL(clBuildProgram)(program, n, devices, options, told, of);
+}
 API int32_t clGetDeviceInfo(void* device, uint32_t what, size_t room, void* to, size_t* size) {
   constexpr uint32_t kExtensions = 0x1030, kCapabilities = 0x12A9;
   constexpr uint64_t kSimultaneousUse = 1 << 2;

@@ -99,12 +99,20 @@ def alone(opened: Callable[..., tuple[Engine, list[Any]]]) -> list[list[tuple[An
 
 
 def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
-    opened: Callable[..., tuple[Engine, list[Any]]], alone: list[list[tuple[Any, ...]]], more: Path
+    opened: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    more: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Once an engine is ready, no code is loaded, or built from PTX."""
     engine, requests = opened(num_blocks=7, max_num_seqs=4, swap_bytes=1 << 19, swap_always=1, prefix_cache=0)
+    monkeypatch.setenv("STUB_CUDA", "ModuleLoadData=2")
     with engine:
         assert drive(engine, requests) == alone
         stats = engine.stats
+    with pytest.raises(LlmcError, match="Loading kernel"):
+        opened()
+    monkeypatch.delenv("STUB_CUDA")
     assert stats.num_preemptions > 0
     assert stats.num_mixed_steps > 0
     assert stats.device["saved_blocks"] >= stats.device["loaded_blocks"] > 0

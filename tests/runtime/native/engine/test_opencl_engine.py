@@ -16,7 +16,7 @@ from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.adapters.tensors import AdapterError
-from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
 from llmc.runtime.opening import decide_budget
 from llmc.runtime.server import engine_thread
 from llmc.runtime.warm_up.budget import BudgetOptions, size_order
@@ -187,6 +187,23 @@ def test_devices_that_lack_one_thing(
             counted = engine.stats.device
         assert counted["cached_programs"] == (counted["programs"] if not kept else 0)
         assert (counted["recorded_graphs"] == 0) == (lacks == "command_buffers")
+
+
+def test_nothing_is_built_once_an_engine_is_ready(
+    with_adapters: Callable[..., tuple[Engine, list[Any]]],
+    alone: list[list[tuple[Any, ...]]],
+    failing: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From then on, the driver builds no program: requests notice nothing, and another engine cannot be opened."""
+    for eager in (False, True):
+        engine, requests = with_adapters(opencl_library=str(failing), eager=eager)
+        monkeypatch.setenv("FAILING_OPENCL", "BuildProgram=-6")
+        with engine:
+            assert drive(engine, requests[:4]) == alone[:4]
+        with pytest.raises(LlmcError, match=r"Building kernels\.cl on '.*' failed: the host has no memory left"):
+            with_adapters(opencl_library=str(failing))
+        monkeypatch.delenv("FAILING_OPENCL")
 
 
 def test_calls_that_fail_by_chance(
