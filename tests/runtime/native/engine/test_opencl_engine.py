@@ -19,6 +19,7 @@ from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import Artifact, Engine, LlmcError, SamplingParams
 from llmc.runtime.opening import decide_budget
 from llmc.runtime.server import engine_thread
+from llmc.runtime.server.run import open_engine
 from llmc.runtime.warm_up.budget import BudgetOptions, size_order
 from llmc.units import format_bytes
 
@@ -27,7 +28,7 @@ from support.engine_driver import mixed_requests
 from support.inspected import inspected_text
 from support.late_arrivals import arrive_late, check_answered
 from support.opencl import failing_library, needs_opencl, opencl_setting, program_cache
-from support.server_harness import running_server
+from support.server_harness import make_config, running_server
 
 pytestmark = needs_opencl
 NAMES = (None, "a", "b", "c", "b", None, "a", "c", "b")
@@ -204,6 +205,27 @@ def test_nothing_is_built_once_an_engine_is_ready(
         with pytest.raises(LlmcError, match=r"Building kernels\.cl on '.*' failed: the host has no memory left"):
             with_adapters(opencl_library=str(failing))
         monkeypatch.delenv("FAILING_OPENCL")
+
+
+def test_a_server_says_that_the_driver_records_no_graphs(
+    setting: Setting,
+    programs: dict[str, Any],
+    failing: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Unless nobody asked it to."""
+    monkeypatch.setenv("FAILING_OPENCL", "command_buffers=0")
+    for eager in (False, True):
+        caplog.clear()
+        options = {**programs, "opencl_library": str(failing), "eager": eager}
+        open_engine(make_config(setting.artifact, device_options=options)).close()
+        told = [record.getMessage() for record in caplog.records if "launches of kernels" in record.getMessage()]
+        sentence = (
+            "5 of 5 graphs run as launches of kernels, and their steps are slower: the driver records none, since it "
+            "lacks cl_khr_command_buffer; use a newer driver"
+        )
+        assert told == ([] if eager else [sentence])
 
 
 def test_calls_that_fail_by_chance(
