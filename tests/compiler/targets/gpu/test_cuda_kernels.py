@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.registry import OPS
 from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.cuda_prelude import FULL
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
+from llmc.graphs_format import ADDS_BIAS, ADDS_RESIDUAL
 from llmc.quantize import QuantConfig
+from llmc.quantize.formats.integers import Integers
+from llmc.tvm_import import import_tvm
 
 from support.compiled import compile_tiny
 from support.families import CASES
@@ -51,30 +55,72 @@ def specs_of(artifact: Path) -> list[KernelSpec]:
     return found
 
 
+_ADAPTERS = {"lora_slots": 2, "lora_rank": 8}
+_MODELS: dict[str, tuple[str, str | None, dict[str, int]]] = {
+    "floats": ("qwen3", None, _ADAPTERS),
+    "integers": ("qwen3", "w8a8", {}),
+    "latent attention": ("deepseek_v2-lite", "w4a16", {}),
+    "experts": ("mixtral", None, {**_ADAPTERS, "lora_experts": True}),
+}
+_SAMPLE = {f"sample_{part}" for part in ("best", "draw", "edit", "feed", "mask", "rank", "scan", "sum", "top")}
+_ADAPTER = {"adapter_expand", "adapter_pick", "adapter_samples", "adapter_shrink"}
+_COMMON = _SAMPLE | {"embedding", "gather_rows", "rms_norm"}
+_PLAIN = {"paged_attention", "rope_kv_write"}
+_EXPERTS = {"choose_experts", "expert_combine", "expert_gather", "expert_order", "fused"}
+_OPS = {
+    "floats": _COMMON | _PLAIN | _ADAPTER | {"activate", "linear"},
+    "integers": _COMMON | _PLAIN | {"linear_quant", "quantize_rows"},
+    "latent attention": _COMMON | _EXPERTS | {
+        "expert_linear_quant", "head_linear", "latent_attention", "latent_kv_write", "linear", "linear_quant",
+        "packed_head_linear",
+    },
+    "experts": _COMMON | _PLAIN | _ADAPTER | _EXPERTS | {"adapter_pairs", "expert_activate", "expert_linear", "linear"},
+}  # fmt: skip
+"""Of the kernels of each model."""
+_OTHERS = [
+    KernelSpec.of("embedding", "embedding_quant", dim=96, vocab=500, **Integers(8).kernel_params()),
+    KernelSpec.of(
+        "other", "expert_quantize", dim=96, act_dtype="bf16", group_size=32, sum_factor=1, experts=4, top_k=2, rows=0
+    ),
+    KernelSpec.of("other", "held_experts", top_k=4, rows=0),
+    KernelSpec.of("other", "permute_columns", dim=96, act_dtype="bf16", rows=0),
+    KernelSpec.of("gather", "pool_rows", dim=96, mean=True),
+    KernelSpec.of("other", "rank_sum", rows=2, ranks=3, width=96, adds=ADDS_BIAS | ADDS_RESIDUAL),
+    *(KernelSpec.of("other", op, dim=96) for op in ("beside_states", "gather_rows_leaving")),
+    KernelSpec.of("other", "spread_logits", dim=37, out=600),
+]
+"""Kernels that neither these models have nor `_ATTENTION`."""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
-@pytest.mark.parametrize(
-    ("case", "scheme", "more"),
-    [
-        ("qwen3", None, {"lora_slots": 2, "lora_rank": 8}),
-        ("qwen3", "w8a8", {}),
-        ("deepseek_v2-lite", "w4a16", {}),
-        ("mixtral", None, {"lora_slots": 2, "lora_rank": 8, "lora_experts": True}),
-    ],
-)
-def test_kernels_are_built_without_spills(
-    case: str, scheme: str | None, more: dict[str, int], tmp_path: Path, kernel_cache: Path
-) -> None:
+@pytest.mark.parametrize("name", list(_MODELS))
+def test_kernels_are_built_without_spills(name: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Of floats with adapters, of integers, and of experts and latent attention."""
+    case, scheme, more = _MODELS[name]
     family, fields = CASES[case]
     model = make_tiny_model(tmp_path / "model", family, **fields)
     options = {"buckets": "prefill=[1]x[16],decode=[1]x[32]", "dtype": "bf16", "target": "opencl", **more}
     if scheme is not None:
         options["quant"] = QuantConfig(scheme)
     compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
-    texts = [cuda_text(spec) for spec in specs_of(tmp_path / "out")]
+    specs = specs_of(tmp_path / "out")
+    assert {spec.op for spec in specs} == _OPS[name]
+    texts = [cuda_text(spec) for spec in specs]
     assert all("as_float" in FULL and "blockIdx.x" in text for text in texts)
     check_code(texts)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_every_kernel_is_built() -> None:
+    """Those of the models above, and all others that GPUs have."""
+    import_tvm()
+    from llmc.compiler.targets.gpu.kernels.registry import KERNELS
+    from llmc.compiler.targets.reference.kernels.registry import KERNELS as PLAIN
+
+    every = {*KERNELS, *PLAIN, *(op.name for op in OPS.values() if op.templates)}
+    assert set().union(*_OPS.values(), {spec.op for spec in (*_OTHERS, *_ATTENTION.values())}) == every
+    check_code([cuda_text(spec) for spec in _OTHERS])
 
 
 def check_code(texts: Sequence[str]) -> list[bytes]:
