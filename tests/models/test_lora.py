@@ -275,6 +275,7 @@ NOT_BY_NAME = {
     "deepseek_v2": "kv_b_proj",
     "deepseek_v3": "kv_b_proj",
     "minicpm3": "kv_b_proj",
+    "gpt_oss": ".experts.",
     "dbrx": ".experts.",
     "llama4_text": ".experts.",
     "qwen3_vl_moe": ".experts.",
