@@ -11,17 +11,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.buckets import BucketError, BucketLadder, LadderVariables, Limits, default_ladder, parse_spec
-from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES, beyond, check_total
-from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS, default_tokens
+from llmc.buckets import BucketLadder
+from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
 from llmc.buckets.verify_buckets import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits, AdapterLinear, adapter_linears
-from llmc.compiler.config import MAX_NUM_SEQS, CompileConfig, CompileError
+from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
 from llmc.compiler.ops.adapters import is_too_large
 from llmc.compiler.ops.definition import GraphParams
-from llmc.compiler.partition import EMBEDDING, HEAD, Partition, check_divisible
+from llmc.compiler.partition import Partition, check_divisible
+from llmc.compiler.recipes import recipe_of, stored_recipe
+from llmc.compiler.resolve_ladder import cut_to_step, resolve_ladder
 from llmc.compiler.stages import check_stages, divide_layers
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
@@ -32,13 +33,12 @@ from llmc.kv_dtypes import KV_DTYPES, LATENT_SCALES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import Array
-from llmc.models.loader import Parameter, check_checkpoint, load_parameters
+from llmc.models.loader import Parameter, load_parameters
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelSource
 from llmc.models.tables import table_shapes, tables
-from llmc.quantize import QuantConfig, Recipe
+from llmc.quantize import Recipe
 from llmc.quantize.kv_scales import FILE_KV_DTYPE, read_kv_scales
-from llmc.quantize.scheme import stored_scheme
 
 DEFAULT_MAX_MODEL_LEN = 4096
 
@@ -296,7 +296,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     phases = REQUIRED_PHASES if model.pooled is None else PROMPT_PHASES
     limits, ladder = resolve_ladder(config, default_len, trained_length(model), phases)
     if model.whole_prompts and limits.max_model_len > ladder.max_context:
-        limits = _cut_to_step(config, limits, ladder.max_context)
+        limits = cut_to_step(config, limits, ladder.max_context)
     if model.learned_positions and limits.max_model_len > model.learned_positions:
         raise CompileError(
             f"max-model-len is {limits.max_model_len}, but the model has a table of {model.learned_positions} "
@@ -434,118 +434,9 @@ def _kv_scales(
     return None if stated is None else "checkpoint", ()
 
 
-@dataclass(frozen=True, slots=True)
-class LadderLimits:
-    """The limits of a ladder. max_num_batched_tokens: most new tokens of a prefill or mixed bucket."""
-
-    max_num_seqs: int
-    max_model_len: int
-    block_size: int
-    max_num_batched_tokens: int
-
-
-def _cut_to_step(config: CompileConfig, limits: LadderLimits, longest: int) -> LadderLimits:
-    """Limits for a model that reads its prompt in one step. Raises CompileError if longer prompts were requested."""
-    if config.max_model_len is not None:
-        raise CompileError(
-            f"the largest prefill bucket holds {longest} tokens of a prompt, which this model reads in one step, but "
-            f"max-model-len is {config.max_model_len}; add a bucket or lower --max-model-len"
-        )
-    return replace(limits, max_model_len=longest)
-
-
-def resolve_ladder(
-    config: CompileConfig, default_len: int, trained_len: int, phases: tuple[str, ...] = REQUIRED_PHASES
-) -> tuple[LadderLimits, BucketLadder]:
-    """The ladder of a model trained for contexts of trained_len tokens, and its limits.
-
-    Limits not given follow the ladder, or default_len if the ladder leaves them open. phases: of the ladder. Raises
-    BucketError, and CompileError for a ladder that does not reach max_model_len.
-    """
-    max_model_len = config.max_model_len or default_len
-    max_num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
-    tokens = config.max_num_batched_tokens
-    limits = Limits(max_num_seqs, max_model_len, config.block_size, tokens)
-    if config.buckets is None:
-        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size, tokens, phases)
-    elif isinstance(config.buckets, LadderVariables):
-        ladder = config.buckets.ladder(limits, phases)
-    else:
-        ladder = parse_spec(config.buckets, limits, phases)
-    if tokens is None:
-        tokens = max(bucket.max_tokens for bucket in (*ladder.prefill, *ladder.mixed))
-        if not isinstance(config.buckets, str):
-            tokens = default_tokens(max_model_len)
-    if config.buckets is not None:
-        _check_reach(config, ladder, trained_len)
-        max_num_seqs = min(config.max_num_seqs or MAX_NUM_SEQS, ladder.max_batch)
-        max_model_len = min(trained_len, ladder.max_context) if config.max_model_len is None else config.max_model_len
-    return LadderLimits(max_num_seqs, max_model_len, config.block_size, tokens), ladder
-
-
-def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) -> None:
-    """Raises BucketError for a bucket that no request could fill, CompileError for a limit that no bucket reaches."""
-    max_num_seqs = config.max_num_seqs or min(max(ladder.max_batch, DEFAULT_MAX_NUM_SEQS), MAX_NUM_SEQS)
-    max_model_len = config.max_model_len or trained_len
-    source = f"{config.buckets.names}: " if isinstance(config.buckets, LadderVariables) else ""
-    for bucket in ladder:
-        # Rows of a decode step are sequences, each with its draft tokens.
-        most = max_num_seqs * (1 + config.speculate) if bucket.phase == "decode" else max_num_seqs
-        check_total(bucket, config.block_size)
-        excess = beyond(bucket, most, max_model_len, config.block_size)
-        if excess == "batch":
-            raise BucketError(
-                f"{source}bucket {bucket} holds {bucket.batch} sequences but max-num-seqs is {max_num_seqs}: lower it "
-                "or raise --max-num-seqs"
-            )
-        if excess == "seq":
-            given = config.max_model_len is not None
-            why = f"max-model-len is {max_model_len}" if given else f"the model was made for {max_model_len}"
-            least = -(-bucket.seq // bucket.batch) if bucket.phase == "mixed" or bucket.total else bucket.seq
-            raise BucketError(
-                f"{source}bucket {bucket} holds {bucket.seq} tokens but {why}: lower it, or give "
-                f"--max-model-len {least}"
-            )
-    if ladder.decode and config.max_model_len is not None and ladder.max_context < config.max_model_len:
-        raise CompileError(
-            f"the largest decode bucket holds {ladder.max_context} tokens of context but max-model-len is "
-            f"{config.max_model_len}; add a decode bucket or lower --max-model-len"
-        )
-
-
 def _gate_and_up(order: NDArray[np.int32]) -> NDArray[np.int32]:
     """Row order of gate, then of up, that matches the columns of down: for one, [K], or per expert, [experts, K]."""
     orders = np.atleast_2d(order)
     inner, first = orders.shape[1], 2 * orders.shape[1] * np.arange(len(orders))[:, None]
     rows: NDArray[np.int32] = np.concatenate((first + orders, first + inner + orders), 1).ravel().astype(np.int32)
     return rows
-
-
-def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
-    """The schemes of matrices whose stored numbers kernels can read as they are."""
-    if not source.is_quantized:
-        return Recipe({})
-    checkpoint, schemes, methods, act_order = source.checkpoint(), {}, {}, set()
-    targets = check_checkpoint(model, checkpoint).targets
-    sources = {target.name: target.sources for target in targets}
-    for parameter in load_parameters(model, checkpoint, "f32"):
-        stored, name = parameter.stored, parameter.name
-        # An embedding is read row by row, in the model's order.
-        if stored is not None and (name != EMBEDDING or stored.columns is None):
-            schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
-            methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
-            if stored.columns is not None:
-                act_order.add(name)
-    # Reordering rows is free when they are stored as read.
-    made = {target.makes for target in targets if target.makes in act_order and target.name in schemes}
-    rows_of = {target.name: target.makes for target in targets if target.makes and target.makes in made}
-    return Recipe(schemes, methods, frozenset(act_order), rows_of)
-
-
-def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
-    """The schemes of the model's linear layers. An embedding not tied to a linear stays unquantized."""
-    targets = get_family(model.model_type).weight_map(model).targets
-    matrices = [target.name for target in targets if target.dtype == "act" and not target.precise]
-    if model.tie_word_embeddings and model.pooled is None:
-        return Recipe.of(quant, matrices, head=EMBEDDING)
-    return Recipe.of(quant, [name for name in matrices if name != EMBEDDING], head=HEAD)

@@ -1,0 +1,41 @@
+"""Recipes: the schemes of a model's matrices, as they are stored or as they are to be quantized."""
+
+from __future__ import annotations
+
+from llmc.compiler.partition import EMBEDDING, HEAD
+from llmc.models.config import ModelConfig
+from llmc.models.loader import check_checkpoint, load_parameters
+from llmc.models.registry import get_family
+from llmc.models.sources.base import ModelSource
+from llmc.quantize import QuantConfig, Recipe
+from llmc.quantize.scheme import stored_scheme
+
+
+def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
+    """The schemes of matrices whose stored numbers kernels can read as they are."""
+    if not source.is_quantized:
+        return Recipe({})
+    checkpoint, schemes, methods, act_order = source.checkpoint(), {}, {}, set()
+    targets = check_checkpoint(model, checkpoint).targets
+    sources = {target.name: target.sources for target in targets}
+    for parameter in load_parameters(model, checkpoint, "f32"):
+        stored, name = parameter.stored, parameter.name
+        # An embedding is read row by row, in the model's order.
+        if stored is not None and (name != EMBEDDING or stored.columns is None):
+            schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
+            methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
+            if stored.columns is not None:
+                act_order.add(name)
+    # Reordering rows is free when they are stored as read.
+    made = {target.makes for target in targets if target.makes in act_order and target.name in schemes}
+    rows_of = {target.name: target.makes for target in targets if target.makes and target.makes in made}
+    return Recipe(schemes, methods, frozenset(act_order), rows_of)
+
+
+def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
+    """The schemes of the model's linear layers. An embedding not tied to a linear stays unquantized."""
+    targets = get_family(model.model_type).weight_map(model).targets
+    matrices = [target.name for target in targets if target.dtype == "act" and not target.precise]
+    if model.tie_word_embeddings and model.pooled is None:
+        return Recipe.of(quant, matrices, head=EMBEDDING)
+    return Recipe.of(quant, [name for name in matrices if name != EMBEDDING], head=HEAD)
