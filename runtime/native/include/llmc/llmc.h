@@ -688,8 +688,8 @@ LLMC_API llmc_status llmc_engine_poll(llmc_engine *engine, llmc_event *events, u
 /* Blocks until there are events to poll or work for step, or for timeout_ns (UINT64_MAX: no limit). A submit, cancel,
  * set_token_mask or passing deadline wakes it. *ready has LLMC_READY_ bits, and is 0 after the timeout. */
 LLMC_API llmc_status llmc_engine_wait(llmc_engine *engine, uint64_t timeout_ns, uint32_t *ready, llmc_error *error);
-/* Asks the device for a sign of life, which takes microseconds and launches nothing. Call it now and then while nothing
- * runs: otherwise only the next step finds that the device was lost. While a step is in flight it does nothing.
+/* Asks the device for a sign of life, which launches nothing. Call it now and then while nothing runs: otherwise only the
+ * next step finds that the device was lost. While a step is in flight it does nothing.
  * LLMC_ERR_DEVICE_LOST: the device is lost to this process, or did not answer within timeout_ns; every later step fails.
  * Calls that wait for a step also wait for this one. */
 LLMC_API llmc_status llmc_engine_check_device(llmc_engine *engine, uint64_t timeout_ns, llmc_error *error);
