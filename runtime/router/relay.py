@@ -100,7 +100,8 @@ class Relay:
                     refusal = await self._once(replica, send)
                     if refusal is None:
                         return
-                    self._metrics.retries.inc()
+                    if not self._started:
+                        self._metrics.retries.inc()
                     await self._note_refusal(replica, epoch, refusal[0], excluded)
                 except (ReplicaLost, StreamFailed, ValueError) as error:
                     failed += 1
@@ -135,7 +136,7 @@ class Relay:
 
             answer = await replica.upstream.request(inbound.method, inbound.target, headers, body, handed_over)
         try:
-            streams = answer.header(b"content-type").startswith(b"text/event-stream")
+            streams = answer.status == 200 and answer.header(b"content-type").startswith(b"text/event-stream")
             if self._started or streams:
                 return await self._pass_stream(replica, answer, send)
             body = await answer.body()
@@ -151,11 +152,14 @@ class Relay:
         marks = self._marks
         if answer.status != 200:
             body = await answer.body()
-            if answer.status in _BUSY or answer.status >= 500:
+            if answer.status in _BUSY:
                 return answer.status, answer.headers, body
             # The stream has begun, and a replica of the same artifact refuses the rest.
             assert marks is not None
-            await self._end_stream(send, marks.dialect.refusal_event(body, marks.num_events))
+            event = marks.dialect.refusal_event(body, marks.num_events)
+            if answer.status >= 500:
+                raise StreamFailed(str(answer.status), event)
+            await self._end_stream(send, event)
             return None
         try:
             async for piece in answer.pieces():

@@ -181,6 +181,9 @@ def test_a_replica_fails(path: str) -> None:
             wanted = await bench.ask(path)
             head = wanted[: wanted.index(b'"1.0"')].rpartition(b"\n\n")[0] + b"\n\n"
 
+            def cut(stream: bytes) -> bytes:
+                return stream[: stream.index(b": llmc head\n\n") + 13]
+
             def fails(kind: bytes, behind: bytes) -> Callable[[bytes], bytes]:
                 return lambda stream: stream[: stream.index(behind) + len(behind)] + error % (kind, kind)
 
@@ -196,10 +199,14 @@ def test_a_replica_fails(path: str) -> None:
             bench.stub.change = fails(own, b": llmc head\n\n")
             told = await asyncio.wait_for(Bench(bench.stub, bench.fleet).ask(path), 60)
             assert told == head + error % (own, own) + done
-            bench.fleet.config = RouterConfig(patience_s=0.1)
-            bench.stub.status = 400
-            for lost, code in ((False, "c"), (True, "no_replica")):
-                bench.stub.change = lambda stream: stream[: stream.index(b": llmc head\n\n") + 13]
+            for status, retries, lost, code in (
+                (500, 1, False, "c"),
+                (500, 16, False, "no_replica"),
+                (400, 16, False, "c"),
+                (400, 16, True, "no_replica"),
+            ):
+                bench.fleet.config = RouterConfig(patience_s=0.1, retries=retries)
+                bench.stub.change, bench.stub.status = cut, status
                 if lost:
                     bench.fleet.replicas.pop("b")
                 told = await bench.ask(path)
@@ -209,5 +216,25 @@ def test_a_replica_fails(path: str) -> None:
                 data = json.loads(event.removeprefix(b"data: "))
                 assert data.get("error", data)["code"] == code
                 assert data.get("sequence_number", 2) == 2
+                assert len(bench.stub.asked) == (1 if lost else 2)
+
+    asyncio.run(run())
+
+
+def test_a_replica_has_no_room_for_the_rest() -> None:
+    """It is asked until it has; as bytes were sent, these are no retries."""
+    path = "/v1/completions"
+
+    async def run() -> None:
+        async with benched() as bench:
+            wanted = await bench.ask(path)
+            bench.stub.change, bench.stub.status = lambda stream: stream[: len(stream) // 2], 429
+            bench.stub.asked.clear()
+            asking = asyncio.create_task(bench.ask(path))
+            while len(bench.stub.asked) < 3:
+                await asyncio.sleep(0.01)
+            bench.stub.status = 200
+            assert await asking == wanted
+            assert (bench.metrics.failovers._value.get(), bench.metrics.retries._value.get()) == (1, 0)
 
     asyncio.run(run())
