@@ -51,14 +51,12 @@ def move_unless_held(artifact: Path, to: Path) -> bool:
 
 def _locked(artifact: Path) -> int | None:
     """A descriptor with a lock that others may share; None if the artifact is gone."""
-    import fcntl  # not on Windows, where nothing is held
-
     try:
         descriptor = os.open(artifact / _LOCKED, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     with suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # a collection has it for one rename at most
+        _flock(descriptor, alone=False)  # a collection has it for one rename at most
     # A collection that had it first has moved it away.
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), (artifact / _LOCKED).stat()):
@@ -78,12 +76,19 @@ def _opened_to_lock_alone(file: Path) -> int:
 
 
 def _locked_alone(descriptor: int) -> bool:
-    import fcntl
-
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(descriptor, alone=True)
     except BlockingIOError:
         return False
-    except OSError:
-        pass  # a file system without locks
+    except OSError as error:
+        # NFS, of a file that cannot be written: a holder cannot be seen, so there may be one. Others: a file system
+        # without locks.
+        return error.errno != errno.EBADF
     return True
+
+
+def _flock(descriptor: int, *, alone: bool) -> None:
+    """Waits for a lock that others may share, but not for one that they may not. Raises OSError."""
+    import fcntl  # here, because the runtime imports this module, and Windows has no fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)

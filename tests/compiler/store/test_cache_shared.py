@@ -214,13 +214,21 @@ def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path) -> No
     assert not hold(artifact)
 
 
-def test_what_a_collection_is_about_to_move_cannot_be_held(tmp_path: Path) -> None:
+def test_what_a_collection_is_about_to_move_cannot_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact, found = make_artifact(tmp_path, 1, 10, 0), list[bool]()
+    flock, asks = fcntl.flock, threading.Event()
+
+    def noted(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_SH:
+            asks.set()
+        flock(descriptor, operation)
+
     with (artifact / "graphs.bin").open("rb") as collected:
         fcntl.flock(collected, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", noted)
         holder = threading.Thread(target=lambda: found.append(hold(artifact)), daemon=True)
         holder.start()
-        holder.join(0.1)
+        assert asks.wait(60)
         assert not found
         artifact.rename(tmp_path / "going")
     holder.join()
@@ -253,19 +261,24 @@ def test_a_held_artifact_is_left_on_nfs(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.EBADF, "Bad file descriptor")
         flock(descriptor, operation)
 
-    artifact = make_artifact(tmp_path, 1, 10, 0)
+    artifact, *unused = (make_artifact(tmp_path, number, 10, 0) for number in range(1, 4))
     assert hold(artifact)
     monkeypatch.setattr(fcntl, "flock", nfs)
     assert not move_unless_held(artifact, tmp_path / "going")
-    monkeypatch.setattr(fcntl, "flock", flock)
+    assert move_unless_held(unused[0], tmp_path / "first")
 
     def read_only(path: Path, flags: int) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, "Read-only file system")
         return open_(path, flags)
 
+    # What cannot be written is left: nobody can tell whether it is held.
     monkeypatch.setattr(os, "open", read_only)
+    for path in (artifact, unused[1]):
+        assert not move_unless_held(path, tmp_path / "going")
+    monkeypatch.setattr(fcntl, "flock", flock)
     assert not move_unless_held(artifact, tmp_path / "going")
+    assert move_unless_held(unused[1], tmp_path / "second")
 
 
 def test_what_interrupted_collections_and_compilations_left(tmp_path: Path) -> None:
