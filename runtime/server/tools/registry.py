@@ -25,8 +25,13 @@ _SHOWN: tuple[tuple[type[ToolCallParser], re.Pattern[str], str], ...] = (
     # The object may be in a string of the template's own. Other formats have <tool_call>, too, but no JSON in it.
     (HermesParser, re.compile(r"""<tool_call>(?:\\n|[\s"'{}+~-])*\\?"name\\?":"""), "<tool_call>"),
     (MistralParser, re.compile(r"\[TOOL_CALLS\]"), "[TOOL_CALLS]"),
-    # Templates also show what a function's parameters are, so this one is last.
-    (Llama3JsonParser, re.compile(r"""\\?"parameters\\?":"""), "<|python_tag|>"),
+    # Templates also list what a function's parameters are, behind its description: in a call they follow the name. The
+    # braces are the template's own.
+    (
+        Llama3JsonParser,
+        re.compile(r"""\{\\?"name\\?":(?:(?!"\w+\\?":)[^{}]|\}\}|\{\{){0,200}"parameters\\?":"""),
+        "<|python_tag|>",
+    ),
 )
 
 

@@ -390,6 +390,8 @@ AS_XML = """{{ '<tool_call>\n<function=name>\n<parameter=city>' }}"""
 BY_KEY = "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>"
 LISTED = """{{ '"parameters": ' }}{{ "[TOOL_CALLS] [" }}"""
 BARE = """{{- '{"name": "' + call.name + '", ' }}{{- '"parameters": ' }}"""
+FORMAT = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.' }}"""
+SCHEMA_ONLY = """{{- '"parameters": ' }}{{ '{"name": "' + f.name + '", "description": "", "parameters": ' }}"""
 THINKS = "{{ '<think>\\n\\n</think>' }}"
 
 
@@ -406,6 +408,8 @@ THINKS = "{{ '<think>\\n\\n</think>' }}"
         (BY_KEY + THINKS, ["<tool_call>", "</think>"], None, "qwen3"),
         (BARE, ["<|python_tag|>"], "llama3_json", None),
         (BARE, [], None, None),
+        (FORMAT, ["<|python_tag|>"], "llama3_json", None),
+        (SCHEMA_ONLY, ["<|python_tag|>"], None, None),
         ("{{ '<｜Assistant｜>' }}", ["<|python_tag|>", "</think>", "<｜Assistant｜>"], None, "deepseek_r1"),
         (LISTED, ["[TOOL_CALLS]"], "mistral", None),
         (None, ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "</think>"], None, None),
