@@ -222,10 +222,11 @@ def check_parsers(tool: str, reasoning: str) -> None:
 def compile_aside(model: Path) -> Path:
     """The artifact of a model, downloaded and compiled in a child process, so that this one never loads the compiler.
 
-    Raises ModelPathError if it is not a model, and typer.Exit when the compilation failed and has reported why.
+    Raises ModelPathError if it is not a model, or the artifact is collected before it is held, and typer.Exit when the
+    compilation failed and has reported why.
     """
     from llmc.held_artifact import hold
-    from llmc.model_artifact import check_model
+    from llmc.model_artifact import ModelPathError, check_model
 
     check_model(model)
     # A SIGTERM to the server alone ends the compilation, too.
@@ -234,7 +235,8 @@ def compile_aside(model: Path) -> Path:
     if child.returncode != 0:
         raise typer.Exit(child.returncode if child.returncode > 0 else 1)
     artifact = Path(child.stdout.rstrip("\n"))
-    hold(artifact)
+    if not hold(artifact):
+        raise ModelPathError(f"{artifact} was removed as soon as it was compiled: stop `llmc cache gc`, and try again")
     return artifact
 
 

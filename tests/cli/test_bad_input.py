@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -300,3 +301,13 @@ def test_not_json_and_missing_paths(
     fails(capsys, 1, ["run", tiny_artifact.artifact, "--prompts", prompts], "not UTF-8")
     prompts.write_text('{"prompt_token_ids": [1, 2\n')
     fails(capsys, 1, ["run", tiny_artifact.artifact, "--prompts", prompts], "line 1", "not valid JSON")
+
+
+def test_an_artifact_that_is_collected_as_soon_as_it_is_compiled(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    compiled = subprocess.CompletedProcess([], 0, f"{gone}\n")
+    monkeypatch.setattr(subprocess, "run", lambda *command, **options: compiled)
+    for command in ("serve", "warmup"):
+        fails(capsys, 1, [command, model], f"{gone} was removed as soon as it was compiled: stop `llmc cache gc`")
