@@ -135,12 +135,11 @@ def route_command(
     logging.basicConfig(level=log_level.upper(), format="llmc: %(message)s", stream=sys.stderr)
     if spawn_prefill:
         given["hand_over_key"] = given["hand_over_key"] or secrets.token_hex(32)
-    if given["hand_over_key"]:
-        os.environ[KEY_ENV] = given["hand_over_key"]  # for replicas
+    environment = {KEY_ENV: given["hand_over_key"]} if given["hand_over_key"] else {}
     config = RouterConfig(
         replicas=tuple(replica),
         spawn=tuple(
-            SpawnPlan(artifact, count, (*serve, "--role", role) if role else tuple(serve))
+            SpawnPlan(artifact, count, (*serve, "--role", role) if role else tuple(serve), environment)
             for artifact in artifacts
             for role, count in _roles(artifact, spawn, spawn_prefill).items()
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -12,11 +12,13 @@ class SpawnPlan:
     another role have a plan of their own.
 
     artifact: its path as given, resolved again at every start, so that a link may name another artifact at an update.
+    environment: variables besides those of this process; no representation shows them, as one is a key.
     """
 
     artifact: str
     count: int
     command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

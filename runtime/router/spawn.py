@@ -62,7 +62,8 @@ class Local:
     async def _run(self) -> str:
         """One run of the process; returns how it ended."""
         self.num_starts += 1
-        self._process = ServedProcess([*self.plan.command, self.plan.artifact], self._hear, self.replica.move)
+        command = [*self.plan.command, self.plan.artifact]
+        self._process = ServedProcess(command, self._hear, self.replica.move, self.plan.environment)
         await self._process.start()
         self.replica.pid = self._process.pid
         return await self._process.ended()
