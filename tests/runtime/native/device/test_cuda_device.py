@@ -277,6 +277,7 @@ def test_a_device_that_is_lost_while_it_idles(
     end = time.monotonic() + 60
     while stub.report() != "" and time.monotonic() < end:
         time.sleep(0.01)
+    assert stub.report() == ""
     stub.recover()
 
 
