@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,4 +66,24 @@ def check_answered(
             reasons.append(one[-1])
             whole = other if one[-1] != "error" else (*(part[: len(one[0])] for part in other[:-1]), "error")
             assert one == whole, index
+    return reasons
+
+
+def fail_by_chance(
+    engine: Engine,
+    requests: list[Any],
+    alone: Sequence[Sequence[tuple[Any, ...]]],
+    tell_driver: Callable[[str], None],
+    *,
+    one_in: int,
+) -> list[str]:
+    """Has one call in so many fail, thrice, and none then. Checks bits, and that all is given back. Gives how requests
+    ended while calls failed. tell_driver: sets what fails."""
+    reasons = list[str]()
+    for seed in range(3):
+        tell_driver(f"one_in={one_in} seed={seed}")
+        reasons += check_answered(arrive_late(engine, requests, seed, ("device_failed", "out_of_memory")), alone)
+        assert engine.stats.num_free_blocks == engine.stats.num_blocks
+    tell_driver("")
+    assert arrive_late(engine, requests, 7) == dict(enumerate(alone))
     return reasons

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from support.adapter_setting import Setting, drive, make_setting
 from support.compiled import Pages, replay
 from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
 from support.engine_driver import Request, mixed_requests
-from support.late_arrivals import arrive_late, check_answered
+from support.late_arrivals import fail_by_chance
 
 NAMES = ("a", None, "b", "c", "b")
 TARGET = "cuda:sm_80,sm_90+dependent"
@@ -142,15 +143,8 @@ def test_calls_that_fail_by_chance(
     """Requests of failed steps fail, and no other; nothing hangs, and all is given back. What was answered until then
     has its bits, also by the prefix cache and swap space that are left."""
     engine, requests = opened(num_blocks=9, max_num_seqs=4, swap_bytes=1 << 19, swap_always=1)
-    reasons = list[str]()
     with engine:
-        for seed in range(3):
-            monkeypatch.setenv("STUB_CUDA", f"one_in=250 seed={seed}")
-            found = arrive_late(engine, requests, seed, ("device_failed", "out_of_memory"))
-            reasons += check_answered(found, alone)
-            assert engine.stats.num_free_blocks == engine.stats.num_blocks
-        monkeypatch.delenv("STUB_CUDA")
-        assert arrive_late(engine, requests, 7) == dict(enumerate(alone))
+        reasons = fail_by_chance(engine, requests, alone, partial(monkeypatch.setenv, "STUB_CUDA"), one_in=250)
     assert 0 < reasons.count("error") < len(reasons)
     assert stub.num_failed() > 3
 

@@ -26,7 +26,7 @@ from llmc.units import format_bytes
 from support.adapter_setting import Setting, drive, with_tokenizer
 from support.engine_driver import mixed_requests
 from support.inspected import inspected_text
-from support.late_arrivals import arrive_late, check_answered
+from support.late_arrivals import arrive_late, fail_by_chance
 from support.opencl import failing_library, needs_opencl, opencl_setting, program_cache
 from support.server_harness import make_config, running_server
 
@@ -236,15 +236,8 @@ def test_calls_that_fail_by_chance(
     """Refused calls, and commands that fail on the device: requests of these steps fail, and no other; nothing hangs.
     What was answered until then has its bits, also by the prefix cache and swap space that are left."""
     engine, requests = with_adapters(opencl_library=str(failing), **CROWDED)
-    reasons = list[str]()
     with engine:
-        for seed in range(3):
-            monkeypatch.setenv("FAILING_OPENCL", f"one_in=150 seed={seed}")
-            found = arrive_late(engine, requests, seed, ("device_failed", "out_of_memory"))
-            reasons += check_answered(found, alone)
-            assert engine.stats.num_free_blocks == engine.stats.num_blocks
-        monkeypatch.delenv("FAILING_OPENCL")
-        assert arrive_late(engine, requests, 7) == dict(enumerate(alone))
+        reasons = fail_by_chance(engine, requests, alone, partial(monkeypatch.setenv, "FAILING_OPENCL"), one_in=150)
     assert 5 < reasons.count("error") < len(reasons) - 5
 
 
