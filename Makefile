@@ -38,7 +38,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP) native-test
 	$(PYTEST) -m "not slow and not exhaustive"
 
-# What takes a minute and more by itself: a storm of 2000 requests, training, an install without the compiler.
+# What takes a minute and more by itself: a storm of 2600 requests, training, an install without the compiler.
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_OPTIONS)
 
@@ -59,7 +59,7 @@ test-levels: $(STAMP)
 	@tests="$(LOWEST_TESTS)"; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
 	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m "native and not exhaustive" $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
 
-# 2000 good, cut-off and malformed requests against a server whose KV pool is too small.
+# 2600 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)
 	$(BIN)/pytest -s -m slow tests/runtime/server/test_server_load.py
 

@@ -53,11 +53,11 @@ class Storm:
     rss: list[tuple[float, int]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def rss_growth(self) -> float:
-        """Growth over the second half, as a share: medians of its first and its last fifth."""
-        half = [size for _, size in self.rss[len(self.rss) // 2 :]]
-        fifth = max(1, len(half) // 5)
-        return statistics.median(half[-fifth:]) / statistics.median(half[:fifth]) - 1
+    def rss_growth(self, first: float) -> float:
+        """Growth behind the first share of the storm, as a share: medians of the rest's first and its last fifth."""
+        rest = [size for _, size in self.rss[int(first * len(self.rss)) :]]
+        fifth = max(1, len(rest) // 5)
+        return statistics.median(rest[-fifth:]) / statistics.median(rest[:fifth]) - 1
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,14 @@ _KINDS = tuple(_ONE)
 _WEIGHTS = (50, 15, 15, 10, 10)
 
 
-def describe(storm: Storm, state: dict[str, Any]) -> str:
-    """One paragraph for people."""
+def describe(storm: Storm, state: dict[str, Any], first: float) -> str:
+    """One paragraph for people. first: the share behind which growth is told."""
     stats = state["stats"]
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(storm.kinds.items()))
     peak = max(size for _, size in storm.rss)
     return (
         f"{sum(storm.kinds.values())} requests ({kinds}) in {storm.seconds:.1f} s, {stats['output_tokens']} tokens, "
         f"{stats['num_preemptions']} preemptions; resident memory up to {peak / 2**20:.1f} MiB, "
-        f"{storm.rss_growth():+.2%} over the second half; {len(storm.wrong)} broken promises; {os.cpu_count()} CPUs"
+        f"{storm.rss_growth(first):+.2%} behind the first {first:.0%}; {len(storm.wrong)} broken promises; "
+        f"{os.cpu_count()} CPUs"
     )

