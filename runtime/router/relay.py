@@ -19,6 +19,7 @@ from starlette.types import Send
 from llmc.runtime.server.bodies import check_size
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import HANDED_OVER, INTERIM_HEADER, KEY_HEADER, URL_HEADER
+from llmc.runtime.server.protocol.failover import MAX_SENT
 
 from .config import RouterConfig
 from .dialects import DIALECTS
@@ -33,7 +34,7 @@ FIELD = "llmc_failover"
 _BUSY = frozenset({429, 502, 503, 504})
 _OWN_ERRORS = (b'"server_error"', b'"api_error"')
 """Types of errors that are the replica's own: OpenAI's, and that of /v1/messages."""
-_MAX_CHOICES = 1 << 15
+_COMPLETIONS = "/v1/completions"
 _ROOM_S = 0.1
 # Hop-by-hop headers, and headers that are rewritten for each connection.
 _HOP = frozenset(
@@ -75,7 +76,7 @@ class Relay:
         self._model = model if isinstance(model, str) and model else fleet.default_model()
         text = prompt_text(self._body) if self._body else b""
         self._hashes = block_hashes(text, self._config.block_chars) if text else []
-        self._is_long = len(text) >= self._config.hand_over_chars and not _several_prompts(self._body)
+        self._is_long = len(text) >= self._config.hand_over_chars and _num_prompts(inbound.path, self._body) == 1
         self._failover: dict[str, Any] | None = None
         self._marks: StreamMarks | None = None
         self._started = False
@@ -198,7 +199,7 @@ class Relay:
             "seed": secrets.randbits(63),
         }
         if self._body.get("stream") is True:
-            self._marks = StreamMarks(dialect, _num_choices(self._body))
+            self._marks = StreamMarks(dialect, _num_choices(self._inbound.path, self._body))
 
     def _prefill_for(self, replica: Replica) -> Replica | None:
         """The replica that computes the prompt first, if it is long and another one answers."""
@@ -324,17 +325,18 @@ def _parsed(inbound: Inbound) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _several_prompts(body: Mapping[str, Any]) -> bool:
-    prompt = None if "messages" in body else body.get("prompt")
-    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
-
-
-def _num_choices(body: Mapping[str, Any]) -> int:
-    """Choices over all prompts; an invalid request is left for the replica to refuse."""
-    n, prompt = body.get("n"), None if "messages" in body else body.get("prompt")
+def _num_prompts(path: str, body: Mapping[str, Any]) -> int:
+    """Prompts that are answered; only completions have several."""
+    prompt = body.get("prompt") if path == _COMPLETIONS else None
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-    each = int(n) if isinstance(n, (int, float)) and 1 <= n <= _MAX_CHOICES else 1
-    return min(_MAX_CHOICES, each * (len(prompt) if several and isinstance(prompt, list) else 1))
+    return len(prompt) if several and isinstance(prompt, list) else 1
+
+
+def _num_choices(path: str, body: Mapping[str, Any]) -> int:
+    """Choices over all prompts; an invalid request is left for the replica to refuse."""
+    n = body.get("n")
+    each = int(n) if isinstance(n, (int, float)) and 1 <= n <= MAX_SENT else 1
+    return min(MAX_SENT, each * _num_prompts(path, body))
 
 
 def _is_server_error(status: int, body: bytes) -> bool:

@@ -9,8 +9,8 @@ from pydantic import Field, StringConstraints
 from .api_model import ApiModel
 from .shapes import Items
 
-# Continuations over all prompts of a request.
-MAX_SENT = 1 << 15
+MAX_SENT = 1 << 16
+"""Continuations over all prompts of a request: MAX_PROMPTS · MAX_OUTPUTS."""
 
 
 class SentChoice(ApiModel):

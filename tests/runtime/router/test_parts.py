@@ -26,6 +26,9 @@ from llmc.runtime.router.stream_marks import StreamFailed, StreamMarks
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import URL_HEADER
 from llmc.runtime.server.http_protocol import INTERIM, bounded_protocol
+from llmc.runtime.server.protocol.common import MAX_OUTPUTS
+from llmc.runtime.server.protocol.completions import MAX_PROMPTS
+from llmc.runtime.server.protocol.failover import MAX_SENT
 
 COMPLETIONS = DIALECTS["/v1/completions"]
 STREAM = (
@@ -100,6 +103,30 @@ def test_a_body_that_is_not_packed_is_read(coding: str) -> None:
     )
     relay = Relay(fleet_of([("a", "m", "x")]), RouterMetrics(), inbound, b"1")
     assert relay._model == ("m" if coding == "gzip" else "other")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "choices"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4),
+        ("/v1/completions", {"prompt": ["a", "b"], "messages": []}, 2),
+        ("/v1/completions", {"prompt": [[1], [2], [3]], "n": None}, 3),
+        ("/v1/completions", {"prompt": [1, 2], "n": 3.0}, 3),
+        ("/v1/completions", {"prompt": ["a"] * MAX_PROMPTS, "n": MAX_OUTPUTS}, MAX_SENT),
+        ("/v1/chat/completions", {"messages": [], "prompt": ["a", "b"], "n": 2}, 2),
+        ("/v1/messages", {"messages": [], "prompt": ["a", "b"]}, 1),
+        ("/v1/responses", {"input": ["a", "b"]}, 1),
+    ],
+)
+def test_choices_of_a_stream_are_counted_as_its_api_does(path: str, body: dict[str, Any], choices: int) -> None:
+    """A field of another API has no effect. With fewer choices than the replica tells of, each would count as lost."""
+    inbound = Inbound("POST", path, path.encode(), [_JSON], json.dumps({**body, "stream": True}).encode())
+    marks = Relay(fleet_of([("a", "m", "x")]), RouterMetrics(), inbound, b"1")._marks
+    assert marks is not None
+    assert marks.feed(b": llmc head\n\n") == b""
+    sent = marks.sent()
+    assert sent is not None
+    assert len(sent) == choices
 
 
 def test_prompts_with_one_beginning_share_hashes() -> None:
