@@ -154,7 +154,9 @@ class Replica:
         self._late_since = None
         if epoch != self.epoch:  # it was lost or moved in the meantime: check again
             return
-        if status == 200:
+        if status not in (200, 503) and self.state != "ready":
+            self._gone(f"GET /ready gives status {status}: give the address of llmc serve")
+        elif status == 200:
             if self.state != "ready":
                 log.info("replica %s is ready: %s", self.name, ", ".join(self.models))
                 self.state, self.last_error = "ready", None
@@ -178,6 +180,8 @@ class Replica:
     def _gone(self, why: str) -> None:
         if self.state == "ready":
             self.lose(why)
+        elif self.state == "starting" and self.upstream is not None and why != self.last_error:
+            log.warning("replica %s is not ready: %s", self.name, why)
         self.last_error = why
 
     def _late(self, timeout_s: float) -> None:

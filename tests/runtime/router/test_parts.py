@@ -228,6 +228,30 @@ def test_a_prefix_goes_where_it_was_unless_that_is_busy() -> None:
     asyncio.run(run())
 
 
+def test_why_a_replica_is_not_ready_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async def absent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            writer.close()
+
+        other = await asyncio.start_server(absent, "127.0.0.1", 0)
+        port = other.sockets[0].getsockname()[1]
+        replica = Replica("r", f"http://127.0.0.1:{port}", None, lambda one: None, lambda: None)
+        for _ in range(2):
+            await replica._once(5)
+        other.close()
+        await other.wait_closed()
+        for _ in range(2):
+            await replica._once(5)
+        await Replica("local", None, None, lambda one: None, lambda: None)._once(5)
+
+    asyncio.run(run())
+    answers, gone = (record.getMessage() for record in caplog.records)
+    assert answers == "replica r is not ready: GET /ready gives status 404: give the address of llmc serve"
+    assert gone.startswith("replica r is not ready: 127.0.0.1:")
+
+
 def test_who_waits_is_served_in_turn_and_too_many_are_refused() -> None:
     async def run() -> None:
         fleet = fleet_of([("a", "m", "x")], max_inflight=1, max_waiting=2, patience_s=60)
