@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import typer
 
+from llmc.shown import shown
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?b)?|b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE)
+_MOST_BYTES = 2**63 - 1
 AGE_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -32,7 +36,10 @@ def parse_size(text: str | int) -> int:
     if not match:
         raise typer.BadParameter(f"{text!r} is not a size; write bytes, or a number as in 500M, 500MB or 2GiB")
     number, prefix, suffix = match[1], (match[2] or " ").lower(), (match[3] or "").lower()
-    return int(float(number) * (1000 if suffix == "b" else 1024) ** " kmgt".index(prefix))
+    size = Fraction(number) * (1000 if suffix == "b" else 1024) ** " kmgt".index(prefix)
+    if size > _MOST_BYTES:
+        raise typer.BadParameter(f"{shown(text)} is more than any machine has: write at most {_MOST_BYTES >> 40}TiB")
+    return int(size)
 
 
 def parse_age(text: str) -> float:

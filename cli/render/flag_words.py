@@ -9,6 +9,8 @@ _FLAGS = {
     "kv_bytes or num_blocks": "--kv-bytes",
     "kv_bytes": "--kv-bytes",
     "max_num_seqs": "--max-num-seqs",
+    "max_tokens_per_step": "--max-num-batched-tokens",
+    "max_waiting": "--max-queue",
     "The option threads of a device of kind 'cpu'": "--threads",
 }
 _NAMES = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _FLAGS))

@@ -19,7 +19,7 @@ from llmc.runtime.binding.adapter_matrices import AdapterMatrix, NativeMatrices
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.devices import OPTION_NAMES, Device, device_for, device_stats
 from llmc.runtime.binding.events import Event, event_of
-from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized
+from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized, whole
 from llmc.runtime.binding.sampling import NativeSampling, SamplingParams
 from llmc.runtime.binding.statistics import MARK_KINDS, BucketMiss, EngineStats, GraphStats, RequestMark, StepShape
 
@@ -40,9 +40,8 @@ class Engine(Handle):
     from one thread at a time."""
 
     _destroy = "llmc_engine_destroy"
-    _OPTIONS = frozenset(field[0] for field in abi.EngineOptions._fields_) - {
-        *("struct_size", "reserved", "reserved2", "draft")
-    }
+    _FIELDS: ClassVar[Mapping[str, Any]] = dict(abi.EngineOptions._fields_)
+    _OPTIONS = frozenset(_FIELDS) - {"struct_size", "reserved", "reserved2", "draft"}
     _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256
 
@@ -85,7 +84,7 @@ class Engine(Handle):
                 raise TypeError(f"unknown engine option {name!r}; known are {known}")
             if name in cls._NAMED and isinstance(value, str):
                 value = named(name, value, cls._NAMED[name])
-            setattr(native, name, int(value))
+            setattr(native, name, whole(name, value, cls._FIELDS[name]))
         return native
 
     def submit(

@@ -109,6 +109,15 @@ def named(option: str, value: str, values: Mapping[str, int]) -> int:
     return values[value]
 
 
+def whole(option: str, value: Any, field: type[ctypes._SimpleCData[int]]) -> int:
+    """The value of an unsigned field of a struct, to which ctypes would cut any number. Raises LlmcError."""
+    most = 2 ** (8 * ctypes.sizeof(field)) - 1
+    if not 0 <= value <= most or value != int(value):
+        message = f"{option} is {value}; use a whole number from 0 to {most}."
+        raise LlmcError(ERROR_NAMES.index("invalid_argument"), message)
+    return int(value)
+
+
 def int32(name: str, values: IntArray, ndim: int = 1) -> npt.NDArray[np.int32]:
     """A contiguous int32 array of `ndim` dimensions. Raises TypeError or ValueError."""
     array = np.asarray(values)

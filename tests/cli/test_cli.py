@@ -170,6 +170,15 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
+def test_sizes_keep_every_byte_up_to_the_largest() -> None:
+    # A float would round it.
+    assert parse_size("9007199254740993") == 2**53 + 1
+    assert parse_size(str(2**63 - 1)) == 2**63 - 1
+    for text in (str(2**63), "17179869185GiB", "9" * 400):
+        with pytest.raises(typer.BadParameter, match="write at most 8388607TiB"):
+            parse_size(text)
+
+
 def test_errors_have_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = tmp_path / "\x1b[2J\x07\x9b1m"
     for argv in (["run", str(odd), "--prompt", "x"], ["inspect", str(odd)], ["compile", str(odd), "-o", str(odd)]):

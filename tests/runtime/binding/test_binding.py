@@ -247,6 +247,23 @@ def test_steps_are_counted_by_shape_once_asked_for(artifact_path: Path) -> None:
         assert engine.take_step_shapes() == ([], 0)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [
+        ("kv_bytes", 2**64 + (1 << 30), 2**64 - 1),
+        ("kv_bytes", -1, 2**64 - 1),
+        ("max_num_seqs", 2**32 + 1, 2**32 - 1),
+        ("max_num_seqs", 1.5, 2**32 - 1),
+        ("max_num_seqs", float("nan"), 2**32 - 1),
+    ],
+)
+def test_engine_cuts_no_option_to_its_field(artifact_path: Path, option: str, value: float, most: int) -> None:
+    sentence = re.escape(f"{option} is {value}; use a whole number from 0 to {most}.")
+    with Artifact(artifact_path) as artifact, pytest.raises(LlmcError, match=sentence) as error:
+        Engine(artifact, **{option: value})
+    assert error.value.name == "invalid_argument"
+
+
 def test_engine_rejects_unknown_options(artifact_path: Path) -> None:
     with Artifact(artifact_path) as artifact:
         with pytest.raises(TypeError, match="unknown engine option 'threads'"):
