@@ -124,6 +124,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Network": ("host", "port", "allowed_hosts", "max_body_size", "client_timeout"),
         "Load": ("max_inflight", "max_waiting", "block_chars", "load_factor"),
         "Losses": ("patience", "retries", "health_interval", "health_timeout"),
+        "Long prompts": ("spawn_prefill", "hand_over_key", "hand_over_chars"),
     },
     "deploy": {
         "Replicas": (
@@ -169,6 +170,7 @@ HEADINGS: Mapping[str, Headings] = {
             "access_log_file", "log_prompts", "otlp_endpoint", "record_trace",
             "record_trace_max_bytes",
         ),
+        "Behind a router": ("role", "hand_over_key", "hand_over_timeout", "max_hand_overs"),
     },
     "chat": {
         "Conversation": ("system", "load", "chat_template", "raw", "plain", "stats", "history"),
@@ -187,13 +189,15 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "inspect": {
         "One bucket": ("bucket", "html", "profile"),
-        "Before compiling": ("dry_run", "allow_unknown_config", "tensor_parallel", "expert_parallel"),
+        "Before compiling": (
+            "dry_run", "allow_unknown_config", "tensor_parallel", "pipeline_parallel", "expert_parallel"
+        ),
         "Checks": ("verify", "waste"),
         "Result": ("output_format", "output", "as_json"),
     },
     "profile": {
         "Step": ("bucket", "phase", "context", "repeat"),
-        "Engine": ("threads", "weight_memory"),
+        "Engine": ("threads", "overlap_sums", "weight_memory"),
         "Result": ("top", "trace", "html", "as_json"),
     },
     "buckets plan": {
@@ -212,7 +216,7 @@ HEADINGS: Mapping[str, Headings] = {
             "strict",
         ),
         "Costs": _PLAN_COSTS[1:],
-        "Guesses": ("speculate", "acceptance"),
+        "Guesses": ("speculate", "acceptance", "draft_us"),
         "Report": ("html", "png", "as_json"),
     },
     "buckets scale": {
