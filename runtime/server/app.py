@@ -42,8 +42,8 @@ def create_app(
             await server.stop()
             watching.close()
 
-    # FastAPI's documentation pages load foreign scripts; /openapi.json serves tools.
-    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    # FastAPI's documentation pages load foreign scripts; openapi.install serves tools.
+    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.server = server
     errors.install(app)
     endpoints.install(app)

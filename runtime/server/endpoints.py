@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,8 @@ def install(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
-        paths = app.openapi()["paths"]
+        # The document takes a second to make, for which all streams would wait.
+        paths = (await asyncio.to_thread(app.openapi))["paths"]
         if error.status_code == 404:
             return no_endpoint(paths, request.url.path).response()
         return wrong_method(paths, request.method, request.url.path, error.headers or {}).response()

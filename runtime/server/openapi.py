@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -60,15 +63,23 @@ _EVENT = {
 
 
 def install(app: FastAPI, server: ServerContext) -> None:
-    """Makes `app` serve this document instead of FastAPI's own."""
+    """Makes `app`, which has no route of FastAPI's own for it, serve this document. app.openapi makes it once, for
+    callers in any thread."""
     made: dict[str, Any] = {}
+    lock = threading.Lock()
 
     def openapi() -> dict[str, Any]:
-        if not made:
-            made.update(_document(app, server))
+        with lock:
+            if not made:
+                made.update(_document(app, server))
         return made
 
+    async def serve(request: Request) -> JSONResponse:
+        # Its making takes a second, for which all streams would wait.
+        return JSONResponse(await asyncio.to_thread(app.openapi))
+
     app.openapi = openapi  # type: ignore[method-assign]
+    app.add_route("/openapi.json", serve, include_in_schema=False)
 
 
 def _document(app: FastAPI, server: ServerContext) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -198,6 +200,27 @@ def test_a_404_names_the_endpoints_nearest_first(running: Running, path: str, ne
     assert error["message"].startswith(f"there is no endpoint {path}: use one of {nearest}, ")
     for known in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"):
         assert known in error["message"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/favicon.ico", 404), ("/v1/completions", 405), ("/openapi.json", 200)])
+def test_the_loop_goes_on_while_the_document_is_made(
+    running: Running, monkeypatch: pytest.MonkeyPatch, path: str, status: int
+) -> None:
+    made_by: list[threading.Thread] = []
+
+    def document() -> dict[str, Any]:
+        made_by.append(threading.current_thread())
+        return {"paths": {path: {"put": {}}}}
+
+    async def this_thread() -> threading.Thread:
+        return threading.current_thread()
+
+    app = running.process.config.app
+    assert isinstance(app, FastAPI)
+    monkeypatch.setattr(app, "openapi", document)
+    assert running.client.get(path).status_code == status
+    assert len(made_by) == 1
+    assert made_by[0] is not running.on_loop(this_thread)
 
 
 def test_a_long_path_is_cut_and_escaped(running: Running) -> None:
