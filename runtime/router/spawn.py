@@ -54,8 +54,8 @@ class Local:
             if self._stopping:
                 return
             self.replica.lose(why)
-            self.replica.last_error = f"{why}: {self.last_line}"
-            log.warning("replica %s: %s, it is started again", self.replica.name, self.replica.last_error)
+            self.replica.last_error = f"{why}; its last line: {self.last_line}" if self.last_line else why
+            log.warning("replica %s is started again: %s", self.replica.name, self.replica.last_error)
             pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONG_LIFE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 

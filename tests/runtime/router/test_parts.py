@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from llmc.runtime.router.config import RouterConfig
+from llmc.runtime.router.config import RouterConfig, SpawnPlan
 from llmc.runtime.router.dialects import DIALECTS
 from llmc.runtime.router.fleet import Fleet
 from llmc.runtime.router.live import merged_states
@@ -22,6 +22,7 @@ from llmc.runtime.router.metrics import RouterMetrics, merged
 from llmc.runtime.router.prefixes import PrefixTable, Ring, block_hashes, prompt_text
 from llmc.runtime.router.relay import Inbound, Relay
 from llmc.runtime.router.replica import Replica
+from llmc.runtime.router.spawn import Local
 from llmc.runtime.router.stream_marks import StreamFailed, StreamMarks
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import URL_HEADER
@@ -250,6 +251,27 @@ def test_why_a_replica_is_not_ready_is_logged_once(caplog: pytest.LogCaptureFixt
     answers, gone = (record.getMessage() for record in caplog.records)
     assert answers == "replica r is not ready: GET /ready gives status 404: give the address of llmc serve"
     assert gone.startswith("replica r is not ready: 127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo well >&2; kill -9 $$", "killed by signal 9; its last line: well"),
+        ("echo no flag >&2; exit 2", "ended with exit code 2; its last line: no flag"),
+        ("exit 2", "ended with exit code 2"),
+    ],
+)
+def test_a_last_line_is_not_told_as_the_reason(caplog: pytest.LogCaptureFixture, script: str, why: str) -> None:
+    async def run() -> None:
+        replica = Replica("r0", None, None, lambda one: None, lambda: None)
+        local = Local(replica, SpawnPlan("a", 1, ("sh", "-c", script)), lambda line: None)
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        assert replica.last_error == why
+        await local.stop()
+
+    asyncio.run(run())
+    assert caplog.records[0].getMessage() == f"replica r0 is started again: {why}"
 
 
 def test_who_waits_is_served_in_turn_and_too_many_are_refused() -> None:
