@@ -40,7 +40,7 @@ class Engine(Handle):
     from one thread at a time."""
 
     _destroy = "llmc_engine_destroy"
-    _FIELDS: ClassVar[Mapping[str, Any]] = dict(abi.EngineOptions._fields_)
+    _FIELDS: ClassVar[Mapping[str, Any]] = {field[0]: field[1] for field in abi.EngineOptions._fields_}
     _OPTIONS = frozenset(_FIELDS) - {"struct_size", "reserved", "reserved2", "draft"}
     _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -257,7 +258,7 @@ def test_steps_are_counted_by_shape_once_asked_for(artifact_path: Path) -> None:
         ("max_num_seqs", float("nan"), 2**32 - 1),
     ],
 )
-def test_engine_cuts_no_option_to_its_field(artifact_path: Path, option: str, value: float, most: int) -> None:
+def test_engine_cuts_no_option_to_its_field(artifact_path: Path, option: str, value: Any, most: int) -> None:
     sentence = re.escape(f"{option} is {value}; use a whole number from 0 to {most}.")
     with Artifact(artifact_path) as artifact, pytest.raises(LlmcError, match=sentence) as error:
         Engine(artifact, **{option: value})
