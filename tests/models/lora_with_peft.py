@@ -1,6 +1,7 @@
 """Makes adapters with PEFT and merges them with it. Run by test_lora_peft.py, where PEFT is installed.
 
-usage: lora_with_peft.py MODEL OUT: for each kind writes OUT/KIND, an adapter, and OUT/KIND.merged, a checkpoint.
+usage: lora_with_peft.py MODEL OUT: for each kind writes OUT/KIND, an adapter, and OUT/KIND.merged, a checkpoint. Then
+       OUT/added.merged has the kinds of ADDED.
        lora_with_peft.py MODEL OUT TOKEN…: writes OUT/ends, an adapter of both ends of the model, and OUT/logits.npy,
        float32 [tokens, vocabulary], of the model with it.
 """
@@ -22,8 +23,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora": {"target_modules": ["o_proj", "up_proj"], "use_dora": True},
     "embedding": {"target_modules": ["embed_tokens", "k_proj"], "modules_to_save": ["lm_head"]},
     "head": {"target_modules": ["lm_head", "k_proj"]},
+    "tokens": {"target_modules": ["embed_tokens", "lm_head"]},
 }
-
+ADDED = ("head", "tokens", "plain")
+"""Kinds that PEFT merges into one model."""
 
 ENDS = {"target_modules": ["embed_tokens", "lm_head", "v_proj"], "use_rslora": True, "rank_pattern": {"lm_head": 3}}
 
@@ -51,9 +54,19 @@ def main(model: str, out: Path) -> None:
                 if "modules_to_save" in name:
                     parameter.normal_()
         adapted.save_pretrained(out / kind)
-        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        merged = PeftModel.from_pretrained(base, out / kind).merge_and_unload()
-        merged.save_pretrained(out / f"{kind}.merged")
+        PeftModel.from_pretrained(untied(model), out / kind).merge_and_unload().save_pretrained(out / f"{kind}.merged")
+    adapted = PeftModel.from_pretrained(untied(model), out / ADDED[0], adapter_name=ADDED[0])
+    for kind in ADDED[1:]:
+        adapted.load_adapter(out / kind, adapter_name=kind)
+    adapted.merge_and_unload(adapter_names=list(ADDED)).save_pretrained(out / "added.merged")
+
+
+def untied(model: str) -> Any:
+    """The model, with both ends apart: PEFT merges into the weight in place, and so into what shares it."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded.lm_head.weight = torch.nn.Parameter(loaded.lm_head.weight.detach().clone())
+    loaded.config.tie_word_embeddings = False
+    return loaded
 
 
 if __name__ == "__main__":

@@ -142,13 +142,30 @@ def test_embeddings_whole_tensors_and_several_adapters(model: Path, tmp_path: Pa
     )
 
 
-def test_transposed_matrices_of_gpt2(tmp_path: Path) -> None:
-    """Its checkpoints may leave out what the names of its class begin with, and its matrices lie [columns, rows]."""
+@pytest.mark.parametrize("said", [False, True])
+def test_transposed_matrices_of_gpt2(said: bool, tmp_path: Path) -> None:
+    """Its checkpoints may leave out what the names of its class begin with, and its matrices lie [columns, rows]. PEFT
+    writes `fan_in_fan_out` for the last of the changed layers, of which the output projection lies otherwise."""
     model = make_tiny_model(tmp_path / "gpt2", "gpt2", n_embd=60, n_head=3, n_layer=1, n_inner=100)
-    tensors = low_rank("transformer.h.0.mlp.c_fc", 100, 60)
-    found = values(model, make_adapter(tmp_path / "a", tensors, fan_in_fan_out=True))["layers.0.mlp.up.weight"]
-    expected = values(model)["layers.0.mlp.up.weight"] + 1.5 * product(tensors, "transformer.h.0.mlp.c_fc")
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    block = "transformer.h.0"
+    tensors = low_rank(f"{block}.mlp.c_fc", 100, 60) | low_rank(f"{block}.attn.c_proj", 60, 60)
+    tensors |= low_rank("lm_head", 515, 60)
+    found, plain = values(model, make_adapter(tmp_path / "a", tensors, fan_in_fan_out=said)), values(model)
+    for name, module in (
+        ("layers.0.mlp.up", f"{block}.mlp.c_fc"),
+        ("layers.0.attention.out", f"{block}.attn.c_proj"),
+        ("lm_head", "lm_head"),
+    ):
+        expected = plain[f"{name}.weight"] + 1.5 * product(tensors, module)
+        np.testing.assert_allclose(found[f"{name}.weight"], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_dora_of_transposed_matrices_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "gpt2", "gpt2", n_embd=60, n_head=3, n_layer=1, n_inner=100)
+    module = "transformer.h.0.mlp.c_fc"
+    tensors = low_rank(module, 100, 60) | {f"{module}.lora_magnitude_vector": np.abs(floats(100)) + 1}
+    with pytest.raises(ModelError, match=r"mlp\.c_fc\.weight has lengths of DoRA for a matrix that"):
+        values(model, make_adapter(tmp_path / "a", tensors))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +236,70 @@ def test_a_tied_output_projection_becomes_one_of_its_own(stored: bool, model: Pa
     other = make_adapter(tmp_path / "b", low_rank(Q, 60, 60))
     assert open_source(tied, [other]).config().tie_word_embeddings
     assert "lm_head.weight" not in values(tied, other)
+
+
+EMBED = "model.embed_tokens"
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    return make_tiny_model(folder / "model", "llama", tie_word_embeddings=True, num_hidden_layers=1)
+
+
+def of_embedding() -> dict[str, np.ndarray]:
+    return {f"{EMBED}.lora_embedding_A": floats(4, 515), f"{EMBED}.lora_embedding_B": floats(60, 4)}
+
+
+def change_of(tensors: dict[str, np.ndarray], end: str) -> np.ndarray:
+    if end == "lm_head":
+        return 1.5 * product(tensors, end)
+    a, b = (tensors[f"{EMBED}.lora_embedding_{part}"].astype(np.float64) for part in "AB")
+    return np.asarray(1.5 * (b @ a).T)
+
+
+def with_base(tied: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As PEFT saves adapters of embeddings and output projections: with the weight that they were trained on."""
+    modules = {name.split(".lora_")[0] for name in tensors}
+    return tensors | {f"{module}.base_layer.weight": weights(tied)[f"{EMBED}.weight"] for module in modules}
+
+
+def assert_ends(found: dict[str, np.ndarray], embedding: np.ndarray, head: np.ndarray) -> None:
+    np.testing.assert_allclose(found["embed.weight"], embedding, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(found["lm_head.weight"], head, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_tied_embedding_changes_alone(whole: bool, tied: Path, tmp_path: Path) -> None:
+    base = weights(tied)[f"{EMBED}.weight"]
+    tensors = {f"{EMBED}.weight": floats(515, 60)} if whole else with_base(tied, of_embedding())
+    expected = tensors[f"{EMBED}.weight"] if whole else base + change_of(tensors, EMBED)
+    assert_ends(values(tied, make_adapter(tmp_path / "a", tensors)), expected, base)
+
+
+def test_adapters_of_tied_ends_add_up(tied: Path, tmp_path: Path) -> None:
+    """In any order, though each brings the weight that it was trained on."""
+    base = weights(tied)[f"{EMBED}.weight"]
+    changes = [of_embedding(), low_rank("lm_head", 515, 60), of_embedding() | low_rank("lm_head", 515, 60)]
+    adapters = [make_adapter(tmp_path / str(i), with_base(tied, one)) for i, one in enumerate(changes)]
+    embedding = base + sum(change_of(one, EMBED) for one in (changes[0], changes[2]))
+    head = base + sum(change_of(one, "lm_head") for one in changes[1:])
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        assert_ends(values(tied, *(adapters[i] for i in order)), embedding, head)
+
+
+def test_a_whole_tensor_goes_before_what_an_adapter_was_trained_on(tied: Path, tmp_path: Path) -> None:
+    """It replaces earlier changes too. Another base of an embedding is that of both ends."""
+    base, tensors = weights(tied)[f"{EMBED}.weight"], with_base(tied, low_rank("lm_head", 515, 60))
+    change = make_adapter(tmp_path / "change", tensors)
+    head = {"lm_head.weight": floats(515, 60)}
+    whole = make_adapter(tmp_path / "whole", head)
+    expected = head["lm_head.weight"] + change_of(tensors, "lm_head")
+    assert_ends(values(tied, whole, change), base, expected)
+    assert_ends(values(tied, change, whole), base, head["lm_head.weight"])
+    other = of_embedding() | {f"{EMBED}.base_layer.weight": floats(515, 60)}
+    new = other[f"{EMBED}.base_layer.weight"]
+    assert_ends(values(tied, make_adapter(tmp_path / "other", other)), new + change_of(other, EMBED), new)
 
 
 def test_a_tied_output_projection_of_a_gguf(tmp_path: Path) -> None:

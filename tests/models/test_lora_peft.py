@@ -17,18 +17,21 @@ from support.client_tools import installed, make_environment, run
 from support.compiled import compile_tiny, random_tokens
 from support.tiny_models import make_tiny_model
 
-KINDS = ("plain", "all", "dora", "embedding", "head")
+KINDS = ("plain", "all", "dora", "embedding", "head", "tokens")
+MERGED = {kind: (kind,) for kind in KINDS} | {"added": ("head", "tokens", "plain")}
+"""Adapters by the name of the checkpoint into which PEFT has merged them."""
 
 
 @pytest.mark.slow
-def test_peft_merges_alike(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", "llama")
+@pytest.mark.parametrize("tied", [False, True])
+def test_peft_merges_alike(tied: bool, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", tie_word_embeddings=tied)
     tools = installed("peft", make_environment(tmp_path / "environment"))
     script = Path(__file__).with_name("lora_with_peft.py")
     run(tools, ["python", str(script), str(model), str(tmp_path)], tmp_path)
-    for kind in KINDS:
-        ours = open_source(model, [tmp_path / kind])
-        theirs = open_source(tmp_path / f"{kind}.merged")
+    for name, kinds in MERGED.items():
+        ours = open_source(model, [tmp_path / kind for kind in kinds])
+        theirs = open_source(tmp_path / f"{name}.merged")
         merged = {p.name: p.value() for p in load_parameters(theirs.config(), theirs.checkpoint(), "f32")}
         for parameter in load_parameters(ours.config(), ours.checkpoint(), "f32"):
             np.testing.assert_allclose(parameter.value(), merged[parameter.name], rtol=2e-6, atol=2e-6)

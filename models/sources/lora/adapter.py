@@ -23,6 +23,7 @@ from llmc.models.sources.safetensors import SafetensorsFile
 from llmc.models.sources.tensor_file import TensorFile
 from llmc.models.sources.torch_file import TorchFile
 from llmc.peft_format import (
+    BASE_WEIGHT,
     CONFIG,
     EMBEDDING_PART,
     OTHER_BASES,
@@ -72,12 +73,14 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """file: of its tensors. low_rank: changes, by weight name. whole: tensors that replace the model's. Names are those
-    of the trained class; a checkpoint may omit their prefix. release: see `Checkpoint.release`."""
+    """file: of its tensors. low_rank: changes, by weight name. whole: tensors that replace the model's. bases: the
+    model's own matrices that it was trained on, as PEFT saves those of embeddings. Names are those of the trained
+    class; a checkpoint may omit their prefix. release: see `Checkpoint.release`."""
 
     file: Path
     low_rank: Mapping[str, LowRank]
     whole: Mapping[str, Tensor]
+    bases: Mapping[str, Tensor]
     release: Callable[[], None]
 
     @property
@@ -114,6 +117,7 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
     tensors: TensorFile = TorchFile(file) if file.name == TORCH_WEIGHTS else SafetensorsFile(file)
     found: dict[str, _Found] = {}
     whole: dict[str, Tensor] = {}
+    bases: dict[str, Tensor] = {}
     for full in sorted(tensors.entries):
         tensor = tensors.load(full)
         if not full.startswith(PREFIX):
@@ -122,6 +126,9 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
         split = split_name(name)
         if split is None and ".lora_" in name:
             raise ModelError(f"{file}: tensor {brief_name(full)} is a part of LoRA that llmc does not know")
+        if name.endswith(BASE_WEIGHT):
+            bases[f"{name.removesuffix(BASE_WEIGHT)}.weight"] = tensor
+            continue
         if split is None:
             whole[name.replace(".modules_to_save.", ".").replace(".base_layer.", ".")] = tensor
             continue
@@ -135,7 +142,7 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
         tensors.release()  # what was checked is read again when it is merged
     if not changes and not whole:
         raise ModelError(f"{file} has no tensors, so there is nothing to merge")
-    return LoraAdapter(file, changes, whole, tensors.release)
+    return LoraAdapter(file, changes, whole, bases, tensors.release)
 
 
 def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
@@ -151,11 +158,10 @@ def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
         raise ModelError(f"{where} has rank {len(a)} where {CONFIG} says {rank}; save the adapter again")
     if not all(np.isfinite(part).all() for part in found.parts.values()):
         raise ModelError(f"{where} holds values that are infinite or not numbers; save the adapter again")
-    turned = found.is_embedding or config.flag("fan_in_fan_out", False)
-    if length is not None and (turned or length.shape != (len(b),)):
+    if length is not None and (found.is_embedding or length.shape != (len(b),)):
         raise ModelError(f"{where} has lengths of DoRA for a matrix that llmc does not merge them into")
     scale = scale_of(alpha, rank, rank_stabilised=config.flag("use_rslora", False))
-    return LowRank(a, b, scale, length, turned)
+    return LowRank(a, b, scale, length, turned=found.is_embedding)
 
 
 def _wide(part: Array) -> NDArray[np.float64]:

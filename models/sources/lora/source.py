@@ -14,7 +14,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
 from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weights_file
-from llmc.models.weight_map import WeightMap
+from llmc.models.weight_map import Source, WeightMap
 from llmc.peft_format import CONFIG
 
 _LM_HEAD = "lm_head.weight"
@@ -27,34 +27,55 @@ class Head:
     name: str
     embedding: str | None
 
-    def is_changed(self, adapter: LoraAdapter) -> bool:
-        return any(self.is_called(name) for name in (*adapter.low_rank, *adapter.whole))
+    def is_parted(self, adapter: LoraAdapter) -> bool:
+        """Whether an adapter changes one end of a model that ties both, or each in its own way."""
+        changed = (*adapter.low_rank, *adapter.whole)
+        return self.embedding is not None and any(
+            self.is_called(name) or self.embedding in _names_of(name) for name in changed
+        )
 
     def is_called(self, theirs: str) -> bool:
         """Whether an adapter means it. transformers calls it lm_head, whatever a checkpoint does."""
-        return theirs in (self.name, _LM_HEAD) or theirs.partition(".")[2] == self.name
+        return theirs == _LM_HEAD or self.name in _names_of(theirs)
+
+
+def _names_of(theirs: str) -> tuple[str, str]:
+    """What a checkpoint may call a tensor; some omit the first part of transformers' name."""
+    return theirs, theirs.partition(".")[2]
 
 
 class MergedCheckpoint(Checkpoint):
-    """low_rank, whole: by the checkpoint's own names.
+    """The tensors of a model with adapters, by the checkpoint's own names.
 
-    An output projection that shares the embedding's weight becomes one of its own if an adapter changes it.
+    Where an adapter changes the output projection or the embedding, and both share a weight, each gets one of its own:
+    an adapter of one leaves the other alone.
     """
 
-    def __init__(self, base: Checkpoint, adapters: Sequence[LoraAdapter], head: Head | None = None) -> None:
+    def __init__(
+        self, base: Checkpoint, adapters: Sequence[LoraAdapter], weights: WeightMap, head: Head | None
+    ) -> None:
+        """weights: of the base."""
         self.path, self.config_name = base.path, base.config_name
         self._base, self._adapters, self._head = base, tuple(adapters), head
+        # Matrices [columns, rows]. `fan_in_fan_out` of an adapter tells of one of its modules, which may be any.
+        self._turned = {source.name for source in weights.sources() if _is_turned(source)}
         # Weights of the base by other names.
         self._copies: dict[str, str] = {}
-        if head is not None and head.embedding is not None and any(map(head.is_changed, adapters)):
+        if head is not None and head.embedding is not None and any(map(head.is_parted, adapters)):
             self._copies[head.name] = head.embedding
         self._notes: tuple[str, ...] = ()
+        # In place of the base's, by its names; under all changes.
+        self._bases: dict[str, Tensor] = {}
         self._whole: dict[str, Tensor] = {}
         self._changes: dict[str, tuple[LowRank, ...]] = {}
         for adapter in adapters:
             self._take(adapter)
 
     def _take(self, adapter: LoraAdapter) -> None:
+        for theirs, tensor in adapter.bases.items():
+            name = self._own_name(adapter, theirs)
+            self._check_shape(adapter, name, tensor.shape)
+            self._bases[self._copies.get(name, name)] = tensor
         for theirs, tensor in adapter.whole.items():
             name = self._own_name(adapter, theirs)
             self._check_shape(adapter, name, tensor.shape)
@@ -62,6 +83,13 @@ class MergedCheckpoint(Checkpoint):
             self._changes.pop(name, None)
         for theirs, change in adapter.low_rank.items():
             name = self._own_name(adapter, theirs)
+            if name in self._turned:
+                if change.length is not None:
+                    raise ModelError(
+                        f"{adapter.file}: {brief_name(theirs)} has lengths of DoRA for a matrix that llmc does not "
+                        "merge them into"
+                    )
+                change = replace(change, turned=not change.turned)
             self._check_shape(adapter, name, change.shape)
             self._changes[name] = (*self._changes.get(name, ()), change)
         merged = []
@@ -72,11 +100,11 @@ class MergedCheckpoint(Checkpoint):
         self._notes += (f"the adapter {adapter.file.parent.name} is merged ({'; '.join(merged)})",)
 
     def _own_name(self, adapter: LoraAdapter, theirs: str) -> str:
-        """The checkpoint's name for a tensor; some omit the first part of transformers' name."""
+        """The checkpoint's name for a tensor."""
         if self._head is not None and self._head.is_called(theirs):
             return self._head.name
         names = self._base.names()
-        for name in (theirs, theirs.partition(".")[2]):
+        for name in _names_of(theirs):
             if name in names:
                 return name
         raise ModelError(
@@ -108,9 +136,12 @@ class MergedCheckpoint(Checkpoint):
         self._base.check_dtype(self._copies.get(name, name))
 
     def tensor(self, name: str) -> Tensor:
-        tensor = self._whole[name] if name in self._whole else self._base.tensor(self._copies.get(name, name))
+        tensor = self._whole[name] if name in self._whole else self._unchanged(self._copies.get(name, name))
         changes = self._changes.get(name)
         return tensor if changes is None else Merged(tensor, changes)
+
+    def _unchanged(self, name: str) -> Tensor:
+        return self._bases[name] if name in self._bases else self._base.tensor(name)
 
     def release(self) -> None:
         self._base.release()
@@ -140,13 +171,13 @@ class MergedSource(ModelSource):
         return [LoraAdapter.read(path) for path in self._adapters]
 
     def config(self) -> ModelConfig:
-        """An output projection that an adapter changes has a weight of its own."""
+        """Where an adapter changes one of two tied ends, each has a weight of its own."""
         config = self._base.config()
         if not config.tie_word_embeddings or config.pooled is not None:
             return config
-        head = _head_of(config, self._base.checkpoint())
-        changed = head is not None and any(map(head.is_changed, self._read))
-        return replace(config, tie_word_embeddings=False) if changed else config
+        head = _head_of(_weights_of(config, self._base.checkpoint()), tied=True)
+        parted = head is not None and any(map(head.is_parted, self._read))
+        return replace(config, tie_word_embeddings=False) if parted else config
 
     def ignored_config(self) -> tuple[str, ...]:
         return self._base.ignored_config()
@@ -156,8 +187,9 @@ class MergedSource(ModelSource):
         return self._base.is_quantized
 
     def checkpoint(self) -> MergedCheckpoint:
-        base = self._base.checkpoint()
-        return MergedCheckpoint(base, self._read, _head_of(self._base.config(), base))
+        config, base = self._base.config(), self._base.checkpoint()
+        weights = _weights_of(config, base)
+        return MergedCheckpoint(base, self._read, weights, _head_of(weights, config.tie_word_embeddings))
 
     def model_files(self) -> ModelFiles:
         return self._base.model_files()
@@ -174,13 +206,18 @@ class MergedSource(ModelSource):
         yield from (file for path in self._adapters for file in (path / CONFIG, weights_file(path)))
 
 
-def _head_of(config: ModelConfig, base: Checkpoint) -> Head | None:
+def _is_turned(source: Source) -> bool:
+    return len(source.shape) == 2 and source.stored is not None and len(source.stored) == 2 and not source.blocks
+
+
+def _weights_of(config: ModelConfig, base: Checkpoint) -> WeightMap:
+    shapes = {name: base.shape(name) for name in base.names()}
+    return base.weight_map(config) or get_family(config.model_type).weight_map_of(config, shapes)
+
+
+def _head_of(weights: WeightMap, tied: bool) -> Head | None:
     """None for a model without an output projection."""
-    weights = base.weight_map(config)
-    if weights is None:
-        shapes = {name: base.shape(name) for name in base.names()}
-        weights = get_family(config.model_type).weight_map_of(config, shapes)
     if not weights.head:
         return None
     embeddings = [target.sources[0].name for target in weights.targets if target.name == "embed.weight"]
-    return Head(f"{weights.head}.weight", embeddings[0] if config.tie_word_embeddings else None)
+    return Head(f"{weights.head}.weight", embeddings[0] if tied else None)
