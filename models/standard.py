@@ -85,29 +85,6 @@ def layer_count(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 
-def windows_by_layer(fields: Fields) -> tuple[int, ...]:
-    """Window per layer in a family with use_sliding_window, max_window_layers and layer_types; 0 for none."""
-    num_layers = layer_count(fields)
-    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
-    if not fields.has("layer_types"):
-        first = fields.integer("max_window_layers", 28, minimum=0)
-        return tuple(window if i >= first else 0 for i in range(num_layers))
-    return windows_by_type(fields, window)
-
-
-def windows_by_type(fields: Fields, window: int) -> tuple[int, ...]:
-    """Window per layer by layer_types: `window` or 0. Raises ModelError on an unknown type."""
-    kinds = fields.texts("layer_types", layer_count(fields))
-    for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ModelError(
-                f"{fields.origin}: layer type {brief(kind)} is not one of full_attention, sliding_attention"
-            )
-    if "sliding_attention" in kinds and not window:
-        raise ModelError(f"{fields.origin}: layer_types has sliding_attention, but use_sliding_window is not true")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-
-
 def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
     """Raises ModelError for an activation that llmc does not know."""
     activation = fields.text(name, default)

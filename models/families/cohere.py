@@ -6,7 +6,8 @@ from llmc.models.config import ModelConfig, QkNorm
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import layer_count, standard_config, windows_by_type
+from llmc.models.standard import layer_count, standard_config
+from llmc.models.windows import all_but, stated_window
 
 _LAYOUT = Layout(interleaved=True)
 _PERIOD = 4  # layers; the last of them has no window
@@ -41,12 +42,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 def read_config_2(fields: Fields, generation: Fields) -> ModelConfig:
     """Layers without a window have no positions."""
-    window = fields.integer("sliding_window", 4096)
-    if fields.has("layer_types"):
-        windows = windows_by_type(fields, window)
-    else:
-        period = fields.integer("sliding_window_pattern", _PERIOD)
-        windows = tuple(window if (i + 1) % period else 0 for i in range(layer_count(fields)))
+    windows = all_but(fields, stated_window(fields, 4096), fields.integer("sliding_window_pattern", _PERIOD))
     unrotated = tuple(i for i, own in enumerate(windows) if not own)
     return _read(fields, generation, windows, unrotated, "none")
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.standard import layer_count, standard_config, windows_by_type
+from llmc.models.standard import standard_config
+from llmc.models.windows import by_layer, stated_window
 
 
 def read_windows(fields: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(window per layer, layers without positions). If no layer has a window, all are rotated."""
-    count = layer_count(fields)
-    window = fields.integer("sliding_window", 4096) if fields.has("sliding_window") else 0
-    if not window:
-        windows = (0,) * count
-    elif fields.has("layer_types"):
-        windows = windows_by_type(fields, window)
-    else:
-        period = fields.integer("sliding_window_pattern", 4)
-        windows = tuple(window if (i + 1) % period else 0 for i in range(count))
+    """(window per layer, layers without positions). Without a size of windows, all are rotated."""
+    window = stated_window(fields, 4096)
+    period = fields.integer("sliding_window_pattern", 4) if window and not fields.has("layer_types") else 1
+    windows = by_layer(fields, window, lambda layer: (layer + 1) % period != 0)
     return windows, tuple(i for i, own in enumerate(windows) if window and not own)
 
 

@@ -14,7 +14,8 @@ from llmc.models.families.with_images import harmless_with_images, neutral_with_
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, behind
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
-from llmc.models.standard import layer_count, read_activation, standard_config, windows_by_type
+from llmc.models.standard import read_activation, standard_config
+from llmc.models.windows import all_but, stated_window
 
 _LAYOUT = Layout(norm_plus=1.0)
 _SANDWICH = Layout(norm_plus=1.0, mlp_norm="pre_feedforward_layernorm")
@@ -53,10 +54,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 def _windows(fields: Fields, period: int) -> tuple[int, ...]:
     """Window per layer. period: without layer_types, every period-th layer has none."""
-    window = fields.integer("sliding_window", 4096)
-    if fields.has("layer_types"):
-        return windows_by_type(fields, window)
-    return tuple(window if (i + 1) % period else 0 for i in range(layer_count(fields)))
+    return all_but(fields, stated_window(fields, 4096), period)
 
 
 def _cap(fields: Fields, name: str, default: float | None) -> float | None:

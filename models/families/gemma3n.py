@@ -17,8 +17,9 @@ from llmc.models.families.with_images import harmless_with_images, neutral_with_
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
-from llmc.models.standard import layer_count, read_activation, standard_config, windows_by_type
+from llmc.models.standard import layer_count, read_activation, standard_config
 from llmc.models.weight_map import Source, Target, WeightMap
+from llmc.models.windows import all_but, stated_window
 
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
@@ -34,13 +35,6 @@ _SIZES = {
     "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
 """Defaults of config.json: the values of the 4B model."""
-
-
-def _windows(fields: Fields) -> tuple[int, ...]:
-    window = fields.integer("sliding_window", 512)
-    if fields.has("layer_types"):
-        return windows_by_type(fields, window)
-    return tuple(window if (i + 1) % _PERIOD else 0 for i in range(layer_count(fields)))
 
 
 def _kv_layers(fields: Fields, windows: tuple[int, ...]) -> tuple[int, ...]:
@@ -99,7 +93,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     fields = fields.with_values(**{name: value for name, value in _SIZES.items() if not fields.mentions(name)})
     if active := fields.integer("altup_active_idx", 0, minimum=0):
         raise ModelError(f"{fields.origin}: altup_active_idx is {active}, where only 0 is supported")
-    windows, (rope, local) = _windows(fields), _ropes(fields)
+    windows, (rope, local) = all_but(fields, stated_window(fields, 512), _PERIOD), _ropes(fields)
     bias = fields.flag("attention_bias", False)
     return standard_config(
         fields.with_values(intermediate_size=_inner(fields)),

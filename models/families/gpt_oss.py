@@ -14,7 +14,8 @@ from llmc.models.families.family import Family
 from llmc.models.families.mixtures import apart, read_experts
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import layer_count, standard_config, windows_by_type
+from llmc.models.standard import standard_config
+from llmc.models.windows import by_layer, stated_window
 
 _EXPERTS = "mlp.experts"
 _FLOATS = Layout(
@@ -40,8 +41,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     if (activation := fields.text("hidden_act", "silu")) != "silu":
         raise ModelError(f"{fields.origin}: a gpt_oss model with hidden_act {activation} is not supported")
     bias = fields.flag("attention_bias", True)
-    window = fields.integer("sliding_window", 128)
-    windows = tuple(0 if layer % 2 else window for layer in range(layer_count(fields)))
+    windows = by_layer(fields, stated_window(fields, 128), lambda layer: layer % 2 == 0)
     experts = read_experts(
         fields,
         intermediate_size="intermediate_size",
@@ -58,7 +58,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         attention_bias=bias,
         o_bias=bias,
         default_eps=1e-5,
-        layer_windows=windows_by_type(fields, window) if fields.has("layer_types") else windows,
+        layer_windows=windows,
         sinks=True,
         experts=experts,
     )

@@ -12,9 +12,8 @@ from llmc.models.standard import (
     layer_count,
     read_activation,
     standard_config,
-    windows_by_layer,
-    windows_by_type,
 )
+from llmc.models.windows import by_layer, from_layer, stated_window, used_window
 
 _INTERLEAVED = Layout(interleaved=True)
 
@@ -35,11 +34,7 @@ def read_arcee(fields: Fields, generation: Fields) -> ModelConfig:
 
 def read_cwm(fields: Fields, generation: Fields) -> ModelConfig:
     """Windows."""
-    window = fields.integer("sliding_window", 8192)
-    if fields.has("layer_types"):
-        windows = windows_by_type(fields, window)
-    else:
-        windows = tuple(window if i % 4 else 0 for i in range(layer_count(fields)))
+    windows = by_layer(fields, stated_window(fields, 8192), lambda layer: layer % 4 != 0)
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
 
 
@@ -82,7 +77,7 @@ def read_jais_2(fields: Fields, generation: Fields) -> ModelConfig:
 
 def read_mimo(fields: Fields, generation: Fields) -> ModelConfig:
     """Qwen2 plus multi-token prediction layers."""
-    windows = windows_by_layer(fields)
+    windows = from_layer(fields, used_window(fields), 28)
     return standard_config(fields, generation, attention_bias=True, o_bias=False, layer_windows=windows)
 
 

@@ -16,6 +16,7 @@ from llmc.models.families.mixtral import LAYOUT
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.standard import head_sizes, layer_count, standard_config
+from llmc.models.windows import everywhere, stated_window
 
 if TYPE_CHECKING:
     from llmc.models.blocks.normed import NormedDecoder
@@ -32,13 +33,12 @@ _FACTORS = {
 
 
 def _read(fields: Fields, generation: Fields) -> ModelConfig:
-    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
     return standard_config(
         fields,
         generation,
         attention_bias=False,
         o_bias=False,
-        layer_windows=(window,) * layer_count(fields),
+        layer_windows=everywhere(fields, stated_window(fields)),
         default_eps=1e-5,
         rope=read_rotation(fields, head_sizes(fields)[2], _THETA),
         residual="normed",

@@ -7,7 +7,8 @@ from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import layer_count, standard_config
+from llmc.models.standard import standard_config
+from llmc.models.windows import everywhere, stated_window
 
 LAYOUT = Layout(
     router="block_sparse_moe.gate",
@@ -17,9 +18,8 @@ LAYOUT = Layout(
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
     experts = read_experts(fields, intermediate_size="intermediate_size", scores="softmax", normalised=True)
-    windows = (window,) * layer_count(fields)
+    windows = everywhere(fields, stated_window(fields))
     return standard_config(
         fields, generation, attention_bias=False, o_bias=False, layer_windows=windows, experts=experts
     )

@@ -11,7 +11,8 @@ from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
-from llmc.models.standard import head_sizes, layer_count, standard_config, windows_by_type
+from llmc.models.standard import head_sizes, standard_config
+from llmc.models.windows import all_but, stated_window
 
 _EPS = 1e-5  # not stated in config.json
 _PERIOD, _THETA = 4, 500000.0  # of OLMo 3; the last layer of a period has no window
@@ -57,11 +58,7 @@ def _ropes(fields: Fields) -> tuple[Rope, Rope]:
 
 
 def read_config_3(fields: Fields, generation: Fields) -> ModelConfig:
-    window = fields.integer("sliding_window", 4096)
-    if fields.has("layer_types"):
-        windows = windows_by_type(fields, window)
-    else:
-        windows = tuple(window if (i + 1) % _PERIOD else 0 for i in range(layer_count(fields)))
+    windows = all_but(fields, stated_window(fields, 4096), _PERIOD)
     rope, local = _ropes(fields)
     return _read_2(fields, generation, layer_windows=windows, rope=rope, local_rope=local)
 

@@ -6,14 +6,14 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import layer_count, standard_config
+from llmc.models.standard import standard_config
+from llmc.models.windows import everywhere, stated_window
 
 _LAYOUT = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
-    windows = (window,) * layer_count(fields)
+    windows = everywhere(fields, stated_window(fields))
     return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
 
 

@@ -9,7 +9,8 @@ from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
-from llmc.models.standard import head_sizes, layer_count, standard_config
+from llmc.models.standard import head_sizes, standard_config
+from llmc.models.windows import everywhere, stated_window
 
 _LAYOUT = Layout(
     router="block_sparse_moe.gate",
@@ -41,13 +42,12 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     if experts.top_k != 2:
         raise ModelError(f"{fields.origin}: a phimoe model with num_experts_per_tok {experts.top_k} is not supported")
     bias = fields.flag("attention_bias", False)
-    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
     return standard_config(
         fields,
         generation,
         attention_bias=bias,
         o_bias=bias,
-        layer_windows=(window,) * layer_count(fields),
+        layer_windows=everywhere(fields, stated_window(fields)),
         default_eps=1e-5,
         rope=_rope(fields),
         norm="layer",

@@ -6,13 +6,14 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.families.text_vectors import text_vectors
 from llmc.models.fields import Fields
-from llmc.models.standard import standard_config, windows_by_layer
+from llmc.models.standard import standard_config
+from llmc.models.windows import from_layer, used_window
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     """attention_bias applies to all four attention projections; head_dim defaults to 128."""
     bias = fields.flag("attention_bias", False)
-    windows = windows_by_layer(fields)
+    windows = from_layer(fields, used_window(fields), 28)
     return standard_config(
         fields,
         generation,

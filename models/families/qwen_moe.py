@@ -7,10 +7,13 @@ from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, sparse_layers, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT
-from llmc.models.standard import layer_count, standard_config, windows_by_layer
+from llmc.models.standard import standard_config
+from llmc.models.windows import by_layer, everywhere, used_window
 
 
 def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
+    """Without layer_types, every other layer below max_window_layers has a window, as transformers has it."""
+    window, end = used_window(fields), fields.integer("max_window_layers", 28, minimum=0)
     experts = read_experts(
         fields,
         intermediate_size="moe_intermediate_size",
@@ -25,7 +28,7 @@ def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
         generation,
         attention_bias=fields.flag("qkv_bias", True),
         o_bias=False,
-        layer_windows=windows_by_layer(fields),
+        layer_windows=by_layer(fields, window, lambda layer: bool(window) and layer % 2 == 0 and layer < end),
         experts=experts,
     )
 
@@ -33,7 +36,6 @@ def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
 def read_qwen3(fields: Fields, generation: Fields) -> ModelConfig:
     """A window applies to all layers."""
     bias = fields.flag("attention_bias", False)
-    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
     experts = read_experts(
         fields,
         intermediate_size="moe_intermediate_size",
@@ -47,7 +49,7 @@ def read_qwen3(fields: Fields, generation: Fields) -> ModelConfig:
         attention_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        layer_windows=(window,) * layer_count(fields),
+        layer_windows=everywhere(fields, used_window(fields)),
         experts=experts,
     )
 

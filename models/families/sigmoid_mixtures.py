@@ -11,7 +11,8 @@ from llmc.models.families.mixtures import read_sigmoid_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope
-from llmc.models.standard import head_sizes, layer_count, standard_config, windows_by_type
+from llmc.models.standard import head_sizes, layer_count, standard_config
+from llmc.models.windows import from_layer, stated_window
 
 _LAYOUT = Layout(shared="mlp.shared_experts")
 # The layer after the last predicts the token after the next.
@@ -68,17 +69,14 @@ def read_exaone(fields: Fields, generation: Fields) -> ModelConfig:
 
 def read_dots1(fields: Fields, generation: Fields) -> ModelConfig:
     """A window applies to layers from max_window_layers on, or by layer_types."""
-    layers, bias = layer_count(fields), fields.flag("attention_bias", False)
-    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
-    first = fields.integer("max_window_layers", 62, minimum=0)
-    windows = tuple(window if i >= first else 0 for i in range(layers))
+    bias = fields.flag("attention_bias", False)
     return standard_config(
         fields,
         generation,
         attention_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        layer_windows=windows_by_type(fields, window) if fields.has("layer_types") else windows,
+        layer_windows=from_layer(fields, stated_window(fields, 4096), 62),
         experts=read_sigmoid_experts(fields),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.standard import layer_count, standard_config, windows_by_type
+from llmc.models.standard import layer_count, standard_config
+from llmc.models.windows import by_layer, used_window
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
@@ -17,18 +18,14 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         period = fields.integer("no_rope_layer_interval", 4)
         rotated = tuple(int((i + 1) % period != 0) for i in range(count))
     unrotated = tuple(i for i, is_rotated in enumerate(rotated) if not is_rotated)
-    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else 0
-    if fields.has("layer_types"):
-        windows = windows_by_type(fields, window)
-    else:
-        windows = tuple(window if i in unrotated else 0 for i in range(count))
+    window = used_window(fields, 0)
     return standard_config(
         fields,
         generation,
         attention_bias=bias,
         o_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
-        layer_windows=windows,
+        layer_windows=by_layer(fields, window, lambda layer: bool(window) and layer in unrotated),
         tie_word_embeddings=True,
         unrotated_layers=unrotated,
     )

@@ -6,21 +6,21 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import layer_count, read_activation, standard_config
+from llmc.models.standard import read_activation, standard_config
+from llmc.models.windows import everywhere, stated_window
 
 _LAYOUT = Layout(up="mlp.c_fc", down="mlp.c_proj")
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     bias = fields.flag("use_bias", True)
-    window = fields.integer("sliding_window") if fields.has("sliding_window") else 0
     return standard_config(
         fields,
         generation,
         attention_bias=bias,
         o_bias=bias,
         mlp_bias=bias,
-        layer_windows=(window,) * layer_count(fields),
+        layer_windows=everywhere(fields, stated_window(fields)),
         eps="norm_epsilon",
         activation=read_activation(fields, default="gelu_pytorch_tanh"),
         tie_word_embeddings=True,

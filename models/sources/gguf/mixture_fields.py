@@ -181,7 +181,7 @@ def _sigmoid(read: Reader) -> dict[str, Any]:
     _leading(read)
     _only(read, _SIGMOID)
     normed = {"use_qk_norm": read.has("attn_q_norm.weight")}
-    return {**_experts(read), **_weights(read, normalised=True), **normed}
+    return {**_experts(read), **_weights(read, normalised=True), **normed, "sliding_window": None}
 
 
 def _ernie(read: Reader) -> dict[str, Any]:

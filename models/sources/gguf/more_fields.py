@@ -88,7 +88,7 @@ def _cohere2(read: Reader) -> dict[str, Any]:
 def _exaone4(read: Reader) -> dict[str, Any]:
     """Small models have no windows."""
     window = read.window()
-    return read.eps() | ({"sliding_window": window, "layer_types": read.kinds(_PERIOD)} if window else {})
+    return read.eps() | {"sliding_window": window or None, **({"layer_types": read.kinds(_PERIOD)} if window else {})}
 
 
 def _falcon(read: Reader) -> dict[str, Any]:

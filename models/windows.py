@@ -1,0 +1,59 @@
+"""The windows of layers, as config.json states them: a size, and in one of several ways which layers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmc.models.brief import brief
+from llmc.models.errors import ModelError
+from llmc.models.fields import Fields
+from llmc.models.standard import layer_count
+
+_WINDOWED, _FULL = "sliding_attention", "full_attention"
+
+
+def stated_window(fields: Fields, usual: int = 0) -> int:
+    """sliding_window; 0 for none, as null says too. usual: where the field is missing."""
+    if fields.has("sliding_window"):
+        return fields.integer("sliding_window")
+    return 0 if fields.mentions("sliding_window") else usual
+
+
+def used_window(fields: Fields, usual: int = 4096) -> int:
+    """`stated_window` in a family with use_sliding_window, without which a size says nothing."""
+    return stated_window(fields, usual) if fields.flag("use_sliding_window", False) else 0
+
+
+def everywhere(fields: Fields, window: int) -> tuple[int, ...]:
+    """`window` for each layer, whatever layer_types says."""
+    return (window,) * layer_count(fields)
+
+
+def by_layer(fields: Fields, window: int, usual: Callable[[int], bool]) -> tuple[int, ...]:
+    """Window per layer, by layer_types; 0 for none. usual: whether a layer has a window, if there are no layer_types.
+
+    Raises ModelError for an unknown type, and for a layer with a window of no size.
+    """
+    count = layer_count(fields)
+    kinds = fields.texts("layer_types", count) if fields.has("layer_types") else ()
+    for kind in kinds:
+        if kind not in (_FULL, _WINDOWED):
+            raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {_FULL}, {_WINDOWED}")
+    windowed = [kind == _WINDOWED for kind in kinds] or [usual(i) for i in range(count)]
+    if True in windowed and not window:
+        raise ModelError(
+            f"{fields.origin}: layer {windowed.index(True)} has {_WINDOWED}, but no window is given; correct "
+            "sliding_window, use_sliding_window or layer_types"
+        )
+    return tuple(window if own else 0 for own in windowed)
+
+
+def from_layer(fields: Fields, window: int, most: int) -> tuple[int, ...]:
+    """Window per layer, by layer_types or from layer max_window_layers on. most: where that is missing."""
+    first = fields.integer("max_window_layers", most, minimum=0)
+    return by_layer(fields, window, lambda layer: bool(window) and layer >= first)
+
+
+def all_but(fields: Fields, window: int, period: int) -> tuple[int, ...]:
+    """Window per layer, by layer_types or for all but the last of each `period` layers."""
+    return by_layer(fields, window, lambda layer: (layer + 1) % period != 0)
