@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from llmc.models.sources.base import ModelSource
 
 MAX_NUM_SEQS = 4096
+MAX_BLOCK_SIZE = 1 << 16
+"""The largest that the runtime opens; it counts a pool's tokens in 32 bits."""
 DEFAULT_LORA_RANK = 16
 """As vLLM's --max-lora-rank."""
 
@@ -125,8 +127,8 @@ class CompileConfig:
             raise CompileError(f"pooling {self.pooling!r} is not one of {', '.join(POOLINGS)}")
         if self.tokenizer not in ("auto", "required", "none"):
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
-        if self.block_size < 16 or self.block_size % 16:
-            raise CompileError(f"block size {self.block_size} must be a positive multiple of 16")
+        if not 16 <= self.block_size <= MAX_BLOCK_SIZE or self.block_size % 16:
+            raise CompileError(f"block-size {self.block_size} must be a multiple of 16 from 16 to {MAX_BLOCK_SIZE}")
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= MAX_NUM_SEQS:
             raise CompileError(f"max-num-seqs {self.max_num_seqs} must be between 1 and {MAX_NUM_SEQS}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:

@@ -77,8 +77,7 @@ class _Adapter(Rewriter):
     def _experts(self, step: Step, site: Site) -> relax.Expr:
         found = {weight: self._linear(step.tensors[weight]) for weight in WEIGHTS}
         pools = {weight: self._pool(linear) for weight, linear in found.items() if linear is not None}
-        # A limited gate is computed with its sums alone.
-        if len(pools) < len(WEIGHTS) or site.attributes.get("gate_limit"):
+        if len(pools) < len(WEIGHTS):
             return self.replaced(step.value)
         tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
         return self.call(site, site.op, {ADAPTERS: pools}, tensors, step.var.ty)
