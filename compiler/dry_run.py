@@ -23,7 +23,8 @@ from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.ops.attention import PAGED_ATTENTION
 from llmc.compiler.ops.experts import EXPERTS, WEIGHTS
 from llmc.compiler.ops.latent import LATENT_ATTENTION
-from llmc.compiler.resolve import Resolved, resolve
+from llmc.compiler.resolve import resolve
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
 from llmc.graphs_format import PHASES

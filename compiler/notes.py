@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmc.compiler.partition import HEAD
-from llmc.compiler.resolve import Resolved
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.conversions import types_of
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters

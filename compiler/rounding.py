@@ -10,7 +10,6 @@ from llmc.compiler.config import CompileConfig
 from llmc.compiler.dtypes import FLOATS
 from llmc.compiler.resolve import resolve
 from llmc.models.loader import load_parameters
-from llmc.models.sources.registry import open_source
 from llmc.quantize.error import WeightError, weight_error
 
 
@@ -35,8 +34,8 @@ class Rounding:
 
 def rounding_of(config: CompileConfig, on_weight: Callable[[int, int], None]) -> Rounding:
     """Quantizes every matrix as `config` requests, one at a time. Raises what `resolve` raises for a bad model."""
-    resolved = resolve(config)
-    source = open_source(config.model, config.merge_lora, allow_unknown_config=config.allow_unknown_config)
+    source = config.open_source()
+    resolved = resolve(config, source)
     parameters = load_parameters(resolved.model, source.checkpoint(), resolved.act_dtype)
     matrices = [p for p in parameters if len(p.shape) == 2]
     total, bits, elements = WeightError(0.0, 0.0), 0.0, 0

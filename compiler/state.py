@@ -16,7 +16,7 @@ from llmc.compiler.graph.commands import CommandList, GraphShape
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.phases import check_dump
-from llmc.compiler.resolve import Resolved
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.output import check_output
 from llmc.compiler.store.weights import WeightLayout

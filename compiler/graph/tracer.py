@@ -10,7 +10,7 @@ from llmc.compiler.graph.commands import CommandList, GraphShape, Site
 from llmc.compiler.graph.plan import needed_graphs
 from llmc.compiler.ops.abilities import check_ops, check_schemes
 from llmc.compiler.ops.definition import GraphParams
-from llmc.compiler.resolve import Resolved
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.cache import GraphCache, key_of
 from llmc.tvm_import import import_tvm
 

@@ -30,7 +30,7 @@ from llmc.buckets.cost_table import (
 )
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import BY_CODE
-from llmc.compiler.resolve import Resolved
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store import bundle_schema as schema
 from llmc.compiler.store import keys
 from llmc.compiler.store.bundle_archive import Archive, ArchiveError, opened

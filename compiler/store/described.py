@@ -17,7 +17,7 @@ from llmc.buckets import Bucket, BucketError, BucketLadder
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
 from llmc.compiler.adapters import limits_of
 from llmc.compiler.config import CompileError, HubSource
-from llmc.compiler.resolve import Resolved
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store import keys
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.targets.base import TargetError

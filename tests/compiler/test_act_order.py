@@ -20,7 +20,8 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
 from llmc.compiler.graph.tracer import Tracer
 from llmc.compiler.notes import notes
-from llmc.compiler.resolve import Resolved, resolve
+from llmc.compiler.resolve import resolve
+from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.bundle import create_bundle
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.described import described, read_described
