@@ -24,9 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.limited import HungError, run_limited
+
 _HOSTS = ("llmc-bench-a", "llmc-bench-b")
 _ADDRESSES = ("10.77.8.1", "10.77.8.2")
 _BURST, _LATENCY = "256kb", "20ms"
+_IP_S, _RUN_S = 60, 600
+"""Seconds within which a setting of the link, and a run of two ranks, must have ended."""
 # Enters the namespace of a host in place of ssh; options of ssh come before the address.
 _ENTER = """#!/bin/sh
 while [ $# -gt 0 ]; do
@@ -55,7 +59,7 @@ class Round:
 
 
 def _ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=_IP_S).stdout
 
 
 @contextmanager
@@ -66,7 +70,9 @@ def joined_hosts(gbps: float) -> Iterator[None]:
         for host, _, _ in ends:
             _ip("netns", "add", host)
             # Not one that was there: another run uses it.
-            stack.callback(subprocess.run, ["ip", "netns", "del", host], check=False, capture_output=True)
+            stack.callback(
+                subprocess.run, ["ip", "netns", "del", host], check=False, capture_output=True, timeout=_IP_S
+            )
         (first, link, _), (second, peer, _) = ends
         _ip("link", "add", link, "netns", first, "type", "veth", "peer", "name", peer, "netns", second)
         for host, device, address in ends:
@@ -75,7 +81,10 @@ def joined_hosts(gbps: float) -> Iterator[None]:
                 _ip("-n", host, "link", "set", one, "up")
             shaped = ("root", "tbf", "rate", f"{gbps:g}gbit", "burst", _BURST, "latency", _LATENCY)
             _ip("netns", "exec", host, "tc", "qdisc", "add", "dev", device, *shaped)
+        deadline = time.monotonic() + _IP_S
         while any(_ip("-n", host, "-6", "addr", "show", "tentative") for host in _HOSTS):
+            if time.monotonic() > deadline:
+                raise HungError(f"the link between {' and '.join(_HOSTS)} is not up within {_IP_S} seconds")
             time.sleep(0.1)  # the link takes no packets of MPI yet
         yield
 
@@ -119,17 +128,17 @@ def replay(artifact: Path, bucket: str, overlap: str, replays: int) -> dict[str,
 
 
 def measure(given: argparse.Namespace) -> list[Round]:
-    """All rounds. Raises CalledProcessError."""
+    """All rounds. Raises CalledProcessError, HungError and TimeoutExpired."""
     mpiexec = shutil.which("mpiexec.hydra")
     if mpiexec is None:
         raise SystemExit("mpiexec.hydra is not here: install MPICH")
 
-    def run(folder: str, overlap: str) -> dict[str, Any]:
+    def run(folder: str, number: int, overlap: str) -> dict[str, Any]:
         rank = [sys.executable, "-m", "bench.overlap_sums", os.path.abspath(given.artifact), "--rank", overlap]
         rank += ["--bucket", given.bucket, "--replays", str(given.replays)]
         command = mpi_command(mpiexec, Path(folder) / "enter", rank)
         # mpiexec may lose its own connections when all ranks have ended well: what rank 0 has said counts.
-        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = run_limited(f"round {number} of {given.rounds} with --overlap-sums {overlap}", command, _RUN_S)
         if not done.stdout.strip():
             raise SystemExit(f"the ranks have measured nothing: {done.stderr.strip()}")
         told: dict[str, Any] = json.loads(done.stdout)
@@ -137,8 +146,8 @@ def measure(given: argparse.Namespace) -> list[Round]:
 
     rounds = []
     with tempfile.TemporaryDirectory() as folder, joined_hosts(given.gbps):
-        for _ in range(given.rounds):
-            off, auto = run(folder, "off"), run(folder, "auto")
+        for number in range(1, given.rounds + 1):
+            off, auto = run(folder, number, "off"), run(folder, number, "auto")
             rounds.append(Round(off["ms"], auto["ms"], auto["least_rows"]))
     return rounds
 
@@ -164,6 +173,8 @@ def main() -> None:
         rounds = measure(given)
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"{' '.join(map(str, error.cmd[:6]))} … failed: {error.stderr or error.returncode}") from error
+    except (HungError, subprocess.TimeoutExpired) as error:
+        raise SystemExit(str(error)) from error
     if given.json:
         print(json.dumps({"load_average": os.getloadavg(), "rounds": [asdict(one) for one in rounds]}))
         return

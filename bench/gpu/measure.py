@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from bench.gpu.goals import REPLAY_HOST_US, TIMES_BASELINE, cells, table
 from bench.gpu.random_model import write_random_model
+from bench.limited import HungError, run_limited
 from bench.shapes import SHAPES
 from llmc.compiler.bundle_apply import apply_bundle
 from llmc.compiler.store.bundle import read_bundle
@@ -29,6 +29,7 @@ from llmc.runtime.binding.abi import library_candidates
 
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels
+_CONFORMANCE_S = 1800  # a run takes minutes
 _CHUNKS = (1, 8, 9, 33)
 """Tokens of chunks whose layers have other forms each, before one of many (`compiler/targets/gpu/linear_forms.py`)."""
 _WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
@@ -95,8 +96,13 @@ def judge_conformance(program: Path, artifact: Path, library: list[str]) -> None
         ways = ways_of(opened)
     for name, options in ways.items():
         given = [*library, *(f"{key}={value}" for key, value in options.items())]
-        done = subprocess.run([program, "cuda", artifact, *given], capture_output=True, text=True)
-        check(f"conformance, {name}", done.returncode == 0, (done.stdout + done.stderr).strip()[-600:])
+        what = f"conformance, {name}"
+        try:
+            done = run_limited(what, [program, "cuda", artifact, *given], _CONFORMANCE_S)
+        except HungError as error:
+            check(what, passed=False, what=str(error))
+        else:
+            check(what, done.returncode == 0, (done.stdout + done.stderr).strip()[-600:])
 
 
 def largest(graphs: Sequence[GraphInfo], phase: str) -> int:

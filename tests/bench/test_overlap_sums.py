@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from subprocess import CalledProcessError, CompletedProcess
 
 import pytest
 
-from bench.overlap_sums import joined_hosts
+from bench import overlap_sums
+from bench.limited import HungError
+from bench.overlap_sums import joined_hosts, measure
 
 
 @pytest.mark.parametrize("there", [[], ["llmc-bench-a"], ["llmc-bench-b"]], ids=["none", "first", "second"])
@@ -31,3 +38,14 @@ def test_hosts_of_another_run_stay(there: list[str], monkeypatch: pytest.MonkeyP
     except CalledProcessError:
         assert there
     assert hosts == set(there)
+
+
+def test_a_run_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "mpiexec.hydra")
+    monkeypatch.setattr(overlap_sums, "joined_hosts", lambda _: nullcontext())
+    hangs = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(overlap_sums, "mpi_command", lambda *_: hangs)
+    monkeypatch.setattr(overlap_sums, "_RUN_S", 0.1)
+    given = argparse.Namespace(artifact=Path("a"), bucket="prefill:1x16", replays=1, rounds=3, gbps=1.0)
+    with pytest.raises(HungError, match=r"^round 1 of 3 with --overlap-sums off has not ended within 0\.1 seconds$"):
+        measure(given)
