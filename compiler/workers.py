@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import IO, Any
 
@@ -37,24 +37,27 @@ def compile_kernels(
     Raises CompileError naming the kernel if it cannot be compiled or its process dies.
     """
     workers: list[_Worker] = []
-    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    own, starting, ended = threading.local(), threading.Lock(), False
 
     def compile_one(variant: Variant) -> bytes:
-        worker = idle.get()
-        try:
-            return worker.compile(variant, target)
-        finally:
-            idle.put(worker)
+        # Started here and not by the caller, whom an interrupt may reach before it knows the worker.
+        if not hasattr(own, "worker"):
+            with starting:
+                if ended:
+                    raise CancelledError
+                own.worker = _Worker()
+                workers.append(own.worker)
+        worker: _Worker = own.worker
+        return worker.compile(variant, target)
 
     pool = ThreadPoolExecutor(num_workers, "llmc-compile")
     try:
-        for _ in range(num_workers):
-            workers.append(_Worker())
-            idle.put(workers[-1])
         jobs = {pool.submit(compile_one, variant): variant for variant in variants}
         for job in as_completed(jobs):
             yield jobs[job], job.result()
     finally:
+        with starting:
+            ended = True
         # Stop the workers first: the pool's threads wait for them.
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
@@ -63,7 +66,7 @@ def compile_kernels(
 
 
 class _Worker:
-    """A compiling process; used by one thread at a time."""
+    """A compiling process; used by one thread."""
 
     def __init__(self) -> None:
         # In its own process group, so that an interrupt from the terminal reaches only the compiler, which ends it.
