@@ -1,4 +1,7 @@
-"""A cached artifact that a process uses, and that `llmc cache gc` therefore leaves."""
+"""A cached artifact that a process uses, and that `llmc cache gc` therefore leaves.
+
+The lock is a file beside the artifact, since `llmc compile --add` puts another directory in the artifact's place.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,22 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-_LOCKED = "graphs.bin"
-_held: dict[Path, int] = {}  # descriptors with a lock, by resolved path
+_SUFFIX = ".held"
+_INSIDE = "graphs.bin"
+"""Locked instead in a cache that this process cannot write. Another one may collect it."""
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_held: dict[Path, int] = {}  # descriptors with a lock, by resolved path of the artifact
 _mutex = threading.Lock()
+
+
+def lock_file(artifact: Path) -> Path:
+    """The file beside an artifact by which processes hold it."""
+    return artifact.with_name(f"{artifact.name}{_SUFFIX}")
+
+
+def artifact_name(lock: Path) -> str | None:
+    """Name of the artifact that a file is the lock of; None if it is none."""
+    return lock.name.removesuffix(_SUFFIX) if lock.name.endswith(_SUFFIX) else None
 
 
 def hold(artifact: Path) -> bool:
@@ -20,7 +36,7 @@ def hold(artifact: Path) -> bool:
         descriptor = _locked(path)
         if descriptor is None:
             return False
-        # Of the same artifact, or of the one that was here before.
+        # The same lock, unless somebody has removed the artifact by hand.
         former = _held.pop(path, None)
         if former is not None:
             os.close(former)
@@ -28,51 +44,91 @@ def hold(artifact: Path) -> bool:
     return True
 
 
-def hold_again(artifact: Path) -> None:
-    """Holds what now lies at the path, if this process held what lay there: `compile --add` exchanges artifacts."""
-    if artifact.resolve() in _held:
-        hold(artifact)
-
-
 def move_unless_held(artifact: Path, to: Path) -> bool:
     """Renames it in one step; False if a process holds it, or it cannot be moved."""
+    lock = lock_file(artifact)
     try:
         with ExitStack() as stack:
-            with suppress(FileNotFoundError):  # damaged: nobody holds it
-                descriptor = _opened_to_lock_alone(artifact / _LOCKED)
+            for file in (lock, artifact / _INSIDE):
+                descriptor = _opened_to_lock_alone(file, create=file == lock)
+                if descriptor is None:  # nobody holds it
+                    continue
                 stack.callback(os.close, descriptor)
-                if not _locked_alone(descriptor):
+                if not _locked_alone(descriptor) or not _lies_at(descriptor, file):
                     return False
             artifact.rename(to)
+            lock.unlink(missing_ok=True)
     except OSError:
         return False
     return True
 
 
+def drop_lock(artifact: Path) -> None:
+    """Removes the lock of an artifact that is gone, unless a process is about to hold it."""
+    lock = lock_file(artifact)
+    with suppress(OSError), ExitStack() as stack:
+        descriptor = _opened_to_lock_alone(lock, create=False)
+        if descriptor is None:
+            return
+        stack.callback(os.close, descriptor)
+        if _locked_alone(descriptor) and _lies_at(descriptor, lock) and not artifact.exists():
+            lock.unlink()
+
+
 def _locked(artifact: Path) -> int | None:
     """A descriptor with a lock that others may share; None if the artifact is gone."""
-    try:
-        descriptor = os.open(artifact / _LOCKED, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with suppress(OSError):  # a file system without locks
-        _flock(descriptor, alone=False)  # a collection has it for one rename at most
-    # A collection that had it first has moved it away.
-    with suppress(OSError):
-        if os.path.samestat(os.fstat(descriptor), (artifact / _LOCKED).stat()):
+    while (artifact / _INSIDE).exists():
+        file = lock_file(artifact)
+        descriptor = _opened_to_share(file)
+        if descriptor is None:
+            file = artifact / _INSIDE
+            descriptor = _opened_to_share(file, create=False)
+            if descriptor is None:
+                return None
+        with suppress(OSError):  # a file system without locks
+            _flock(descriptor, alone=False)  # a collection has it for one rename at most
+        # A collection that had it first has removed it, and the artifact.
+        if _lies_at(descriptor, file) and (artifact / _INSIDE).exists():
             return descriptor
-    os.close(descriptor)
+        os.close(descriptor)
+    drop_lock(artifact)
     return None
 
 
-def _opened_to_lock_alone(file: Path) -> int:
-    """NFS locks alone only what is open for writing; a local file system also locks what cannot be written."""
+def _lies_at(descriptor: int, file: Path) -> bool:
+    """Whether an open file is still the one of that name."""
     try:
-        return os.open(file, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except OSError:
+        return False
+
+
+def _opened_to_share(file: Path, *, create: bool = True) -> int | None:
+    """None where it is not there, and cannot be made."""
+    # Another user's cannot be written.
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY) if create else (os.O_RDONLY,):
+        with suppress(OSError):
+            return os.open(file, flags | os.O_CLOEXEC, 0o666)
+    return None
+
+
+def _opened_to_lock_alone(file: Path, *, create: bool) -> int | None:
+    """None where it is not there, and cannot be made, as on a full disk. Raises OSError.
+
+    NFS locks alone only what is open for writing; a local file system also locks what cannot be written.
+    """
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDWR)[not create :]:
+        try:
+            return os.open(file, flags | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+    try:
         return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
 
 
 def _locked_alone(descriptor: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.compiler.store.staging import drop_dead_staging
-from llmc.held_artifact import move_unless_held
+from llmc.held_artifact import artifact_name, drop_lock, move_unless_held
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _GOING = ".going-"
@@ -73,6 +73,8 @@ def drop_leftovers(root: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif rest and _KEY.fullmatch(key):
             drop_dead_staging(folder / key)
+        elif (name := artifact_name(path)) is not None and _KEY.fullmatch(name):
+            drop_lock(folder / name)
 
 
 def _listing(folder: Path) -> list[Path]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.buckets.bucket import Bucket
-from llmc.held_artifact import hold_again
 
 # Serving takes precedence over the compiler.
 _BEHIND = (sys.executable, "-P", "-m", "llmc.runtime.misses.behind")
@@ -58,7 +57,6 @@ class CompilerAside:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         out, err = child.communicate()
-        hold_again(output)  # it may be another directory now
         with self._lock:
             self.child = None
             if self._ended:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from llmc.compiler.store import cache as module
 from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
 from llmc.compiler.store.collect import collect
-from llmc.held_artifact import hold, hold_again, move_unless_held
+from llmc.held_artifact import hold, lock_file, move_unless_held
 from llmc.regular_file import read_regular
 
 PROCESSES = 16
@@ -191,7 +192,16 @@ def test_artifacts_are_listed_and_collected(tmp_path: Path, capsys: pytest.Captu
     assert [file.name for file in (tmp_path / "artifacts").iterdir()] == ["notes"]
 
 
-def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path) -> None:
+def exchange(artifact: Path, other: Path) -> None:
+    """As `llmc compile --add` does in place."""
+    former = artifact.with_name("former")
+    artifact.rename(former)
+    other.rename(artifact)
+    shutil.rmtree(former)
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path, exchanged: bool) -> None:
     artifact, unused = make_artifact(tmp_path, 1, 10, 1e6), make_artifact(tmp_path, 2, 10, 1e6)
     code = "import sys; from pathlib import Path; from llmc.held_artifact import hold; print(hold(Path(sys.argv[1])))"
     users = [
@@ -206,26 +216,40 @@ def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path) -> No
     for user in users:
         assert user.stdout is not None
         assert user.stdout.readline() == "True\n"
+    if exchanged:
+        exchange(artifact, make_artifact(tmp_path, 3, 10, 1e6))
     report = collect(GraphCache(tmp_path), max_size=0)
     assert (report.removed, report.kept, report.kept_bytes) == ((unused.name,), 1, 10)
     for user in users:
         user.communicate()
     assert collect(GraphCache(tmp_path), max_size=0).removed == (artifact.name,)
     assert not hold(artifact)
+    assert list((tmp_path / "artifacts").iterdir()) == []
 
 
-def test_what_a_collection_is_about_to_move_cannot_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("locked", ["beside", "inside"])
+def test_what_a_collection_is_about_to_move_cannot_be_held(
+    locked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """inside: the cache cannot be written, so there is no lock beside the artifact."""
     artifact, found = make_artifact(tmp_path, 1, 10, 0), list[bool]()
-    flock, asks = fcntl.flock, threading.Event()
+    flock, asks, open_ = fcntl.flock, threading.Event(), os.open
 
     def noted(descriptor: int, operation: int) -> None:
         if operation == fcntl.LOCK_SH:
             asks.set()
         flock(descriptor, operation)
 
-    with (artifact / "graphs.bin").open("rb") as collected:
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return open_(path, flags, mode)
+
+    with lock_file(artifact).open("w") if locked == "beside" else (artifact / "graphs.bin").open("rb") as collected:
         fcntl.flock(collected, fcntl.LOCK_EX)
         monkeypatch.setattr(fcntl, "flock", noted)
+        if locked == "inside":
+            monkeypatch.setattr(os, "open", read_only)
         holder = threading.Thread(target=lambda: found.append(hold(artifact)), daemon=True)
         holder.start()
         assert asks.wait(60)
@@ -235,21 +259,42 @@ def test_what_a_collection_is_about_to_move_cannot_be_held(tmp_path: Path, monke
     assert found == [False]
 
 
-def test_an_artifact_that_was_exchanged_is_held_again(tmp_path: Path) -> None:
-    artifact, other = make_artifact(tmp_path, 1, 10, 0), make_artifact(tmp_path, 2, 10, 0)
-    for path in (artifact, artifact, other.parent / ".." / "artifacts" / artifact.name):
+def test_a_collection_that_comes_second_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has opened the lock that the first one then removes, and the artifact is compiled and held again."""
+    artifact, flock = make_artifact(tmp_path, 1, 10, 0), fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        assert move_unless_held(artifact, tmp_path / "first")
+        assert hold(make_artifact(tmp_path, 1, 10, 0))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert not move_unless_held(artifact, tmp_path / "second")
+    assert not move_unless_held(artifact, tmp_path / "third")
+
+
+def test_an_artifact_is_held_by_one_descriptor(tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path, 1, 10, 0)
+    for path in (artifact, artifact, artifact.parent / ".." / "artifacts" / artifact.name):
         before = len(os.listdir("/proc/self/fd"))
         assert hold(path)
-    assert len(os.listdir("/proc/self/fd")) == before  # one descriptor for each artifact
-    artifact.rename(tmp_path / "former")
-    other.rename(artifact)
-    other.mkdir()
-    (other / "graphs.bin").write_bytes(b"x")
-    for path in (artifact, other):
-        hold_again(path)
-    assert not move_unless_held(artifact, tmp_path / "going")
-    assert move_unless_held(other, tmp_path / "going")  # it never was held
-    assert move_unless_held(tmp_path / "former", tmp_path / "gone")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_full_disk_can_be_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, unused = make_artifact(tmp_path, 1, 10, 0), make_artifact(tmp_path, 2, 10, 0)
+    assert hold(held)
+    open_ = os.open
+
+    def full(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT and not path.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open_(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", full)
+    assert not move_unless_held(held, tmp_path / "going")
+    assert move_unless_held(unused, tmp_path / "gone")
 
 
 def test_a_held_artifact_is_left_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +312,10 @@ def test_a_held_artifact_is_left_on_nfs(tmp_path: Path, monkeypatch: pytest.Monk
     assert not move_unless_held(artifact, tmp_path / "going")
     assert move_unless_held(unused[0], tmp_path / "first")
 
-    def read_only(path: Path, flags: int) -> int:
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, "Read-only file system")
-        return open_(path, flags)
+        return open_(path, flags, mode)
 
     # What cannot be written is left: nobody can tell whether it is held.
     monkeypatch.setattr(os, "open", read_only)
@@ -288,6 +333,7 @@ def test_what_interrupted_collections_and_compilations_left(tmp_path: Path) -> N
     (going / "kernels.so").write_bytes(b"x")
     staging = artifact.with_name(f"{artifact.name}.tmp-01234567")
     staging.mkdir()
+    lock_file(artifact.with_name(f"{2:064x}")).touch()  # of one that was removed by hand
     assert collect(GraphCache(tmp_path), older_than=1e9).removed == ()
     assert [file.name for file in (tmp_path / "artifacts").iterdir()] == [artifact.name]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.bucket import Bucket
-from llmc.held_artifact import hold, move_unless_held
 from llmc.runtime.misses import aside
 from llmc.runtime.replan.workshop import Workshop
 
@@ -62,22 +61,6 @@ def test_compiling_is_bounded_and_leaves_nothing_behind(tmp_path: Path, fake_com
     assert second[0][1] == str(made[0])  # it grows
     assert last[0][1] == str(artifact)
     assert first[1:] == (1, 3 << 30, 77)
-
-
-@pytest.mark.usefixtures("fake_compiler")
-def test_what_a_compiler_exchanges_stays_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = tmp_path / "model.llmc"
-    for folder in (artifact, tmp_path / "next"):
-        folder.mkdir()
-        (folder / "graphs.bin").touch()
-    code = (
-        f"import os, sys; out = sys.argv[2]; os.rename(out, out + '.old'); os.rename({str(tmp_path / 'next')!r}, out)"
-    )
-    monkeypatch.setattr(aside, "_COMPILER", (sys.executable, "-c", code))
-    assert hold(artifact)
-    assert Workshop(artifact).publish([LARGE]) == 0
-    assert move_unless_held(tmp_path / "model.llmc.old", tmp_path / "gone")
-    assert not move_unless_held(artifact, tmp_path / "going")
 
 
 def test_a_compiler_that_takes_too_much_is_named(
