@@ -213,4 +213,4 @@ class Fleet:
 
     def _is_last(self, replica: Replica) -> bool:
         others: Collection[Replica] = self.replicas.values()
-        return not any(one is not replica and one.artifact == replica.artifact for one in others)
+        return not any(one is not replica and one.artifact == replica.artifact and not one.stopping for one in others)

@@ -21,7 +21,8 @@ class Replica:
     """A server at an address, which may change when it is restarted.
 
     epoch counts its restarts; what was known of an earlier epoch no longer holds. draining: it gets no new requests and
-    finishes those it has. role, blocks: as its /v1/models says. num_prefills: prompts that it computes for others.
+    finishes those it has. stopping: its process was told to end. role, blocks: as its /v1/models says. num_prefills:
+    prompts that it computes for others.
     on_room: called when it has one request less. on_change: called when it may accept other requests than before.
     """
 
@@ -41,7 +42,7 @@ class Replica:
         self.artifact = ""
         self.role, self.blocks = "both", ""
         self.num_prefills = 0
-        self.draining = False
+        self.draining = self.stopping = False
         self.active = self.epoch = self.num_requests = self.num_lost = 0
         self.pid: int | None = None
         self.last_error: str | None = None
@@ -62,9 +63,10 @@ class Replica:
     def lose(self, why: str) -> None:
         """Marks it as lost, because a request found it gone; it gets no requests until it answers a health check."""
         if self.state == "ready":
-            log.warning("replica %s is lost: %s", self.name, why)
             self.state, self.epoch = "lost", self.epoch + 1
-            self.num_lost += 1
+            if not self.stopping:
+                log.warning("replica %s is lost: %s", self.name, why)
+                self.num_lost += 1
         self.last_error = why
         self._look.set()
 

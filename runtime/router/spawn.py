@@ -26,11 +26,13 @@ _LOOK_S = 0.1
 
 
 class Local:
-    """A serving process that is restarted whenever it ends by itself. say: gets its lines."""
+    """A serving process that is restarted whenever it ends by itself. say: gets its lines. leaving: a replica of an
+    update has taken its place."""
 
     def __init__(self, replica: Replica, plan: SpawnPlan, say: Callable[[str], None]) -> None:
         self.replica, self.plan = replica, plan
         self.num_starts = 0
+        self.leaving = False
         self.last_line = ""
         self._say = say
         self._process: ServedProcess | None = None
@@ -39,7 +41,7 @@ class Local:
 
     async def stop(self) -> None:
         """Stops the process: it finishes its requests, and is killed if that takes too long."""
-        self._stopping = True
+        self._stopping = self.replica.stopping = True
         if self._process is not None:
             await self._process.stop(_STOP_S)
         self._life.cancel()
@@ -60,11 +62,15 @@ class Local:
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
-        """One run of the process; returns how it ended."""
+        """One run of the process; returns how it ended, or why it did not start."""
         self.num_starts += 1
         command = [*self.plan.command, self.plan.artifact]
         self._process = ServedProcess(command, self._hear, self.replica.move, self.plan.environment)
-        await self._process.start()
+        try:
+            await self._process.start()
+        except OSError as error:  # of processes, files or memory, there may be enough later
+            self.last_line = ""
+            return f"no process can be started: {error}"
         self.replica.pid = self._process.pid
         return await self._process.ended()
 
@@ -81,6 +87,7 @@ class Spawner:
         self._locals: list[Local] = []
         self._numbers = itertools.count()
         self._updating: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, plan: SpawnPlan) -> None:
         """Starts the replicas of one artifact."""
@@ -95,10 +102,11 @@ class Spawner:
         """
         if self._updating is not None and not self._updating.done():
             raise ApiError("an update runs: wait for its end", status=409, code="updating")
-        old = [one for one in self._locals if model is None or model in one.replica.models]
+        staying = [one for one in self._locals if not one.leaving]
+        old = [one for one in staying if model is None or model in one.replica.models]
         if not old:
             raise ApiError(f"no local replica serves the model {model!r}", status=404, param="model")
-        if artifact is not None and len({one.plan.artifact for one in old}) > 1:
+        if artifact is not None and model is None and len({one.plan.artifact for one in old}) > 1:
             raise ApiError("several artifacts are served: name the model to update", param="model")
         if artifact is not None and not Path(artifact).exists():
             raise ApiError(
@@ -114,10 +122,10 @@ class Spawner:
 
     async def close(self) -> None:
         """Ends all processes."""
-        if self._updating is not None:
-            self._updating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._updating
+        tasks = [*self._ending, *([] if self._updating is None else [self._updating])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(one.stop() for one in self._locals))
         self._locals.clear()
 
@@ -129,22 +137,20 @@ class Spawner:
 
     async def _exchange(self, old: list[Local], artifact: str | None) -> None:
         ending: list[asyncio.Task[None]] = []
-        try:
-            for one in old:
-                plan = one.plan if artifact is None else dataclasses.replace(one.plan, artifact=artifact)
-                new = self._start_one(plan)
-                if not await self._until_ready(new):
-                    log.error("the update ends here: %s does not start: %s", new.replica.name, new.last_line)
-                    await self._retire(new)
-                    return
-                one.replica.draining = True
-                log.info("replica %s takes the place of %s", new.replica.name, one.replica.name)
-                ending.append(asyncio.create_task(self._end(one)))
-            await asyncio.gather(*ending)
-        except asyncio.CancelledError:
-            for task in ending:
-                task.cancel()
-            raise
+        for one in old:
+            plan = one.plan if artifact is None else dataclasses.replace(one.plan, artifact=artifact)
+            new = self._start_one(plan)
+            if not await self._until_ready(new):
+                log.error("the update ends here: %s does not start: %s", new.replica.name, new.last_line)
+                await self._retire(new)
+                return
+            one.replica.draining = one.leaving = True
+            log.info("replica %s takes the place of %s", new.replica.name, one.replica.name)
+            task = asyncio.create_task(self._end(one))
+            ending.append(task)
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        await asyncio.gather(*ending)
 
     async def _until_ready(self, local: Local) -> bool:
         """Waits until it is ready. False if it ends before: a restart would end the same way."""
@@ -159,6 +165,6 @@ class Spawner:
         await self._retire(local)
 
     async def _retire(self, local: Local) -> None:
-        self._locals.remove(local)
         await local.stop()
+        self._locals.remove(local)
         await self._fleet.remove(local.replica.name)

@@ -180,6 +180,7 @@ class Upstream:
         self._tls = ssl.create_default_context() if self.address.tls else None
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
+        self._connecting: set[asyncio.Timeout] = set()
 
     async def request(
         self, method: str, target: bytes, headers: Headers, body: bytes, on_interim: OnInterim | None = None
@@ -200,7 +201,9 @@ class Upstream:
                     raise
 
     def abort_all(self) -> None:
-        """Aborts all running exchanges, and closes the kept connections."""
+        """Aborts all running exchanges, those that still connect too, and closes the kept connections."""
+        while self._connecting:
+            self._connecting.pop().reschedule(asyncio.get_running_loop().time())
         for connection in (*self._busy, *self._idle):
             connection.abort()
         self._idle.clear()
@@ -240,9 +243,15 @@ class Upstream:
                 return connection, True
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(
-                _Connection, self.address.host, self.address.port, ssl=self._tls
-            )
+            # Linux tries for two minutes to reach a host that does not answer; `abort_all` ends that.
+            async with asyncio.timeout(None) as limit:
+                self._connecting.add(limit)
+                _, connection = await loop.create_connection(
+                    _Connection, self.address.host, self.address.port, ssl=self._tls
+                )
         except OSError as error:
-            raise ReplicaLost(f"{self.name}: {error.strerror or error}") from error
+            why = error.strerror or str(error) or "no connection was made in time"
+            raise ReplicaLost(f"{self.name}: {why}") from error
+        finally:
+            self._connecting.discard(limit)
         return connection, False

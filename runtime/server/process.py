@@ -60,7 +60,7 @@ class ServerProcess(uvicorn.Server):
 
     def stop(self, why: str) -> None:
         """Ends the server once its running requests have finished."""
-        self._why, self.should_exit = why, True
+        self._why, self.should_exit = why.removesuffix("."), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends at once, the third kills the process as if unhandled."""

@@ -1,0 +1,142 @@
+"""Local replicas of the router, as processes that answer only what the router asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from llmc.runtime.router import fleet as fleets
+from llmc.runtime.router import spawn
+from llmc.runtime.router.config import RouterConfig, SpawnPlan
+from llmc.runtime.router.fleet import Fleet
+from llmc.runtime.router.served_process import ServedProcess
+from llmc.runtime.router.spawn import Spawner
+from llmc.runtime.router.upstream import ReplicaLost, Upstream
+
+SERVER = """
+import os, socket, sys
+artifact = sys.argv[1]
+if os.path.exists(artifact + "/broken") and os.path.exists(artifact + "/started"):
+    sys.exit("it is broken")
+open(artifact + "/started", "w").close()
+listener = socket.create_server(("127.0.0.1", 0))
+print(f"llmc: ready: m at http://127.0.0.1:{listener.getsockname()[1]}/v1", file=sys.stderr, flush=True)
+body = '{"data": [{"id": "m", "artifact": "%s"}]}' % artifact
+while True:
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    head = f"HTTP/1.1 200 OK\\r\\ncontent-length: {len(body)}\\r\\nconnection: close\\r\\n\\r\\n"
+    connection.sendall((head + body).encode())
+    connection.close()
+"""
+
+
+@asynccontextmanager
+async def spawned(artifact: Path, count: int) -> AsyncIterator[tuple[Fleet, Spawner]]:
+    """Replicas that are ready."""
+    fleet = Fleet(RouterConfig(health_interval_s=0.05))
+    spawner = Spawner(fleet, lambda _: None)
+    spawner.start(SpawnPlan(str(artifact), count, (sys.executable, "-S", "-c", SERVER)))
+    try:
+        async with asyncio.timeout(120):
+            await until(lambda: all(one.ready for one in fleet.replicas.values()))
+            yield fleet, spawner
+    finally:
+        await spawner.close()
+        await fleet.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_an_update_that_failed_can_be_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second replica does not start, while the first one that was replaced still has a request."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    (new / "broken").touch()
+    for module in (fleets, spawn):
+        monkeypatch.setattr(module, "_LOOK_S", 0.01)
+
+    async def run() -> None:
+        async with spawned(old, 2) as (fleet, spawner):
+            fleet.replicas["r0"].begin()
+            await spawner.update(None, str(new))
+            await until(lambda: not spawner.updating)
+            assert set(fleet.replicas) == {"r0", "r1", "r2"}
+            (new / "broken").unlink()
+            assert await spawner.update("m", str(new)) == {"updating": ["r1", "r2"]}
+            fleet.replicas["r0"].end()
+            await until(lambda: not spawner.updating and len(fleet.replicas) == 2)
+            assert {one.artifact for one in fleet.replicas.values()} == {str(new)}
+
+    with caplog.at_level(logging.WARNING, "llmc.router"):
+        asyncio.run(run())
+    # Replicas that were told to stop are not lost.
+    assert caplog.messages == [
+        "replica r3 is started again: ended with exit code 1: it is broken",
+        "the update ends here: r3 does not start: it is broken",
+    ]
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = ServedProcess.start, list[str]()
+
+    async def refuse_once(process: ServedProcess) -> None:
+        if not refused:
+            refused.append("fork")
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        await start(process)
+
+    monkeypatch.setattr(ServedProcess, "start", refuse_once)
+
+    async def run() -> None:
+        async with spawned(tmp_path, 1) as (fleet, _):
+            assert refused
+            assert fleet.replicas["r0"].ready
+
+    asyncio.run(run())
+
+
+def test_a_request_that_still_connects_moves_on() -> None:
+    """A host that is gone answers no SYN, and Linux tries for two minutes."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+            port = full.getsockname()[1]
+            upstream = Upstream(f"http://127.0.0.1:{port}")
+            loop = asyncio.get_running_loop()
+            waiting: list[socket.socket] = []
+            try:
+                # Until no more of them have room in the queue.
+                while True:
+                    one = socket.socket()
+                    one.setblocking(False)
+                    waiting.append(one)
+                    try:
+                        await asyncio.wait_for(loop.sock_connect(one, ("127.0.0.1", port)), 0.2)
+                    except TimeoutError:
+                        break
+                asked = [asyncio.create_task(upstream.request("GET", b"/", [], b"")) for _ in range(2)]
+                await asyncio.wait(asked, timeout=0.05)
+                upstream.abort_all()
+                upstream.abort_all()
+                for one_asked in asked:
+                    with pytest.raises(ReplicaLost, match="no connection was made in time"):
+                        await one_asked
+            finally:
+                for one in waiting:
+                    one.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
