@@ -47,7 +47,7 @@ def find_graph(tables: Tables, bucket: str | None, output: Format) -> Graph | No
     raise typer.BadParameter(f"--format {output.value} shows one bucket; name one of {names}", param_hint="--bucket")
 
 
-def _render(tables: Tables, manifest: dict[str, Any], graph: Graph | None, output: Format) -> bytes:
+def _render(folder: Path, tables: Tables, manifest: dict[str, Any], graph: Graph | None, output: Format) -> bytes:
     if graph is not None and output is Format.onnx:
         return graph_onnx(tables, graph)
     if graph is not None and output is Format.dot:
@@ -55,7 +55,7 @@ def _render(tables: Tables, manifest: dict[str, Any], graph: Graph | None, outpu
     if output is Format.json:
         data = artifact_data(tables, manifest) if graph is None else graph_data(tables, graph, manifest)
         return (json.dumps(data, indent=2) + "\n").encode()
-    return (artifact_text(tables, manifest) if graph is None else graph_text(tables, graph)).encode()
+    return (artifact_text(tables, manifest, folder) if graph is None else graph_text(tables, graph)).encode()
 
 
 def inspect(
@@ -161,7 +161,7 @@ def inspect(
         as_json = output_format is Format.json
         data = (json.dumps(wasted, indent=2) + "\n" if as_json else waste_text(wasted)).encode()
     else:
-        data = _render(tables, manifest, find_graph(tables, bucket, output_format), output_format)
+        data = _render(artifact, tables, manifest, find_graph(tables, bucket, output_format), output_format)
     if output is None:
         typer.echo(data.decode(), nl=False)
         return

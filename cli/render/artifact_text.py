@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from llmc.cli.render.artifact_data import artifact_data
@@ -11,6 +12,7 @@ from llmc.cli.render.stored_weights import (
     error_column,
 )
 from llmc.cli.render.text_columns import table
+from llmc.cli.render.this_device import code_for, lacks
 from llmc.graphs_format import DTYPES
 from llmc.graphs_records import ModelRecord, Tables
 from llmc.units import format_bytes
@@ -76,11 +78,12 @@ def _task(tables: Tables, manifest: dict[str, Any]) -> Iterator[str]:
         yield f"{name}vectors of {width}{whole}"
 
 
-def _here(kind: str) -> Iterator[str]:
+def _here(tables: Tables, folder: Path | None) -> Iterator[str]:
     """Whether this machine has a device for the artifact's code, if that is not for a CPU."""
     from llmc.runtime.binding.devices import Device
     from llmc.runtime.binding.handle import LlmcError
 
+    kind = tables.target.kind
     if kind == "cpu":
         return
     try:
@@ -91,6 +94,9 @@ def _here(kind: str) -> Iterator[str]:
         return
     shown = (f"{name} {facts[name]}" for name in ("device", "target", "memory_bytes") if name in facts)
     yield f"this machine: {', '.join(shown)}"
+    yield from lacks(facts)
+    if folder is not None:
+        yield from code_for(facts, tables, folder)
 
 
 def _recordings(tables: Tables) -> Iterator[str]:
@@ -113,8 +119,8 @@ def _bits_text(bits: dict[str, float]) -> str:
     return f"  {bits['all']:g} bits a weight of a matrix, scales included: {parts}" if bits else ""
 
 
-def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
-    """The artifact as text."""
+def artifact_text(tables: Tables, manifest: dict[str, Any], folder: Path | None = None) -> str:
+    """The artifact as text. folder: where its code is; None if nobody asks whether it runs here."""
     data = artifact_data(tables, manifest)
     model = tables.model
     total = sum(w["bytes"] for w in data["weights"])
@@ -124,7 +130,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any]) -> str:
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "
         f"more; activations and KV cache lie in {tables.target.layout}",
-        *_here(tables.target.kind),
+        *_here(tables, folder),
         f"model: {layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from llmc.compiler.targets.gpu import nvcc
-from llmc.compiler.targets.gpu.cuda_images import unpack
 from llmc.compiler.targets.gpu.cuda_prelude import PORTABLE
 from llmc.compiler.targets.gpu.cuda_wgmma import MATRICES
+from llmc.cuda_code import unpack
 
 from support.paths import ROOT
 

@@ -14,13 +14,14 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu import cuda_prelude, wgmma
 from llmc.compiler.targets.gpu.backend import GpuTarget
-from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, joined, pack
+from llmc.compiler.targets.gpu.cuda_images import joined, pack
 from llmc.compiler.targets.gpu.cuda_wgmma import WGMMA
 from llmc.compiler.targets.gpu.dependent import dependent_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
 from llmc.compiler.targets.gpu.sampling import SAMPLING_LEVEL
 from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
+from llmc.cuda_code import CUBIN, PTX, Image
 from llmc.tvm_import import import_tvm
 
 KIND = "cuda"
@@ -131,10 +132,11 @@ class CudaTarget(GpuTarget):
     def runs_here(self) -> bool:
         from llmc.compiler.targets.gpu.devices import cuda_capabilities
 
-        least = min(capability_of(name)[0] for name in self.architectures)
-        if self.wgmma and self.architectures == (wgmma.ARCHITECTURE,):  # no PTX of layers with it
-            return least in cuda_capabilities()
-        return any(capability >= least for capability in cuda_capabilities())
+        images = [Image(0, CUBIN, *capability_of(name), b"") for name in self.architectures]
+        # Of layers by wgmma, there is no PTX.
+        plain = [name for name in self.architectures if self.wgmma == wgmma.OFF or name != wgmma.ARCHITECTURE]
+        images += [Image(0, PTX, capability_of(name)[0], False, b"") for name in plain[:1]]
+        return any(image.runs_on(capability) for capability in cuda_capabilities() for image in images)
 
     def compile(self, spec: KernelSpec, variant: str | None) -> bytes:
         self.check_no_variant(variant)

@@ -22,12 +22,27 @@ struct CuFileImage {
 };
 static_assert(sizeof(CuFileHeader) == 32 && sizeof(CuFileImage) == 32, "records have the sizes of FORMAT.md");
 
+// Capabilities of Tegra. Their machine code runs on no other GPU, and they run no other one's.
+bool IsEmbedded(uint32_t capability) { return capability == 87 || capability == 101; }
+
+// Architectures that `llmc compile` has targets for.
+constexpr uint32_t kNamed[] = {80, 86, 87, 89, 90, 100, 103, 120};
+
 }  // namespace
 
 bool CuImage::RunsOn(uint32_t device) const {
-  if (exact) return device == capability;
+  if (exact || device == capability) return device == capability;
   if (device < capability) return false;
-  return kind == kPtx || device / 10 == capability / 10;
+  if (kind == kPtx) return true;
+  return device / 10 == capability / 10 && !IsEmbedded(device) && !IsEmbedded(capability);
+}
+
+uint32_t CuCode::NamedFor(uint32_t device) {
+  uint32_t best = 0;
+  for (const uint32_t named : kNamed) {
+    if (named == device || (named < device && !IsEmbedded(named))) best = named;
+  }
+  return best;
 }
 
 std::string CuImage::Name() const {
@@ -85,9 +100,10 @@ const CuImage* CuCode::Choose(uint32_t kernel, uint32_t device) const {
   return best;
 }
 
-std::string CuCode::Architectures() const {
+std::string CuCode::Architectures(uint32_t kernel) const {
   std::vector<std::string> names;
   for (const CuImage& image : images_) {
+    if (image.kernel != kernel) continue;
     if (std::find(names.begin(), names.end(), image.Name()) == names.end()) names.push_back(image.Name());
   }
   std::string text;

@@ -17,7 +17,9 @@ struct CuImage {
   uint32_t kernel;  // of this file, in the order of the table of kernels
   Kind kind;
   uint32_t capability;
-  bool exact;  // runs on this capability alone; else cubins run on later ones of the same major, PTX on all later ones
+  // Runs on this capability alone. Else cubins run on later ones of the same major, PTX on all later ones. Cubins of and
+  // for Tegra are exact in any case.
+  bool exact;
   const unsigned char* data;
   size_t bytes;
 
@@ -35,8 +37,10 @@ class CuCode {
   const CuImage* Choose(uint32_t kernel, uint32_t device_capability) const;
   // Whether an image of this file waits until all kernels before it have ended, and lets the next one begin before that.
   bool Awaits(const CuImage& image) const { return awaits_ && image.capability >= 90; }
-  // Names of all architectures with code.
-  std::string Architectures() const;
+  // Names of all architectures for which a kernel has code.
+  std::string Architectures(uint32_t kernel) const;
+  // The architecture to compile for, for a GPU of this capability: its own, else the latest one before it. 0: none.
+  static uint32_t NamedFor(uint32_t device_capability);
 
  private:
   std::vector<CuImage> images_;

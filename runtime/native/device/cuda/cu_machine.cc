@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/call_within.h"
+#include "device/cuda/cu_code.h"
 
 namespace llmc {
 namespace {
@@ -154,10 +155,12 @@ std::vector<std::pair<std::string, std::string>> CuMachine::Facts() const {
   const CuScope scope(*this);
   uint64_t free = 0;
   const bool known = scope.status().ok() && FreeBytes(&free).ok();
+  const uint32_t named = CuCode::NamedFor(capability_);
   return {{"level", std::to_string(kMaxCuLevel)},
           {"device", name_},
           {"number", std::to_string(number_)},
-          {"target", "cuda:sm_" + std::to_string(capability_)},
+          {"target",
+           named == 0 ? "none, for no kernels are written for GPUs before sm_80" : "cuda:sm_" + std::to_string(named)},
           {"compute_capability", std::to_string(capability_ / 10) + "." + std::to_string(capability_ % 10)},
           {"driver", VersionText(driver_)},
           {"multiprocessors", std::to_string(multiprocessors_)},

@@ -8,7 +8,6 @@ namespace llmc {
 namespace {
 
 constexpr const char* kCuKind = "cuda";
-constexpr uint32_t kLeastCapability = 80;  // lowest compute capability that kernels are written for
 constexpr size_t kMostJitLog = 600;
 
 }  // namespace
@@ -46,12 +45,12 @@ Status CuPrograms::Load(CuMachinePtr machine, const Artifact& artifact, const Cu
     if (index < made->num_kernels()) continue;
     const CuImage* image = code.Choose(of_file, cuda.capability());
     if (image == nullptr) {
-      const std::string own = "sm_" + std::to_string(cuda.capability());
+      const uint32_t named = CuCode::NamedFor(cuda.capability());
       return UnsupportedArtifact(
-          artifact,
-          "has code for " + code.Architectures() + " and '" + cuda.name() + "' is " + own +
-              (cuda.capability() < kLeastCapability ? "; no kernels are written for GPUs before sm_80: use another one"
-                                                    : "; compile it with --target cuda:" + own));
+          artifact, "has code for " + code.Architectures(of_file) + " and '" + cuda.name() + "' is sm_" +
+                        std::to_string(cuda.capability()) +
+                        (named == 0 ? std::string("; no kernels are written for GPUs before sm_80: use another one")
+                                    : "; compile it with --target cuda:sm_" + std::to_string(named)));
     }
     made->all_await_ = made->all_await_ && code.Awaits(*image);
     LLMC_RETURN_IF_ERROR(made->LoadKernel(artifact, kernel, *image));

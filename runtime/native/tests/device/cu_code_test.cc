@@ -61,8 +61,30 @@ void TestChoice() {
   CHECK_EQ(chosen(100), "compute_80");
   CHECK_EQ(chosen(120), "compute_80");
   CHECK(code.Choose(1, 80) == nullptr);
-  CHECK_EQ(code.Architectures(), "sm_80, sm_86, sm_90a, compute_80");
-  CHECK_EQ(CuCode().Architectures(), "nothing");
+  CHECK_EQ(code.Architectures(0), "sm_80, sm_86, sm_90a, compute_80");
+  CHECK_EQ(code.Architectures(1), "nothing");
+}
+
+void TestTegra() {
+  const auto runs = [](CuImage::Kind kind, uint32_t capability, uint32_t device) {
+    return CuImage{0, kind, capability, false, nullptr, 0}.RunsOn(device);
+  };
+  CHECK(!runs(CuImage::kCubin, 80, 87));
+  CHECK(!runs(CuImage::kCubin, 87, 89));
+  CHECK(!runs(CuImage::kCubin, 100, 101));
+  CHECK(runs(CuImage::kCubin, 87, 87));
+  CHECK(runs(CuImage::kPtx, 80, 87));
+  CHECK(runs(CuImage::kPtx, 87, 89));
+  CHECK(runs(CuImage::kCubin, 120, 121));
+}
+
+void TestNames() {
+  CHECK_EQ(CuCode::NamedFor(75), 0u);
+  CHECK_EQ(CuCode::NamedFor(80), 80u);
+  CHECK_EQ(CuCode::NamedFor(87), 87u);
+  CHECK_EQ(CuCode::NamedFor(88), 86u);  // not Tegra's
+  CHECK_EQ(CuCode::NamedFor(110), 103u);
+  CHECK_EQ(CuCode::NamedFor(121), 120u);
 }
 
 void TestWaiting() {
@@ -123,6 +145,8 @@ void TestDamage() {
 
 int main() {
   TestChoice();
+  TestTegra();
+  TestNames();
   TestWaiting();
   TestDamage();
   return llmc_test::Finish("cu_code_test");

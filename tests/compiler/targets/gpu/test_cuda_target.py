@@ -13,9 +13,9 @@ from llmc.compiler.config import CompileError
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu import devices, nvcc
 from llmc.compiler.targets.gpu.cuda import CudaTarget, names
-from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, unpack
 from llmc.compiler.targets.gpu.wgmma import WAYS
 from llmc.compiler.targets.registry import resolve_target, target_of
+from llmc.cuda_code import CUBIN, PTX, Image, unpack
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.graphs_file import read_graphs
 
@@ -183,12 +183,35 @@ def test_wgmma_is_in_code_of_its_architecture_alone(
 
 
 def test_which_gpus_run_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = {"cuda:sm_90a": (90, 120), "cuda:sm_90a,sm_100+wgmma": (90, 120), "cuda:sm_90a+wgmma": (90,)}
-    for capability in (80, 90, 120):
+    runs = {
+        "cuda:sm_90a": (90, 100, 103, 120, 121),
+        "cuda:sm_90a,sm_100+wgmma": (90, 100, 103, 120, 121),
+        "cuda:sm_90a,sm_120+wgmma": (90, 120, 121),
+        "cuda:sm_90a,sm_100a+wgmma+dependent": (90, 100, 103, 120, 121),
+        "cuda:sm_90a+wgmma": (90,),
+        "cuda:sm_80,sm_90a+wgmma-many": (80, 87, 89, 90, 100, 103, 120, 121),
+    }
+    for capability in (75, 80, 87, 89, 90, 100, 103, 120, 121):
         monkeypatch.setattr(devices, "cuda_capabilities", lambda found=capability: [found])
         assert [name for name in runs if resolve_target(name).runs_here()] == [
             name for name, on in runs.items() if capability in on
         ]
+
+
+def test_which_gpus_run_an_image() -> None:
+    """A cubin is for its major; that of Tegra, and that of an architecture with a suffix, for itself alone."""
+
+    def runs(kind: int, capability: int, *, exact: bool = False) -> list[int]:
+        image = Image(0, kind, capability, exact, b"")
+        return [device for device in (80, 86, 87, 89, 90, 100, 101, 103) if image.runs_on(device)]
+
+    assert runs(CUBIN, 80) == [80, 86, 89]
+    assert runs(CUBIN, 87) == [87]
+    assert runs(CUBIN, 100) == [100, 103]
+    assert runs(CUBIN, 90, exact=True) == runs(CUBIN, 90) == [90]
+    assert runs(CUBIN, 100, exact=True) == [100]
+    assert runs(PTX, 87) == [87, 89, 90, 100, 101, 103]
+    assert runs(PTX, 90, exact=True) == [90]
 
 
 def test_names() -> None:

@@ -12,12 +12,13 @@ import pytest
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.base import TargetError
 from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
-from llmc.compiler.targets.gpu.cuda_images import CUBIN, PTX, Image, awaits, joined, pack, unpack
+from llmc.compiler.targets.gpu.cuda_images import awaits, joined, pack
 from llmc.compiler.targets.gpu.cuda_prelude import FULL_DEPENDENT
 from llmc.compiler.targets.gpu.cuda_wgmma import WGMMA
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
 from llmc.compiler.targets.gpu.wgmma import ARCHITECTURE, WAYS
 from llmc.compiler.targets.registry import resolve_target, target_of
+from llmc.cuda_code import CUBIN, PTX, Image, unpack
 from llmc.quantize.formats.integers import Integers
 
 from support.cuda import host_library, pointers

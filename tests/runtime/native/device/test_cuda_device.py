@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from llmc.compiler.targets.gpu.cuda import ARCHITECTURES
+from llmc.compiler.targets.gpu.devices import cuda_capabilities
+from llmc.compiler.targets.registry import resolve_target
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
@@ -25,6 +28,7 @@ from support.cuda import Stub, fake_nvcc, stub_library
 from support.inspected import inspected_text
 from support.paths import ROOT
 from support.server_harness import running_server
+from support.tiny_models import make_tiny_model
 
 _CUDA_H = Path("/usr/local/cuda/include/cuda.h")
 
@@ -101,6 +105,17 @@ def test_what_it_says_of_itself(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> 
         facts = device.facts
     assert (facts["target"], facts["compute_capability"], facts["driver"]) == ("cuda:sm_120", "12.0", "13.0")
     assert (facts["memory_bytes"], facts["free_memory_bytes"]) == ("1000", "700")
+
+
+def test_a_gpu_says_what_to_compile_for(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that there is: its own, or that of a GPU before it."""
+    named = {int(name[3:]): f"cuda:{name}" for name in ARCHITECTURES if not name.endswith("a")}
+    assert len(named) > 5
+    others = {75: "none, for no kernels are written for GPUs before sm_80", 88: "cuda:sm_86", 121: "cuda:sm_120"}
+    for capability, target in (named | others).items():
+        monkeypatch.setenv("STUB_CUDA", f"capability={capability}")
+        with Device("cuda", {"library": str(stub.library)}) as device:
+            assert device.facts["target"] == target
 
 
 @pytest.mark.parametrize(
@@ -371,6 +386,36 @@ def test_inspect_says_what_is_needed_and_what_is_here(
     assert "this machine: device stub, target cuda:sm_90, memory_bytes 17179869184" in text
     monkeypatch.setenv("STUB_CUDA", "devices=0")
     assert "this machine: no device of kind cuda: Looking for a GPU failed" in inspected_text(artifact)
+
+
+def test_inspect_opening_and_packing_agree_on_where_code_runs(
+    tmp_path: Path, kernel_cache: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers by wgmma have no PTX if there is no other architecture, whatever other kernels have."""
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1, **sizes, num_key_value_heads=2)
+    target = "cuda:sm_90a+wgmma"
+    with fake_nvcc(tmp_path):
+        compile_tiny(
+            model, tmp_path / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target=target,
+            dtype="bf16",
+        ).close()  # fmt: skip
+    for capability, named in ((80, 80), (90, None), (103, 103), (121, 120)):
+        monkeypatch.setenv("STUB_CUDA", f"capability={capability}")
+        cuda_capabilities.cache_clear()
+        text = inspected_text(tmp_path / "out")
+        advice = f"has no code for this GPU, which is sm_{capability}: compile it with --target cuda:sm_{named}"
+        assert (advice in text) == (named is not None) == ("the artifact does not run here" in text)
+        assert resolve_target(target).runs_here() == (named is None)
+        if named is None:
+            replayer(tmp_path / "out", stub).close()
+        else:
+            has = "sm_90a, compute_90" if capability < 90 else "sm_90a"  # of the first kernel that has none
+            says = f"code for {has} and 'stub' is sm_{capability}; compile it with --target cuda:sm_{named}$"
+            with pytest.raises(LlmcError, match=says):
+                replayer(tmp_path / "out", stub)
+    cuda_capabilities.cache_clear()
 
 
 def test_a_budget_of_the_devices_memory(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
