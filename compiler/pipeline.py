@@ -254,7 +254,7 @@ def compile_model(config: CompileConfig, progress: Progress = no_progress) -> Co
         max_model_len=resolved.max_model_len,
         model_len=resolved.model_len,
         warnings=resolved.warnings(),
-        notes=notes(resolved, state.checkpoint, state.conversions),
+        notes=(*notes(resolved, state.checkpoint, state.conversions), *resolved.target.notes(state.specs)),
         phase_seconds=clock.seconds,
         tuned={spec.symbol(): state.choices[spec].gain for spec in state.variants},
     )

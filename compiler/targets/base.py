@@ -226,6 +226,10 @@ class Target(ABC):
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         """Writes an artifact's code section with these kernels, in order; deterministic. Raises LinkError."""
 
+    def notes(self, specs: Sequence[KernelSpec]) -> tuple[str, ...]:
+        """Sentences on kernels of an artifact that are not what the target's name lets one expect."""
+        return ()
+
     def kernels_of_code(self, code: bytes) -> Collection[str] | None:
         """The symbols that a code section defines; None where these are the device's to find, when it loads them."""
         return None

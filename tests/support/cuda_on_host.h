@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -28,6 +29,12 @@ struct Place {
 };
 
 inline Place g_group, g_item, g_groups;
+
+// Ends the process: a kernel did what a GPU leaves undefined, or has an error for.
+[[noreturn]] inline void Refuse(const char* why) {
+  std::fprintf(stderr, "cuda_on_host: group %u, item %u: %s\n", g_group.x, g_item.x, why);
+  std::abort();
+}
 
 #ifdef __x86_64__
 // Keeps what a call keeps, on the stack, and goes on where `to` left off.
@@ -105,7 +112,7 @@ struct Group {
         }
       }
       // All of those who wait for each other come, or none.
-      if (!any) std::abort();
+      if (!any) Refuse("some items wait where others do not come");
       Release(0, items, State::kInGroup);
       if (All(0, items, State::kAwaits)) {
         Arrive();
@@ -266,7 +273,7 @@ inline unsigned ExactF16(float x) {
   int exponent = 0;
   const float mantissa = std::frexp(std::fabs(x), &exponent);
   const auto whole = static_cast<unsigned>(std::ldexp(mantissa, 11));
-  if (std::ldexp(static_cast<float>(whole), exponent - 11) != std::fabs(x)) std::abort();
+  if (std::ldexp(static_cast<float>(whole), exponent - 11) != std::fabs(x)) Refuse("float16 does not have a number");
   return sign | static_cast<unsigned>(exponent + 14) << 10 | (whole & 1023);
 }
 
@@ -318,7 +325,7 @@ struct Copies {
 inline Copies g_copies[kMostItems];
 inline void Copy(void* to, const void* from, size_t bytes) {
   // Shared memory is aligned where a kernel runs; here it is not.
-  if (reinterpret_cast<uintptr_t>(from) % bytes != 0) std::abort();
+  if (reinterpret_cast<uintptr_t>(from) % bytes != 0) Refuse("a copy begins at no multiple of its size");
   g_copies[g_item.x].asked.push_back({to, from, bytes});
 }
 

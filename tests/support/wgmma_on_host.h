@@ -40,7 +40,7 @@ inline Remembered g_descriptors[kRemembered];
 inline void CheckSame(uint64_t number, uint64_t descriptor) {
   Remembered& known = g_descriptors[number % kRemembered];
   if (known.number != number) known = {number, descriptor};
-  if (known.descriptor != descriptor) std::abort();
+  if (known.descriptor != descriptor) Refuse("items of a warp group give one product different descriptors");
 }
 
 // The second operand of a product: rows of 32 bytes along K, 8 by 8 and in two columns of 16 bytes.
@@ -51,7 +51,9 @@ struct Rows {
         along((descriptor >> 16 & 0x3fff) << 4),
         below((descriptor >> 32 & 0x3fff) << 4) {
     // Without swizzle, and so without a base offset. Other bits are reserved.
-    if ((descriptor & ~(0x3fffULL | 0x3fffULL << 16 | 0x3fffULL << 32)) != 0) std::abort();
+    if ((descriptor & ~(0x3fffULL | 0x3fffULL << 16 | 0x3fffULL << 32)) != 0) {
+      Refuse("a descriptor has bits of a swizzle, of a base offset, or reserved ones");
+    }
   }
   unsigned Word(unsigned row, unsigned word) const {
     unsigned found = 0;
@@ -66,7 +68,7 @@ template <unsigned columns, class C, class Add>
 void Ask(C* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, uint64_t descriptor, Add add) {
   const unsigned item = g_item.x, lane = item % kWarp, warp = item - lane;
   Products& own = g_asked[item];
-  if (!own.fenced) std::abort();
+  if (!own.fenced) Refuse("a product is asked for without a fence since the last wait");
   CheckSame(++own.count, descriptor);
   const auto multiply = [=](size_t number) {
     const Rows rows(descriptor);
@@ -124,7 +126,7 @@ template <int count, int operands, class Sum>
 void llmc_products_wait(Sum*, const unsigned*) {
   using namespace cuda_on_host;
   Products& own = g_asked[g_item.x];
-  if (own.ended != own.asked.size()) std::abort();
+  if (own.ended != own.asked.size()) Refuse("a product that is waited for is in no committed group");
   g_now.Wait(Group::State::kInWarp);
   for (size_t i = 0; i < own.asked.size(); ++i) own.asked[i].multiply(i);
   g_now.Wait(Group::State::kInWarp);
@@ -136,7 +138,7 @@ inline unsigned llmc_shared_address(const void* of) {
   using namespace cuda_on_host;
   const auto address = reinterpret_cast<uintptr_t>(of);
   if (address - g_shared_begin >= kSharedBytes) g_shared_begin = address - kBefore;
-  if ((address - g_shared_begin) % 16 != 0) std::abort();  // as matrices begin
+  if ((address - g_shared_begin) % 16 != 0) Refuse("a matrix does not begin at a multiple of 16 bytes");
   return static_cast<unsigned>(address - g_shared_begin);
 }
 // Matrices of 8 rows by 16 bytes: lane 8m + i gives the address of row i of matrix m, and lane 4i + t has its word t.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from llmc.compiler.targets.gpu.dependent import dependent_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, nvcc_version
 from llmc.compiler.targets.gpu.sampling import SAMPLING_LEVEL
-from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
+from llmc.compiler.targets.gpu.tensor_cores import refusal, tensor_layer
 from llmc.cuda_code import CUBIN, PTX, Image
 from llmc.tvm_import import import_tvm
 
@@ -163,6 +164,14 @@ class CudaTarget(GpuTarget):
             **super().listings(spec, variant),
             "cu": cuda_text(spec, self.wgmma, dependent=DEPENDENT in self.options),
         }
+
+    def notes(self, specs: Sequence[KernelSpec]) -> tuple[str, ...]:
+        reasons = Counter(why for spec in specs if (why := refusal(spec)) is not None)
+        left = f", nor by {self.wgmma}" if self.wgmma != wgmma.OFF else ""
+        return tuple(
+            f"{count} {'kernels' if count > 1 else 'kernel'} of linear layers not on tensor cores{left}: {why}"
+            for why, count in sorted(reasons.items())
+        )
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         path.write_bytes(joined(codes))

@@ -85,27 +85,52 @@ class TensorLayer:
 
 def tensor_layer(spec: KernelSpec) -> TensorLayer | None:
     """The layer on tensor cores; None if it needs plain multiply-adds."""
+    found = _judged(spec) if spec.op in _LINEARS else ""
+    return found if isinstance(found, TensorLayer) else None
+
+
+def refusal(spec: KernelSpec) -> str | None:
+    """Why a linear layer needs plain multiply-adds; None if it does not, and for any other kernel."""
+    found = _judged(spec) if spec.op in _LINEARS else None
+    return found if isinstance(found, str) else None
+
+
+def _judged(spec: KernelSpec) -> TensorLayer | str:
+    """A linear layer on tensor cores, or why it has none: all of one reason have one sentence."""
     p = spec.as_dict()
-    if spec.op not in _LINEARS:
-        return None
     width, dtype = int(p["k"]), str(p["act_dtype"])
     experts, top_k = int(p.get("experts", 0)), int(p.get("top_k", 1))
     rows, parts = int(p["n"]), 2 if p["gated"] else 1
     if not spec.op.endswith("_quant"):
         layer = TensorLayer(width, dtype, 16, experts=experts, rows=rows, parts=parts, top_k=top_k)
-        if dtype not in HALVES or p["weight_dtype"] != dtype:
-            return None
+        if dtype not in HALVES:
+            return f"activations are {dtype}, and tensor cores multiply bf16, f16 and int8"
+        if p["weight_dtype"] != dtype:
+            return f"the weight is {p['weight_dtype']} and activations are {dtype}, which tensor cores do not mix"
     else:
         format = format_of_kernel(p)
         numbers = _numbers_of(format)
-        if numbers is None or dtype not in (*HALVES, "i8") or (dtype == "i8" and numbers != INTEGERS):
-            return None
+        if dtype not in (*HALVES, "i8"):
+            return f"activations are {dtype}, and tensor cores multiply bf16, f16 and int8"
+        if numbers is None:
+            return f"tensor cores have no kernel for weights of format {_name(format)}"
+        if dtype == "i8" and numbers != INTEGERS:
+            return f"activations are int8, and weights of format {_name(format)} are no integers"
         length = width if format.scales(width) == 1 else format.group_size
         bits, asymmetric = stored_bits(format.bits), isinstance(format, Integers) and format.asymmetric
         layer = TensorLayer(width, dtype, bits, asymmetric, length, experts, rows, parts, top_k, numbers)
-        if length % layer.step or (dtype == "i8" and length > _MOST_EXACT):
-            return None
-    return None if width % layer.step else layer
+        if length < width and length % layer.step:
+            return f"scale groups of {length} numbers are no multiple of the {layer.step} that are multiplied at a time"
+        if dtype == "i8" and length > _MOST_EXACT:
+            return f"{length} products of int8 behind one scale may be too large for a 32-bit sum"
+    if width % layer.step:
+        return f"{width} columns are no multiple of the {layer.step} that are multiplied at a time"
+    return layer
+
+
+def _name(format: WeightFormat) -> str:
+    table = getattr(format, "table", "")
+    return f"{format.kind} ({table})" if table else format.kind
 
 
 def _numbers_of(format: WeightFormat) -> str | None:

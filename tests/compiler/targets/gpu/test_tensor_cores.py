@@ -21,12 +21,14 @@ from llmc.compiler.targets.gpu.cuda import CudaTarget, cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.linear_forms import FEW_ROWS, few_forms
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx, find_nvcc
-from llmc.compiler.targets.gpu.tensor_cores import shrinks_on_tensor_cores, tensor_layer
+from llmc.compiler.targets.gpu.tensor_cores import refusal, shrinks_on_tensor_cores, tensor_layer
+from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_format import TILE_RECORD, TILE_ROWS
 from llmc.models.activations import activated
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import VALUES, Fp8
 from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.steps import Steps
 from llmc.quantize.formats.tables import TABLES
 
 from support.adapter_pools import NUMBERS, slot_bytes, tiles_of
@@ -321,6 +323,37 @@ def test_what_tensor_cores_do_not_take() -> None:
     )
     assert [tensor_layer(spec) for spec in unfit] == [None] * len(unfit)
     assert all(launch_of(spec, tensor_cores=True) == launch_of(spec) for spec in unfit)
+
+
+def test_why_tensor_cores_do_not_take_a_layer() -> None:
+    """Said of a compiled model, once for each reason; of other kernels, nothing."""
+    f32, groups = float_spec("f32", 64, 64), quantized_spec("bf16", 128, 64, Codes("e2m1", 16))
+    mixed = KernelSpec.of("linear", "linear", **{**f32.as_dict(), "act_dtype": "bf16"})
+    specs = (
+        ORDER, float_spec("bf16", 64, 64), float_spec("bf16", 72, 64), f32, quantized_spec("f32", 128, 64, Fp8()),
+        groups, mixed, quantized_spec("i8", 128, 64, Steps(64)), quantized_spec("i8", 1 << 17, 64, Integers(8)),
+        quantized_spec("bf16", 128, 64, Codes("nf4", 64)), quantized_spec("i8", 128, 64, Fp8()),
+    )  # fmt: skip
+    assert [refusal(spec) is None for spec in specs] == [True, True] + [False] * (len(specs) - 2)
+    target = resolve_target("cuda:sm_90a+wgmma")
+    many, one = "2 kernels of linear layers not on tensor cores", "1 kernel of linear layers not on tensor cores"
+    assert sorted(target.notes(specs)) == sorted(
+        f"{how}, nor by wgmma: {why}"
+        for how, why in (
+            (one, "131072 products of int8 behind one scale may be too large for a 32-bit sum"),
+            (one, "72 columns are no multiple of the 32 that are multiplied at a time"),
+            (one, "activations are int8, and weights of format fp8 are no integers"),
+            (many, "activations are f32, and tensor cores multiply bf16, f16 and int8"),
+            (one, "scale groups of 16 numbers are no multiple of the 32 that are multiplied at a time"),
+            (one, "tensor cores have no kernel for weights of format codes (nf4)"),
+            (one, "tensor cores have no kernel for weights of format steps"),
+            (one, "the weight is f32 and activations are bf16, which tensor cores do not mix"),
+        )
+    )
+    assert resolve_target("cuda:sm_80").notes(specs[2:3]) == (
+        f"{one}: 72 columns are no multiple of the 32 that are multiplied at a time",
+    )
+    assert target.notes(specs[:2]) == resolve_target("opencl").notes(specs) == ()
 
 
 def _count(text: bytes, pattern: str) -> int:
