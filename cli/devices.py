@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def devices(as_json: bool = typer.Option(False, "--json", help="Print the devices as JSON on stdout.")) -> None:
+    from llmc.cli.render.this_device import lacks
     from llmc.runtime.binding.devices import Device, device_kinds
     from llmc.runtime.binding.handle import LlmcError
 
@@ -46,3 +47,5 @@ def devices(as_json: bool = typer.Option(False, "--json", help="Print the device
         width = max(map(len, facts), default=0)
         for name, value in facts.items():
             typer.echo(f"  {name:{width}}  {value}")
+        for said in lacks(facts):
+            typer.echo(f"  {said}")

@@ -190,6 +190,8 @@ def run_command(
         ) as llm:
             if llm.budget is not None and not quiet:
                 print(*(f"llmc: memory: {line}" for line in llm.budget.lines), sep="\n", file=sys.stderr)
+            if not quiet:
+                _say_launched(llm, eager=device.enforce_eager)
             params = llm.default_params(**sampling)
             if output is not None:
                 identity = run_identity(artifact, items, params, chat=chat, lora=adapters)
@@ -219,6 +221,15 @@ def run_command(
         which = f"{len(failed)} of {len(items)} prompts failed, the first is {first['index']}"
         print(f"llmc: error: {which}: {first['error']['message']}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _say_launched(llm: LLM, *, eager: bool) -> None:
+    """Says once that nothing is recorded, or not all."""
+    from llmc.runtime.launched_graphs import launched_graphs
+
+    warning = launched_graphs(llm.graphs, llm.engine.graph_stats(), llm.engine.stats.device, eager=eager)
+    if warning is not None:
+        print(f"llmc: {warning}", file=sys.stderr)
 
 
 def check_budget(utilization: float | None, reserved: float | None, ratio: float | None, kv_bytes: int) -> None:

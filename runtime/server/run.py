@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from llmc.regular_file import read_text
 from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import GraphInfo
+from llmc.runtime.launched_graphs import launched_graphs
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan
@@ -100,7 +101,8 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             mapped_bytes / 2**30,
             weight_bytes / 2**30,
         )
-    if (warning := _launched_graphs(engine, eager=bool(config.device_options.get("eager")))) is not None:
+    eager = bool(config.device_options.get("eager"))
+    if (warning := launched_graphs(engine.graphs, engine.graph_stats(), device, eager=eager)) is not None:
         log.warning("%s", warning)
     if (refusal := _NCCL_REFUSALS.get(device.get("nccl_refusal", 0))) is not None:
         log.warning("ranks exchange results by the host's memory, and steps are slower: %s", refusal)
@@ -112,24 +114,6 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             os.strerror(device["spread_errno"]),
         )
     return engine
-
-
-def _launched_graphs(engine: AsyncEngine, *, eager: bool) -> str | None:
-    """A warning of graphs that nobody asked to launch kernel by kernel; None if there are none."""
-    device, most_named = engine.stats().device, 8
-    launched = [
-        str(graph.bucket) for graph, one in zip(engine.graphs, engine.graph_stats(), strict=True) if one.launched
-    ]
-    if eager or not launched:
-        return None
-    many = f"{len(launched)} of {len(engine.graphs)} graphs run as launches of kernels, and their steps are slower"
-    if not device.get("records_graphs"):
-        return f"{many}: the driver records none, since it lacks cl_khr_command_buffer; use a newer driver"
-    names = ", ".join(launched[:most_named]) + (", …" if len(launched) > most_named else "")
-    return (
-        f"{many}: their recordings have no room on the device ({names}); raise --graph-reserved-memory, or compile "
-        "fewer buckets"
-    )
 
 
 def serve(

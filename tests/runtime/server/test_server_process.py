@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from support.server_harness import until
+from support.serving_imports import loaded_by_serving
 
 LLMC = [sys.executable, "-P", "-m", "llmc.cli.main"]
 PATIENCE_S = 300.0  # only a hang takes that long
@@ -81,34 +82,7 @@ def refusal(*arguments: str | Path) -> tuple[int, str]:
 
 
 def test_the_serving_process_never_loads_torch_or_tvm(english_artifact: Path) -> None:
-    code = """
-import asyncio, sys, httpx
-from pathlib import Path
-from llmc.cli.main import build_app
-from llmc.runtime.server.app import create_app
-from llmc.runtime.server.config import ServerConfig
-from llmc.runtime.server.run import open_engine
-
-build_app("serve")
-
-async def answer():
-    path = Path(sys.argv[1])
-    config = ServerConfig(path, ("tiny",), num_threads=1, access_log=False)
-    app = create_app(config, open_engine(config))
-    async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            while (await client.get("/ready")).status_code != 200:
-                await asyncio.sleep(0.01)
-            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-            response = await client.post("/v1/chat/completions", json=body)
-            print(response.status_code)
-
-asyncio.run(answer())
-print(sorted({"torch", "tvm", "transformers", "safetensors", "llmc.compiler"} & set(sys.modules)))
-"""
-    command = [sys.executable, "-P", "-c", code, str(english_artifact)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == "200\n[]\n"
+    assert loaded_by_serving(english_artifact) == set()
 
 
 def test_it_warms_up_serves_and_ends(english_artifact: Path) -> None:

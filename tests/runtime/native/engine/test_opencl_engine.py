@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from llmc.buckets import Bucket
+from llmc.cli.main import main
 from llmc.compiler.extend import add_buckets
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.adapters.tensors import AdapterError
@@ -29,6 +30,7 @@ from support.inspected import inspected_text
 from support.late_arrivals import arrive_late, fail_by_chance
 from support.opencl import failing_library, needs_opencl, opencl_setting, program_cache
 from support.server_harness import make_config, running_server
+from support.serving_imports import loaded_by_serving
 
 pytestmark = needs_opencl
 NAMES = (None, "a", "b", "c", "b", None, "a", "c", "b")
@@ -213,7 +215,7 @@ def test_a_server_says_that_the_driver_records_no_graphs(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Unless nobody asked it to."""
+    """Once, unless somebody asked for launches."""
     monkeypatch.setenv("FAILING_OPENCL", "command_buffers=0")
     for eager in (False, True):
         caplog.clear()
@@ -225,6 +227,40 @@ def test_a_server_says_that_the_driver_records_no_graphs(
             "lacks cl_khr_command_buffer; use a newer driver"
         )
         assert told == ([] if eager else [sentence])
+
+
+def test_the_serving_process_never_loads_torch_or_tvm(
+    setting: Setting, programs: dict[str, Any], chat_artifact: Path, tmp_path: Path
+) -> None:
+    """Nor llmc's compiler: programs are text, which the driver builds."""
+    assert loaded_by_serving(with_tokenizer(setting, tmp_path, chat_artifact).artifact, **programs) == set()
+
+
+def test_commands_say_that_the_driver_records_no_graphs(
+    setting: Setting,
+    programs: dict[str, Any],
+    chat_artifact: Path,
+    failing: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LLMC_OPENCL_LIBRARY", str(failing))
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
+    (tmp_path / "opencl").symlink_to(programs["program_cache"])
+    artifact = str(with_tokenizer(setting, tmp_path, chat_artifact).artifact)
+    run = ["run", artifact, "--prompt", "x", "--max-tokens", "1"]
+    lacks = "without command buffers (cl_khr_command_buffer), each kernel of a step is launched by itself"
+    launched = "graphs run as launches of kernels, and their steps are slower: the driver records none"
+    for orders, times in (("command_buffers=0", 1), ("replays=1", 0)):
+        monkeypatch.setenv("FAILING_OPENCL", orders)
+        for command in (["devices"], ["inspect", artifact]):
+            assert main(command) == 0
+            assert capsys.readouterr().out.count(lacks) == times
+    monkeypatch.setenv("FAILING_OPENCL", "command_buffers=0")
+    for options, times in (([], 1), (["--enforce-eager"], 0), (["--quiet"], 0)):
+        assert main([*run, *options]) == 0
+        assert capsys.readouterr().err.count(launched) == times
 
 
 def test_calls_that_fail_by_chance(
