@@ -208,6 +208,10 @@ To Bits(From value) {
 #define gridDim cuda_on_host::g_groups
 
 inline void __syncthreads() { cuda_on_host::g_now.Wait(cuda_on_host::Group::State::kInGroup); }
+inline int __dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+  return sum;
+}
 inline int __float_as_int(float x) { return cuda_on_host::Bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_on_host::Bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_on_host::Bits<float>(x); }

@@ -11,9 +11,11 @@
 // extensions=0             the device has no extensions: no command buffers, no subgroups, no half precision
 // command_buffers=0, subgroups=0, fp16=0
 //                          it has none of one kind; a program that uses what it lacks is not built
+// dot=1                    it has cl_khr_integer_dot_product, made of plain products, in programs of OpenCL C 3.0 alone
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -130,11 +132,24 @@ std::string WithoutLacks(const std::string& extensions) {
     }
     if (has) left += word + " ";
   }
-  return left;
+  return Order("dot", 0) != 0 ? left + "cl_khr_integer_dot_product" : left;
 }
+
+// Another order of the products than that of kernels without the extension.
+constexpr const char* kDotProducts = R"(
+#define __opencl_c_integer_dot_product_input_4x8bit_packed 1
+int dot_4x8packed_ss_int(uint a, uint b) {
+  int sum = 0;
+  for (int up = 24; up >= 0; up -= 8) sum += (int)(char)(a >> up) * (int)(char)(b >> up);
+  return sum;
+}
+)";
+std::atomic<uint64_t> g_num_dot_programs{0};
 
 }  // namespace
 
+// Programs that were built with such functions.
+API uint64_t failing_opencl_dot_programs() { return g_num_dot_programs; }
 API void* clCreateProgramWithSource(void* context, uint32_t count, const char** texts, const size_t* sizes,
                                     int32_t* error) {
   constexpr int32_t kBuildFailure = -11;
@@ -146,10 +161,19 @@ API void* clCreateProgramWithSource(void* context, uint32_t count, const char** 
       if (uses) return *error = kBuildFailure, nullptr;
     }
   }
+  if (Order("dot", 0) != 0 && count == 1) {
+    const std::string text = kDotProducts + std::string(texts[0], sizes != nullptr ? sizes[0] : std::strlen(texts[0]));
+    const char* whole = text.c_str();
+    const size_t size = text.size();
+    g_num_dot_programs += text.find("llmc_dot4") != std::string::npos;
+    return REAL(clCreateProgramWithSource)(context, 1, &whole, &size, error);
+  }
   return REAL(clCreateProgramWithSource)(context, count, texts, sizes, error);
 }
 API int32_t clBuildProgram(void* program, uint32_t n, void* const* devices, const char* options, void* told, void* of) {
   if (const int32_t code = Fails("BuildProgram", nullptr, false)) return code;
+  constexpr int32_t kBuildFailure = -11;
+  if (Order("dot", 0) != 0 && std::strstr(options, "-cl-std=CL3.0") == nullptr) return kBuildFailure;
   return REAL(clBuildProgram)(program, n, devices, options, told, of);
 }
 API int32_t clGetDeviceInfo(void* device, uint32_t what, size_t room, void* to, size_t* size) {

@@ -30,6 +30,16 @@ void llmc_load8(uint* to, const __global void* from) {
   const uint2 words = *(const __global uint2*)from;
   to[0] = words.x, to[1] = words.y;
 }
+int llmc_word(const __global void* from) { return *(const __global int*)from; }
+// The sum of four products of signed bytes: exact, whoever computes it.
+int llmc_dot4(int a, int b) {
+#ifdef __opencl_c_integer_dot_product_input_4x8bit_packed
+  return dot_4x8packed_ss_int((uint)a, (uint)b);
+#else
+  const int4 products = convert_int4(as_char4(a)) * convert_int4(as_char4(b));
+  return products.x + products.y + products.z + products.w;
+#endif
+}
 """
 """Functions that all kernels call, prefixed to each program."""
 NEXT_PROGRAM = "\n//// program\n"

@@ -1,6 +1,7 @@
 """linear and linear_quant: a group computes a tile of rows by 64 columns, with operands staged in shared memory.
 
-Each sum is one chain over ascending K, independent of tile and other rows: fma for floats, exact for integers.
+Each sum is one chain over ascending K, independent of tile and other rows: fma for floats, exact for integers. Integers
+that fit a byte are multiplied by fours, as words.
 """
 
 from __future__ import annotations
@@ -68,18 +69,25 @@ class _Integers:
         self._exact.set(T.int32(0))
 
 
+class _Words(_Integers):
+    """Sums of words of four numbers."""
+
+    def add(self, x: Expr, weight: Expr) -> None:
+        self._exact.set(self._exact.get() + T.call_pure_extern("int32", "llmc_dot4", x, weight))
+
+
 class _Problem:
     """The operands of a linear layer.
 
-    sums: kind of sums. x, weight: their elements. length: elements of K per scale for integer sums, else 0.
-    scale: of a weight row and a group. of_row: of a row of x.
+    kind: of sums. x, weight: their elements, or words of four of them. width: their number in a row. length: those of a
+    scale for integer sums, else 0. step: those that are staged at a time.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
         self.width, act = int(p["k"]), str(p["act_dtype"])
-        self.length, stride = 0, row_width(self.width, act) if act != "i8" else 0
-        self.kind: type[_Floats] | type[_Integers] = _Floats
+        self.length, self.step, stride = 0, _STEP, row_width(self.width, act) if act != "i8" else 0
+        self.kind: type[_Floats | _Integers] = _Floats
         self.x: Element = lambda k, row, i: k.load("x", row * stride + i)
         if not spec.op.endswith("_quant"):
             self.inputs = {"x": act, "weight": str(p["weight_dtype"])}
@@ -95,10 +103,24 @@ class _Problem:
             self.kind, self.weight = _Integers, matrix.whole
             self.x = lambda k, row, i: rows.number(k, "x", row, i)
             self.length = self.width if matrix.scales == 1 else matrix.group_size
+            if 0 < self.length < self.width:
+                self.step = gcd(self.length, _STEP)
+            if matrix.fits_bytes and self.width % 4 == 0 and self.step % 4 == 0:
+                self.kind, self.weight = _Words, lambda k, row, word: packed(k, matrix, row, word)
+                self.x = lambda k, row, word: rows.word(k, "x", row, word)
+                self.width, self.length, self.step = self.width // 4, self.length // 4, self.step // 4
 
-    @property
-    def step(self) -> int:
-        return gcd(self.length, _STEP) if 0 < self.length < self.width else _STEP
+
+def packed(k: Frame, matrix: IntegerMatrix, row: Expr, word: Expr) -> Expr:
+    """Four numbers of a weight row as signed bytes, the first one in the low byte."""
+    if (first := matrix.first_of_word(row, word)) is not None:
+        # Unsigned bytes around 128.
+        return T.bitwise_xor(T.call_pure_extern("int32", "llmc_word", k.address("weight", first)), T.int32(-0x7F7F7F80))
+    found = Cell(T.int32(0), "int32")
+    for byte in range(4):
+        number = let(T.bitwise_and(matrix.whole(k, row, let(word * 4 + byte)), T.int32(255)))
+        found.set(T.bitwise_or(found.get(), T.shift_left(number, T.int32(8 * byte))))
+    return found.get()
 
 
 class _Tile:

@@ -62,6 +62,15 @@ class IntegerMatrix(Matrix):
     def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
         """The number before scaling, as int32."""
 
+    @property
+    @abstractmethod
+    def fits_bytes(self) -> bool:
+        """Whether each such number fits a signed byte."""
+
+    def first_of_word(self, row: Expr, word: Expr) -> Expr | None:
+        """The index of the first of four neighbouring numbers that are stored as bytes around 128, else None."""
+        return None
+
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
         return T.Cast("float32", self.whole(k, row, element))
 
@@ -73,12 +82,25 @@ class Integers(IntegerMatrix):
             return number - T.Cast("int32", self.of_group(k, "zero", row, element))
         return number - self.format.middle
 
+    @property
+    def fits_bytes(self) -> bool:
+        return self.bits == 4 or not self.format.asymmetric
+
+    def first_of_word(self, row: Expr, word: Expr) -> Expr | None:
+        if self.bits != 8 or self.format.asymmetric:
+            return None
+        return row * number_bytes(self.width, self.bits) + word * 4
+
 
 class Steps(IntegerMatrix):
     def whole(self, k: Frame, row: Expr, element: Expr) -> Expr:
         byte = T.Cast("int32", self.of_group(k, "step", row, element))
         number = self.number(k, row, element) - T.shift_right(byte, T.int32(4))
         return number * T.bitwise_and(byte, T.int32(15))
+
+    @property
+    def fits_bytes(self) -> bool:
+        return True  # as the format promises (`quantize/formats/steps.py`)
 
 
 class Floats8(Matrix):

@@ -37,6 +37,10 @@ class Int8Rows:
         up = (T.int32(3) - T.truncmod(element, 4)) * 8
         return T.shift_right(T.shift_left(word, up), T.int32(24))
 
+    def word(self, k: Frame, name: str, row: Expr, number: Expr) -> Expr:
+        """Four int8 numbers, the first one in the low byte."""
+        return k.raw(name, row * self.words + number)
+
     def scale(self, k: Frame, name: str, row: Expr) -> Expr:
         return T.reinterpret("float32", k.raw(name, row * self.words + self.number_words))
 

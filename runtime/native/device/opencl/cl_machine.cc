@@ -131,7 +131,10 @@ Status ClMachine::Describe() {
                                                           "' has no double precision, which llmc's kernels use; choose "
                                                           "another device.");
   }
-  if (!Lists(DeviceText(cl, device_, kClDeviceExtensions), "cl_khr_command_buffer")) return Status::Ok();
+  const std::string extensions = DeviceText(cl, device_, kClDeviceExtensions);
+  // Its functions are those of OpenCL C 3.0, which devices of OpenCL 3.0 have.
+  has_dot_products_ = Lists(extensions, "cl_khr_integer_dot_product") && version_.rfind("OpenCL 3.", 0) == 0;
+  if (!Lists(extensions, "cl_khr_command_buffer")) return Status::Ok();
   has_command_buffers_ = true;
   replays_overlap_ = Number<cl_bitfield>(cl, device_, kClDeviceCommandBufferCapabilities) & kClCommandBufferCanOverlap;
 #define LLMC_CL_FIND(result, name, arguments)                                                                        \
@@ -198,7 +201,8 @@ Status ClMachine::AskAlive(std::chrono::nanoseconds most) const {
 
 std::string ClMachine::build_options() const {
   // No fused or relaxed arithmetic unless a kernel says so; kernel sources turn contraction off.
-  return divides_exactly_ ? "-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt" : "-cl-std=CL1.2";
+  const std::string language = has_dot_products_ ? "-cl-std=CL3.0" : "-cl-std=CL1.2";
+  return language + (divides_exactly_ ? " -cl-fp32-correctly-rounded-divide-sqrt" : "");
 }
 
 std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
@@ -213,7 +217,8 @@ std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
           {"host_memory", shares_host_memory_ ? "yes" : "no"},
           {"largest_buffer_bytes", std::to_string(buffer_bytes_)},
           {"local_memory_bytes", std::to_string(local_bytes_)},
-          {"command_buffers", has_command_buffers_ ? "yes" : "no"}};
+          {"command_buffers", has_command_buffers_ ? "yes" : "no"},
+          {"dot_products", has_dot_products_ ? "yes" : "no"}};
 }
 
 Status ClMachine::AwaitQueued(cl_command_queue queue, const char* doing) const {

@@ -75,7 +75,7 @@ class ClMachine {
   uint64_t memory_bytes_ = 0, buffer_bytes_ = 0, group_items_ = 0, local_bytes_ = 0;
   uint32_t compute_units_ = 0, number_ = 0;
   bool shares_host_memory_ = false;
-  bool has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
+  bool has_dot_products_ = false, has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
   // A queue of its own: those of steps have work that may never end well.
   mutable cl_command_queue probe_queue_ = nullptr;
   mutable cl_mem probe_ = nullptr;
