@@ -388,6 +388,7 @@ def test_inspect_says_what_is_needed_and_what_is_here(
     assert "this machine: no device of kind cuda: Looking for a GPU failed" in inspected_text(artifact)
 
 
+@pytest.mark.slow
 def test_inspect_opening_and_packing_agree_on_where_code_runs(
     tmp_path: Path, kernel_cache: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
