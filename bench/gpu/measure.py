@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from bench.gpu.goals import REPLAY_HOST_US, TIMES_BASELINE, cells, table
 from bench.gpu.random_model import write_random_model
+from bench.gpu.time_limit import time_limit
+from bench.gpu.whole_runs import generate, upload
 from bench.limited import HungError, run_limited
 from bench.shapes import SHAPES
 from llmc.compiler.bundle_apply import apply_bundle
@@ -29,7 +31,6 @@ from llmc.runtime.binding.abi import library_candidates
 
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels
-_CONFORMANCE_S = 1800  # a run takes minutes
 _CHUNKS = (1, 8, 9, 33)
 """Tokens of chunks whose layers have other forms each, before one of many (`compiler/targets/gpu/linear_forms.py`)."""
 _WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
@@ -91,18 +92,18 @@ def ways_of(artifact: Artifact) -> dict[str, dict[str, Any]]:
     return {**_WAYS, **({_IN_TURN: {"dependent_launches": 0}} if dependent else {})}
 
 
-def judge_conformance(program: Path, artifact: Path, library: list[str]) -> None:
+def judge_conformance(program: Path, artifact: Path, library: list[str], limit_s: float) -> None:
+    """limit_s: of all ways together, so that the child that hangs is known before its part has no time left."""
     with Artifact(artifact) as opened:
         ways = ways_of(opened)
     for name, options in ways.items():
         given = [*library, *(f"{key}={value}" for key, value in options.items())]
-        what = f"conformance, {name}"
         try:
-            done = run_limited(what, [program, "cuda", artifact, *given], _CONFORMANCE_S)
+            done = run_limited("it", [program, "cuda", artifact, *given], limit_s / (len(ways) + 1))
+            passed, said = done.returncode == 0, (done.stdout + done.stderr).strip()
         except HungError as error:
-            check(what, passed=False, what=str(error))
-        else:
-            check(what, done.returncode == 0, (done.stdout + done.stderr).strip()[-600:])
+            passed, said = False, str(error)
+        check(f"conformance, {name}", passed, said[:90] + " … " + said[-500:] if len(said) > 600 else said)
 
 
 def largest(graphs: Sequence[GraphInfo], phase: str) -> int:
@@ -216,10 +217,10 @@ def mean_host_us(before: dict[str, int], after: dict[str, int]) -> float:
 
 
 class Report:
-    """What was found so far, kept in a file: a run that was cut off goes on where it ended."""
+    """What was found so far, kept in a file: a run that was cut off goes on where it ended. limit_s: of each part."""
 
-    def __init__(self, path: Path, key: dict[str, Any]) -> None:
-        self._path = path
+    def __init__(self, path: Path, key: dict[str, Any], limit_s: float = 3600.0) -> None:
+        self._path, self._limit_s = path, limit_s
         known = json.loads(path.read_text()) if path.is_file() else {}
         self.found: dict[str, Any] = known if known.get("key") == key else {"key": key}
 
@@ -228,9 +229,15 @@ class Report:
         if name in self.found:
             say(f"    {name}: as found before")
         else:
-            self.found[name] = make()
+            if self.found.get("hung") == name:
+                del self.found["hung"]
+            with time_limit(name, self._limit_s, partial(self._hung, name)):
+                self.found[name] = make()
             self.save()
         return self.found[name]
+
+    def _hung(self, name: str) -> None:
+        self._path.write_text(json.dumps({**self.found, "hung": name}, indent=2) + "\n")
 
     def save(self) -> None:
         self._path.write_text(json.dumps(self.found, indent=2) + "\n")
@@ -261,9 +268,14 @@ class Bench:
     def check(self, bundle: Path, artifact: Path) -> None:
         library = [f"library={path}"] if (path := os.environ.get("LLMC_CUDA_LIBRARY")) else []
         self._report.part(
-            f"conformance of {bundle.name}", lambda: judge_conformance(self._given.conformance, artifact, library)
+            f"conformance of {bundle.name}",
+            lambda: judge_conformance(self._given.conformance, artifact, library, self._given.limit_s),
         )
-        self._report.part(f"numbers of {bundle.name}", lambda: self._numbers(artifact))
+        self._report.part(self._numbers_of(bundle), lambda: self._numbers(artifact))
+
+    @staticmethod
+    def _numbers_of(bundle: Path) -> str:
+        return f"numbers of {bundle.name}"
 
     def passes(self, bundle: Path, path: Path) -> bool:
         """Whether a bundle behind the first one passes its checks, if its target uses wgmma, which a GPU has to allow.
@@ -273,10 +285,13 @@ class Bench:
         """
         with Artifact(path) as artifact:
             target = artifact.info.target_name
+        may_fail = bool(set(wgmma.WAYS).intersection(target.split("+"))) and bundle != self._given.bundles[0]
         try:
+            if may_fail and self._report.found.get("hung") == self._numbers_of(bundle):
+                check(self._numbers_of(bundle), passed=False, what="they hung in an earlier run")
             self.check(bundle, path)
         except SystemExit:
-            if not set(wgmma.WAYS).intersection(target.split("+")) or bundle == self._given.bundles[0]:
+            if not may_fail:
                 raise
             self._report.found[f"refused {bundle.name}"] = target
             self._report.save()
@@ -303,8 +318,22 @@ class Bench:
         from bench.gpu.step_limits import measured_limits
 
         found = measured_limits(self._given.torch_device, partial(seconds_of, at_least_s=self._given.seconds))
-        say(f"    limits: copies {found.bytes_s / 1e9:.1f} GB/s, products of bf16 {found.flops / 1e12:.2f} TFLOP/s")
+        copies = f"copies {found.bytes_s / 1e9:.1f} GB/s, of pinned memory {found.upload_bytes_s / 1e9:.1f} GB/s"
+        say(f"    limits: {copies}, products of bf16 {found.flops / 1e12:.2f} TFLOP/s")
         return asdict(found)
+
+    def upload(self, path: Path) -> dict[str, float]:
+        found = upload(path, self._report.found["limits"]["upload_bytes_s"])
+        share = f"{100 * found['of_copies']:.0f} % of copies of pinned memory"
+        say(f"    {path.name}: weights reach the GPU at {found['bytes_s'] / 1e9:.1f} GB/s, {share}")
+        return found
+
+    def generate(self, path: Path) -> dict[str, Any]:
+        found = generate(path, self._given.tokens)
+        check(f"LLM.generate of {path.name}", found["same"], "the same tokens twice")
+        batch = f"{found['sequences']} prompts of {found['prompt_tokens']} tokens"
+        say(f"    {path.name}: LLM.generate of {batch}: {found['tokens_s']:.0f} tokens/s")
+        return found
 
     def buckets(self, path: Path) -> list[dict[str, Any]]:
         from bench.gpu.step_limits import Limits, Model
@@ -371,6 +400,8 @@ def main() -> None:
     parser.add_argument("--conformance", type=Path, required=True, help="the program device_conformance")
     parser.add_argument("--torch-device", default="cuda")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--tokens", type=int, default=128, help="of each output of LLM.generate")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="seconds after which a part counts as hung")
     parser.add_argument("--no-compiled", dest="compiled", action="store_false", help="a baseline without torch.compile")
     given = parser.parse_args()
     shape = json.loads(Path(given.shape).read_text()) if given.shape.endswith(".json") else SHAPES[given.shape]
@@ -388,16 +419,19 @@ def main() -> None:
         "conformance": digest_of(given.conformance),
         "torch_device": given.torch_device,
         "seconds": given.seconds,
+        "tokens": given.tokens,
         "compiled": given.compiled,
     }
-    report = Report(given.work / "report.json", key)
+    report = Report(given.work / "report.json", key, given.limit_s)
     report.found["device"] = facts
     bench = Bench(given, shape, report)
     artifacts = {bundle: bench.packed(bundle) for bundle in given.bundles}
     artifacts = {bundle: artifact for bundle, artifact in artifacts.items() if bench.passes(bundle, artifact)}
     report.part("limits", bench.limits)
     for bundle, artifact in artifacts.items():
+        report.part(f"upload of {bundle.name}", partial(bench.upload, artifact))
         report.part(f"buckets of {bundle.name}", partial(bench.buckets, artifact))
+        report.part(f"generation of {bundle.name}", partial(bench.generate, artifact))
     report.part("baseline", partial(bench.baseline, artifacts[given.bundles[0]]))
     report.found["cells"] = [row for bundle, artifact in artifacts.items() for row in bench.judged(bundle, artifact)]
     report.save()

@@ -1,4 +1,5 @@
-"""What a GPU can do at most, measured through torch: copies, and products of bf16 matrices. And what a step needs."""
+"""What a GPU can do at most, measured through torch: copies, products of bf16 matrices, and copies of the host's pinned
+memory. And what a step needs."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ _COPIED_BYTES, _MATRIX = 1 << 30, 8192
 
 @dataclass(frozen=True)
 class Limits:
-    """bytes_s: read and written by a copy. flops: of a product of bf16 matrices, two operations per multiply-add."""
+    """bytes_s: read and written by a copy. flops: of a product of bf16 matrices, two operations per multiply-add.
+    upload_bytes_s: copied from pinned memory of the host to the device."""
 
     bytes_s: float
     flops: float
+    upload_bytes_s: float
 
 
 def measured_limits(device: str, seconds_of: Callable[[Callable[[], object]], float]) -> Limits:
@@ -39,7 +42,9 @@ def measured_limits(device: str, seconds_of: Callable[[Callable[[], object]], fl
         return seconds_of(until_done)
 
     copied, multiplied = seconds(lambda: target.copy_(source)), seconds(lambda: a @ b)
-    return Limits(2 * source.numel() / copied, 2 * side**3 / multiplied)
+    pinned = torch.ones(source.numel(), dtype=torch.uint8, pin_memory=device == "cuda")
+    uploaded = seconds(lambda: target.copy_(pinned, non_blocking=True))
+    return Limits(2 * source.numel() / copied, 2 * side**3 / multiplied, source.numel() / uploaded)
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path, chat_template: str | None = None) -> None:
-        from tokenizers import Tokenizer as Backend
-
         file = path / "tokenizer.json"
         content = _listed(path, file.name)
         if content is None:
             raise TokenizerError(f"{file} is missing: give prompts as token ids, or compile from a model that has it")
+        from tokenizers import Tokenizer as Backend  # behind that: token ids run where the package is missing
+
         try:
             self._backend = Backend.from_buffer(content)
         except Exception as error:  # the library raises bare Exception

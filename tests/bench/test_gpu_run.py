@@ -18,10 +18,11 @@ import torch
 
 from bench.gpu import measure
 from bench.gpu.baseline import baseline
-from bench.gpu.measure import Bench, Report, check, ways_of
+from bench.gpu.measure import Bench, Report, check, judge_conformance, ways_of
 from bench.gpu.random_model import write_random_model
 from bench.gpu.stand_ins import built
 from bench.gpu.step_limits import Limits, Model
+from bench.gpu.time_limit import HUNG
 from bench.gpu.torch_model import TorchModel, read_weights
 from llmc.compiler.store.bundle import create_bundle
 from llmc.compiler.store.described import model_config
@@ -88,13 +89,14 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     }
     options = ["--shape", tmp_path / "shape.json", "--work", tmp_path / "work", "--torch-device", "cpu"]
     options += ["--conformance", native_program("device_conformance"), "--seconds", "0", "--no-compiled"]
+    options += ["--tokens", "3"]
     command = [ROOT / "bench" / "gpu" / "run.sh", tmp_path / "tiny.bundle", *options]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     judged = [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("ok")]
     assert judged == [
         "ok  conformance, graphs", "ok  conformance, launches", "ok  conformance, some graphs",
-        "ok  parity with torch in float32", "ok  bit-exactness",
+        "ok  parity with torch in float32", "ok  bit-exactness", "ok  LLM.generate of tiny",
     ]  # fmt: skip
     report = json.loads((tmp_path / "work" / "report.json").read_text())
     rows = report["buckets of tiny.bundle"]
@@ -106,11 +108,15 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
         ("decode, fewest sequences", False), ("decode, most sequences", False), ("prefill", False),
     ]  # fmt: skip
     assert report["baseline"]["name"].startswith("plain torch")
+    uploaded, generated = report["upload of tiny.bundle"], report["generation of tiny.bundle"]
+    assert uploaded["of_copies"] == uploaded["bytes_s"] / report["limits"]["upload_bytes_s"] > 0
+    assert (generated["sequences"], generated["prompt_tokens"], generated["output_tokens"]) == (2, 32, 6)
+    assert generated["tokens_s"] > 0
     # Another run does not check or measure again.
     again = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert "ok  " not in again.stdout
-    assert again.stdout.count("as found before") == 5
+    assert again.stdout.count("as found before") == 7
     assert json.loads((tmp_path / "work" / "report.json").read_text()) == report
 
 
@@ -161,6 +167,47 @@ def test_only_wgmma_may_fail_its_checks(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"refused {wide.name}" not in report.found
 
 
+def test_a_child_that_hangs_is_ended_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "device_conformance"
+    program.write_text("#!/bin/sh\necho case 12\nexec sleep 3600\n")
+    program.chmod(0o755)
+    artifact = SimpleNamespace(info=SimpleNamespace(target_name="cuda:sm_80"))
+    monkeypatch.setattr(measure, "Artifact", lambda _: nullcontext(artifact))
+    with pytest.raises(SystemExit):
+        judge_conformance(program, tmp_path, [], 0.8)
+    said = "FAILED  conformance, graphs: it has not ended within 0.2 seconds: case 12\n"
+    assert capsys.readouterr().out == said
+
+
+_HANGS = """\
+import sys, time
+from pathlib import Path
+from bench.gpu.measure import Report
+report = Report(Path(sys.argv[1]), {"of": "test"}, 0.2)
+report.part("limits", lambda: {"bytes_s": 1})
+report.part("numbers of wide.bundle", lambda: time.sleep(3600))
+"""
+
+
+def test_a_part_that_hangs_ends_the_run_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle of wgmma is left out by the next run, as one whose numbers are wrong. Any other one is tried again."""
+    path = tmp_path / "report.json"
+    done = subprocess.run([sys.executable, "-c", _HANGS, path], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (HUNG, "HUNG  numbers of wide.bundle: it did not end within 0.2 s\n")
+    found = {"key": {"of": "test"}, "limits": {"bytes_s": 1}, "hung": "numbers of wide.bundle"}
+    assert json.loads(path.read_text()) == found
+    first, wide = tmp_path / "bf16.bundle", tmp_path / "wide.bundle"
+    given = Namespace(bundles=[first, wide], work=tmp_path, shape="qwen2.5-0.5b")
+    bench = Bench(given, _SHAPE, Report(path, {"of": "test"}))
+    monkeypatch.setattr(Bench, "check", lambda *_: None)
+    for target, passes in (("cuda:sm_90a+wgmma", False), ("cuda:sm_90a", True)):
+        artifact = SimpleNamespace(info=SimpleNamespace(target_name=target))
+        monkeypatch.setattr(measure, "Artifact", lambda _, found=artifact: nullcontext(found))
+        assert bench.passes(wide, wide) == passes
+
+
 def test_baselines_are_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both see the tokens at their positions: the last logits of a prompt are those of the plain model."""
     model = write_random_model(_SHAPE, tmp_path / "model")
@@ -187,6 +234,6 @@ def test_what_a_step_needs_at_least() -> None:
     needs = Model.of(shape, weight_bytes=100_000, kv_token_bytes=256)
     assert needs == Model(100_000 - 2 * 300 * 64, 256, linear, 300 * 64, 2 * 2 * 4 * 16)
     # Of 3 new tokens behind 10: they read 13, and are 11, 12 and 13 pairs.
-    memory, products = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    memory, products = Limits(1.0, 1e30, 1.0), Limits(1e30, 1.0, 1.0)
     assert needs.least_s(memory, [(3, 10)]) == needs.weights + 13 * 256
     assert needs.least_s(products, [(3, 10)]) == 2 * (3 * linear + 300 * 64 + 36 * needs.pairs)

@@ -1,6 +1,7 @@
 #include "device/cuda/cu_memory.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -132,10 +133,13 @@ Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
     }
     at_.weights.push_back(at);
   }
+  const auto begin = std::chrono::steady_clock::now();
   for (const FileRun& run : stay.runs()) {
     LLMC_RETURN_IF_ERROR(
         CopyFileToDevice(machine_, artifact.weight_file(), run.begin, run.end - run.begin, weights_.get() + run.at));
   }
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
+  upload_ns_ = static_cast<uint64_t>(took.count());
   return Status::Ok();
 }
 

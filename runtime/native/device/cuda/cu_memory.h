@@ -32,6 +32,8 @@ class CuMemory {
   uint32_t num_blocks() const { return num_blocks_; }
   const DeviceMemory& bytes() const { return bytes_; }
   uint64_t offloaded_bytes() const { return offloaded_bytes_; }
+  // Time of reading weights and copying them to the GPU.
+  uint64_t upload_ns() const { return upload_ns_; }
   // Memory for the graphs of an artifact with these weights and pools. The arena is zero once the stream's work has
   // ended.
   Status MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWork* out) const;
@@ -75,7 +77,7 @@ class CuMemory {
   CuMachinePtr machine_;
   uint32_t num_blocks_ = 0, rank_ = 0;
   DeviceMemory bytes_;
-  uint64_t offloaded_bytes_ = 0;
+  uint64_t offloaded_bytes_ = 0, upload_ns_ = 0;
   CuBuffer weights_, pool_, adapters_;
   CuPinned host_weights_;
   CuState at_;

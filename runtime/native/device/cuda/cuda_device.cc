@@ -90,6 +90,7 @@ void CudaDevice::AddProgramStats(std::vector<DeviceStat>* out) const {
   out->push_back({"programs", run_.programs->num_kernels()});
   out->push_back({"programs_from_ptx", run_.programs->num_built()});
   out->push_back({"dependent_launches", run_.graphs->early()});
+  out->push_back({"upload_ns", memory_->upload_ns()});
   if (ranks_ == nullptr || ranks_->ranks_of_stage() == 1) return;
   out->push_back({"nccl_ranks", nccl_ == nullptr ? 0 : nccl_->num_ranks()});
   out->push_back({"nccl_refusal", static_cast<uint64_t>(refusal_)});
