@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -69,11 +69,27 @@ class AdapterPart:
 
 
 @dataclass(frozen=True)
+class AdapterHeads:
+    """The heads whose matrices a weight holds, below each other.
+
+    count: their number. rows, first: a head has `rows` rows of the trained layer, and this weight is those from `first`
+    on. own: the matrix that each head has of its own, where the other is one for all. It is "a" if the trained layer's
+    matrices are transposed here, else "b".
+    """
+
+    count: int
+    rows: int
+    first: int
+    own: Literal["a", "b"]
+
+
+@dataclass(frozen=True)
 class AdapterLinear:
     """A weight [rows of all parts, columns] that adapters may be added to.
 
     experts: number of such weights below each other; 0 for a plain linear layer.
     table: the weight is the embedding, [columns, rows]; an adapter's A has a column for each token.
+    heads: of weights of heads below each other; columns and rows are those of one.
     """
 
     weight: str
@@ -81,6 +97,7 @@ class AdapterLinear:
     parts: tuple[AdapterPart, ...]
     experts: int = 0
     table: bool = False
+    heads: AdapterHeads | None = None
 
     @property
     def pool(self) -> str:
@@ -103,7 +120,7 @@ def adapter_linears(model: ModelConfig, limits: AdapterLimits) -> dict[str, Adap
     The graph decides which of them are plain linear layers. A tied output projection has the embedding's weight.
     """
     weights = get_family(model.model_type).weight_map(model)
-    found = list(_linears(weights.targets))
+    found = [*_linears(weights.targets), *_head_linears(weights.targets)]
     if limits.experts:
         found += _expert_linears(weights.targets)
     for target in weights.targets:
@@ -124,6 +141,18 @@ def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
             continue
         if (parts := _parts(target)) is not None:
             yield AdapterLinear(target.name, target.shape[1], parts)
+
+
+def _head_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
+    """Weights that are a part of each head of one layer of the trained model. Several of them may be of one layer."""
+    for target in targets:
+        if (part := target.part) is None:
+            continue
+        (source,) = target.sources
+        count = source.shape[0] // part.rows
+        heads = AdapterHeads(count, part.rows, part.first, "a" if part.turned else "b")
+        of_head = AdapterPart(source.name.removesuffix(_WEIGHT), target.shape[0] // count)
+        yield AdapterLinear(target.name, target.shape[1], (of_head,), heads=heads)
 
 
 def _expert_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
@@ -177,6 +206,7 @@ def record(
     def linear(one: AdapterLinear) -> dict[str, Any]:
         found: dict[str, Any] = {"experts": one.experts} if one.experts else {}
         found |= {"table": True} if one.table else {}
+        found |= {"heads": asdict(one.heads)} if one.heads else {}
         return {"weight": one.weight, "columns": one.columns, **found, "parts": [part(p) for p in one.parts]}
 
     listed, without = [linear(one) for one in linears], [linear(one) for one in left_out]

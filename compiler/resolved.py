@@ -159,6 +159,7 @@ class Resolved:
             return False
         if not linear.of_vocabulary:
             of_each = f" for each of {linear.experts} experts" if linear.experts else ""
+            of_each = f" for each of {linear.heads.count} heads" if linear.heads else of_each
             raise CompileError(
                 f"{self.adapters.slots} adapters of rank {self.adapters.rank} of {linear.weight}, {sum(linear.rows)} "
                 f"rows by {linear.columns} columns{of_each}, are more than kernels count; lower --lora-slots or "

@@ -303,11 +303,19 @@ class LoraPart(Closed):
     order: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
 
 
+class LoraHeads(Closed):
+    count: Count
+    rows: Count
+    first: Annotated[int, Field(ge=0, lt=1 << 31)]
+    own: Literal["a", "b"]
+
+
 class LoraLinear(Closed):
     weight: Text
     columns: Count
     experts: Count | None = None
     table: bool = False
+    heads: LoraHeads | None = None
     parts: Annotated[list[LoraPart], Field(min_length=1, max_length=8)]
 
 

@@ -1,6 +1,7 @@
 """activate: f(x) of plain rows, or f(gate) · up of rows that hold both side by side, in the layout of linear layers.
 
 `activated_linear` and `gated_linear` do this to their own sums; this op serves layers where something is added first.
+Without an activation, it only packs rows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import F32, Argument, Call, GraphParams, KernelCall, OpDef
+
+NO_ACTIVATION = ""
 
 
 def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:

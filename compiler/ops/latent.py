@@ -9,6 +9,7 @@ from typing import Any
 
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.adapters import adapter_scratch, with_head_adapters
 from llmc.compiler.ops.definition import (
     ANY_FLOAT,
     F32,
@@ -41,7 +42,7 @@ def _head_linear(site: Site, graph: GraphParams) -> list[KernelCall]:
     heads, gives = int(site.attributes["num_heads"]), graph.act_dtype if site.op == PACKED_HEAD_LINEAR.name else ""
     stride = int(site.attributes["widths"]["x"]) // heads
     spec = head_linear_spec(graph.act_dtype, gives, heads=heads, k=k, n=n, stride=stride, **graph.rows(site))
-    return [KernelCall(spec, ("x", "weight", "out"))]
+    return with_head_adapters(site, graph, stride, [KernelCall(spec, ("x", "weight", "out"))])
 
 
 def _latent_kv_write(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -121,6 +122,7 @@ HEAD_LINEAR = OpDef(
     _HEAD_ARGUMENTS,
     lambda call: ((call.shapes["x"][0], call.shapes["weight"][0]), F32[0]),
     _head_linear,
+    scratch_parts=adapter_scratch,
 )
 PACKED_HEAD_LINEAR = OpDef("packed_head_linear", _HEAD_ARGUMENTS, _packed_result, _head_linear, packed_result=True)
 LATENT_KV_WRITE = OpDef(

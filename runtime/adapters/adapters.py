@@ -8,20 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from llmc.adapter_slot import padded
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, LlmcError
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 from llmc.shown import shown
 
 from .peft import LowRank, read_adapter
+from .places import OUTPUT, Place, is_output, of_experts, of_layer, places_of
 from .tensors import AdapterError
-
-_HEAD = "lm_head"
-_HEADS = ("lm_head.weight", "embed.weight")
-"""Weights of the output projection, which may be the embedding's."""
 
 _EXPERTS = ".experts."
 
@@ -44,27 +38,13 @@ class Adapter:
     rank: int
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A module in the artifact: layer and part in the engine's numbering, sizes, and its row order there. expert: its
-    number, where the layer has `experts`."""
-
-    linear: int
-    part: int
-    rows: int
-    columns: int
-    order: tuple[int, ...] | None = None
-    expert: int = 0
-    experts: int = 0
-
-
 class Adapters:
     """The adapters of one engine, which may be stepping; thread-safe."""
 
     def __init__(self, path: Path, artifact: Artifact, engine: Any) -> None:
         """path: of the artifact."""
         self._path, self._artifact, self._engine = path, artifact, engine
-        self._places: dict[str, _Place] | None = None
+        self._places: dict[str, tuple[Place, ...]] | None = None
         self._loaded: dict[str, Adapter] = {}
         self._requests: dict[int, int] = {}
         self._lock, self._loading = threading.Lock(), threading.Lock()
@@ -151,13 +131,13 @@ class Adapters:
 
     def _matrices(self, path: Path, changes: Mapping[str, LowRank]) -> Iterable[AdapterMatrix]:
         places, most_rank = self._module_places(), int(self._artifact.info.adapter_rank)
-        of_experts: dict[tuple[int, int], list[tuple[_Place, LowRank]]] = {}
+        experts: dict[tuple[int, int], list[tuple[Place, LowRank]]] = {}
         for module, change in changes.items():
             # Checkpoints may omit the name prefix of the trained class.
-            place = places.get(module) or places.get(module.partition(".")[2])
-            if place is None:
+            found = places.get(module) or places.get(module.partition(".")[2])
+            if found is None:
                 raise AdapterError(f"{path}: {shown(module)} {self._why_without(module)}")
-            shape, wanted = (len(change.b), change.a.shape[1]), (place.rows, place.columns)
+            shape, wanted = (len(change.b), change.a.shape[1]), found[0].module_shape
             if shape != wanted:
                 raise AdapterError(
                     f"{path}: {shown(module)} is for a layer of {shape[0]} by {shape[1]}, and the model's is "
@@ -168,19 +148,19 @@ class Adapters:
                     f"{path}: {shown(module)} has rank {change.rank}, and the artifact takes up to {most_rank}; "
                     f"compile it with --lora-rank {change.rank}"
                 )
-            if place.experts:
-                of_experts.setdefault((place.linear, place.part), []).append((place, change))
-                continue
-            b = change.b if place.order is None else change.b[np.array(place.order)]
-            yield AdapterMatrix(place.linear, place.part, change.scale, change.a, np.ascontiguousarray(b))
-        yield from map(_joined, of_experts.values())
+            for place in found:
+                if place.experts:
+                    experts.setdefault((place.linear, place.part), []).append((place, change))
+                else:
+                    yield of_layer(place, change)
+        yield from map(of_experts, experts.values())
 
     def _why_without(self, module: str) -> str:
         """Why a module takes no adapters, and what to do."""
         merge = "merge the adapter when you compile, with --merge-lora"
         linears = self._lora().get("left_out", ())
         left_out = {part["module"] for linear in linears for part in linear["parts"]}
-        left_out |= {_HEAD} if any(map(_is_head, linears)) else set()
+        left_out |= {OUTPUT} if any(map(is_output, linears)) else set()
         if module in left_out or module.partition(".")[2] in left_out:
             return (
                 "takes no adapters in this artifact, whose slots would be more than kernels count; compile it with "
@@ -193,48 +173,8 @@ class Adapters:
         """The manifest's record of adapters."""
         return read_manifest(self._path).get("lora") or {"linears": [], "orders": []}
 
-    def _module_places(self) -> dict[str, _Place]:
-        """The place of each module that adapters may change, read from the manifest on first use."""
+    def _module_places(self) -> dict[str, tuple[Place, ...]]:
+        """The places of each module that adapters may change, read from the manifest on first use."""
         if self._places is None:
-            lora = self._lora()
-            orders = [tuple(order) for order in lora["orders"]]
-            self._places = {
-                part["module"].replace("{}", str(expert)) if linear.get("experts") else part["module"]: _Place(
-                    number,
-                    index,
-                    int(part["rows"]),
-                    int(linear["columns"]),
-                    None if part.get("order") is None else orders[part["order"]],
-                    expert,
-                    linear.get("experts") or 0,
-                )
-                for number, linear in enumerate(lora["linears"])
-                for index, part in enumerate(linear["parts"])
-                for expert in range(linear.get("experts") or 1)
-            }
-            for linear in filter(_is_head, lora["linears"]):
-                self._places.setdefault(_HEAD, self._places[linear["parts"][0]["module"]])
+            self._places = places_of(self._lora())
         return self._places
-
-
-def _is_head(linear: Mapping[str, Any]) -> bool:
-    """Whether it is the output projection. Newer versions of transformers call it lm_head, whatever checkpoints do."""
-    return linear["weight"] in _HEADS and not linear.get("table")
-
-
-def _joined(of_experts: list[tuple[_Place, LowRank]]) -> AdapterMatrix:
-    """The matrices of a layer's experts as one, as FORMAT.md has them: A side by side, B below each other.
-
-    Ranks below the largest are filled with zeros. Where scales differ, B has them.
-    """
-    place, first = of_experts[0]
-    rank, scale = max(change.rank for _, change in of_experts), first.scale
-    if scale == 0 or any(change.scale != scale for _, change in of_experts):
-        scale = 1.0
-    columns, rows = padded(place.columns), padded(place.rows)
-    a = np.zeros((rank, place.experts * columns), np.float32)
-    b = np.zeros((place.experts * rows, rank), np.float32)
-    for at, change in of_experts:
-        a[: change.rank, at.expert * columns :][:, : place.columns] = change.a
-        b[at.expert * rows :][: place.rows, : change.rank] = change.b * np.float32(change.scale / scale)
-    return AdapterMatrix(place.linear, place.part, scale, a, b)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.compiler.adapters import AdapterLimits, adapter_linears, limits_of, record
+from llmc.compiler.adapters import AdapterHeads, AdapterLimits, adapter_linears, limits_of, record
 from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.ops.adapters import is_too_large
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
+from llmc.compiler.targets.registry import resolve_target
 from llmc.manifest import read_manifest
 from llmc.models import load_config
 from llmc.quantize import QuantConfig
@@ -127,6 +129,7 @@ def test_half_precision(tmp_path: Path, kernel_cache: Path) -> None:
         ("llama", "w8a8", {}),
         pytest.param("llama", "w4a16", {}, marks=pytest.mark.slow),
         rare("mixtral", "w8a8", {"lora_experts": True}),
+        rare("deepseek_v3", "w8a8", {}),
     ],
 )
 def test_quantized_models(case: str, scheme: str, more: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
@@ -137,7 +140,7 @@ def test_quantized_models(case: str, scheme: str, more: dict[str, Any], tmp_path
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
     compile_tiny(model, tmp_path / "b", kernel_cache, dtype="f32", quant=QuantConfig(scheme), buckets=MIXED_LADDER,
                  block_size=16).close()  # fmt: skip
-    adapter = make_adapter(tmp_path / "all", model, (*ALL, "w1", "w2", "w3"), rank=9, seed=2, size=4.0)
+    adapter = make_adapter(tmp_path / "all", model, (*ALL, "kv_b_proj", "w1", "w2", "w3"), rank=9, seed=2, size=4.0)
     prompt = random_tokens(515, 12)
     with Artifact(tmp_path / "a") as opened, Engine(opened) as engine:
         number = Adapters(tmp_path / "a", opened, engine).load("all", adapter).id
@@ -151,7 +154,9 @@ def test_quantized_models(case: str, scheme: str, more: dict[str, Any], tmp_path
     np.testing.assert_allclose(np.subtract(with_it, plain), change, atol=0.35 * np.abs(change).max(), rtol=0)
 
 
-@pytest.mark.parametrize(("case", "more"), [("llama", {}), rare("mixtral", {"lora_experts": True})])
+@pytest.mark.parametrize(
+    ("case", "more"), [("llama", {}), rare("mixtral", {"lora_experts": True}), rare("deepseek_v2-lite", {})]
+)
 def test_rows_without_an_adapter_have_the_models_bits(
     case: str, more: dict[str, Any], tmp_path: Path, kernel_cache: Path
 ) -> None:
@@ -161,7 +166,7 @@ def test_rows_without_an_adapter_have_the_models_bits(
     prompts = [random_tokens(515, n, seed=n) for n in (1, 7, 8, 30)]
     compile_tiny(model, tmp_path / "with", kernel_cache, dtype="bf16", **{**LORA, "lora_rank": 128, **more}).close()
     compile_tiny(model, tmp_path / "without", kernel_cache, dtype="bf16", buckets=MIXED_LADDER, block_size=16).close()
-    modules = (*ALL, "w1", "w2", "w3", "lm_head", "embed_tokens")
+    modules = (*ALL, "w1", "w2", "w3", "kv_b_proj", "lm_head", "embed_tokens")
     adapter = make_adapter(tmp_path / "all", model, modules, rank=128, seed=2, size=0.5)
     other = make_adapter(tmp_path / "other", model, ("up_proj", "w3", "lm_head"), rank=8, seed=3, size=0.5)
     with Artifact(tmp_path / "without") as opened, Engine(opened) as engine:
@@ -214,6 +219,51 @@ def test_experts(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> 
         make_adapter(tmp_path / "head", model, ("o_proj", "lm_head"), rank=16, seed=4),
     ]
     check_against_merged(model, tmp_path / "a", adapters, 2e-4)
+
+
+LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "case"),
+    [
+        ("native", "deepseek_v3"),
+        ("native", "deepseek_v2-lite"),
+        ("reference", "deepseek_v2"),
+        rare("native", "minicpm3"),
+        pytest.param("opencl", "deepseek_v3", marks=[needs_opencl, pytest.mark.exhaustive]),
+    ],
+)
+def test_latent_attention(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Every linear layer of it, and what makes keys and values of all heads, which is computed by head."""
+    family, fields = CASES[case]
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": 1})
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", target=target, **{**LORA, "buckets": FEW}).close()
+    adapters: list[Path | None] = [
+        make_adapter(tmp_path / "heads", model, ("kv_b_proj",), rank=5, seed=1, use_rslora=True, size=0.5),
+        None,
+        make_adapter(tmp_path / "all", model, (*LATENT, *ALL), rank=20, seed=2),
+        make_adapter(tmp_path / "others", model, LATENT[:4], rank=17, seed=3),
+    ]
+    check_against_merged(model, tmp_path / "a", adapters, 2e-4)
+
+
+def test_what_is_split_by_head(tmp_path: Path) -> None:
+    """Two weights of one module; together they have all its rows."""
+    model = make_tiny_model(tmp_path / "model", "deepseek_v3", **{**CASES["deepseek_v3"][1], "num_hidden_layers": 1})
+    limits = AdapterLimits(2, 8)
+    linears = adapter_linears(load_config(model), limits).values()
+    key, value = (linear for linear in linears if linear.heads)
+    assert [part.module for part in (*key.parts, *value.parts)] == ["model.layers.0.self_attn.kv_b_proj"] * 2
+    assert (key.weight, key.columns, key.rows) == ("layers.0.attention.key_up.weight", 12, (20,))
+    assert (value.weight, value.columns, value.rows) == ("layers.0.attention.value_up.weight", 20, (10,))
+    assert (key.heads, value.heads) == (AdapterHeads(3, 22, 0, "a"), AdapterHeads(3, 22, 12, "b"))
+    large = AdapterLimits(256, 512)
+    for linear in (key, value):
+        assert linear.heads is not None
+        many = replace(linear, heads=replace(linear.heads, count=1 << 10))
+        assert [is_too_large(one, large, resolve_target("reference"), "f32") for one in (linear, many)] == [False, True]
 
 
 def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> None:

@@ -12,17 +12,19 @@ from llmc.compiler.dtypes import F32
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.graph.passes.rewrite import Rewriter, Step, steps_of
-from llmc.compiler.ops.activate import ACTIVATE
+from llmc.compiler.ops.activate import ACTIVATE, NO_ACTIVATION
 from llmc.compiler.ops.adapters import ADAPTER_X, ADAPTERS
 from llmc.compiler.ops.embedding import EMBEDDING
 from llmc.compiler.ops.experts import EXPERTS, WEIGHTS
+from llmc.compiler.ops.latent import HEAD_LINEAR, PACKED_HEAD_LINEAR
 from llmc.compiler.ops.linear import ACTIVATED_LINEAR, GATED_LINEAR, LINEAR
 
 _LINEARS = (LINEAR.name, ACTIVATED_LINEAR.name, GATED_LINEAR.name)
+_HEAD_LINEARS = (HEAD_LINEAR.name, PACKED_HEAD_LINEAR.name)
 
 
 def add_adapters(lowered: Lowered, linears: Mapping[str, AdapterLinear], limits: AdapterLimits) -> Lowered:
-    """Gives an adapter pool to every linear in `linears` (pool name → adapter), to experts and the embedding.
+    """Gives an adapter pool to every linear in `linears` (pool name → adapter), to experts, heads and the embedding.
 
     Must run before other passes: adapters read the activations that the model computes.
     """
@@ -44,6 +46,8 @@ class _Adapter(Rewriter):
             return self._experts(step, site)
         if site is not None and site.op == EMBEDDING.name:
             return self._embedding(step, site)
+        if site is not None and site.op in _HEAD_LINEARS:
+            return self._heads(step, site)
         if site is None or site.op not in _LINEARS:
             return self.replaced(step.value)
         linear = self._linear(step.tensors["weight"])
@@ -57,13 +61,32 @@ class _Adapter(Rewriter):
         if site.op == LINEAR.name:
             return made
         of_linear = {"activation": site.attributes["activation"], "gated": site.op == GATED_LINEAR.name}
-        of_rows = {"widths": {"x": sum(linear.rows)}, "on_samples": site.attributes["on_samples"]}
+        return self._activate(step, site, made, sum(linear.rows), of_linear)
+
+    def _activate(
+        self, step: Step, site: Site, made: relax.Call, width: int, of_linear: Mapping[str, Any]
+    ) -> relax.Expr:
+        """The packed result of a step, from the sums of `width` that `made` gives."""
+        of_rows = {"widths": {"x": width}, "on_samples": site.attributes["on_samples"]}
         last = Site(ACTIVATE.name, {**of_rows, **of_linear}, ("x",))
         return self.call(last, last.op, {}, {"x": self.builder.emit(made)}, step.var.ty)
+
+    def _heads(self, step: Step, site: Site) -> relax.Expr:
+        linear = self._linear(step.tensors["weight"])
+        if linear is None or linear.heads is None:
+            return self.replaced(step.value)
+        tensors = {name: self.replaced(tensor) for name, tensor in step.tensors.items()}
+        width = linear.heads.count * sum(linear.rows)
+        kind = relax.TensorType((step.var.ty.shape[0], width), F32.long_name)
+        made = self.call(site, HEAD_LINEAR.name, {ADAPTERS: self._pool(linear)}, tensors, kind)
+        if site.op == HEAD_LINEAR.name:
+            return made
+        return self._activate(step, site, made, width, {"activation": NO_ACTIVATION, "gated": False})
 
     def _pool(self, linear: AdapterLinear) -> dict[str, Any]:
         found: dict[str, Any] = {"experts": linear.experts} if linear.experts else {}
         found |= {"table": True} if linear.table else {}
+        found |= {"heads": linear.heads.count, "own": linear.heads.own} if linear.heads else {}
         sizes = {"columns": linear.columns, "rows": list(linear.rows)}
         return {**sizes, "rank": self._limits.rank, "slots": self._limits.slots, **found}
 

@@ -85,7 +85,9 @@ _UNITS: dict[str, Callable[[Params], int]] = {
     "activate": lambda p: int(p["dim"]),
     "rank_sum": lambda p: int(p["width"]),
     "expert_activate": lambda p: int(p["top_k"]) * int(p["dim"]),
-    "adapter_expand": lambda p: sum(map(int, str(p["parts"]).split())) * int(p.get("top_k", 1)),
+    "adapter_expand": lambda p: (
+        sum(map(int, str(p["parts"]).split())) * int(p.get("top_k", 1)) * int(p.get("heads", 1))
+    ),
     "adapter_pick": lambda p: int(p["width"]),
     "adapter_pairs": lambda p: int(p["tile_rows"]) * int(p["top_k"]),
 }

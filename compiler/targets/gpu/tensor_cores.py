@@ -148,7 +148,8 @@ _ADAPTER_ROWS = 4  # tokens for whose tile a launch has groups
 def shrinks_on_tensor_cores(spec: KernelSpec) -> bool:
     """Whether this is an adapter's first product, of a kind that tensor cores compute."""
     p = spec.as_dict()
-    return spec.op == "adapter_shrink" and p["act_dtype"] in HALVES and int(p["k"]) % ADAPTER_STEP == 0
+    of_halves = p.get("act_dtype") in HALVES and "heads" not in p  # heads have float32 rows
+    return spec.op == "adapter_shrink" and of_halves and int(p["k"]) % ADAPTER_STEP == 0
 
 
 def shrink_tiles(spec: KernelSpec) -> tuple[int, int]:

@@ -24,7 +24,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     words, blocks, tail = b.ceil_div(dim, b.lanes_of(act)), b.ceil_div(dim, _BLOCK), dim % b.WIDTH
     activation, parts = str(p["activation"]), 2 if p["gated"] else 1
     helpers = vector.helpers(target.mcpu, puts=tuple((act, row_tile, n) for n in (b.WIDTH, tail) if n))
-    helpers += ACTIVATIONS[activation]()
+    helpers += ACTIVATIONS[activation]() if activation else ""
     kernel = b.Kernel(spec.symbol(), [("x", "float32"), ("out", b.word_dtype(act))], helpers)
     with kernel as k:
         rows = k.scalar(int(p["rows"]))
@@ -37,7 +37,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
                 def emit(column: b.Expr, count: int) -> None:
                     at = b.let(row * (parts * dim) + column)
-                    value = b.call(activation, b.load_vector(k["x"], at, count))
+                    value = b.load_vector(k["x"], at, count)
+                    value = b.call(activation, value) if activation else value
                     if p["gated"]:
                         value = b.call("mul", value, b.load_vector(k["x"], at + dim, count))
                     b.put(k["out"], value, base, column, act, row_tile, count)

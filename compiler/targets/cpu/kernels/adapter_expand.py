@@ -8,7 +8,6 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.adapter_slot import padded
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.adapter_slots import AHEAD, Pool, Tile, chosen, share_tiles
@@ -25,39 +24,46 @@ class _Piece:
     """A run of columns of a layer.
 
     part: the part they belong to. begin, columns: its first column and its width. b: offset of its B in a slot. first:
-    the run's first vector of columns. expert_vectors: of an expert's B.
+    the run's first vector of columns. layer: the number of the part or head. before: of an expert's or a head's B, the
+    vectors of columns before it.
     """
 
-    def __init__(self, pool: Pool, blocks: list[int], number: b.Expr) -> None:
+    def __init__(self, pool: Pool, blocks: list[int], number: b.Expr, expert: b.Expr) -> None:
+        if pool.heads:
+            self.layer = b.let(T.truncdiv(number, blocks[0]))
+            self.part, self.columns, self.b = T.int32(0), T.int32(pool.rows[0]), T.int32(pool.b[0])
+            self.begin, self.before = b.let(self.layer * pool.rows[0]), b.let(self.layer * pool.b_of_copy[0])
+            self.first = b.let(T.truncmod(number, blocks[0]) * _BLOCK)
+            return
         parts = range(len(blocks))
         starts = [sum(blocks[:part]) for part in parts]
-        self.part = chosen(number, starts, list(parts))
+        self.layer = self.part = chosen(number, starts, list(parts))
         self.begin = chosen(number, starts, [sum(pool.rows[:part]) for part in parts])
         self.columns = chosen(number, starts, pool.rows)
         self.b = chosen(number, starts, pool.b)
-        self.expert_vectors = chosen(number, starts, [padded(rows) // b.WIDTH for rows in pool.rows])
+        self.before = b.let(expert * chosen(number, starts, pool.b_of_copy))
         self.first = b.let((number - chosen(number, starts, starts)) * _BLOCK)
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     pool = Pool(spec)
-    lanes, n, of_part = pool.lanes, sum(pool.rows), pool.width // len(pool.rows)
+    lanes, n, of_layer = pool.lanes, max(1, pool.heads) * sum(pool.rows), pool.width // pool.num_layers
     whole = all(rows % b.WIDTH == 0 for rows in pool.rows)
     blocks = [b.ceil_div(rows, _BLOCK * b.WIDTH) for rows in pool.rows]
     kernel = b.Kernel.of(spec.symbol(), pool.buffers("float32"), target)
-    with kernel as k, share_tiles(k, pool, sum(blocks)) as (tile, number):
-        piece = _Piece(pool, blocks, number)
+    with kernel as k, share_tiles(k, pool, max(1, pool.heads) * sum(blocks)) as (tile, number):
+        piece = _Piece(pool, blocks, number, tile.expert)
         rank = tile.rank(piece.part)
         words = b.let(T.truncdiv(rank + (lanes - 1), lanes))
         vectors = b.let(T.truncdiv(piece.columns + (b.WIDTH - 1), b.WIDTH))
 
         def rows(tile: Tile, count: int) -> None:
             number = [tile.row(i) for i in range(count)]
-            source = [b.let(row * pool.width + piece.part * of_part) for row in number]
+            source = [b.let(row * pool.width + piece.layer * of_layer) for row in number]
             to = [b.let(row * n + piece.begin) for row in number]
             total = b.Vectors(count)
             with T.serial(piece.first, b.let(T.min(piece.first + _BLOCK, vectors))) as vector:
-                of_b = b.let((tile.expert * piece.expert_vectors + vector) * words)
+                of_b = b.let((piece.before + vector) * words)
                 first = b.let(tile.first + piece.b + of_b * b.WIDTH)
                 for i in range(count):
                     total[i] = b.splat(0.0)

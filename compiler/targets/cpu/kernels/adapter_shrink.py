@@ -30,16 +30,18 @@ class _Stream:
     """A panel of A for the rows of a tile. unit: counted over all panels of the first tile, then of the next."""
 
     def __init__(self, k: b.Kernel, pool: Pool, panels: int, unit: b.Expr) -> None:
-        self._pool, pieces = pool, len(pool.rows) * panels
+        self._pool, pieces = pool, pool.num_layers * panels
         self.piece = b.let(T.truncmod(unit, pieces))
         self.tile = Tile(k, pool, b.let(T.truncdiv(unit, pieces)))
-        self.part, self.panel = b.let(T.truncdiv(self.piece, panels)), b.let(T.truncmod(self.piece, panels))
+        self.layer, self.panel = b.let(T.truncdiv(self.piece, panels)), b.let(T.truncmod(self.piece, panels))
+        self.part = T.int32(0) if pool.heads else self.layer
 
     def first(self) -> b.Expr:
         """Where the panel begins in the pool."""
         pool = self._pool
         of_part = chosen(self.part, list(range(len(pool.a))), pool.a)
-        return b.let(self.tile.first + of_part + self.panel * pool.panel + self.tile.expert * pool.a_of_expert)
+        copy = self.layer if pool.heads else self.tile.expert
+        return b.let(self.tile.first + of_part + self.panel * pool.panel + copy * pool.a_of_copy)
 
     def used(self) -> b.Expr:
         """Whether the adapter has ranks in the panel."""
@@ -49,15 +51,16 @@ class _Stream:
 class _Sums:
     """Emits the sums of streams side by side."""
 
-    def __init__(self, k: b.Kernel, pool: Pool, row_tile: int) -> None:
-        self._k, self._pool, self._row_tile = k, pool, row_tile
+    def __init__(self, k: b.Kernel, pool: Pool, row_tile: int, stride: int) -> None:
+        """stride: floats between heads of a row of x."""
+        self._k, self._pool, self._row_tile, self._stride = k, pool, row_tile, stride
         self._words = b.ceil_div(pool.columns, pool.lanes)
 
     def emit(self, streams: Sequence[_Stream], count: int) -> None:
         """Computes `count` rows of each stream."""
         k, pool, words = self._k, self._pool, self._words
         numbers = [[one.tile.row(i) for i in range(count)] for one in streams]
-        lying = [self._rows(one.tile, rows) for one, rows in zip(streams, numbers, strict=True)]
+        lying = [self._rows(one, rows) for one, rows in zip(streams, numbers, strict=True)]
         first = [one.first() for one in streams]
         total = b.Vectors(len(streams) * count)
         for place in range(len(streams) * count):
@@ -68,11 +71,16 @@ class _Sums:
                 b.do("prefetch", b.at(k["pool"], at + AHEAD))
                 raw = b.kept(k["pool"][T.ramp(at, 1, b.WIDTH)], pool.word)
                 source, step = lying[s]
-                x = [k["x"][source[i] + w * step] for i in range(count)]
+                words_of_x = [] if pool.heads else [k["x"][source[i] + w * step] for i in range(count)]
                 for half in range(pool.lanes):
                     a = b.kept(raw if pool.lanes == 1 else b.halves_of(pool.dtype, raw, half))
                     for i in range(count):
-                        of_row = b.splat(x[i]) if pool.lanes == 1 else b.half_in_all(pool.dtype, x[i], half)
+                        if pool.heads:
+                            of_row = b.splat(k["x"][source[i] + (w * pool.lanes + half)])
+                        elif pool.lanes == 1:
+                            of_row = b.splat(words_of_x[i])
+                        else:
+                            of_row = b.half_in_all(pool.dtype, words_of_x[i], half)
                         total[s * count + i] = b.call("fma", of_row, a, total[s * count + i])
         for s, one in enumerate(streams):
             scale = b.kept(one.tile.scale(one.part))
@@ -80,9 +88,12 @@ class _Sums:
                 at = b.let(numbers[s][i] * pool.width + one.piece * b.WIDTH)
                 b.store_vector(k["out"], b.call("mul", total[s * count + i], scale), at)
 
-    def _rows(self, tile: Tile, rows: Sequence[b.Expr]) -> tuple[list[b.Expr], b.Expr]:
+    def _rows(self, stream: _Stream, rows: Sequence[b.Expr]) -> tuple[list[b.Expr], b.Expr]:
         """Places of the first words of rows of x, and the distance between words. An expert's rows have a row tile of
-        their own."""
+        their own. Rows of heads are plain floats."""
+        tile = stream.tile
+        if heads := self._pool.heads:
+            return [b.let((row * heads + stream.layer) * self._stride) for row in rows], 1
         if not self._pool.experts:
             return [b.let(b.packed_position(row, self._row_tile, self._words)) for row in rows], self._row_tile
         index = ExpertIndex(self._k["index"], self._pool.experts)
@@ -93,12 +104,12 @@ class _Sums:
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
-    pool, row_tile = Pool(spec), int(spec.as_dict()["row_tile"])
+    p, pool = spec.as_dict(), Pool(spec)
     panels, chains = b.ceil_div(pool.rank, b.WIDTH), _CHAINS[target.lanes]
-    dtypes = {"x": pool.word, "pool": pool.word, "out": "float32"}
+    dtypes = {"x": "float32" if pool.heads else pool.word, "pool": pool.word, "out": "float32"}
     kernel = b.Kernel.of(spec.symbol(), [(name, dtypes.get(name, "int32")) for name in buffers(spec)], target)
     with kernel as k:
-        sums = _Sums(k, pool, row_tile)
+        sums = _Sums(k, pool, int(p.get("row_tile", 1)), int(p.get("stride", 0)))
         held = T.alloc_buffer((_STREAMS,), "int32", scope="local")
         state = T.alloc_buffer((2,), "int32", scope="local")  # streams held, and the most rows of one
 
@@ -116,7 +127,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
         b.store(state, T.int32(0), 0)
         b.store(state, T.int32(0), 1)
-        first, end = k.share_bounds(b.let(k["tiles"][0] * (len(pool.rows) * panels)))
+        first, end = k.share_bounds(b.let(k["tiles"][0] * (pool.num_layers * panels)))
         with T.serial(first, end) as unit:
             stream = _Stream(k, pool, panels, b.let(unit))
             with b.when(stream.used()):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tvm.script.ir_builder import tirx as T
 
 from llmc.adapter_slot import padded
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, KernelSpecError
 from llmc.compiler.targets.cpu.kernels import builder as b
 
 _WORD_BYTES = 4
@@ -19,7 +19,9 @@ AHEAD = 1024
 
 class Pool:
     """Sizes of an adapter pool, and offsets within a slot, in words. width: floats in a row of `adapter_shrink`
-    output. columns, rows: of one expert where there are `experts`. panel: words between panels of A."""
+    output. columns, rows: of one expert or head where there are `experts` or `heads`. num_layers: number of pairs of an
+    A and a B: of parts, or of heads. panel: words between panels of A. a_of_copy, b_of_copy: words between the A of
+    experts or heads, and vectors of columns between their B; 0 if one is of all."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -31,11 +33,16 @@ class Pool:
         self.lanes, self.word = b.lanes_of(self.dtype), b.word_dtype(self.dtype)
         self.rows, self.width, self.tile_rows = numbers("parts"), int(p["width"]), int(p["tile_rows"])
         self.experts = int(p.get("experts", 0))
-        if self.experts:
-            self.a_of_expert = b.ceil_div(padded(self.columns), self.lanes) * b.WIDTH
-            self.panel = self.experts * self.a_of_expert
+        self.heads, own = int(p.get("heads", 0)), str(p.get("own", ""))
+        if self.heads and self.columns % self.lanes:
+            raise KernelSpecError(f"{spec.op}: k {self.columns} of heads is not a multiple of {self.lanes}")
+        self.num_layers, copies = self.heads or len(self.rows), self.experts or self.heads
+        if self.experts or own == "a":
+            self.a_of_copy = b.ceil_div(padded(self.columns), self.lanes) * b.WIDTH
+            self.panel = copies * self.a_of_copy
         else:
-            self.a_of_expert, self.panel = 0, b.ceil_div(self.columns, self.lanes) * b.WIDTH
+            self.a_of_copy, self.panel = 0, b.ceil_div(self.columns, self.lanes) * b.WIDTH
+        self.b_of_copy = [padded(rows) // b.WIDTH if self.experts or own == "b" else 0 for rows in self.rows]
         self.slot = int(p["slot_bytes"]) // _WORD_BYTES
         self.a, self.b = ([at // _WORD_BYTES for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
 

@@ -17,7 +17,7 @@ from llmc.compiler.targets.gpu.kernels.groups import calling
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot, shrink_buffers
-from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width, when
+from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, when
 from llmc.compiler.targets.reference.kernels.rows import activated_element, write_activation
 
 
@@ -43,24 +43,26 @@ class _Place:
 
 def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
-    stride, parts = row_width(pool.columns, pool.dtype), len(pool.rows)
-    of_part = pool.width // parts
+    of_layer = pool.width // pool.num_layers
     with Frame(spec.symbol(), shrink_buffers(pool)) as k:
         item, fold = calling(k).item, Fold(add)
         count = let(k.raw("tiles", T.int32(0)) * (pool.tile_rows * pool.width))
         with calling(k).share_groups(count) as unit:
             place, number = _Place(k, pool, let(T.truncdiv(unit, pool.width))), let(T.truncmod(unit, pool.width))
-            r, starts = let(T.truncmod(number, of_part)), [part * of_part for part in range(parts)]
-            rank = let(_chosen(number, starts, [place.slot.rank(part) for part in range(parts)]))
-            scale = let(_chosen(number, starts, [place.slot.scale(part) for part in range(parts)]), "float32")
-            first = let(_chosen(number, starts, [place.slot.a(part) for part in range(parts)]) + r * pool.stride)
+            r, head = let(T.truncmod(number, of_layer)), let(T.truncdiv(number, of_layer)) if pool.heads else 0
+            parts = range(len(pool.rows))
+            starts = [part * of_layer for part in parts]
+            rank = let(_chosen(number, starts, [place.slot.rank(part) for part in parts]))
+            scale = let(_chosen(number, starts, [place.slot.scale(part) for part in parts]), "float32")
+            first = let(_chosen(number, starts, [place.slot.a(part, head) for part in parts]) + r * pool.stride)
+            source = let((place.row * max(1, pool.heads) + head) * pool.x_stride)
             wanted = let(T.Cast("int32", T.And(place.used == 1, r < rank)))
             total = Cell(T.float32(0.0))
             # No branch around the tree, because every item must reach it: an unused item has no columns.
             turns = let(T.truncdiv(pool.columns - item + (ITEMS - 1), ITEMS) * wanted)
             with T.serial(turns) as turn:
                 i = let(turn * ITEMS + item)
-                total.set(fma(k.load("x", place.row * stride + i), k.load("pool", first + i), total.get()))
+                total.set(fma(k.load("x", source + i), k.load("pool", first + i), total.get()))
             found = let(fold(item, total.get()) * scale, "float32")
             with when(T.And(item == 0, wanted == 1)):
                 k.store("out", found, place.row * pool.width + number)
@@ -69,16 +71,20 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
 
 def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
-    n, parts = sum(pool.rows), len(pool.rows)
-    of_part, starts = pool.width // parts, [sum(pool.rows[:part]) for part in range(parts)]
+    n, parts = max(1, pool.heads) * sum(pool.rows), len(pool.rows)
+    of_layer, starts = pool.width // pool.num_layers, [sum(pool.rows[:part]) for part in range(parts)]
     buffers = {"x": "f32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
     with Frame(spec.symbol(), buffers) as k, k.share(let(k.raw("tiles", T.int32(0)) * n)) as unit:
         at, column = let(T.truncdiv(unit, n) * (2 + pool.tile_rows) + 1), let(T.truncmod(unit, n))
         slot, count = Slot(k, pool, let(k.raw("tiles", at))), let(k.raw("tiles", at + 1))
         rank = let(_chosen(column, starts, [slot.rank(part) for part in range(parts)]))
-        within = let(column - _chosen(column, starts, [T.int32(start) for start in starts]))
-        first = let(_chosen(column, starts, [slot.b(part) for part in range(parts)]) + within * rank)
-        begin = let(_chosen(column, starts, [T.int32(part * of_part) for part in range(parts)]))
+        if pool.heads:
+            head, within = let(T.truncdiv(column, pool.rows[0])), let(T.truncmod(column, pool.rows[0]))
+            first, begin = let(slot.b(0, head) + within * rank), let(head * of_layer)
+        else:
+            within = let(column - _chosen(column, starts, [T.int32(start) for start in starts]))
+            first = let(_chosen(column, starts, [slot.b(part) for part in range(parts)]) + within * rank)
+            begin = let(_chosen(column, starts, [T.int32(part * of_layer) for part in range(parts)]))
 
         def expand(num_rows: int) -> None:
             """Adds to all rows of the tile what it reads of B once."""

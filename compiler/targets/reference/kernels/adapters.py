@@ -15,7 +15,8 @@ from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let
 
 
 class Pool:
-    """Sizes and offsets of a pool, in units of `dtype`. columns, rows: of one expert where there are `experts`."""
+    """Sizes and offsets of a pool, in units of `dtype`. columns, rows: of one expert or head where there are `experts`
+    or `heads`. num_layers: number of pairs of an A and a B: of parts, or of heads."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
@@ -24,10 +25,15 @@ class Pool:
             return [int(value) for value in str(p[name]).split()]
 
         self.dtype, self.columns, self.width = str(p["act_dtype"]), int(p["k"]), int(p["width"])
-        self.experts = int(p.get("experts", 0))
+        self.experts, self.heads, self.own = int(p.get("experts", 0)), int(p.get("heads", 0)), str(p.get("own", ""))
+        copies = self.experts or (self.heads if self.own == "a" else 0)
         # Elements between rows of A.
-        self.stride = self.experts * padded(self.columns) if self.experts else self.columns
+        self.stride = copies * padded(self.columns) if copies else self.columns
+        # Of x, whose rows of heads are floats.
+        self.x_dtype = "f32" if self.heads else self.dtype
+        self.x_stride = int(p.get("stride", 0)) or row_width(self.columns, self.dtype)
         self.rows, self.tile_rows = numbers("parts"), int(p["tile_rows"])
+        self.num_layers = self.heads or len(self.rows)
         self.item_bytes = 4 // FLOATS[self.dtype].per_word
         self.slot = int(p["slot_bytes"]) // self.item_bytes
         self.a, self.b = ([at // self.item_bytes for at in numbers(name)] for name in ("a_offsets", "b_offsets"))
@@ -54,15 +60,17 @@ class Slot:
     def scale(self, part: int) -> Expr:
         return let(T.reinterpret("float32", self._word(2 * part + 1)), "float32")
 
-    def a(self, part: int) -> Expr:
-        """Offset of A [rank, columns] of a part, whose rows are `Pool.stride` apart."""
-        of_expert = 0 if self._expert is None else self._expert * padded(self._pool.columns)
-        return let(self._first + self._pool.a[part] + of_expert)
+    def a(self, part: int, head: Expr | int = 0) -> Expr:
+        """Offset of A [rank, columns] of a part or of a head, whose rows are `Pool.stride` apart."""
+        which = head if self._pool.own == "a" else self._expert
+        within = 0 if which is None else which * padded(self._pool.columns)
+        return let(self._first + self._pool.a[part] + within)
 
-    def b(self, part: int) -> Expr:
-        """Offset of B [rows, rank] of a part."""
-        of_expert = 0 if self._expert is None else self._expert * padded(self._pool.rows[part]) * self.rank(part)
-        return let(self._first + self._pool.b[part] + of_expert)
+    def b(self, part: int, head: Expr | int = 0) -> Expr:
+        """Offset of B [rows, rank] of a part or of a head."""
+        which = head if self._pool.own == "b" else self._expert
+        within = 0 if which is None else which * padded(self._pool.rows[part]) * self.rank(part)
+        return let(self._first + self._pool.b[part] + within)
 
 
 @contextmanager
@@ -75,24 +83,35 @@ def _rows(k: Frame, pool: Pool) -> Iterator[tuple[Expr, Slot]]:
             yield let(k.raw("tiles", at + 2 + i)), of
 
 
+def _layers(pool: Pool) -> Iterator[tuple[int, Expr | int, Expr | int]]:
+    """The part, the head and the number of each layer of a pool; emits a loop over heads."""
+    if pool.heads:
+        with T.serial(pool.heads) as head:
+            yield 0, head, head
+        return
+    for part in range(len(pool.rows)):
+        yield part, 0, part
+
+
 def shrink_buffers(pool: Pool) -> dict[str, str]:
     """The operands of `adapter_shrink`; here, rows of experts lie as those of tokens do, so no index is read."""
     index = {"index": "i32"} if pool.experts else {}
-    return {"x": pool.dtype, **index, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
+    return {"x": pool.x_dtype, **index, "tiles": "i32", "pool": pool.dtype, "out": "f32"}
 
 
 def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
-    stride, of_part = row_width(pool.columns, pool.dtype), pool.width // len(pool.rows)
+    of_layer = pool.width // pool.num_layers
     with Frame(spec.symbol(), shrink_buffers(pool)) as k, _rows(k, pool) as (row, of):
-        for part in range(len(pool.rows)):
-            first, scale = of.a(part), of.scale(part)
+        for part, head, number in _layers(pool):
+            first, scale = of.a(part, head), of.scale(part)
+            source = let((row * max(1, pool.heads) + head) * pool.x_stride)
             with T.serial(of.rank(part)) as r:
                 total = Cell(T.float32(0.0))
                 with T.serial(pool.columns) as i:
                     a = k.load("pool", first + r * pool.stride + i)
-                    total.set(total.get() + k.load("x", row * stride + i) * a)
-                k.store("out", total.get() * scale, row * pool.width + part * of_part + r)
+                    total.set(total.get() + k.load("x", source + i) * a)
+                k.store("out", total.get() * scale, row * pool.width + number * of_layer + r)
     return k.function()
 
 
@@ -117,12 +136,12 @@ def adapter_pick(spec: KernelSpec) -> tirx.PrimFunc:
 
 def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
-    n, of_part = sum(pool.rows), pool.width // len(pool.rows)
+    n, of_layer = max(1, pool.heads) * sum(pool.rows), pool.width // pool.num_layers
     buffers = {"x": "f32", "tiles": "i32", "pool": pool.dtype, "out": "f32"}
     with Frame(spec.symbol(), buffers) as k, _rows(k, pool) as (row, of):
-        for part, rows in enumerate(pool.rows):
-            first, rank = of.b(part), of.rank(part)
-            source, to = let(row * pool.width + part * of_part), let(row * n + sum(pool.rows[:part]))
+        for part, head, number in _layers(pool):
+            first, rank, rows = of.b(part, head), of.rank(part), pool.rows[part]
+            source, to = let(row * pool.width + number * of_layer), let(row * n + sum(pool.rows[:part]) + head * rows)
             with when(rank > 0), T.serial(rows) as column:
                 total = Cell(T.float32(0.0))
                 with T.serial(rank) as r:

@@ -72,7 +72,8 @@ def activated_element(k: Frame, p: Mapping[str, Param], row: Expr, i: Expr) -> E
     """Element `i` of a row that `activate` makes."""
     dim, parts = int(p["dim"]), 2 if p["gated"] else 1
     at = let(row * (parts * dim) + i)
-    value = ACTIVATIONS[str(p["activation"])](k.raw("x", at))
+    name, value = str(p["activation"]), k.raw("x", at)
+    value = ACTIVATIONS[name](value) if name else value
     return value * k.raw("x", at + dim) if p["gated"] else value
 
 

@@ -60,6 +60,7 @@ _MODELS: dict[str, tuple[str, str | None, dict[str, int]]] = {
     "floats": ("qwen3", None, _ADAPTERS),
     "integers": ("qwen3", "w8a8", {}),
     "latent attention": ("deepseek_v2-lite", "w4a16", {}),
+    "adapters of heads": ("deepseek_v2-lite", None, _ADAPTERS),
     "experts": ("mixtral", None, {**_ADAPTERS, "lora_experts": True}),
 }
 _SAMPLE = {f"sample_{part}" for part in ("best", "draw", "edit", "feed", "mask", "rank", "scan", "sum", "top")}
@@ -73,6 +74,9 @@ _OPS = {
     "latent attention": _COMMON | _EXPERTS | {
         "expert_linear_quant", "head_linear", "latent_attention", "latent_kv_write", "linear", "linear_quant",
         "packed_head_linear",
+    },
+    "adapters of heads": _COMMON | _EXPERTS | _ADAPTER | {
+        "activate", "expert_linear", "head_linear", "latent_attention", "latent_kv_write", "linear",
     },
     "experts": _COMMON | _PLAIN | _ADAPTER | _EXPERTS | {"adapter_pairs", "expert_activate", "expert_linear", "linear"},
 }  # fmt: skip
