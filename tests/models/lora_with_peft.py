@@ -2,8 +2,8 @@
 
 usage: lora_with_peft.py MODEL OUT: for each kind writes OUT/KIND, an adapter, and OUT/KIND.merged, a checkpoint. Then
        OUT/added.merged has the kinds of ADDED.
-       lora_with_peft.py MODEL OUT TOKEN…: writes OUT/ends, an adapter of both ends of the model, and OUT/logits.npy,
-       float32 [tokens, vocabulary], of the model with it.
+       lora_with_peft.py MODEL OUT SERVED TOKEN…: writes OUT/SERVED, an adapter, and OUT/logits.npy, float32
+       [tokens, vocabulary], of the model with it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,30 @@ KINDS: dict[str, dict[str, Any]] = {
 ADDED = ("head", "tokens", "plain")
 """Kinds that PEFT merges into one model."""
 
-ENDS = {"target_modules": ["embed_tokens", "lm_head", "v_proj"], "use_rslora": True, "rank_pattern": {"lm_head": 3}}
+SERVED: dict[str, dict[str, Any]] = {
+    "ends": {
+        "target_modules": ["embed_tokens", "lm_head", "v_proj"],
+        "use_rslora": True,
+        "rank_pattern": {"lm_head": 3},
+    },
+    "latent": {
+        "target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        "rank_pattern": {"kv_b_proj": 7},
+    },
+}
+"""Of both ends of a model, and of latent attention."""
 
 
-def serve(model: str, out: Path, tokens: list[int]) -> None:
+def serve(model: str, out: Path, served: str, tokens: list[int]) -> None:
     torch.manual_seed(7)
-    config = LoraConfig(r=5, lora_alpha=9, task_type="CAUSAL_LM", init_lora_weights=False, **ENDS)
+    config = LoraConfig(r=5, lora_alpha=9, task_type="CAUSAL_LM", init_lora_weights=False, **SERVED[served])
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.mul_(0.3)
         logits = adapted(torch.tensor([tokens])).logits[0]
-    adapted.save_pretrained(out / "ends")
+    adapted.save_pretrained(out / served)
     np.save(out / "logits.npy", logits.numpy())
 
 
@@ -71,6 +82,6 @@ def untied(model: str) -> Any:
 
 if __name__ == "__main__":
     if len(sys.argv) > 3:
-        serve(sys.argv[1], Path(sys.argv[2]), list(map(int, sys.argv[3:])))
+        serve(sys.argv[1], Path(sys.argv[2]), sys.argv[3], list(map(int, sys.argv[4:])))
     else:
         main(sys.argv[1], Path(sys.argv[2]))
