@@ -11,13 +11,13 @@ from transformers import AutoConfig
 
 from llmc.models import ModelError, load_config
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MORE = {
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MORE: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
