@@ -50,13 +50,14 @@ class Replica:
         self._on_room, self._on_change = on_room, on_change
         self._look = asyncio.Event()
         self._late_since: float | None = None
+        self._ended = False
         if url is not None:
             self.move(url)
 
     def move(self, url: str) -> None:
         """Sets the address where it is or soon will be."""
         self.upstream = Upstream(url)
-        self.state, self._late_since = "starting", None
+        self.state, self._late_since, self._ended = "starting", None, False
         self.epoch += 1
         self._look.set()
 
@@ -69,6 +70,11 @@ class Replica:
                 self.num_lost += 1
         self.last_error = why
         self._look.set()
+
+    def end_process(self, why: str) -> None:
+        """As `lose`, where its process has ended: it is not asked again, and `why` stays, until it has an address."""
+        self._ended = True
+        self.lose(why)
 
     @property
     def ready(self) -> bool:
@@ -140,6 +146,8 @@ class Replica:
         }
 
     async def _once(self, timeout_s: float) -> None:
+        if self._ended:
+            return
         epoch = self.epoch
         try:
             async with asyncio.timeout(timeout_s):

@@ -27,13 +27,14 @@ _LOOK_S = 0.1
 
 class Local:
     """A serving process that is restarted whenever it ends by itself. say: gets its lines. leaving: a replica of an
-    update has taken its place."""
+    update has taken its place. why: how the last process ended, or why none started."""
 
     def __init__(self, replica: Replica, plan: SpawnPlan, say: Callable[[str], None]) -> None:
         self.replica, self.plan = replica, plan
         self.num_starts = 0
         self.leaving = False
-        self.last_line = ""
+        self.why = ""
+        self._last_line = ""
         self._say = say
         self._process: ServedProcess | None = None
         self._stopping = False
@@ -55,27 +56,27 @@ class Local:
             why = await self._run()
             if self._stopping:
                 return
-            self.replica.lose(why)
-            self.replica.last_error = f"{why}; its last line: {self.last_line}" if self.last_line else why
-            log.warning("replica %s is started again: %s", self.replica.name, self.replica.last_error)
+            self.why = f"{why}; its last line: {self._last_line}" if self._last_line else why
+            self.replica.end_process(self.why)
+            log.warning("replica %s is started again: %s", self.replica.name, self.why)
             pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONG_LIFE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
         """One run of the process; returns how it ended, or why it did not start."""
         self.num_starts += 1
+        self._last_line = ""
         command = [*self.plan.command, self.plan.artifact]
         self._process = ServedProcess(command, self._hear, self.replica.move, self.plan.environment)
         try:
             await self._process.start()
         except OSError as error:  # of processes, files or memory, there may be enough later
-            self.last_line = ""
             return f"no process can be started: {error}"
         self.replica.pid = self._process.pid
         return await self._process.ended()
 
     def _hear(self, line: str) -> None:
-        self.last_line = line
+        self._last_line = line
         self._say(f"{self.replica.name}: {line}")
 
 
@@ -141,7 +142,7 @@ class Spawner:
             plan = one.plan if artifact is None else dataclasses.replace(one.plan, artifact=artifact)
             new = self._start_one(plan)
             if not await self._until_ready(new):
-                log.error("the update ends here: %s does not start: %s", new.replica.name, new.last_line)
+                log.error("the update ends here: %s does not start: %s", new.replica.name, new.why)
                 await self._retire(new)
                 return
             one.replica.draining = one.leaving = True

@@ -267,7 +267,12 @@ def test_a_last_line_is_not_told_as_the_reason(caplog: pytest.LogCaptureFixture,
         local = Local(replica, SpawnPlan("a", 1, ("sh", "-c", script)), lambda line: None)
         while not caplog.records:
             await asyncio.sleep(0.01)
-        assert replica.last_error == why
+        # A look at its health in the meantime finds no reason of its own.
+        looks = asyncio.create_task(replica.watch(0.01, 1))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            assert replica.last_error == why
+        looks.cancel()
         await local.stop()
 
     asyncio.run(run())
