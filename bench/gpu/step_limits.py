@@ -27,7 +27,8 @@ class Limits:
 
 def measured_limits(device: str, seconds_of: Callable[[Callable[[], object]], float]) -> Limits:
     """seconds_of: seconds of the fastest of some calls."""
-    small = 1 if device == "cuda" else 1 << 6  # a CPU stands in for a GPU in tests
+    on_gpu = torch.device(device).type == "cuda"
+    small = 1 if on_gpu else 1 << 6  # a CPU stands in for a GPU in tests
     source = torch.ones(_COPIED_BYTES // small, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     side = _MATRIX // small
@@ -36,13 +37,13 @@ def measured_limits(device: str, seconds_of: Callable[[Callable[[], object]], fl
     def seconds(work: Callable[[], object]) -> float:
         def until_done() -> None:
             work()
-            if device == "cuda":
+            if on_gpu:
                 torch.cuda.synchronize()
 
         return seconds_of(until_done)
 
     copied, multiplied = seconds(lambda: target.copy_(source)), seconds(lambda: a @ b)
-    pinned = torch.ones(source.numel(), dtype=torch.uint8, pin_memory=device == "cuda")
+    pinned = torch.ones(source.numel(), dtype=torch.uint8, pin_memory=on_gpu)
     uploaded = seconds(lambda: target.copy_(pinned, non_blocking=True))
     return Limits(2 * source.numel() / copied, 2 * side**3 / multiplied, source.numel() / uploaded)
 

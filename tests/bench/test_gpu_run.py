@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -177,15 +178,16 @@ def test_a_child_that_hangs_is_ended_and_named(
     monkeypatch.setattr(measure, "Artifact", lambda _: nullcontext(artifact))
     with pytest.raises(SystemExit):
         judge_conformance(program, tmp_path, [], 0.8)
-    said = "FAILED  conformance, graphs: it has not ended within 0.2 seconds: case 12\n"
-    assert capsys.readouterr().out == said
+    # A busy machine may end it before it has said a word.
+    said = r"FAILED  conformance, graphs: it has not ended within 0\.2 seconds(: case 12)?\n"
+    assert re.fullmatch(said, capsys.readouterr().out)
 
 
 _HANGS = """\
 import sys, time
 from pathlib import Path
 from bench.gpu.measure import Report
-report = Report(Path(sys.argv[1]), {"of": "test"}, 0.2)
+report = Report(Path(sys.argv[1]), {"of": "test"}, 1)
 report.part("limits", lambda: {"bytes_s": 1})
 report.part("numbers of wide.bundle", lambda: time.sleep(3600))
 """
@@ -194,9 +196,11 @@ report.part("numbers of wide.bundle", lambda: time.sleep(3600))
 def test_a_part_that_hangs_ends_the_run_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle of wgmma is left out by the next run, as one whose numbers are wrong. Any other one is tried again."""
     path = tmp_path / "report.json"
+    path.write_text(json.dumps({"key": {"of": "test"}, "hung": ["numbers of many.bundle"]}))
     done = subprocess.run([sys.executable, "-c", _HANGS, path], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (HUNG, "HUNG  numbers of wide.bundle: it did not end within 0.2 s\n")
-    found = {"key": {"of": "test"}, "limits": {"bytes_s": 1}, "hung": "numbers of wide.bundle"}
+    assert (done.returncode, done.stdout) == (HUNG, "HUNG  numbers of wide.bundle: it did not end within 1 s\n")
+    hung = ["numbers of many.bundle", "numbers of wide.bundle"]
+    found = {"key": {"of": "test"}, "limits": {"bytes_s": 1}, "hung": hung}
     assert json.loads(path.read_text()) == found
     first, wide = tmp_path / "bf16.bundle", tmp_path / "wide.bundle"
     given = Namespace(bundles=[first, wide], work=tmp_path, shape="qwen2.5-0.5b")
