@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bench.limited import HungError, run_limited
+
+from support.processes import gone, until
 
 
 def test_what_ends_in_time_returns_what_it_said() -> None:
@@ -22,13 +23,4 @@ def test_what_hangs_is_named_and_ends_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(HungError, match=r"^round 1 with off has not ended within 1\.5 seconds(: begun)?$"):
         run_limited("round 1 with off", [sys.executable, "-S", "-c", hangs], 1.5)
     if mark.exists():
-        pid = int(mark.read_text())
-        while is_running(pid):
-            time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        until(lambda: gone(int(mark.read_text())))

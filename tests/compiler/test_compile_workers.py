@@ -19,8 +19,8 @@ from llmc.compiler.targets.registry import native_target
 from llmc.compiler.workers import compile_kernels
 
 from support.artifacts import TINY_LADDER, TinyArtifact
-from support.child_processes import children
 from support.compiled import assert_same_bytes
+from support.processes import children, gone, until
 
 VARIANTS = [(KernelSpec.of("gather", "gather_rows", dim=dim), None) for dim in (16, 32, 48)]
 TARGET = native_target()
@@ -114,16 +114,7 @@ sys.stdin.read()
         time.sleep(0.02)
     os.kill(compiler.pid, signal.SIGKILL)
     compiler.wait()
-    while any(running(pid) for pid in left):
-        time.sleep(0.05)
-
-
-def running(pid: int) -> bool:
-    """Whether the process is there and no zombie that waits for its new parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: all(map(gone, left)))
 
 
 def test_an_interrupt_ends_the_workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +124,7 @@ def test_an_interrupt_ends_the_workers_too(monkeypatch: pytest.MonkeyPatch) -> N
     program = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from support.child_processes import children
+from support.processes import children
 
 while len(children({os.getpid()}) - {before} - {{os.getpid()}}) < 2:
     time.sleep(0.001)

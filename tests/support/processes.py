@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,6 +19,15 @@ def _stat(pid: int) -> list[str]:
 def gone(pid: int) -> bool:
     """Whether a process has ended."""
     return _stat(pid)[:1] in ([], ["Z"], ["X"])
+
+
+def children(pid: int) -> set[int]:
+    """Processes that any thread of `pid` has started, zombies too."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def descendants(pid: int) -> list[int]:
