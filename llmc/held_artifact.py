@@ -15,6 +15,7 @@ _SUFFIX = ".held"
 _INSIDE = "graphs.bin"
 """Locked instead in a cache that this process cannot write. Another one may collect it."""
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_MOST_TRIES = 10
 _held: dict[Path, int] = {}  # descriptors with a lock, by resolved path of the artifact
 _mutex = threading.Lock()
 
@@ -31,7 +32,7 @@ def artifact_name(lock: Path) -> str | None:
 
 def hold(artifact: Path) -> bool:
     """Holds a cached artifact until this process ends; False if it is gone. Any number of processes may hold one."""
-    path = artifact.resolve()
+    path = artifact.parent.resolve() / artifact.name  # a link is held, not what it leads to: collections move the link
     with _mutex:
         descriptor = _locked(path)
         if descriptor is None:
@@ -46,16 +47,19 @@ def hold(artifact: Path) -> bool:
 
 def move_unless_held(artifact: Path, to: Path) -> bool:
     """Renames it in one step; False if a process holds it, or it cannot be moved."""
-    lock = lock_file(artifact)
+    lock, unlocked = lock_file(artifact), list[Path]()
     try:
         with ExitStack() as stack:
             for file in (lock, artifact / _INSIDE):
                 descriptor = _opened_to_lock_alone(file, create=file == lock)
                 if descriptor is None:  # nobody holds it
+                    unlocked.append(file)
                     continue
                 stack.callback(os.close, descriptor)
                 if not _locked_alone(descriptor) or not _lies_at(descriptor, file):
                     return False
+            if lock in unlocked and lock.exists():  # there is room for one by now, and somebody has made it
+                return False
             artifact.rename(to)
             lock.unlink(missing_ok=True)
     except OSError:
@@ -76,8 +80,10 @@ def drop_lock(artifact: Path) -> None:
 
 
 def _locked(artifact: Path) -> int | None:
-    """A descriptor with a lock that others may share; None if the artifact is gone."""
-    while (artifact / _INSIDE).exists():
+    """A descriptor with a lock that others may share; None if the artifact is gone, or is exchanged again and again."""
+    for _ in range(_MOST_TRIES):
+        if not _is_there(artifact / _INSIDE):
+            break
         file = lock_file(artifact)
         descriptor = _opened_to_share(file)
         if descriptor is None:
@@ -88,11 +94,19 @@ def _locked(artifact: Path) -> int | None:
         with suppress(OSError):  # a file system without locks
             _flock(descriptor, alone=False)  # a collection has it for one rename at most
         # A collection that had it first has removed it, and the artifact.
-        if _lies_at(descriptor, file) and (artifact / _INSIDE).exists():
+        if _lies_at(descriptor, file) and _is_there(artifact / _INSIDE):
             return descriptor
         os.close(descriptor)
     drop_lock(artifact)
     return None
+
+
+def _is_there(file: Path) -> bool:
+    """False where this process may not look, too."""
+    try:
+        return file.exists()
+    except OSError:
+        return False
 
 
 def _lies_at(descriptor: int, file: Path) -> bool:

@@ -282,6 +282,24 @@ def test_an_artifact_is_held_by_one_descriptor(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_link_is_held_and_left(tmp_path: Path) -> None:
+    elsewhere = make_artifact(tmp_path / "elsewhere", 1, 10, 0)
+    link = make_artifact(tmp_path, 2, 10, 0).with_name(elsewhere.name)
+    link.symlink_to(elsewhere)
+    assert hold(link)
+    assert not move_unless_held(link, tmp_path / "going")
+
+
+def test_what_may_not_be_seen_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = make_artifact(tmp_path, 1, 10, 0)
+
+    def refuse(path: Path, **_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert not hold(artifact)
+
+
 def test_a_full_disk_can_be_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, unused = make_artifact(tmp_path, 1, 10, 0), make_artifact(tmp_path, 2, 10, 0)
     assert hold(held)
