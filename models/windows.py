@@ -9,7 +9,7 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.standard import layer_count
 
-_WINDOWED, _FULL = "sliding_attention", "full_attention"
+WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
 def stated_window(fields: Fields, usual: int = 0) -> int:
@@ -37,21 +37,24 @@ def by_layer(fields: Fields, window: int, usual: Callable[[int], bool]) -> tuple
     count = layer_count(fields)
     kinds = fields.texts("layer_types", count) if fields.has("layer_types") else ()
     for kind in kinds:
-        if kind not in (_FULL, _WINDOWED):
-            raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {_FULL}, {_WINDOWED}")
-    windowed = [kind == _WINDOWED for kind in kinds] or [usual(i) for i in range(count)]
+        if kind not in (FULL, WINDOWED):
+            raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {FULL}, {WINDOWED}")
+    windowed = [kind == WINDOWED for kind in kinds] or [usual(i) for i in range(count)]
     if True in windowed and not window:
         raise ModelError(
-            f"{fields.origin}: layer {windowed.index(True)} has {_WINDOWED}, but no window is given; correct "
+            f"{fields.origin}: layer {windowed.index(True)} has {WINDOWED}, but no window is given; correct "
             "sliding_window, use_sliding_window or layer_types"
         )
     return tuple(window if own else 0 for own in windowed)
 
 
-def from_layer(fields: Fields, window: int, most: int) -> tuple[int, ...]:
-    """Window per layer, by layer_types or from layer max_window_layers on. most: where that is missing."""
-    first = fields.integer("max_window_layers", most, minimum=0)
-    return by_layer(fields, window, lambda layer: bool(window) and layer >= first)
+def from_layer(fields: Fields, window: int, usual: int) -> tuple[int, ...]:
+    """Window per layer, by layer_types or from layer max_window_layers on. usual: that, where the field is missing."""
+
+    def has_window(layer: int) -> bool:
+        return bool(window) and layer >= fields.integer("max_window_layers", usual, minimum=0)
+
+    return by_layer(fields, window, has_window)
 
 
 def all_but(fields: Fields, window: int, period: int) -> tuple[int, ...]:

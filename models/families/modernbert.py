@@ -8,7 +8,8 @@ from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of
-from llmc.models.standard import ACTIVATIONS, head_sizes, layer_count, read_activation, standard_config
+from llmc.models.standard import ACTIVATIONS, head_sizes, read_activation, standard_config
+from llmc.models.windows import FULL, WINDOWED, by_layer
 
 _LAYOUT = Layout(
     embed="embeddings.tok_embeddings",
@@ -26,27 +27,13 @@ _LAYOUT = Layout(
     unused=(),
     other_modules=("head.", "decoder.", "classifier."),
 )
-_THETAS = {"full_attention": ("global_rope_theta", 160000.0), "sliding_attention": ("local_rope_theta", 10000.0)}
+_THETAS = {FULL: ("global_rope_theta", 160000.0), WINDOWED: ("local_rope_theta", 10000.0)}
 _POOLINGS = {"cls": "first", "mean": "mean"}
-
-
-def _kinds(fields: Fields) -> tuple[str, ...]:
-    """The kind of attention of each layer."""
-    count = layer_count(fields)
-    if fields.has("layer_types"):
-        kinds = fields.texts("layer_types", count)
-    else:
-        every = fields.integer("global_attn_every_n_layers", 3)
-        kinds = tuple("sliding_attention" if i % every else "full_attention" for i in range(count))
-    for kind in kinds:
-        if kind not in _THETAS:
-            raise ModelError(f"{fields.origin}: layer type {kind!r} is not one of {', '.join(_THETAS)}")
-    return kinds
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     """local_attention counts tokens on both sides."""
-    kinds, (_, _, head_dim) = _kinds(fields), head_sizes(fields)
+    _, _, head_dim = head_sizes(fields)
     positions = fields.integer("max_position_embeddings", 8192)
     nested = fields.table("rope_parameters") or Fields({}, fields.origin)
 
@@ -55,7 +42,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         table = nested.table(kind) or Fields({}, f"{fields.origin}: {kind}")
         return rope_of(fields, table, positions, head_dim, theta=fields.number(name, theta))
 
-    window = fields.integer("local_attention", 128) // 2 + 1
+    window, every = fields.integer("local_attention", 128) // 2 + 1, fields.integer("global_attn_every_n_layers", 3)
     return standard_config(
         fields.with_values(max_position_embeddings=positions),
         generation,
@@ -66,9 +53,9 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         default_eps=1e-5,
         activation=read_activation(fields, "hidden_activation", "gelu"),
         tie_word_embeddings=True,
-        rope=rope("full_attention"),
-        local_rope=rope("sliding_attention"),
-        layer_windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
+        rope=rope(FULL),
+        local_rope=rope(WINDOWED),
+        layer_windows=by_layer(fields, window, lambda layer: layer % every != 0),
         embedding_norm=True,
         norm="layer",
         norm_bias=fields.flag("norm_bias", False),

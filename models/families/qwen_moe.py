@@ -13,7 +13,11 @@ from llmc.models.windows import by_layer, everywhere, used_window
 
 def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
     """Without layer_types, every other layer below max_window_layers has a window, as transformers has it."""
-    window, end = used_window(fields), fields.integer("max_window_layers", 28, minimum=0)
+
+    def has_window(layer: int) -> bool:
+        used = fields.flag("use_sliding_window", False)
+        return used and layer % 2 == 0 and layer < fields.integer("max_window_layers", 28, minimum=0)
+
     experts = read_experts(
         fields,
         intermediate_size="moe_intermediate_size",
@@ -28,7 +32,7 @@ def read_qwen2(fields: Fields, generation: Fields) -> ModelConfig:
         generation,
         attention_bias=fields.flag("qkv_bias", True),
         o_bias=False,
-        layer_windows=by_layer(fields, window, lambda layer: bool(window) and layer % 2 == 0 and layer < end),
+        layer_windows=by_layer(fields, used_window(fields), has_window),
         experts=experts,
     )
 

@@ -93,7 +93,8 @@ DOTS1 = Family(
     read_dots1,
     _LAYOUT.weight_map,
     other_maps=(stacked(_LAYOUT).weight_map,),
-    harmless=frozenset({"ep_size"}),
+    # Layers are read if there is a window, and no layer types.
+    harmless=frozenset({"ep_size", "max_window_layers"}),
     # The name of the choice with a bias, which is of sigmoids.
     neutral={
         "moe_layer_freq": 1,

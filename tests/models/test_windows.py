@@ -22,6 +22,8 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_moe": EXPERTS,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None},
     "cohere2": {"layer_norm_eps": 1e-5, "rms_norm_eps": None},
 }
 USED = {"use_sliding_window": True}
@@ -65,6 +67,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral untold": ("mistral", {}),
     "mistral of no size": ("mistral", {"sliding_window": None}),
     "phi3": ("phi3", {"sliding_window": 8}),
+    "mixtral": ("mixtral", {"sliding_window": 8}),
+    "starcoder2": ("starcoder2", {"sliding_window": 8}),
+    "ministral3 of no size": ("ministral3", {"sliding_window": None}),
 }  # fmt: skip
 
 
@@ -89,6 +94,7 @@ def test_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     ("family", "told"),
     [
         ("qwen2", {"layer_types": SOME}),
+        ("qwen2_moe", {**USED, "sliding_window": None}),
         ("smollm3", {**USED, "layer_types": SOME}),
         ("exaone4", {"sliding_window": None, "layer_types": SOME}),
         ("ministral", {"sliding_window": None, "layer_types": SOME}),
