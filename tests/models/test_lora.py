@@ -353,9 +353,6 @@ def test_keys_and_values_of_latent_attention(tmp_path: Path) -> None:
 
 
 NOT_BY_NAME = {
-    "deepseek_v2": "kv_b_proj",
-    "deepseek_v3": "kv_b_proj",
-    "minicpm3": "kv_b_proj",
     "gpt_oss": ".experts.",
     "dbrx": ".experts.",
     "llama4_text": ".experts.",

@@ -158,8 +158,8 @@ def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
         raise ModelError(f"{where} has rank {len(a)} where {CONFIG} says {rank}; save the adapter again")
     if not all(np.isfinite(part).all() for part in found.parts.values()):
         raise ModelError(f"{where} holds values that are infinite or not numbers; save the adapter again")
-    if length is not None and (found.is_embedding or length.shape != (len(b),)):
-        raise ModelError(f"{where} has lengths of DoRA for a matrix that llmc does not merge them into")
+    if length is not None and length.size != len(b) and not found.is_embedding:
+        raise ModelError(f"{where} has {length.size} lengths of DoRA for {len(b)} rows; save the adapter again")
     scale = scale_of(alpha, rank, rank_stabilised=config.flag("use_rslora", False))
     return LowRank(a, b, scale, length, turned=found.is_embedding)
 

@@ -83,12 +83,12 @@ class MergedCheckpoint(Checkpoint):
             self._changes.pop(name, None)
         for theirs, change in adapter.low_rank.items():
             name = self._own_name(adapter, theirs)
+            if change.length is not None and (change.turned or name in self._turned):
+                raise ModelError(
+                    f"{adapter.file}: {brief_name(theirs)} has lengths of DoRA for a matrix that llmc does not merge "
+                    "them into"
+                )
             if name in self._turned:
-                if change.length is not None:
-                    raise ModelError(
-                        f"{adapter.file}: {brief_name(theirs)} has lengths of DoRA for a matrix that llmc does not "
-                        "merge them into"
-                    )
                 change = replace(change, turned=not change.turned)
             self._check_shape(adapter, name, change.shape)
             self._changes[name] = (*self._changes.get(name, ()), change)
