@@ -128,12 +128,16 @@ class FakeEngine:
             num_promotions=0,
             num_speculative_steps=0,
             max_request_tokens=self.max_request_tokens,
+            device={},
             **times,
             **decode,
         )
 
     def graph_use(self) -> list[tuple[int, int]]:
         return [(0, 0), (3, 6)]
+
+    def graph_stats(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(launched=0)] * 2
 
     def close(self) -> None:
         pass
