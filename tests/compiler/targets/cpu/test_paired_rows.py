@@ -18,19 +18,18 @@ from llmc.compiler.targets.cpu.kernels.linear.spec import linear_quant_spec, pro
 from llmc.compiler.targets.cpu.kernels.registry import build_kernel
 from llmc.compiler.targets.cpu.packing import pack_activation
 from llmc.compiler.targets.cpu.quant_packing import pack_quantized, unpack_quantized
-from llmc.compiler.targets.cpu.target import TARGETS
+from llmc.compiler.targets.cpu.target import TARGETS, runs_here
 from llmc.quantize import WeightFormat
 from llmc.quantize.formats.affine import Affine
 from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 
-from support.kernel_harness import run, targets_here
+from support.kernel_harness import run
 
 pytestmark = pytest.mark.native
-here = pytest.mark.skipif(not targets_here("znver4"), reason="this machine runs no code for znver4")
-
 TARGET = TARGETS["znver4"]
+here = pytest.mark.skipif(not runs_here(TARGET), reason="this machine runs no code for znver4")
 BF16 = ml_dtypes.bfloat16
 W4, W4_ROWZ, NF4 = Integers(4, 64), Integers(4, -1, True), Codes("nf4", 64)
 Q4_K, Q5_1, Q6_K = Affine(4), Affine(8, 32, 32, True), Affine(6, 16, 256, False, scale_kind="f16")
