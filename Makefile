@@ -18,12 +18,14 @@ LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -
 
 all: test
 
-# Editable install of llmc with the compiler and the development tools; the native library is built on the way.
+# Editable install of llmc with the compiler and the development tools; the native library is built on the way, where the
+# native tests find what is compiled.
 $(STAMP): pyproject.toml $(LIBRARY_FILES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(INSTALL) --quiet --upgrade pip "scikit-build-core>=0.11" "cmake>=3.20" ninja
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) --quiet "torch==2.13.*"
-	$(INSTALL) --quiet --no-build-isolation --editable ".[compiler,dev]"
+	$(INSTALL) --quiet --no-build-isolation -C build-dir=$(abspath build/native) -C cmake.define.LLMC_BUILD_TESTS=OFF \
+	  --editable ".[compiler,dev]"
 	@touch $@
 
 demo: $(STAMP)
