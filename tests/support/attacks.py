@@ -37,8 +37,10 @@ def check_refused(status: int, content: bytes) -> dict[str, Any]:
 
 
 def parse_raw(received: bytes) -> tuple[int, bytes]:
+    """Status and content of the first answer; interim ones, which a busy server sends, are skipped."""
     head, _, content = received.partition(b"\r\n\r\n")
-    return int(head.split(b" ", 2)[1]), content
+    status = int(head.split(b" ", 2)[1])
+    return parse_raw(content) if status < 200 else (status, content)
 
 
 def ask(server: LiveServer, path: str, body: dict[str, Any]) -> tuple[int, bytes]:

@@ -322,6 +322,16 @@ def test_another_model_is_no_model(document: dict[str, Any], running: Running) -
         assert running.post(path, **body, model="gpt").status_code == 404
 
 
+def test_errors_name_the_paths_and_methods_of_the_document(document: dict[str, Any], running: Running) -> None:
+    error = running.client.get("/none").json()["error"]["message"]
+    assert set(error.partition(": use one of ")[2].split(", ")) == set(document["paths"])
+    for path, methods in document["paths"].items():
+        answer = running.client.request("PATCH", re.sub(r"{\w+}", "x", path))
+        known = {method.upper() for method in methods}
+        assert answer.status_code == 405, path
+        assert set(answer.headers["Allow"].split(", ")) == known | ({"HEAD"} if "GET" in known else set()), path
+
+
 @pytest.mark.parametrize("limit", [1, 2, 10, 11, 100, 257, 512, 1000, 32_003])
 def test_digits_below(limit: int) -> None:
     pattern = re.compile(digits_below(limit))
