@@ -52,10 +52,12 @@ test-exhaustive: $(STAMP)
 test-all: test test-slow test-levels
 
 # What depends on the machine's instruction sets, as if it were one of the lowest ISA level, but for kernels that make test
-# runs on that level anyway; as one of each level between, attention, kernels of rows, and whole models.
+# runs on that level anyway, and for pages; as one of each level between, attention, kernels of rows, and whole models.
 CPU_TESTS := tests/compiler/targets/cpu
-LOWEST_TESTS := tests $(addprefix --ignore=$(CPU_TESTS)/test_,kernels.py kernels_attention.py \
-  attention_scores.py fixed_rows.py paired_rows.py ir_fixed.py ir_helpers.py ir_tiles.py kv_helpers.py)
+LOWEST_TESTS := tests $(addprefix --ignore=$(CPU_TESTS)/test_,kernels.py kernels_attention.py attention_scores.py \
+  amx_kernels.py expert_reads.py fixed_rows.py ir_fixed.py ir_helpers.py ir_tiles.py kv_helpers.py latent_kernels.py \
+  levels.py paired_rows.py tuning.py) $(addprefix --ignore=tests/,compiler/targets/test_experts.py docs \
+  quantize/formats/test_floats.py quantize/test_affine.py)
 LEVEL_TESTS := $(CPU_TESTS)/test_kernels_attention.py $(CPU_TESTS)/test_generic_kernels.py tests/compiler/test_quant_models.py
 test-levels: $(STAMP)
 	@tests="$(LOWEST_TESTS)"; for target in $$($(BIN)/python tests/support/lower_levels.py); do \

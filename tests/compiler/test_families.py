@@ -30,8 +30,8 @@ LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 # Of the families that write text; those that give vectors are test_vector_models.py's.
 WRITING = [name for name, family in FAMILIES.items() if family.generates]
 FIRST = {family: next(case for case, (of, _) in CASES.items() if of == family) for family in WRITING}
-# That have between them every block, norm, order of rows and kind of positions.
-DISTINCT = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "granite", "olmo2", "phi3", "qwen2_moe")
+# That have between them every kind of block, of norm, of order of rows and of positions, and some that share theirs.
+DISTINCT, ALIKE = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "qwen2_moe"), ("granite", "olmo2", "phi3")
 # Whose norms, sums and choices are not all of the kind that every model has.
 IN_16_BITS, LATENT = ("gemma3_text", "olmo2"), "deepseek_v2-lite"
 # Seven layers that each correct all streams: roundings add up to more.
@@ -52,7 +52,7 @@ def check(case: str, target: str, folder: Path, cache: Path) -> None:
 
 
 @verifies(lambda case: [Claim(CASES[case][0])])
-@pytest.mark.parametrize("case", DISTINCT)
+@pytest.mark.parametrize("case", [*DISTINCT, *map(rare, ALIKE)])
 def test_compiled(case: str, tmp_path: Path, kernel_cache: Path) -> None:
     check(case, targets_here()[0], tmp_path, kernel_cache)
 

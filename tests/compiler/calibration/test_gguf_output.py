@@ -30,6 +30,7 @@ from llmc.quantize.methods.grids import ONE, find_grid, round_to_nearest
 from support.compiled import check_every_bucket, compile_tiny, random_tokens, relative_error
 from support.gguf_models import gguf_name, paired, write_gguf
 from support.gguf_tokenizers import ODD
+from support.marks import rare
 from support.paged_reference import PagedRunner
 from support.paths import ROOT, SHARED
 from support.tiny_models import make_tiny_model
@@ -94,7 +95,7 @@ def open_targets(model: Path) -> Any:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("type", SCHEMES)
+@pytest.mark.parametrize("type", [rare(type) if type == "Q4_0" else type for type in SCHEMES])
 def test_the_numbers_are_those_of_rounding_in_memory(
     type: str, model: Path, tmp_path: Path, kernel_cache: Path
 ) -> None:

@@ -16,7 +16,7 @@ from support.new_family import targets_here
 
 pytestmark = pytest.mark.native
 TARGETS = [name for name in targets_here() if name.startswith("reference")]
-TARGETS += [cpu.name for cpu in cpus_here("x86-64-v4", "x86-64-v3")]
+TARGETS += [cpu.name for cpu in cpus_here("x86-64-v3")]
 
 
 def check(layer: Layer, target: str, folder: Path, sizes: tuple[int, ...]) -> None:

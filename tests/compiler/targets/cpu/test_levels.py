@@ -12,6 +12,7 @@ from llmc.runtime.binding import Engine, SamplingParams
 from support.compiled import compile_tiny
 from support.engine_driver import bits, drive, greedy, random_ids
 from support.kernel_harness import targets_here
+from support.marks import rare
 from support.tiny_models import ModelFields, make_tiny_model
 
 TARGETS = targets_here("znver4", "x86-64-v4", "x86-64-v3")
@@ -22,12 +23,12 @@ LADDER = "prefill=[1,3]x[32],decode=[1,3]x[64]"
 @pytest.mark.parametrize(
     ("dtype", "quant"),
     [
-        ("f32", None),
+        rare("f32", None),
         ("bf16", None),
         ("bf16", "w8a8"),
-        ("bf16", "w4a8"),
-        ("f32", "w4a16"),
-        ("f16", None),
+        rare("bf16", "w4a8"),
+        rare("f32", "w4a16"),
+        rare("f16", None),
         ("f16", "w4a16"),
     ],
 )
