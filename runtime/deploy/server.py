@@ -46,8 +46,13 @@ class Server:
         """Returns when it is ready; from then on reports through `beat`. Further calls only wait. Raises ServerDied."""
         if not self._started:
             self._started = True
-            await self.process.start()
-            self._tasks.append(asyncio.create_task(self._follow()))
+            try:
+                await self.process.start()
+            except OSError as error:
+                self._how_it_ended = f"could not be started: {error.strerror or error}"
+                self._known.set()
+            else:
+                self._tasks.append(asyncio.create_task(self._follow()))
         await self._known.wait()
         self.check()
         assert self.url is not None
@@ -57,7 +62,8 @@ class Server:
     def check(self) -> None:
         """Raises ServerDied if it has ended."""
         if self._how_it_ended is not None:
-            raise ServerDied(f"llmc serve: {self._how_it_ended}: {' / '.join(self._lines)}")
+            lines = " / ".join(self._lines)
+            raise ServerDied(f"llmc serve: {self._how_it_ended}{': ' if lines else ''}{lines}")
 
     async def load(self) -> dict[str, float]:
         """Inputs of scaling: `load`, running and waiting requests; `kv_use`, share of KV blocks in use.

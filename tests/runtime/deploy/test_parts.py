@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -200,6 +201,24 @@ def test_a_server_from_start_to_end(english_artifact: Path) -> None:
         broken = Server("/no/artifact", [], "127.0.0.1", None)
         with pytest.raises(ServerDied, match=r"ended with exit code \d.*/no/artifact"):
             await broken.start(beat)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_cannot_be_started_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    async def beat(url: str, leaving: bool) -> None:
+        raise AssertionError(url)
+
+    async def run() -> None:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+        server = Server("/some/artifact", [], "127.0.0.1", None)
+        found = await asyncio.gather(*(server.start(beat) for _ in range(3)), return_exceptions=True)
+        message = "llmc serve: could not be started: Resource temporarily unavailable"
+        assert [(type(error), str(error)) for error in found] == [(ServerDied, message)] * 3
+        await server.stop(beat, 5)
 
     asyncio.run(run())
 
