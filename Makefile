@@ -40,7 +40,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP) native-test
 	$(PYTEST) -m "not slow and not exhaustive"
 
-# What takes a minute and more by itself: a storm of 2600 requests, training, an install without the compiler.
+# What takes long by itself: a storm of 2600 requests, training, pages that are followed, an install without the compiler.
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_OPTIONS)
 

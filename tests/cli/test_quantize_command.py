@@ -74,6 +74,7 @@ def test_perplexity_is_that_of_the_model(
     assert found["w8a8"]["perplexity"] != found["none"]["perplexity"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_documentation_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, kernel_cache: Path
 ) -> None:

@@ -137,6 +137,7 @@ def scales_of_layers() -> dict[str, np.ndarray]:
     return scales | {ATTENTION.format(layer) + "v_scale": np.array([0.005], np.float32) for layer in range(2)}
 
 
+@pytest.mark.slow
 def test_scales_of_the_checkpoint(tmp_path: Path, kernel_cache: Path) -> None:
     model = with_scales(make_int8_model(tmp_path / "model"), scales_of_layers(), FLOAT)
     options = {"buckets": LADDER, "dtype": "f32"}
@@ -181,6 +182,7 @@ def scales_file(folder: Path, model_type: str, scales: list[float]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_scales_of_a_file(tmp_path: Path, kernel_cache: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=2)
     options = {"buckets": LADDER, "dtype": "f32"}

@@ -47,6 +47,7 @@ def test_warm_compile_imports_no_compiler_stack(tiny_artifact: TinyArtifact, cac
         assert_same_bytes(output, tiny_artifact.artifact)
 
 
+@pytest.mark.slow
 def test_a_new_bucket_needs_no_torch(tiny_artifact: TinyArtifact, cache: Path, tmp_path: Path) -> None:
     buckets = "prefill=[1,2]x[16,32,48],decode=[1,2]x[64]"
     arguments = ("--buckets", buckets, "--dtype", "f32", "-o")

@@ -18,6 +18,7 @@ from support.new_family import targets_here
 pytestmark = pytest.mark.native
 
 
+@pytest.mark.slow
 def test_the_page_is_followed(tmp_path: Path) -> None:
     guide = read_guide("adding-a-format.md")
     plain = KernelSpec.of("linear", "linear_quant", **Integers(8).kernel_params())

@@ -20,6 +20,7 @@ from support.tiny_models import make_tiny_model
 pytestmark = pytest.mark.native
 
 
+@pytest.mark.slow
 def test_the_page_is_followed(tmp_path: Path) -> None:
     guide = read_guide("adding-a-model.md")
     with followed(guide, tmp_path):

@@ -24,6 +24,7 @@ needs_reference = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_reference
 def test_the_page_is_followed(tmp_path: Path) -> None:
     guide = read_guide("adding-a-target.md")

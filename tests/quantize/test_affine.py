@@ -26,6 +26,7 @@ def test_numbers_are_the_nearest(format: Affine) -> None:
     check_rounding(format)
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize("format", KERNELS, ids=str)
 def test_kernels(format: Affine) -> None:

@@ -94,6 +94,7 @@ def open_targets(model: Path) -> Any:
     return get_family(config.model_type).weight_map(config).targets
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize("type", [rare(type) if type == "Q4_0" else type for type in SCHEMES])
 def test_the_numbers_are_those_of_rounding_in_memory(

@@ -44,6 +44,7 @@ class Counted:
 
 
 # Windows and two rotary tables in turn; a first layer without experts; generic ops alone beside attention.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "fields"),
     [
@@ -96,6 +97,7 @@ class OddByNumber(DecoderLayer):
         return made + x if self.attention.layer == 2 else made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ByNumber, OddByNumber])
 def test_layers_that_differ_in_secret_are_all_traced(kind: type[DecoderLayer], tmp_path: Path) -> None:
     model = model_of("llama", tmp_path, 3)

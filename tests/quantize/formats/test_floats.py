@@ -74,6 +74,7 @@ def test_the_furthest_value_is_the_end_of_a_table_that_is_longer_on_one_side() -
     assert list(found.value()[1, :3]) == [-254, 226, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize("format", [Fp8(64), IQ4, MXFP4, Codes("e2m1", 16)], ids=str)
 def test_kernels(format: Fp8 | Codes) -> None:

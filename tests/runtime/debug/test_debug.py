@@ -188,6 +188,7 @@ def test_two_models_are_not_compared(artifact: Path, kernel_cache: Path, tmp_pat
         diff_artifacts(artifact, tmp_path / "out", random_tokens(200, 5))
 
 
+@pytest.mark.slow
 @needs_reference
 @pytest.mark.parametrize("page", ["debugging.md", "adding-a-target.md"])
 def test_commands_of_the_pages_run(

@@ -19,6 +19,7 @@ TARGETS = targets_here("znver4", "x86-64-v4", "x86-64-v3")
 LADDER = "prefill=[1,3]x[32],decode=[1,3]x[64]"
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("dtype", "quant"),

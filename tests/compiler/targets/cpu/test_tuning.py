@@ -84,6 +84,7 @@ def layer(kind: str, tile: int) -> KernelSpec:
     return linear_quant_spec(N, K, tile, dtype, FORMATS[rest], gated="f32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", targets_here("x86-64-v3"), ids=lambda t: t.name)
 @pytest.mark.parametrize(
     "kind", ["i8-w8", "bf16-w4", *map(rare, ("bf16", "f32", "f16", "i8-w4", "i8-steps", "bf16-w8", "f16-w4"))]
@@ -376,6 +377,7 @@ def test_a_tuned_artifact_has_the_same_graphs_and_logits(
     assert after[: len(kernels)] == kernels
 
 
+@pytest.mark.slow
 def test_the_command_measures_once(
     tiny_artifact: TinyArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dic
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*_PAGED, *_LATENT])
 def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     cache, params = caches[name]

@@ -67,6 +67,7 @@ def test_a_model_matches_transformers_and_itself(
     assert stub.report() == ""
 
 
+@pytest.mark.slow
 def test_tensor_cores_give_every_bucket_and_chunk_the_same_bits(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

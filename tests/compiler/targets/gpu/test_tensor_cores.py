@@ -360,6 +360,7 @@ def _count(text: bytes, pattern: str) -> int:
     return len(re.findall(pattern.encode(), text))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 def test_code_has_tensor_cores_wide_loads_and_no_spills(tmp_path: Path) -> None:
     """Of layers as wide as models have them, for each generation: its PTX, and its machine code where nvdisasm is."""

@@ -99,6 +99,7 @@ def alone(opened: Callable[..., tuple[Engine, list[Any]]]) -> list[list[tuple[An
     return drawn
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_company_swaps_and_new_graphs(
     opened: Callable[..., tuple[Engine, list[Any]]],
     alone: list[list[tuple[Any, ...]]],
