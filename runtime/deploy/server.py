@@ -48,8 +48,8 @@ class Server:
             self._started = True
             try:
                 await self.process.start()
-            except OSError as error:
-                self._how_it_ended = f"could not be started: {error.strerror or error}"
+            except (OSError, ValueError) as error:  # no process to be had, or a flag that no process can get
+                self._how_it_ended = f"could not be started: {error}"
                 self._known.set()
             else:
                 self._tasks.append(asyncio.create_task(self._follow()))

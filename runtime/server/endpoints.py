@@ -30,13 +30,13 @@ def install(app: FastAPI) -> None:
 
 
 def documented(app: FastAPI) -> dict[str, set[str]]:
-    """The methods, lower case, of every path in the OpenAPI document; without the document, which takes a second."""
+    """The methods of every path in the OpenAPI document; without the document, which takes a second."""
     # Newer releases of FastAPI keep the routes of an included router with the router.
     each: Any = getattr(fastapi.routing, "iter_route_contexts", iter)
     found: dict[str, set[str]] = {}
     for route in each(app.routes):
         if getattr(route, "include_in_schema", False):
-            found.setdefault(route.path_format, set()).update(method.lower() for method in route.methods)
+            found.setdefault(route.path_format, set()).update(route.methods)
     return found
 
 
@@ -52,7 +52,7 @@ def wrong_method(paths: Mapping[str, Iterable[str]], method: str, path: str, hea
 
     headers: those of the framework's answer, which knows the methods of one route only.
     """
-    known = {name.upper() for template, of in paths.items() if _matches(template, path) for name in of}
+    known = {name for template, of in paths.items() if _matches(template, path) for name in of}
     allowed = ", ".join(sorted(known)) or headers.get("Allow", "")
     message = f"{_shown(path)} does not take {_shown(method)}: use {allowed}"
     also = ", HEAD" if "GET" in known else ""

@@ -207,16 +207,20 @@ def test_a_server_from_start_to_end(english_artifact: Path) -> None:
 
 def test_a_server_that_cannot_be_started_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any, **__: Any) -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
 
     async def beat(url: str, leaving: bool) -> None:
         raise AssertionError(url)
 
     async def run() -> None:
+        await check("--threads\0", "embedded null byte")
         monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
-        server = Server("/some/artifact", [], "127.0.0.1", None)
+        await check("--threads=1", f"[Errno {errno.EAGAIN}] no process is left")
+
+    async def check(flag: str, why: str) -> None:
+        server = Server("/some/artifact", [flag], "127.0.0.1", None)
         found = await asyncio.gather(*(server.start(beat) for _ in range(3)), return_exceptions=True)
-        message = "llmc serve: could not be started: Resource temporarily unavailable"
+        message = f"llmc serve: could not be started: {why}"
         assert [(type(error), str(error)) for error in found] == [(ServerDied, message)] * 3
         await server.stop(beat, 5)
 
