@@ -14,7 +14,7 @@ NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.c
 # What the native library is built of.
 LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -not -name ".*" -print)
 
-.PHONY: all demo bench test test-slow test-all test-levels test-exhaustive load-test lint lint-python lint-native docs native-test sanitize wheel clean
+.PHONY: all demo bench test test-slow test-all test-levels test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
 
 all: test
 
@@ -81,15 +81,17 @@ sanitize: $(STAMP)
 	  $(BIN)/cmake -S $(NATIVE) -B $$dir -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLMC_BUILD_TESTS=ON -DLLMC_SANITIZE=$$kind >/dev/null \
 	  && $(BIN)/cmake --build $$dir >/dev/null && $(CTEST) --test-dir $$dir || exit 1; done
 
-lint: lint-python lint-native docs
+lint: lint-python lint-format lint-native docs
 
 lint-python: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-lint-native: $(STAMP)
+lint-format: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_FILES)
+
+lint-native: $(STAMP)
 	@$(BIN)/cmake -S $(NATIVE) -B build/lint -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DLLMC_UNITY=OFF >/dev/null
 	printf "%s\n" $(NATIVE_UNITS) | xargs -P 2 -n 3 $(BIN)/clang-tidy -p build/lint --quiet
 
