@@ -167,10 +167,11 @@ def open_backend(config: ChatConfig) -> Backend:
     if config.is_url:
         return ServerBackend(config.target, model=config.model, api_key=config.api_key, timeout_s=config.timeout_s)
     from llmc.cli.serve import compile_aside
+    from llmc.model_artifact import given_artifact
     from llmc.runtime.llm import LLM
 
     path = Path(config.target)
-    artifact = path if (path / "graphs.bin").is_file() else compile_aside(path)
+    artifact = given_artifact(path) or compile_aside(path)
     template = None if config.chat_template is None else _read_template(config.chat_template)
     return EngineBackend(LLM(artifact, max_num_seqs=1, chat_template=template, **config.engine))
 

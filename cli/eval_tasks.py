@@ -85,11 +85,11 @@ def tasks_command(
 
 
 def _artifact(model: Path) -> Path:
-    from llmc import artifact_path
     from llmc.cli.render.compile_progress import progress_bar
+    from llmc.model_artifact import artifact_path, given_artifact
 
-    if (model / "graphs.bin").is_file():
-        return model
+    if (given := given_artifact(model)) is not None:
+        return given
     # Its progress bars end before those of the harness begin.
     with progress_bar() as progress:
         return artifact_path(model, progress)

@@ -139,6 +139,7 @@ def serve_command(
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
 
     from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
+    from llmc.model_artifact import given_artifact
     from llmc.model_name import model_name
 
     names = tuple(served_model_name) or (model_name(model),)
@@ -154,7 +155,7 @@ def serve_command(
         budget=budget,
     )
     os.environ.pop(KEY_ENV, None)  # compilers and ranks do not need the key
-    artifact = model if (model / "graphs.bin").is_file() else compile_aside(model)
+    artifact = given_artifact(model) or compile_aside(model)
 
     from llmc.runtime.server.config import ServerConfig
     from llmc.runtime.server.hosts import is_loopback

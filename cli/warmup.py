@@ -66,6 +66,7 @@ def warmup_command(
 ) -> None:
     from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, say, warm_up_progress
     from llmc.cli.serve import compile_aside
+    from llmc.model_artifact import given_artifact
     from llmc.runtime.binding import Artifact, Engine
     from llmc.runtime.warm_up.cost_tables import table_warnings
     from llmc.runtime.warm_up.overhead import measure_overhead
@@ -75,7 +76,7 @@ def warmup_command(
     options = WarmOptions(
         trace=trace, strategy=order, again=again, measure_s=seconds, cost_folder=folder, replay_s=warmup_seconds
     )
-    artifact_path = model if (model / "graphs.bin").is_file() else compile_aside(model)
+    artifact_path = given_artifact(model) or compile_aside(model)
     planner = WarmUpPlanner(artifact_path, options)
     with (
         Artifact(artifact_path) as artifact,

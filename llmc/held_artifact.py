@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+ARTIFACTS = "artifacts"
+"""Name of the folder of whole artifacts in a cache."""
+CACHED_NAME = re.compile(r"[0-9a-f]{64}")
+"""The names of artifacts in a cache: keys of what they are made from."""
 _SUFFIX = ".held"
 _INSIDE = "graphs.bin"
 """Locked instead in a cache that this process cannot write. Another one may collect it."""
@@ -43,6 +48,12 @@ def hold(artifact: Path) -> bool:
             os.close(former)
         _held[path] = descriptor
     return True
+
+
+def hold_if_cached(artifact: Path) -> bool:
+    """Holds the artifact if its path is one in a cache; false if it is gone. No other path is collected."""
+    path = artifact.absolute()
+    return path.parent.name != ARTIFACTS or CACHED_NAME.fullmatch(path.name) is None or hold(path)
 
 
 def move_unless_held(artifact: Path, to: Path) -> bool:

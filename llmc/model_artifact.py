@@ -18,8 +18,8 @@ def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | 
     be compiled but the compiler is not installed; HubError when it cannot be downloaded.
     """
     path = Path(path)
-    if (path / "graphs.bin").is_file():
-        return path
+    if (given := given_artifact(path)) is not None:
+        return given
     check_model(path)
     from llmc.compiler.config import no_progress
     from llmc.compiler.hub import locate
@@ -28,6 +28,20 @@ def artifact_path(path: str | Path, progress: Callable[[str, int, int], None] | 
     tell = progress or no_progress
     found = locate(path, lambda done, total: tell("download", done, total))
     return compile_cached(found.path, tell, found.source)
+
+
+def given_artifact(path: Path) -> Path | None:
+    """`path` if it is an artifact, else None. One in the cache is then left by `llmc cache gc` until this process ends.
+
+    Raises ModelPathError if it is collected just now.
+    """
+    from llmc.held_artifact import hold_if_cached
+
+    if not (path / "graphs.bin").is_file():
+        return None
+    if not hold_if_cached(path):
+        raise ModelPathError(f"{path} was removed just now by `llmc cache gc`: give its model, to compile it again")
+    return path
 
 
 def check_model(path: Path) -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.compiler.store.staging import drop_dead_staging
-from llmc.held_artifact import artifact_name, drop_lock, move_unless_held
+from llmc.held_artifact import ARTIFACTS, CACHED_NAME, artifact_name, drop_lock, move_unless_held
 
-_KEY = re.compile(r"[0-9a-f]{64}")
 _GOING = ".going-"
 
 
@@ -32,7 +30,7 @@ class CachedArtifact:
 
 def artifacts_folder(root: Path) -> Path:
     """The folder of whole artifacts in the cache `root`."""
-    return root / "artifacts"
+    return root / ARTIFACTS
 
 
 def mark_used(artifact: Path) -> None:
@@ -46,7 +44,7 @@ def cached_artifacts(root: Path) -> list[CachedArtifact]:
     """The cached artifacts, in order of keys; one that vanishes meanwhile is skipped."""
     found = []
     for path in _listing(artifacts_folder(root)):
-        if not _KEY.fullmatch(path.name):
+        if not CACHED_NAME.fullmatch(path.name):
             continue
         with contextlib.suppress(OSError):
             size = sum(file.stat().st_size for file in path.iterdir())
@@ -71,9 +69,9 @@ def drop_leftovers(root: Path) -> None:
         key, _, rest = path.name.partition(".tmp-")
         if path.name.startswith(_GOING):
             shutil.rmtree(path, ignore_errors=True)
-        elif rest and _KEY.fullmatch(key):
+        elif rest and CACHED_NAME.fullmatch(key):
             drop_dead_staging(folder / key)
-        elif (name := artifact_name(path)) is not None and _KEY.fullmatch(name):
+        elif (name := artifact_name(path)) is not None and CACHED_NAME.fullmatch(name):
             drop_lock(folder / name)
 
 

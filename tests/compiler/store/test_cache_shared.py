@@ -24,6 +24,7 @@ from llmc.compiler.store.cache import CacheError, GraphCache, key_of
 from llmc.compiler.store.cached_artifacts import cached_artifacts, mark_used
 from llmc.compiler.store.collect import collect
 from llmc.held_artifact import hold, lock_file, move_unless_held
+from llmc.model_artifact import given_artifact
 from llmc.regular_file import read_regular
 
 PROCESSES = 16
@@ -200,10 +201,16 @@ def exchange(artifact: Path, other: Path) -> None:
     shutil.rmtree(former)
 
 
+HOLD = "from llmc.held_artifact import hold; print(hold(Path(sys.argv[1])))"
+# As `llmc serve` with the path that `llmc cache ls` shows.
+GIVEN = "from llmc.model_artifact import given_artifact; print(given_artifact(Path(sys.argv[1])) is not None)"
+
+
+@pytest.mark.parametrize("use", [HOLD, GIVEN])
 @pytest.mark.parametrize("exchanged", [False, True])
-def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path, exchanged: bool) -> None:
+def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path, exchanged: bool, use: str) -> None:
     artifact, unused = make_artifact(tmp_path, 1, 10, 1e6), make_artifact(tmp_path, 2, 10, 1e6)
-    code = "import sys; from pathlib import Path; from llmc.held_artifact import hold; print(hold(Path(sys.argv[1])))"
+    code = f"import sys; from pathlib import Path; {use}"
     users = [
         subprocess.Popen(
             [sys.executable, "-P", "-c", f"{code}; sys.stdout.flush(); sys.stdin.read()", str(artifact)],
@@ -225,6 +232,13 @@ def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path, excha
     assert collect(GraphCache(tmp_path), max_size=0).removed == (artifact.name,)
     assert not hold(artifact)
     assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+def test_a_given_artifact_elsewhere_gets_no_lock(tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path, 1, 10, 0).rename(tmp_path / "mine.llmc")
+    assert given_artifact(artifact) == artifact
+    assert given_artifact(tmp_path) is None
+    assert not lock_file(artifact).exists()
 
 
 @pytest.mark.parametrize("locked", ["beside", "inside"])
