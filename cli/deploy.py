@@ -3,7 +3,6 @@
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.numbers import finite
+from llmc.cli.serve_flags import serve_flags
 from llmc.runtime.deploy.config import DeployConfig, DeployError
 from llmc.runtime.server.hand_over_headers import KEY_ENV
 
@@ -29,13 +29,6 @@ Examples:
   llmc deploy /models/qwen.llmc --address auto --keep
   llmc deploy qwen.llmc --replicas 2 --prefill-replicas 1
 """
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 DEPLOYING = ConfigFlags(
@@ -64,7 +57,7 @@ DEPLOYING = ConfigFlags(
     ),
     gpus=Flag("GPUs per replica.", name="gpus_per_replica", min=0, metavar="N", callback=finite),
     serve_flags=Flag(
-        "Flags of llmc serve for replicas, as one text.", default="", given=str, read=_words, metavar="FLAGS"
+        "Flags of llmc serve for replicas, as one text.", default="", given=str, read=serve_flags, metavar="FLAGS"
     ),
     endpoints=Flag("Router processes on the head node.", min=1, max=256, metavar="N"),
     max_inflight=Flag("Requests that a replica gets at once.", min=1, metavar="N"),

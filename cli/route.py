@@ -16,6 +16,7 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.http_limits import HTTP_LIMITS
 from llmc.cli.options.numbers import finite
+from llmc.cli.serve_flags import serve_flags as words_of
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 from llmc.runtime.server.hand_over_headers import KEY_ENV
 
@@ -98,7 +99,6 @@ def route_command(
 ) -> None:
     """Checks the flags and routes until a signal."""
     import logging
-    import shlex
 
     from llmc.runtime.loadgen.http import Address, UrlError
     from llmc.runtime.router.run import route
@@ -116,11 +116,11 @@ def route_command(
                                  param_hint="--spawn-prefill")  # fmt: skip
     if not artifacts and not replica:
         raise typer.BadParameter("no replica: give --replica URL, or --spawn N ARTIFACT", param_hint="--replica")
+    flags = [*words_of(serve_flags)]
     try:
         for url in replica:
             Address.parse(url)
-        flags = shlex.split(serve_flags)
-    except (UrlError, ValueError) as error:
+    except UrlError as error:
         raise typer.BadParameter(str(error)) from error
     doubled = next((url for index, url in enumerate(replica) if url in replica[:index]), None)
     if doubled is not None:

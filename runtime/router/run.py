@@ -16,7 +16,7 @@ import uvicorn
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hosts import ANY, LOOPBACK, AllowedHosts, is_loopback
 from llmc.runtime.server.http_protocol import bounded_protocol
-from llmc.runtime.server.run import listen, raise_file_limit
+from llmc.runtime.server.run import ServerError, listen, raise_file_limit
 
 from .app import RouterApp
 from .config import RouterConfig
@@ -47,7 +47,8 @@ async def _main(
     url: str,
     say: Callable[[str], None],
     on_ready: Callable[[str], None],
-) -> None:
+) -> str | None:
+    """Returns why it has ended by itself; None after a signal."""
     fleet, metrics = Fleet(config), RouterMetrics()
     spawner = Spawner(fleet, say)
     for one in config.replicas:
@@ -72,8 +73,14 @@ async def _main(
         app,
     )
 
+    failure: str | None = None
+
     async def tell() -> None:
+        nonlocal failure
         while not any(replica.ready for replica in fleet.replicas.values()):
+            if (failure := spawner.refused) is not None:
+                process.should_exit = app.stopping = True
+                return
             await asyncio.sleep(_LOOK_S)
         on_ready(url)
 
@@ -94,6 +101,7 @@ async def _main(
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
     try:
         await process.serve(sockets=[listener])
+        return failure
     finally:
         for task in list(tasks):
             task.cancel()
@@ -104,7 +112,7 @@ async def _main(
 def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callable[[str], None]) -> None:
     """Routes until a signal. say: gets the lines of local replicas; on_ready: the URL, once a replica is ready.
 
-    Raises ServerError if it cannot listen.
+    Raises ServerError if it cannot listen, or if a local replica refuses its flags before any is ready.
     """
     listener = listen(config.host, config.port)
     try:
@@ -112,16 +120,17 @@ def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callabl
         raise_file_limit()
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         with contextlib.suppress(KeyboardInterrupt):
-            _run(_main(config, listener, url, say, on_ready))
+            failure = _run(_main(config, listener, url, say, on_ready))
+            if failure is not None:
+                raise ServerError(failure)
     finally:
         listener.close()
 
 
-def _run(main: Coroutine[Any, Any, None]) -> None:
+def _run(main: Coroutine[Any, Any, str | None]) -> str | None:
     """Runs on uvloop if installed, as uvicorn does."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)

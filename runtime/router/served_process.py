@@ -16,6 +16,8 @@ SERVE = (sys.executable, "-P", "-m", "llmc.cli.main", "serve")
 """The command; flags and artifact are appended."""
 _READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
 _MAX_LINE = 1 << 16
+_USAGE = 2
+"""Exit code of `llmc serve` for a wrong command line."""
 
 
 class ServedProcess:
@@ -37,6 +39,11 @@ class ServedProcess:
     def pid(self) -> int | None:
         """None before `start`."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has ended because of its command line, so that another start would end the same way."""
+        return self._process is not None and self._process.returncode == _USAGE
 
     async def start(self) -> None:
         """Starts it; call once."""

@@ -27,12 +27,13 @@ _LOOK_S = 0.1
 
 class Local:
     """A serving process that is restarted whenever it ends by itself. say: gets its lines. leaving: a replica of an
-    update has taken its place. why: how the last process ended, or why none started."""
+    update has taken its place. why: how the last process ended, or why none started. refused: it ended because of its
+    command line."""
 
     def __init__(self, replica: Replica, plan: SpawnPlan, say: Callable[[str], None]) -> None:
         self.replica, self.plan = replica, plan
         self.num_starts = 0
-        self.leaving = False
+        self.leaving = self.refused = False
         self.why = ""
         self._last_line = ""
         self._say = say
@@ -58,7 +59,9 @@ class Local:
                 return
             self.why = f"{why}; its last line: {self._last_line}" if self._last_line else why
             self.replica.end_process(self.why)
-            log.warning("replica %s is started again: %s", self.replica.name, self.why)
+            log.warning(
+                "replica %s %s", self.replica.name, self.why if self.refused else f"is started again: {self.why}"
+            )
             pause_s = _FIRST_PAUSE_S if time.monotonic() - began > _LONG_LIFE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
@@ -73,7 +76,9 @@ class Local:
         except OSError as error:  # of processes, files or memory, there may be enough later
             return f"no process can be started: {error}"
         self.replica.pid = self._process.pid
-        return await self._process.ended()
+        why = await self._process.ended()
+        self.refused = self._process.refused
+        return why
 
     def _hear(self, line: str) -> None:
         self._last_line = line
@@ -115,6 +120,11 @@ class Spawner:
             )
         self._updating = asyncio.create_task(self._exchange(old, artifact))
         return {"updating": [one.replica.name for one in old]}
+
+    @property
+    def refused(self) -> str | None:
+        """Why a replica does not start with its command line; None if each does, as far as is known."""
+        return next((f"replica {one.replica.name} {one.why}" for one in self._locals if one.refused), None)
 
     @property
     def updating(self) -> bool:

@@ -15,9 +15,11 @@ from llmc.runtime.router import fleet as fleets
 from llmc.runtime.router import spawn
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 from llmc.runtime.router.fleet import Fleet
+from llmc.runtime.router.run import route
 from llmc.runtime.router.served_process import ServedProcess
 from llmc.runtime.router.spawn import Spawner
 from llmc.runtime.router.upstream import ReplicaLost, Upstream
+from llmc.runtime.server.run import ServerError
 
 SERVER = """
 import os, socket, sys
@@ -129,3 +131,34 @@ def test_a_request_that_still_connects_moves_on(monkeypatch: pytest.MonkeyPatch)
                 await one
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_command_line_that_no_replica_takes_ends_the_router() -> None:
+    refuses = "import sys; print('llmc: error: --role up is unknown', file=sys.stderr); sys.exit(2)"
+    plan = SpawnPlan("model.llmc", 2, (sys.executable, "-S", "-c", refuses))
+    with pytest.raises(
+        ServerError, match=r"replica r[01] ended with exit code 2; its last line: .*--role up is unknown"
+    ):
+        route(RouterConfig(port=0, spawn=(plan,)), say=lambda _: None, on_ready=lambda _: None)
+
+
+def test_one_that_ends_for_another_reason_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "broken").touch()
+    (tmp_path / "started").touch()
+
+    async def run() -> None:
+        fleet = Fleet(RouterConfig(health_interval_s=0.05))
+        spawner = Spawner(fleet, lambda _: None)
+        spawner.start(SpawnPlan(str(tmp_path), 1, (sys.executable, "-S", "-c", SERVER)))
+        try:
+            async with asyncio.timeout(120):
+                await until(lambda: "is started again" in caplog.text)
+                assert spawner.refused is None
+                (tmp_path / "broken").unlink()
+                await until(lambda: fleet.replicas["r0"].ready)
+        finally:
+            await spawner.close()
+            await fleet.close()
+
+    asyncio.run(run())
+    assert "it is broken" in caplog.text
