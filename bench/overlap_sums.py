@@ -147,6 +147,7 @@ def measure(given: argparse.Namespace) -> list[Round]:
     rounds = []
     with tempfile.TemporaryDirectory() as folder, joined_hosts(given.gbps):
         for number in range(1, given.rounds + 1):
+            print(f"round {number} of {given.rounds}", file=sys.stderr)
             off, auto = run(folder, number, "off"), run(folder, number, "auto")
             rounds.append(Round(off["ms"], auto["ms"], auto["least_rows"]))
     return rounds
