@@ -11,7 +11,7 @@ import pytest
 from llmc.models.eager import load_model
 from llmc.models.registry import FAMILIES
 from llmc.quantize import QuantConfig
-from llmc.runtime.binding import Replayer
+from llmc.runtime.binding import Artifact, Replayer
 
 from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, relative_error, replay
 from support.families import CASES
@@ -40,6 +40,7 @@ BOUNDS_IN_F16 = {"gemma3n": 1e-2, "gemma3n_text": 1e-2}
 MOST_OF_EAGER = 4.0
 # Of the eager model's error: as many roundings, in another order.
 ROUNDED_ELSEWHERE = 1.5
+MORE_TEXTS = (4, 5, 6)
 
 
 def check(case: str, target: str, folder: Path, cache: Path) -> None:
@@ -87,13 +88,35 @@ def check_16_bits(case: str, dtype: str, bound: float, folder: Path, cache: Path
     target = targets_here()[0]
     with compile_tiny(model, folder / "out", cache, buckets=LADDER, dtype=dtype, target=target) as artifact:
         tokens = clear_text(model, dtype, 48)
-        expected = PagedRunner(in_float32(model, dtype)).step([tokens])[0].numpy()
-        found = PagedRunner(load_model(model, dtype)).step([tokens])[0].numpy()
-        # Row by row, as steps of one token are compared.
-        eager = max(map(relative_error, found, expected))
-        assert eager < MOST_OF_EAGER * bound
-        check_every_bucket(artifact, tokens, expected, max(bound, ROUNDED_ELSEWHERE * eager))
+        expected, eager = errors_of_eager(model, dtype, tokens)
+        assert eager.max() < MOST_OF_EAGER * bound
+        if ROUNDED_ELSEWHERE * eager.max() > bound:
+            # The largest error of one text is chance. That of several says what a row may have; the mean is steady.
+            assert rms(errors_of_decode(artifact, tokens, expected)) < ROUNDED_ELSEWHERE * rms(eager)
+            texts = (clear_text(model, dtype, len(tokens), seed) for seed in MORE_TEXTS)
+            eager = np.concatenate([eager, *(errors_of_eager(model, dtype, text)[1] for text in texts)])
+        allowed = min(max(bound, ROUNDED_ELSEWHERE * eager.max()), MOST_OF_EAGER * bound)
+        check_every_bucket(artifact, tokens, expected, allowed)
         check_bits(artifact)
+
+
+def errors_of_eager(model: Path, dtype: str, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits in float32 [T, V], and how far the eager model in 16 bits is from each row [T]."""
+    expected = PagedRunner(in_float32(model, dtype)).step([tokens])[0].numpy()
+    found = PagedRunner(load_model(model, dtype)).step([tokens])[0].numpy()
+    return expected, np.array([*map(relative_error, found, expected)])
+
+
+def errors_of_decode(artifact: Artifact, tokens: list[int], expected: np.ndarray) -> np.ndarray:
+    """How far steps of one token are from each row of `expected` [T]."""
+    decode = next(i for i, graph in enumerate(artifact.graphs()) if graph.phase == "decode")
+    replayer, pages = Replayer(artifact, num_threads=1, num_blocks=64), Pages(64, artifact.info.block_size)
+    found = (replay(replayer, decode, pages, [(0, [token], at)])[0] for at, token in enumerate(tokens))
+    return np.array([*map(relative_error, found, expected)])
+
+
+def rms(errors: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
 
 
 @verifies(lambda family, scheme: [Claim(family, scheme=scheme)])
