@@ -42,6 +42,7 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._packed: dict[fx.Node, relax.Var] = {}
+        self._reads_packed: dict[str, fx.Node | None] = {}
         self._only_packed: set[fx.Node] = set()
         self._made: list[tuple[int, fx.Node]] = []
         self._llmc: dict[str, Converter] = {}
@@ -50,6 +51,10 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         """The Relax module. Raises CompileError naming an op that TVM cannot import."""
         self._llmc = converters
         return self.from_exported_program(program, True, True, False, dict(converters))
+
+    def value_of(self, name: str, node: fx.Node) -> relax.Expr:
+        """The value of an argument of the op that is being converted, in the layout that the op reads."""
+        return self._packed[node] if self._reads_packed.get(name) is node else self.env[node]
 
     def describe(self, variable: str) -> str:
         """The op that made a variable of the imported module, for error texts."""
@@ -75,28 +80,24 @@ class Importer(ExportedProgramImporter):  # type: ignore[misc]
         def watched(node: fx.Node, *_: Any) -> Any:
             op = llmc_op(node)
             definition = OPS.get(op or "")
-            wants = (
-                arguments_of(node)[definition.packed_arguments[0]]
-                if definition and definition.packed_arguments
-                else None
-            )
+            names = definition.packed_arguments if definition else ()
+            arguments = arguments_of(node) if names else {}
+            wants = arguments[names[0]] if names else None
+            # A block may be added to its own input: that is read in both layouts.
+            plain = any(value is wants for name, value in arguments.items() if name not in names)
             for source in node.all_input_nodes:
-                if source is not wants and source in self._only_packed:
+                if source in self._only_packed and (source is not wants or plain):
                     self.env[source] = self._unpack(source)
                     self._only_packed.remove(source)
-            if wants is not None:
-                before = self.env[wants]
-                if wants not in self._packed:
-                    self._packed[wants] = self._pack(wants)
-                self.env[wants] = self._packed[wants]
+            if wants is not None and wants not in self._packed:
+                self._packed[wants] = self._pack(wants)
+            self._reads_packed = {name: wants for name in names}
             try:
                 made = convert(node, self) if own else convert(node)
             except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
                 if isinstance(error, CompileError):
                     raise
                 raise CompileError(f"{_describe(node)} cannot be imported: {error}") from error
-            if wants is not None:
-                self.env[wants] = before
             for var in made if isinstance(made, (list, tuple)) else (made,):
                 number = _number(var.name) if isinstance(var, relax.Var) else None
                 if number is not None:

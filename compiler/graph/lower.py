@@ -41,7 +41,7 @@ def _result_type(op: OpDef, values: dict[str, Any], tensors: dict[str, Any]) -> 
 def _converter(op: str, sites: list[Site], samples: str) -> Callable[[fx.Node, Any], relax.Var]:
     def convert(node: fx.Node, importer: Any) -> relax.Var:
         values = arguments_of(node)
-        tensors = {name: importer.env[value] for name, value in values.items() if isinstance(value, fx.Node)}
+        tensors = {name: importer.value_of(name, value) for name, value in values.items() if isinstance(value, fx.Node)}
         attributes = {
             name: value for name, value in values.items() if value is not None and not isinstance(value, fx.Node)
         }

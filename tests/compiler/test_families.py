@@ -31,7 +31,8 @@ LADDER = "prefill=[2]x[16,32],decode=[1,3]x[64]"
 WRITING = [name for name, family in FAMILIES.items() if family.generates]
 FIRST = {family: next(case for case, (of, _) in CASES.items() if of == family) for family in WRITING}
 # That have between them every kind of block, of norm, of order of rows and of positions, and some that share theirs.
-DISTINCT, ALIKE = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "qwen2_moe"), ("granite", "olmo2", "phi3")
+DISTINCT = ("cohere2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "minimax-windows", "qwen2_moe")
+ALIKE = ("granite", "olmo2", "phi3")
 # Whose norms, sums and choices are not all of the kind that every model has.
 IN_16_BITS, LATENT = ("gemma3_text", "olmo2"), "deepseek_v2-lite"
 # Seven layers that each correct all streams: roundings add up to more.
