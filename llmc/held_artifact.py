@@ -51,9 +51,9 @@ def hold(artifact: Path) -> bool:
 
 
 def hold_if_cached(artifact: Path) -> bool:
-    """Holds the artifact if its path is one in a cache; false if it is gone. No other path is collected."""
-    path = artifact.absolute()
-    return path.parent.name != ARTIFACTS or CACHED_NAME.fullmatch(path.name) is None or hold(path)
+    """Holds the artifact if its path, or what that leads to, is one in a cache; false if it is gone."""
+    cached = {path for path in (artifact.absolute(), artifact.resolve()) if _is_cached(path)}
+    return all(map(hold, cached))
 
 
 def move_unless_held(artifact: Path, to: Path) -> bool:
@@ -88,6 +88,10 @@ def drop_lock(artifact: Path) -> None:
         stack.callback(os.close, descriptor)
         if _locked_alone(descriptor) and _lies_at(descriptor, lock) and not artifact.exists():
             lock.unlink()
+
+
+def _is_cached(artifact: Path) -> bool:
+    return artifact.parent.name == ARTIFACTS and CACHED_NAME.fullmatch(artifact.name) is not None
 
 
 def _locked(artifact: Path) -> int | None:

@@ -234,6 +234,14 @@ def test_an_artifact_in_use_is_left_until_its_process_ends(tmp_path: Path, excha
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
+def test_a_link_holds_the_cached_artifact_that_it_leads_to(tmp_path: Path) -> None:
+    artifact, link = make_artifact(tmp_path, 1, 10, 1e6), tmp_path / "served.llmc"
+    link.symlink_to(artifact)
+    assert given_artifact(link) == link
+    assert collect(GraphCache(tmp_path), max_size=0).removed == ()
+    assert artifact.exists()
+
+
 def test_a_given_artifact_elsewhere_gets_no_lock(tmp_path: Path) -> None:
     artifact = make_artifact(tmp_path, 1, 10, 0).rename(tmp_path / "mine.llmc")
     assert given_artifact(artifact) == artifact
