@@ -22,13 +22,14 @@ from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.graphs_file import read_graphs
 
-from support.adapters import logprobs_of, make_adapter, merged_model
+from support.adapters import logprobs_of, make_adapter, merged_checkpoint, merged_model, products_of
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
 from support.families import CASES
 from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.opencl import needs_opencl
+from support.sixteen_bits import clear_length, clear_text
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
@@ -61,10 +62,21 @@ def prompt_logprobs(
 
 
 def check_against_merged(
-    model: Path, artifact: Path, adapters: list[Path | None], bound: float, vocab: int = 515
+    model: Path, artifact: Path, adapters: list[Path | None], bound: float, dtype: str | None = None
 ) -> None:
-    """Every adapter in one batch, beside the model alone; each has the bits there that it has by itself."""
-    prompts = [random_tokens(vocab, 9 + 3 * i, seed=i) for i in range(len(adapters))]
+    """Every adapter in one batch, beside the model alone; each has the bits there that it has by itself.
+
+    dtype: of 16 bits, where a text is compared for as long as its experts are clear in it.
+    """
+    merged = [model] * len(adapters)
+    if dtype is not None:
+        merged = [
+            model if path is None else merged_checkpoint(artifact.parent / f"merged-{i}", model, products_of(path))
+            for i, path in enumerate(adapters)
+        ]
+        prompts = [clear_text(path, dtype, 9 + 3 * i, seed=i) for i, path in enumerate(merged)]
+    else:
+        prompts = [random_tokens(515, 9 + 3 * i, seed=i) for i in range(len(adapters))]
     with Artifact(artifact) as opened, Engine(opened, num_threads=2) as engine:
         loaded = Adapters(artifact, opened, engine)
         ids = [0 if path is None else loaded.load(path.name, path).id for path in adapters]
@@ -72,11 +84,14 @@ def check_against_merged(
         scores, outputs = prompt_logprobs(engine, requests)
         alone = [prompt_logprobs(engine, [request]) for request in requests]
     assert [([score], [output]) for score, output in zip(scores, outputs, strict=True)] == alone
-    for prompt, adapter, score, (tokens, logprobs) in zip(prompts, adapters, scores, outputs, strict=True):
+    for i, (prompt, adapter, (tokens, logprobs)) in enumerate(zip(prompts, adapters, outputs, strict=True)):
         text = prompt + tokens
         expected = logprobs_of(merged_model(model, adapter), text)
-        found = [*score, *logprobs]
-        wanted = [expected[i, token] for i, token in enumerate(text[1:])]
+        num_clear = len(text) if dtype is None else clear_length(merged[i], dtype, text)
+        assert num_clear >= len(prompt)
+        # A token's log-probability is of the row before it.
+        found = [*scores[i], *logprobs][:num_clear]
+        wanted = [expected[row, token] for row, token in enumerate(text[1:])][:num_clear]
         np.testing.assert_allclose(found, wanted, atol=bound, rtol=0, err_msg=str(adapter))
 
 
@@ -178,7 +193,7 @@ def test_rows_without_an_adapter_have_the_models_bits(
         scores, outputs = prompt_logprobs(engine, [(p, n) for p in prompts for n in (numbers[0], 0, numbers[1])])
     assert (scores[1::3], outputs[1::3]) == expected
     assert scores[0::3] != scores[1::3] != scores[2::3]
-    check_against_merged(model, tmp_path / "with", [adapter, None, other], 0.25)
+    check_against_merged(model, tmp_path / "with", [adapter, None, other], 0.25, "bf16")
 
 
 @pytest.mark.parametrize("scheme", [None, rare("w8a8")])

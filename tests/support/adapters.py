@@ -118,14 +118,19 @@ def products_of(adapter: Path) -> dict[str, NDArray[np.float64]]:
 def _with_experts(model: Path, products: Mapping[str, NDArray[np.float64]], dtype: torch.dtype) -> Any:
     """transformers' model of the checkpoint with products added to its experts, which its class holds as one tensor."""
     with TemporaryDirectory() as folder:
-        changed = Path(folder) / "model"
-        shutil.copytree(model, changed)
-        tensors = load_file(model / "model.safetensors")
-        for name, product in products.items():
-            weight = tensors[f"{name}.weight"]
-            tensors[f"{name}.weight"] = (weight.astype(np.float64) + product).astype(weight.dtype)
-        save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
-        return reference_model(changed, dtype)
+        return reference_model(merged_checkpoint(Path(folder) / "model", model, products), dtype)
+
+
+def merged_checkpoint(path: Path, model: Path, products: Mapping[str, NDArray[np.float64]]) -> Path:
+    """Saves the checkpoint at `model` with products added to its linear layers of these names and its embedding."""
+    shutil.copytree(model, path)
+    tensors = load_file(model / "model.safetensors")
+    for name, product in products.items():
+        weight = tensors[f"{name}.weight"]
+        product = product.T if name.endswith(EMBEDDINGS) else product
+        tensors[f"{name}.weight"] = (weight.astype(np.float64) + product).astype(weight.dtype)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
 
 
 def logprobs_of(model: Any, tokens: list[int]) -> NDArray[np.float64]:

@@ -56,6 +56,20 @@ def clear_text(path: Path, dtype: str, length: int, seed: int = 3) -> list[int]:
             return text
 
 
+def clear_length(path: Path, dtype: str, text: list[int]) -> int:
+    """How many tokens at the start of a text are ones that `clear_text` would have kept."""
+    models = in_float32(path, dtype), load_model(path, dtype)
+    if models[0].config.experts is None:
+        return len(text)
+    runners, noise = [PagedRunner(model) for model in models], torch.zeros(())
+    for count, token in enumerate(text):
+        (of_exact, margins), (of_rounded, _) = (_routed(runner, token) for runner in runners)
+        noise = torch.maximum(noise, (of_exact - of_rounded).abs().amax())
+        if margins.amin() <= CLEAR * noise:
+            return count
+    return len(text)
+
+
 def _routed(runner: PagedRunner, token: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What experts of the next token are chosen by, float32 [layers, E], and the margin of each choice [layers]."""
     experts = runner.model.config.experts

@@ -257,8 +257,8 @@ def test_why_a_replica_is_not_ready_is_logged_once(caplog: pytest.LogCaptureFixt
     ("script", "why"),
     [
         ("echo well >&2; kill -9 $$", "killed by signal 9; its last line: well"),
-        ("echo no flag >&2; exit 2", "ended with exit code 2; its last line: no flag"),
-        ("exit 2", "ended with exit code 2"),
+        ("echo no room >&2; exit 1", "ended with exit code 1; its last line: no room"),
+        ("exit 1", "ended with exit code 1"),
     ],
 )
 def test_a_last_line_is_not_told_as_the_reason(caplog: pytest.LogCaptureFixture, script: str, why: str) -> None:
