@@ -136,7 +136,7 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
     [
         (7, 1, 20, "f32", "f32", 16, 0),
         rare(3, 1, 8, "bf16", "bf16", 32, 0),
-        (2, 2, 80, "f32", "bf16", 64, 0),
+        rare(2, 2, 80, "f32", "bf16", 64, 0),
         rare(6, 2, 24, "bf16", "f32", 32, 40),
         rare(2, 1, 64, "bf16", "bf16", 16, 300),
         (14, 2, 64, "bf16", "bf16", 32, 0),
@@ -148,8 +148,8 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
         rare(14, 2, 64, "bf16", "int8", 32, 0),
         (6, 2, 24, "f32", "int8", 48, 40),
         rare(4, 4, 128, "f32", "int8", 32, 300),
-        (7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
-        rare(4, 2, 64, "f32", "fp8_e4m3", 32, 40),
+        rare(7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
+        (4, 2, 64, "f32", "fp8_e4m3", 32, 40),
         rare(6, 2, 24, "f32", "fp8_e5m2", 32, 0),
         rare(14, 2, 64, "f16", "f16", 32, 0),
         rare(2, 1, 64, "f16", "bf16", 16, 300),
@@ -166,8 +166,8 @@ def test_paged_attention(
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
     [
-        (7, 1, 20, "f32", "bf16", 32, 0),
-        rare(4, 2, 16, "bf16", "f32", 16, 0),
+        rare(7, 1, 20, "f32", "bf16", 32, 0),
+        (4, 2, 16, "bf16", "f32", 16, 0),
         rare(2, 2, 32, "f32", "f32", 32, 1100),
         rare(13, 1, 8, "f32", "bf16", 48, 0),
         rare(4, 1, 16, "f32", "f16", 16, 1100),
@@ -189,10 +189,10 @@ def test_split_context(
     ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
     [
         (4, 4, 20, "f32", "f32", 32, 0),
-        (6, 2, 24, "bf16", "bf16", 32, 9),
+        rare(6, 2, 24, "bf16", "bf16", 32, 9),
         rare(4, 4, 64, "bf16", "bf16", 32, 0),
         rare(4, 4, 16, "f32", "f32", 16, 300),
-        rare(4, 2, 20, "f32", "int8", 32, 65),
+        (4, 2, 20, "f32", "int8", 32, 65),
         rare(3, 3, 16, "f16", "f16", 32, 9),
     ],
 )
@@ -263,7 +263,7 @@ def test_kernel_of_bf16_dots(
     check_attention(target, heads, kv_heads, dim, "f32", "bf16", block, window, tolerance_of(target, "f32", "bf16"))
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.bf16_dot], ids=lambda t: t.name)
+@on_levels([t for t in TARGETS.values() if t.bf16_dot])
 def test_bf16_dots_are_used(target: Target) -> None:
     def assembly(kv: str) -> str:
         params = attention_params(8, 2, 64, "bf16", kv, 32, 0)
