@@ -153,5 +153,9 @@ def _validation_error(error: RequestValidationError) -> ApiError:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    """A value as its sender wrote it, about."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

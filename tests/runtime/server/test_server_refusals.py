@@ -41,7 +41,7 @@ def running(english_artifact: Path) -> Iterator[Running]:
         ({"prompt": "x", "max_tokens": 0}, "max_tokens", "at least 1"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens", "greater"),
         ({"prompt": "x", "temperature": -0.1}, "temperature", "greater"),
-        ({"prompt": "x", "temperature": "hot"}, "temperature", "'hot'"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature", '"hot"'),
         ({"prompt": "x", "top_p": 0}, "top_p", "greater"),
         ({"prompt": "x", "n": 0}, "n", "greater"),
         ({"prompt": "x", "n": True}, "n", "integer"),
@@ -49,7 +49,7 @@ def running(english_artifact: Path) -> Iterator[Running]:
         ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
         ({"prompt": "x", "stop": ""}, "stop", "non-empty"),
         ({"prompt": "x", "stop": [1]}, "stop", "non-empty"),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias.a", "'a'"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias.a", 'not "a"'),
         ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias.1", "101"),
         ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias", "at most 4096"),
         ({"prompt": "x", "truncation_side": "right"}, "truncation_side", "left"),
@@ -237,7 +237,9 @@ def test_a_long_path_is_cut_and_escaped(running: Running) -> None:
     ("body", "says"),
     [
         (b"", "the body is missing: send a JSON object"),
-        (b"null", "the body: give a JSON object, not None"),
+        (b"null", "the body: give a JSON object, not null"),
+        (b'{"messages": null}', "messages: input should be a valid list, not null"),
+        (b'{"messages": {"role": ["x", true]}}', 'messages: input should be a valid list, not {"role": ["x", true]}'),
         (b'{"messages": []}', "messages: list should have at least 1 item, not 0"),
     ],
 )
