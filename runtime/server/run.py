@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from .config import ServerConfig
 from .context import ServerContext
 from .hand_over import no_hand_over
 from .process import BACKLOG, OnStopping, ServerProcess
+from .tls import why_unusable
 
 log = logging.getLogger("llmc.server")
 # Between two steps the engine's thread needs the interpreter's lock; by default Python lets others keep it for 5 ms.
@@ -201,10 +201,8 @@ def _check_tls(config: ServerConfig) -> dict[str, str]:
             raise ServerError("--ssl-keyfile needs --ssl-certfile: give both")
         return {}
     keyfile = config.ssl_keyfile or config.ssl_certfile
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, keyfile)
-    except (OSError, ssl.SSLError) as error:
-        raise ServerError(f"cannot use the certificate {config.ssl_certfile} with {keyfile}: {error}") from error
+    if (why := why_unusable(config.ssl_certfile, keyfile)) is not None:
+        raise ServerError(why)
     return {"certfile": str(config.ssl_certfile), "keyfile": str(keyfile)}
 
 
