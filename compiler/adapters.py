@@ -156,12 +156,21 @@ def _head_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
 
 
 def _expert_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
-    """Weights of experts that the published checkpoint has one by one."""
+    """Weights of experts that the published checkpoint has one by one, or all in one tensor."""
     for target in targets:
-        whole = target.rows is None and target.part is None and target.of_rows is None and not target.pairs
-        if not whole or not target.name.endswith(_OF_EXPERTS) or any(source.stored for source in target.sources):
+        whole = target.rows is None and target.part is None and target.of_rows is None
+        if not whole or not target.name.endswith(_OF_EXPERTS):
             continue
         count = target.matrices
+        if len(target.sources) == 1 and not target.sources[0].blocks:
+            each = target.shape[0] // count
+            # Gate and up alternate in the tensor; here gate comes first.
+            order = (*range(0, each, 2), *range(1, each, 2)) if target.pairs else None
+            of_all = AdapterPart(f"{target.sources[0].name.removesuffix(_WEIGHT)}.{{}}", each, order)
+            yield AdapterLinear(target.name, target.shape[1], (of_all,), count)
+            continue
+        if target.pairs or any(source.stored for source in target.sources):
+            continue
         of_first = target.sources[: len(target.sources) // count]
         # Of a checkpoint that stacks experts, a source is of all of them.
         if len(target.sources) % count or not all(".0." in source.name for source in of_first):

@@ -19,9 +19,11 @@ PARTS = {
 BASE_WEIGHT = ".base_layer.weight"
 """End of the name of a layer's own weight, which PEFT saves with adapters of embeddings and output projections."""
 EMBEDDING_PART = ".lora_embedding_"
+PARAMETERS = "target_parameters"
+"""Configuration key of parameters that are changed as layers are, of experts above all."""
 OTHER_BASES = ("pissa", "olora", "corda", "loftq")
 """Prefixes of init_lora_weights for adapters that change the base weights."""
-UNKNOWN_KINDS = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices", "target_parameters")
+UNKNOWN_KINDS = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 """Configuration keys of adapters that are more than LoRA."""
 
 

@@ -145,11 +145,9 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     if not sizes.adapted:
         gate_up = linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate)
         return [*first, *gate_up, *linear(_INNER, "down", _ROWS, sizes.out, ""), last]
-    # A limited gate is computed with its sums alone; experts that have one are stacked, so no slot takes them.
-    assert not limit
     pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, **of_pairs)
     of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": "silu", "gated": True}
-    activate = KernelSpec.of("activation", "expert_activate", **of_inner, **of_pairs, **layout)
+    activate = KernelSpec.of("activation", "expert_activate", **of_inner, **of_gate, **of_pairs, **layout)
     return [
         first[0],
         KernelCall(pairs, (BufferSource.ADAPTER_TILES, "chosen", _INDEX, _PAIRS), barrier=False),

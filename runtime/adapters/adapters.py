@@ -13,8 +13,18 @@ from llmc.runtime.binding import Artifact, LlmcError
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 from llmc.shown import shown
 
-from .peft import LowRank, read_adapter
-from .places import OUTPUT, Place, is_output, of_experts, of_layer, places_of
+from .peft import Changes, LowRank, read_adapter
+from .places import (
+    OUTPUT,
+    Place,
+    is_output,
+    matrices_of_experts,
+    of_all_experts,
+    of_experts,
+    of_layer,
+    parts_of_experts,
+    places_of,
+)
 from .tensors import AdapterError
 
 _EXPERTS = ".experts."
@@ -98,7 +108,7 @@ class Adapters:
             known = self.all()
             if any(adapter.name == name for adapter in known):
                 raise LoadedError(f"the adapter {shown(name)} is loaded already; unload it first")
-            changes = read_adapter(path)
+            changes = read_adapter(path, matrices_of_experts(self._lora()))
             matrices = list(self._matrices(path, changes))
             if len(known) >= self.slots:
                 names = ", ".join(adapter.name for adapter in known)
@@ -110,7 +120,7 @@ class Adapters:
             except LlmcError as error:
                 # Requests may still use an adapter that was unloaded.
                 raise AdapterError(str(error)) from None
-            adapter = Adapter(name, path, number, max(change.rank for change in changes.values()))
+            adapter = Adapter(name, path, number, changes.rank)
             with self._lock:
                 self._loaded[name] = adapter
         return adapter
@@ -129,10 +139,10 @@ class Adapters:
         known = ", ".join(adapter.name for adapter in self.all()) or "none"
         return UnknownAdapterError(f"there is no adapter {shown(name)}; loaded: {known}")
 
-    def _matrices(self, path: Path, changes: Mapping[str, LowRank]) -> Iterable[AdapterMatrix]:
-        places, most_rank = self._module_places(), int(self._artifact.info.adapter_rank)
+    def _matrices(self, path: Path, changes: Changes) -> Iterable[AdapterMatrix]:
+        places = self._module_places()
         experts: dict[tuple[int, int], list[tuple[Place, LowRank]]] = {}
-        for module, change in changes.items():
+        for module, change in changes.layers.items():
             # Checkpoints may omit the name prefix of the trained class.
             found = places.get(module) or places.get(module.partition(".")[2])
             if found is None:
@@ -143,17 +153,29 @@ class Adapters:
                     f"{path}: {shown(module)} is for a layer of {shape[0]} by {shape[1]}, and the model's is "
                     f"{wanted[0]} by {wanted[1]}; give the model that the adapter was made for"
                 )
-            if change.rank > most_rank:
-                raise AdapterError(
-                    f"{path}: {shown(module)} has rank {change.rank}, and the artifact takes up to {most_rank}; "
-                    f"compile it with --lora-rank {change.rank}"
-                )
+            self._check_rank(path, module, change.rank)
             for place in found:
                 if place.experts:
                     experts.setdefault((place.linear, place.part), []).append((place, change))
                 else:
                     yield of_layer(place, change)
         yield from map(of_experts, experts.values())
+        lora, stacked = self._lora() if changes.experts else {}, set[str]()
+        for of_all, scale in changes.experts:
+            self._check_rank(path, of_all.parameter, of_all.rank)
+            parts = parts_of_experts(lora, of_all.of.key)
+            if of_all.of.key in stacked or any((place.linear, place.part) in experts for place in parts):
+                raise AdapterError(f"{path} changes {shown(of_all.parameter)} twice; save the adapter again")
+            stacked.add(of_all.of.key)
+            yield from of_all_experts(parts, of_all, scale)
+
+    def _check_rank(self, path: Path, module: str, rank: int) -> None:
+        most = int(self._artifact.info.adapter_rank)
+        if rank > most:
+            raise AdapterError(
+                f"{path}: {shown(module)} has rank {rank}, and the artifact takes up to {most}; compile it with "
+                f"--lora-rank {rank}"
+            )
 
     def _why_without(self, module: str) -> str:
         """Why a module takes no adapters, and what to do."""

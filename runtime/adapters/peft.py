@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llmc.peft_experts import ExpertsChange, ExpertsError, Matrices, Parameter, changes_of, parameter_names
 from llmc.peft_format import (
     BASE_WEIGHT,
     CONFIG,
     OTHER_BASES,
+    PARAMETERS,
     PARTS,
     PREFIX,
     TORCH_WEIGHTS,
@@ -29,6 +31,7 @@ from llmc.shown import shown
 from .tensors import AdapterError, Array, read_tensors
 
 _MAX_CONFIG_BYTES = 1 << 20
+_MERGE = "merge the adapter when you compile, with --merge-lora"
 _AS_SAVED = "give the directory of a LoRA adapter as PEFT's save_pretrained writes it"
 
 
@@ -49,8 +52,22 @@ class LowRank:
         return len(self.a)
 
 
-def read_adapter(path: Path) -> dict[str, LowRank]:
-    """The changes of an adapter, by module name in the model that it was trained on.
+@dataclass(frozen=True)
+class Changes:
+    """layers: by module name in the model that the adapter was trained on. experts: of weights of experts, with the
+    scale of their products."""
+
+    layers: dict[str, LowRank]
+    experts: list[tuple[ExpertsChange, float]]
+
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max((*(one.rank for one in self.layers.values()), *(one.rank for one, _ in self.experts)))
+
+
+def read_adapter(path: Path, experts: Mapping[int, Sequence[Matrices]]) -> Changes:
+    """The changes of an adapter. experts: what the model's layers have.
 
     Raises NoAdapterError if there is none, and AdapterError if it is damaged, or of a kind that can only be merged.
     """
@@ -68,7 +85,22 @@ def read_adapter(path: Path) -> dict[str, LowRank]:
         found.setdefault(module, {})[part] = values
     if not found:
         raise AdapterError(f"{path / WEIGHTS} has no tensors, so there is nothing to load")
-    return {module: _low_rank(path, config, module, parts) for module, parts in found.items()}
+    targets = config.get(PARAMETERS) or []
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise AdapterError(f"{path / CONFIG}: {PARAMETERS} is {shown(targets)}, which is no list of names")
+    layers, parameters = dict[str, LowRank](), list[Parameter]()
+    for module, parts in found.items():
+        a, b = _pair(path, module, parts)
+        if (named := parameter_names(targets, module)) is None:
+            layers[module] = _low_rank(path, config, module, a, b)
+        else:
+            parameters.append(Parameter(named[0], a, b, named[1]))
+    try:
+        changes = changes_of(parameters, experts)
+    except ExpertsError as error:
+        other_way = "" if experts else "compile the model with --lora-experts, or "
+        raise AdapterError(f"{path / WEIGHTS}: {error}; {other_way}{_MERGE}") from None
+    return Changes(layers, [(one, _scale(path, config, one.parameter, one.rank)) for one in changes])
 
 
 def _config(path: Path) -> Mapping[str, Any]:
@@ -126,18 +158,33 @@ def _is_base_weight(name: str) -> bool:
     return name.startswith(PREFIX) and name.endswith(BASE_WEIGHT)
 
 
-def _low_rank(path: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, Array]) -> LowRank:
-    where = f"{path / WEIGHTS}: {shown(module)}"
+def _pair(path: Path, module: str, parts: Mapping[str, Array]) -> tuple[Array, Array]:
     a, b = parts.get("a"), parts.get("b")
     if a is None or b is None:
-        raise AdapterError(f"{where} has one of lora_A and lora_B and not the other; save the adapter again")
+        raise AdapterError(
+            f"{path / WEIGHTS}: {shown(module)} has one of lora_A and lora_B and not the other; save the adapter again"
+        )
+    return a, b
+
+
+def _low_rank(path: Path, config: Mapping[str, Any], module: str, a: Array, b: Array) -> LowRank:
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) == 0:
-        raise AdapterError(f"{where} has lora_A of {list(a.shape)} and lora_B of {list(b.shape)}, which do not fit")
+        raise AdapterError(
+            f"{path / WEIGHTS}: {shown(module)} has lora_A of {list(a.shape)} and lora_B of {list(b.shape)}, which do "
+            "not fit"
+        )
+    return LowRank(a, b, _scale(path, config, module, len(a)))
+
+
+def _scale(path: Path, config: Mapping[str, Any], module: str, found: int) -> float:
+    """The factor on the product of a module's matrices, which have rank `found`."""
     rank = _number(path / CONFIG, config, "rank_pattern", module, "r")
     alpha = _number(path / CONFIG, config, "alpha_pattern", module, "lora_alpha")
-    if rank != len(a):
-        raise AdapterError(f"{where} has rank {len(a)} where {CONFIG} says {rank:g}; save the adapter again")
-    return LowRank(a, b, scale_of(alpha, len(a), rank_stabilised=bool(config.get("use_rslora"))))
+    if rank != found:
+        raise AdapterError(
+            f"{path / WEIGHTS}: {shown(module)} has rank {found} where {CONFIG} says {rank:g}; save the adapter again"
+        )
+    return scale_of(alpha, found, rank_stabilised=bool(config.get("use_rslora")))
 
 
 def _number(file: Path, config: Mapping[str, Any], patterns: str, module: str, default: str) -> float:

@@ -9,11 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from llmc.adapter_slot import padded
+from llmc.peft_experts import ExpertsChange, Matrices, layer_of
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 
 from .peft import LowRank
 
 OUTPUT = "lm_head"
+_DOWN = ".down.weight"
 _OUTPUTS = ("lm_head.weight", "embed.weight")
 """Weights of the output projection, which may be the embedding's."""
 
@@ -124,5 +126,39 @@ def of_experts(changes: list[tuple[Place, LowRank]]) -> AdapterMatrix:
     b = np.zeros((place.experts * rows, rank), np.float32)
     for at, change in changes:
         a[: change.rank, at.expert * columns :][:, : place.columns] = change.a
-        b[at.expert * rows :][: place.rows, : change.rank] = change.b * np.float32(change.scale / scale)
+        of_expert = change.b if at.order is None else change.b[np.array(at.order)]
+        b[at.expert * rows :][: place.rows, : change.rank] = of_expert * np.float32(change.scale / scale)
     return AdapterMatrix(place.linear, place.part, scale, a, b)
+
+
+def matrices_of_experts(lora: Mapping[str, Any]) -> dict[int, list[Matrices]]:
+    """The matrices of experts of each layer, by the name of their weight, from the manifest's record of adapters."""
+    found: dict[int, list[Matrices]] = {}
+    for linear in lora["linears"]:
+        if (experts := int(linear.get("experts") or 0)) and (layer := layer_of(linear["weight"])) is not None:
+            rows = sum(int(part["rows"]) for part in linear["parts"])
+            one = Matrices(linear["weight"], experts, rows, int(linear["columns"]), linear["weight"].endswith(_DOWN))
+            found.setdefault(layer, []).append(one)
+    return found
+
+
+def parts_of_experts(lora: Mapping[str, Any], weight: str) -> list[Place]:
+    """The places of expert 0's parts in a weight of experts."""
+    number = next(at for at, linear in enumerate(lora["linears"]) if linear["weight"] == weight)
+    return [place for _, place in _places(lora) if place.linear == number and place.expert == 0]
+
+
+def of_all_experts(parts: list[Place], change: ExpertsChange, scale: float) -> Iterator[AdapterMatrix]:
+    """The matrices of each part of a weight of experts. Rows of the trained matrices are the parts', in order."""
+    first = 0
+    for place in parts:
+        b = change.b[:, first : first + place.rows]
+        if place.order is not None:
+            b = b[:, np.array(place.order)]
+        expanded = np.zeros((place.experts, padded(place.rows), change.rank), np.float32)
+        expanded[:, : place.rows] = b
+        shrunk = np.zeros((change.rank, place.experts, padded(place.columns)), np.float32)
+        shrunk[..., : place.columns] = change.a.transpose(1, 0, 2)
+        a = shrunk.reshape(change.rank, -1)
+        yield AdapterMatrix(place.linear, place.part, scale, a, expanded.reshape(-1, change.rank))
+        first += place.rows

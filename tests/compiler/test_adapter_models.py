@@ -25,6 +25,7 @@ from llmc.runtime.graphs_file import read_graphs
 from support.adapters import logprobs_of, make_adapter, merged_checkpoint, merged_model, products_of
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
+from support.expert_adapters import BEFORE_SWAP, add_experts
 from support.families import CASES
 from support.inspected import inspected, inspected_text
 from support.marks import rare
@@ -170,7 +171,13 @@ def test_quantized_models(case: str, scheme: str, more: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("case", "more"), [("llama", {}), rare("mixtral", {"lora_experts": True}), rare("deepseek_v2-lite", {})]
+    ("case", "more"),
+    [
+        ("llama", {}),
+        rare("mixtral", {"lora_experts": True}),
+        rare("gpt_oss", {"lora_experts": True}),
+        rare("deepseek_v2-lite", {}),
+    ],
 )
 def test_rows_without_an_adapter_have_the_models_bits(
     case: str, more: dict[str, Any], tmp_path: Path, kernel_cache: Path
@@ -232,6 +239,39 @@ def test_experts(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> 
         None,
         make_adapter(tmp_path / "some", model, some, rank=3, ranks={f"2.{down}": 7}, seed=3, **shrunk),
         make_adapter(tmp_path / "head", model, ("o_proj", "lm_head"), rank=16, seed=4),
+    ]
+    check_against_merged(model, tmp_path / "a", adapters, 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "case"),
+    [
+        ("native", "gpt_oss"),
+        ("native", "mixtral"),
+        rare("reference", "gpt_oss"),
+        rare("native", "granitemoe"),
+        rare("native", "llama4_text"),
+        rare("native", "qwen3_5_moe"),
+        pytest.param("opencl", "gpt_oss", marks=[needs_opencl, pytest.mark.exhaustive]),
+    ],
+)
+def test_experts_of_one_tensor(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Adapters of the tensor, whether the checkpoint has it or linear layers; gates with a limit; gate and up in
+    pairs."""
+    family, fields = CASES[case]
+    layers = {} if case in ("llama4_text", "qwen3_5_moe") else {"num_hidden_layers": 1}
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, **layers})
+    options = {**LORA, "buckets": FEW, "lora_experts": True, "target": target}
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
+    both = ("experts.gate_up_proj", "experts.down_proj")
+    plain = {name: make_adapter(tmp_path / name, model, ("o_proj",), rank=4) for name in ("both", "old", "down")}
+    adapters: list[Path | None] = [
+        add_experts(plain["both"], model, both, seed=2, size=0.5, rank_pattern={"down_proj": 20}),
+        None,
+        add_experts(
+            plain["old"], model, both, seed=3, size=0.5, version=BEFORE_SWAP, alpha_pattern={"gate_up_proj": 9}
+        ),
+        add_experts(plain["down"], model, both[1:], seed=4),
     ]
     check_against_merged(model, tmp_path / "a", adapters, 2e-4)
 

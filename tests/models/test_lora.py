@@ -352,13 +352,7 @@ def test_keys_and_values_of_latent_attention(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-6)
 
 
-NOT_BY_NAME = {
-    "gpt_oss": ".experts.",
-    "dbrx": ".experts.",
-    "llama4_text": ".experts.",
-    "qwen3_vl_moe": ".experts.",
-    "baichuan-2": "lm_head",
-}
+NOT_BY_NAME = {"dbrx": ".experts.", "baichuan-2": "lm_head"}
 
 
 @pytest.mark.parametrize("case", NOT_BY_NAME)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from support.expert_adapters import add_products, is_of_parameter
 from support.tiny_models import reference_model
 
 PREFIX = "base_model.model."
@@ -95,6 +96,7 @@ def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.f
             if type(changed).__name__ == "Conv1D" or name.endswith(EMBEDDINGS):
                 turned = product.T
             weight.copy_((weight.double() + turned).to(weight.dtype))
+    add_products(found, adapter)
     return found
 
 
@@ -104,7 +106,7 @@ def products_of(adapter: Path) -> dict[str, NDArray[np.float64]]:
     tensors, found = load_file(adapter / "adapter_model.safetensors"), {}
     for name in tensors:
         module, kind, end = name.partition(".lora_A" if ".lora_A" in name else ".lora_embedding_A")
-        if not kind:
+        if not kind or is_of_parameter(module.removeprefix(PREFIX), config.get("target_parameters", ())):
             continue
         other = f"{module}{kind[:-1]}B{end}"
         a, b = tensors[name].astype(np.float64), tensors[other].astype(np.float64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,13 @@ from llmc.models.sources.base import Tensor
 from llmc.models.sources.safetensors import SafetensorsFile
 from llmc.models.sources.tensor_file import TensorFile
 from llmc.models.sources.torch_file import TorchFile
+from llmc.peft_experts import Parameter, parameter_names
 from llmc.peft_format import (
     BASE_WEIGHT,
     CONFIG,
     EMBEDDING_PART,
     OTHER_BASES,
+    PARAMETERS,
     PARTS,
     PREFIX,
     TORCH_WEIGHTS,
@@ -37,6 +40,16 @@ from llmc.peft_format import (
     scale_of,
     split_name,
 )
+
+
+class Change(Protocol):
+    """What is added to a matrix. length: of each row behind it, if learned."""
+
+    @property
+    def length(self) -> Array | None: ...
+
+    def rows(self, first: int, count: int) -> NDArray[np.float64]:
+        """Rows [first, first + count)."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +86,18 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """file: of its tensors. low_rank: changes, by weight name. whole: tensors that replace the model's. bases: the
-    model's own matrices that it was trained on, as PEFT saves those of embeddings. Names are those of the trained
-    class; a checkpoint may omit their prefix. release: see `Checkpoint.release`."""
+    """file: of its tensors. low_rank: changes, by weight name. parameters: changes of parameters, of experts above all.
+    scale_of: of such a change, by the parameter's full name and the rank; raises ModelError. whole: tensors that
+    replace the model's. bases: the model's own matrices that it was trained on, as PEFT saves those of embeddings.
+    Names are those of the trained class; a checkpoint may omit their prefix. release: see `Checkpoint.release`."""
 
     file: Path
     low_rank: Mapping[str, LowRank]
+    parameters: tuple[Parameter, ...]
+    scale_of: Callable[[str, int], float]
     whole: Mapping[str, Tensor]
     bases: Mapping[str, Tensor]
     release: Callable[[], None]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({change.rank for change in self.low_rank.values()}))
 
     @classmethod
     def read(cls, path: Path) -> LoraAdapter:
@@ -137,31 +149,53 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
         module.parts[PARTS[end]] = tensor.array
         module.is_embedding |= end.startswith(EMBEDDING_PART)
     changes: dict[str, LowRank] = {}
+    parameters: list[Parameter] = []
+    targets = config.raw(PARAMETERS, None) or []
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise ModelError(f"{config.origin}: {PARAMETERS} is {brief(targets)}, which is no list of names")
     for module_name, one in found.items():
-        changes[f"{module_name}.weight"] = _change(file, config, module_name, one)
+        _check_values(file, module_name, one)
+        if (named := parameter_names(targets, module_name)) is not None and "length" not in one.parts:
+            parameters.append(Parameter(named[0], one.parts["a"], one.parts["b"], named[1]))
+        else:
+            changes[f"{module_name}.weight"] = _change(file, config, module_name, one)
         tensors.release()  # what was checked is read again when it is merged
-    if not changes and not whole:
+    if not changes and not parameters and not whole:
         raise ModelError(f"{file} has no tensors, so there is nothing to merge")
-    return LoraAdapter(file, changes, whole, bases, tensors.release)
+
+    def scale(parameter: str, rank: int) -> float:
+        return _scale(file, config, parameter, rank)
+
+    return LoraAdapter(file, changes, tuple(parameters), scale, whole, bases, tensors.release)
+
+
+def _check_values(file: Path, module: str, found: _Found) -> None:
+    where = f"{file}: {brief_name(module)}"
+    if not {"a", "b"} <= found.parts.keys():
+        raise ModelError(f"{where} has one of lora_A and lora_B and not the other; save the adapter again")
+    if not all(np.isfinite(part).all() for part in found.parts.values()):
+        raise ModelError(f"{where} holds values that are infinite or not numbers; save the adapter again")
+
+
+def _scale(file: Path, config: Fields, module: str, found: int) -> float:
+    """The factor on the products of a module whose matrices have rank `found`."""
+    rank = int(_of_module(config, "rank_pattern", module, config.integer("r")))
+    alpha = float(_of_module(config, "alpha_pattern", module, config.number("lora_alpha", positive=False)))
+    if rank != found:
+        raise ModelError(
+            f"{file}: {brief_name(module)} has rank {found} where {CONFIG} says {rank}; save the adapter again"
+        )
+    return scale_of(alpha, rank, rank_stabilised=config.flag("use_rslora", False))
 
 
 def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
     where = f"{file}: {brief_name(module)}"
-    a, b, length = (found.parts.get(part) for part in ("a", "b", "length"))
-    if a is None or b is None:
-        raise ModelError(f"{where} has one of lora_A and lora_B and not the other; save the adapter again")
+    a, b, length = found.parts["a"], found.parts["b"], found.parts.get("length")
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise ModelError(f"{where} has lora_A of shape {list(a.shape)} and lora_B of {list(b.shape)}, which do not fit")
-    rank = int(_of_module(config, "rank_pattern", module, config.integer("r")))
-    alpha = float(_of_module(config, "alpha_pattern", module, config.number("lora_alpha", positive=False)))
-    if rank != len(a):
-        raise ModelError(f"{where} has rank {len(a)} where {CONFIG} says {rank}; save the adapter again")
-    if not all(np.isfinite(part).all() for part in found.parts.values()):
-        raise ModelError(f"{where} holds values that are infinite or not numbers; save the adapter again")
     if length is not None and length.size != len(b) and not found.is_embedding:
         raise ModelError(f"{where} has {length.size} lengths of DoRA for {len(b)} rows; save the adapter again")
-    scale = scale_of(alpha, rank, rank_stabilised=config.flag("use_rslora", False))
-    return LowRank(a, b, scale, length, turned=found.is_embedding)
+    return LowRank(a, b, _scale(file, config, module, len(a)), length, turned=found.is_embedding)
 
 
 def _wide(part: Array) -> NDArray[np.float64]:
@@ -206,7 +240,7 @@ class Merged(Tensor):
 
     _ROWS = 64
 
-    def __init__(self, base: Tensor, changes: tuple[LowRank, ...]) -> None:
+    def __init__(self, base: Tensor, changes: tuple[Change, ...]) -> None:
         self._base, self._changes = base, changes
 
     @property

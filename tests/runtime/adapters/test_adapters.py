@@ -139,10 +139,10 @@ def test_base_weights_are_not_read(setting: Setting, tmp_path: Path, monkeypatch
         return floats(data, dtype)
 
     monkeypatch.setattr(tensor_files, "_floats", counted)
-    assert list(read_adapter(changed(setting, tmp_path / "x", pair() | base))) == [Q.removeprefix(PREFIX)]
+    assert list(read_adapter(changed(setting, tmp_path / "x", pair() | base), {}).layers) == [Q.removeprefix(PREFIX)]
     assert read == [4 * 8 * 60] * 2
     with pytest.raises(AdapterError, match=r"'lm_head\.base_layer\.weight' does not begin with base_model\.model\."):
-        read_adapter(changed(setting, tmp_path / "y", {"lm_head.base_layer.weight": np.zeros(1, np.float32)}))
+        read_adapter(changed(setting, tmp_path / "y", {"lm_head.base_layer.weight": np.zeros(1, np.float32)}), {})
 
 
 def test_a_number_stands_for_braces_alone(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +280,6 @@ def test_conversions_of_names(setting: Setting, tmp_path: Path) -> None:
     (path / "adapter_config.json").write_text(json.dumps(settings))
     from llmc.runtime.adapters.peft import read_adapter
 
-    found = read_adapter(path)
+    found = read_adapter(path, {}).layers
     assert found["model.layers.0.self_attn.q_proj"].scale == 1.5
     assert found["model.layers.1.mlp.down_proj"].scale == 2.5

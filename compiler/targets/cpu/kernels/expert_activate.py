@@ -1,4 +1,5 @@
-"""expert_activate: silu(gate) · up of the rows of experts, as packed activations in each expert's row tile."""
+"""expert_activate: silu(gate) · up, or a gate with a limit, of the rows of experts, as packed activations in each
+expert's row tile."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.cpu.kernels import builder as b
 from llmc.compiler.targets.cpu.kernels.expert_index import ExpertIndex, row_tiles
-from llmc.compiler.targets.cpu.kernels.ir import vector
+from llmc.compiler.targets.cpu.kernels.ir import gates, vector
 from llmc.compiler.targets.cpu.kernels.ir.activations import ACTIVATIONS
 from llmc.compiler.targets.cpu.target import Target
 
@@ -25,7 +26,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     words, blocks, tail = b.ceil_div(dim, b.lanes_of(act)), b.ceil_div(dim, _BLOCK), dim % b.WIDTH
     activation, tiles = str(p["activation"]), row_tiles(int(p["row_tile"]))
     puts = tuple((act, tile, n) for tile in tiles for n in (b.WIDTH, tail) if n)
-    helpers = vector.helpers(target.mcpu, puts=puts) + ACTIVATIONS[activation]()
+    limit, gain = float(p.get("gate_limit", 0.0)), float(p.get("gate_gain", 1.0))
+    helpers = vector.helpers(target.mcpu, puts=puts)
+    helpers += gates.limited(limit, gain) if limit else ACTIVATIONS[activation]()
     dtypes = {"x": "float32", "out": b.word_dtype(act)}
     kernel = b.Kernel(spec.symbol(), [(name, dtypes.get(name, "int32")) for name in buffers(spec)], helpers)
     with kernel as k, k.share(b.let(k.scalar(int(p["rows"])) * (top_k * blocks))) as unit:
@@ -40,8 +43,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
 
         def emit(column: b.Expr, count: int, tile: int) -> None:
             at = b.let(row * (2 * dim) + column)
-            gate = b.call(activation, b.load_vector(k["x"], at, count))
-            value = b.call("mul", gate, b.load_vector(k["x"], at + dim, count))
+            gate, up = b.load_vector(k["x"], at, count), b.load_vector(k["x"], at + dim, count)
+            value = b.call("limited_gate", gate, up) if limit else b.call("mul", b.call(activation, gate), up)
             b.put(k["out"], value, base, column, act, tile, count)
 
         for tile in tiles:

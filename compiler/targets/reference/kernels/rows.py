@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, row_width
-from llmc.compiler.targets.reference.kernels.functions import ACTIVATIONS
+from llmc.compiler.targets.reference.kernels.linear import activated
 from llmc.compiler.targets.reference.kernels.rows_int8 import write_int8_row
 
 
@@ -73,8 +73,9 @@ def activated_element(k: Frame, p: Mapping[str, Param], row: Expr, i: Expr) -> E
     dim, parts = int(p["dim"]), 2 if p["gated"] else 1
     at = let(row * (parts * dim) + i)
     name, value = str(p["activation"]), k.raw("x", at)
-    value = ACTIVATIONS[name](value) if name else value
-    return value * k.raw("x", at + dim) if p["gated"] else value
+    if not name:
+        return value
+    return activated(p, value, k.raw("x", at + dim) if p["gated"] else None)
 
 
 def activate(spec: KernelSpec) -> tirx.PrimFunc:

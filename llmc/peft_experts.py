@@ -1,0 +1,125 @@
+"""How PEFT stores adapters of experts that are one tensor (`target_parameters`), for compiler and runtime.
+
+Of a parameter of E experts, lora_A is [E·r, x] with an expert's rows together, and lora_B [y, r·E] with the experts'
+columns of each rank together (`ParamWrapper` of PEFT 0.17 and later). Names say which module has the parameter, not
+which parameter it is; sizes do. Most versions have A at an expert's inputs. Where a model stores experts in another
+orientation than PEFT takes for granted, A is at its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+_BASE = ".base_layer"
+_DOWN = "down"
+
+Array = npt.NDArray[Any]
+
+
+class ExpertsError(ValueError):
+    """An adapter does not fit the experts; the message continues a sentence that names the module."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A pair of tensors of a module's parameter. a: lora_A. b: lora_B. names: of the parameters it may be."""
+
+    module: str
+    a: Array
+    b: Array
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A layer's matrices of experts. key: the caller's name for them. columns: inputs of one; rows: its outputs. down:
+    whether their outputs are the layer's."""
+
+    key: str
+    experts: int
+    rows: int
+    columns: int
+    down: bool
+
+
+@dataclass(frozen=True)
+class ExpertsChange:
+    """The low-rank change of all experts: b[e] a[e] is added to expert e. a: [E, r, columns]. b: [E, rows, r].
+
+    of: what it changes. parameter: the full name of the trained parameter, to which patterns of ranks and scales apply.
+    """
+
+    of: Matrices
+    parameter: str
+    a: Array
+    b: Array
+
+    @property
+    def rank(self) -> int:
+        return int(self.a.shape[1])
+
+
+def parameter_names(targets: Iterable[str], name: str) -> tuple[str, tuple[str, ...]] | None:
+    """The module behind the name of a wrapped one, and its parameters among `target_parameters`; None if it has
+    none."""
+    module, found = name.replace(_BASE, ""), list[str]()
+    for target in targets:
+        of, _, parameter = target.rpartition(".")
+        if of and (module == of or module.endswith(f".{of}")) and parameter not in found:
+            found.append(parameter)
+    return (module, tuple(found)) if found else None
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer in a name."""
+    return next((int(part) for part in name.split(".") if part.isascii() and part.isdigit()), None)
+
+
+def changes_of(parameters: Sequence[Parameter], layers: Mapping[int, Sequence[Matrices]]) -> list[ExpertsChange]:
+    """Which experts the parameters of one adapter change, and how. layers: what each layer has.
+
+    Raises ExpertsError.
+    """
+    fits = [_fits(one, layers.get(-1 if (layer := layer_of(one.module)) is None else layer, ())) for one in parameters]
+    # A square matrix does not tell the side of A; others of the adapter do.
+    told = {turned for found in fits if len(found) == 1 for _, turned in found}
+    changes = []
+    for one, found in zip(parameters, fits, strict=True):
+        if len(found) > 1:
+            found = [(of, turned) for of, turned in found if turned in told]
+        if len(found) != 1:
+            raise ExpertsError(
+                f"{one.module} has square matrices, and nothing tells which side lora_A is at; merge the adapter with "
+                "PEFT"
+            )
+        changes.append(_change(one, *found[0]))
+    return changes
+
+
+def _fits(one: Parameter, matrices: Iterable[Matrices]) -> list[tuple[Matrices, bool]]:
+    """What its sizes fit, and whether A is at the outputs there. Raises ExpertsError if there is nothing."""
+    a, b = one.a.shape, one.b.shape
+    found = []
+    if len(a) == len(b) == 2 and a[0] == b[1] > 0:
+        for of in matrices:
+            if a[0] % of.experts == 0:
+                sizes = ((of.columns, of.rows), (of.rows, of.columns))
+                found += [(of, turned) for turned, wanted in enumerate(sizes) if (a[1], b[0]) == wanted]
+    if not found:
+        raise ExpertsError(
+            f"{one.module} has lora_A of {list(a)} and lora_B of {list(b)}, which fit no experts of its layer"
+        )
+    return [(of, bool(turned)) for of, turned in found]
+
+
+def _change(one: Parameter, of: Matrices, turned: bool) -> ExpertsChange:
+    a = one.a.reshape(of.experts, -1, one.a.shape[1])
+    b = one.b.reshape(len(one.b), -1, of.experts).transpose(2, 0, 1)
+    if turned:
+        a, b = b.transpose(0, 2, 1), a.transpose(0, 2, 1)
+    name = next((name for name in one.names if (_DOWN in name) == of.down), one.names[0])
+    return ExpertsChange(of, f"{one.module}.{name}", a, b)

@@ -1,0 +1,134 @@
+"""Adapters of experts that are one tensor, merged: values are those that PEFT's formula makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from llmc.models.errors import ModelError
+from llmc.models.loader import load_parameters
+from llmc.models.sources.registry import open_source
+
+from support.adapters import make_adapter, merged_model
+from support.expert_adapters import BEFORE_SWAP, add_experts
+from support.families import CASES
+from support.tiny_models import make_tiny_model
+
+BOTH = ("experts.gate_up_proj", "experts.down_proj")
+# As [experts, rows, columns], one by one in the checkpoint or not; as [experts, columns, rows], in pairs, and where
+# PEFT takes it for the other.
+CASES_OF_EXPERTS = (
+    "mixtral", "qwen3_moe", "deepseek_v3", "granitemoe", "qwen3_5_moe", "qwen3_vl_moe", "gpt_oss", "llama4",
+)  # fmt: skip
+
+
+def values(model: Path, *adapters: Path) -> dict[str, np.ndarray]:
+    source = open_source(model, adapters)
+    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+
+
+def tiny(path: Path, case: str, **fields: Any) -> Path:
+    family, overrides = CASES[case]
+    return make_tiny_model(path, family, **{**overrides, **fields})
+
+
+def adapter_of(
+    path: Path, model: Path, parameters: tuple[str, ...] = BOTH, rank: int = 4, version: str = "0.21.2", **config: Any
+) -> Path:
+    plain = make_adapter(path, model, ("o_proj",), rank=rank, seed=5)
+    return add_experts(plain, model, parameters, rank=rank, version=version, **config)
+
+
+def check(model: Path, adapter: Path, tmp_path: Path, *kinds: str) -> None:
+    """The merged values are those of the formula, and weights of such kinds have changed."""
+    merged_model(model, adapter).save_pretrained(tmp_path / "merged")
+    found, expected, plain = values(model, adapter), values(tmp_path / "merged"), values(model)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+    changed = {
+        name.partition(".")[2].partition(".")[2] for name in plain if not np.array_equal(found[name], plain[name])
+    }
+    assert changed == {"attention.out.weight", *(f"mlp.experts.{kind}.weight" for kind in kinds)}
+
+
+@pytest.mark.parametrize("case", CASES_OF_EXPERTS)
+def test_values_are_those_of_the_formula(case: str, tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", case)
+    check(model, adapter_of(tmp_path / "a", model), tmp_path, "gate_up", "down")
+
+
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
+def test_versions_with_a_at_the_outputs(case: str, tmp_path: Path) -> None:
+    """Of PEFT, for parameters [experts, rows, columns]."""
+    model = tiny(tmp_path / "model", case)
+    check(model, adapter_of(tmp_path / "a", model, version=BEFORE_SWAP), tmp_path, "gate_up", "down")
+
+
+@pytest.mark.parametrize("parameter", BOTH)
+def test_one_parameter_of_two(parameter: str, tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", "gpt_oss")
+    adapter = adapter_of(tmp_path / "a", model, (parameter,), rank=3)
+    check(model, adapter, tmp_path, "down" if "down" in parameter else "gate_up")
+
+
+def test_ranks_and_scales_of_patterns(tmp_path: Path) -> None:
+    """By the parameter's full name, as PEFT matches them."""
+    model = tiny(tmp_path / "model", "qwen3_moe")
+    patterns: dict[str, Any] = {"rank_pattern": {"experts.gate_up_proj": 6}, "alpha_pattern": {"experts.down_proj": 9}}
+    check(model, adapter_of(tmp_path / "a", model, **patterns), tmp_path, "gate_up", "down")
+
+
+@pytest.mark.parametrize(("case", "version"), [("mixtral", BEFORE_SWAP), ("mixtral", "0.21.2"), ("gpt_oss", "0.21.2")])
+def test_square_matrices_are_as_the_others(case: str, version: str, tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", case, intermediate_size=60)
+    check(model, adapter_of(tmp_path / "a", model, version=version), tmp_path, "gate_up", "down")
+
+
+def test_square_matrices_alone_are_refused(tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", "mixtral", intermediate_size=60)
+    with pytest.raises(ModelError, match=r"mlp\.experts has square matrices, .* which side lora_A is at; merge"):
+        values(model, adapter_of(tmp_path / "a", model, BOTH[1:]))
+
+
+def test_a_router_is_a_plain_matrix(tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
+    adapter = adapter_of(tmp_path / "a", model)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    gate = "base_model.model.model.layers.0.mlp.gate"
+    tensors |= {
+        f"{gate}.lora_A.weight": np.ones((4, 60), np.float32),
+        f"{gate}.lora_B.weight": np.ones((8, 4), np.float32),
+    }
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text().replace('["experts', '["mlp.gate.weight", "experts'))
+    name = "layers.0.mlp.router.weight"
+    np.testing.assert_allclose(values(model, adapter)[name], values(model)[name] + 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"r": 3}, r"layers\.0\.mlp\.experts\.gate_up_proj has rank 4 where adapter_config\.json says 3"),
+        ({"target_parameters": "experts.down_proj"}, "target_parameters is 'experts.down_proj', which is no list"),
+        (
+            {"target_parameters": []},
+            r"layers\.0\.mlp\.experts(\.base_layer)? has rank 32 where adapter_config\.json says 4",
+        ),
+    ],
+)
+def test_what_cannot_be_merged_is_one_sentence(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
+    adapter = add_experts(make_adapter(tmp_path / "a", model, ("o_proj",), ranks={"o_proj": 4}), model, BOTH, **change)
+    with pytest.raises(ModelError, match=says):
+        values(model, adapter)
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    model, other = (tiny(tmp_path / name, "mixtral", num_local_experts=n) for name, n in (("model", 4), ("other", 3)))
+    with pytest.raises(ModelError, match=r"lora_A of \[15, 60\] and lora_B of \[200, 15\], which fit no experts"):
+        values(model, adapter_of(tmp_path / "a", other, rank=5))
