@@ -29,6 +29,7 @@ from support.expert_adapters import BEFORE_SWAP, add_experts
 from support.families import CASES
 from support.inspected import inspected, inspected_text
 from support.marks import rare
+from support.mxfp4_experts import make_mxfp4_model
 from support.opencl import needs_opencl
 from support.sixteen_bits import clear_length, clear_text
 from support.tiny_models import make_tiny_model
@@ -274,6 +275,20 @@ def test_experts_of_one_tensor(target: str, case: str, tmp_path: Path, kernel_ca
         add_experts(plain["down"], model, both[1:], seed=4),
     ]
     check_against_merged(model, tmp_path / "a", adapters, 2e-4)
+
+
+@pytest.mark.exhaustive
+def test_experts_in_mxfp4(tmp_path: Path, kernel_cache: Path) -> None:
+    """As gpt-oss is published and trained: matrices of experts in four bits, adapters of both tensors."""
+    floats, stored = make_mxfp4_model(tmp_path)
+    options = {**LORA, "buckets": FEW, "lora_experts": True}
+    compile_tiny(stored, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
+    both = ("experts.gate_up_proj", "experts.down_proj")
+    adapters: list[Path | None] = [
+        add_experts(make_adapter(tmp_path / "x", floats, ("q_proj", "o_proj")), floats, both, size=0.5),
+        None,
+    ]
+    check_against_merged(floats, tmp_path / "a", adapters, 2e-4)
 
 
 LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")

@@ -16,6 +16,7 @@ from llmc.models.sources.registry import open_source
 from support.adapters import make_adapter, merged_model
 from support.expert_adapters import BEFORE_SWAP, add_experts
 from support.families import CASES
+from support.mxfp4_experts import make_mxfp4_model
 from support.tiny_models import make_tiny_model
 
 BOTH = ("experts.gate_up_proj", "experts.down_proj")
@@ -59,6 +60,15 @@ def check(model: Path, adapter: Path, tmp_path: Path, *kinds: str) -> None:
 def test_values_are_those_of_the_formula(case: str, tmp_path: Path) -> None:
     model = tiny(tmp_path / "model", case)
     check(model, adapter_of(tmp_path / "a", model), tmp_path, "gate_up", "down")
+
+
+def test_a_quantized_checkpoint(tmp_path: Path) -> None:
+    """As gpt-oss is published: what its numbers stand for changes."""
+    floats, stored = make_mxfp4_model(tmp_path)
+    adapter = adapter_of(tmp_path / "a", floats)
+    expected = values(floats, adapter)
+    for name, value in values(stored, adapter).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
