@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.limited import HungError, run_limited
+from llmc.runtime.graphs_checks import FormatError
+from llmc.runtime.graphs_file import read_graphs
 
 _HOSTS = ("llmc-bench-a", "llmc-bench-b")
 _ADDRESSES = ("10.77.8.1", "10.77.8.2")
@@ -105,7 +108,6 @@ def replay(artifact: Path, bucket: str, overlap: str, replays: int) -> dict[str,
     """The median of a step's milliseconds on this rank, behind one step that is not counted. On ranks other than the
     first, this ends the process."""
     from llmc.runtime.binding import Artifact, Replayer
-    from llmc.runtime.graphs_file import read_graphs
     from llmc.runtime.profile.steps import full_step
 
     tables = read_graphs(artifact)
@@ -170,11 +172,14 @@ def main() -> None:
         return
     if given.rounds < 1 or given.replays < 1 or not given.gbps > 0:
         parser.error("--rounds and --replays need 1 or more, --gbps more than 0")
+    # The namespaces go, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
+        read_graphs(given.artifact)  # before two ranks start
         rounds = measure(given)
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"{' '.join(map(str, error.cmd[:6]))} … failed: {error.stderr or error.returncode}") from error
-    except (HungError, subprocess.TimeoutExpired) as error:
+    except (FormatError, HungError, subprocess.TimeoutExpired) as error:
         raise SystemExit(str(error)) from error
     if given.json:
         print(json.dumps({"load_average": os.getloadavg(), "rounds": [asdict(one) for one in rounds]}))

@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from bench.peers.engines.vllm import Vllm
@@ -182,7 +182,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         vllm = VllmServers(given.vllm, given.vllm_model) if given.vllm is not None else None
-        found = measure(os.path.abspath(given.artifact), given.replicas, given.rounds, vllm)
+        with redirect_stdout(sys.stderr):  # Ray writes its workers' lines to the output
+            found = measure(os.path.abspath(given.artifact), given.replicas, given.rounds, vllm)
     except (Skip, PeerError, RuntimeError) as error:
         raise SystemExit(str(error)) from error
     if given.json:
