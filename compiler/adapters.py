@@ -166,6 +166,7 @@ def _expert_linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
             each = target.shape[0] // count
             # Gate and up alternate in the tensor; here gate comes first.
             order = (*range(0, each, 2), *range(1, each, 2)) if target.pairs else None
+            # Adapters have all experts as one, or a layer of the number that stands here.
             of_all = AdapterPart(f"{target.sources[0].name.removesuffix(_WEIGHT)}.{{}}", each, order)
             yield AdapterLinear(target.name, target.shape[1], (of_all,), count)
             continue

@@ -126,8 +126,7 @@ def _adapter_limits(config: CompileConfig, model: ModelConfig) -> AdapterLimits 
     limits = AdapterLimits(config.lora_slots, config.lora_rank, config.lora_experts)
     if limits.experts and not any(linear.experts for linear in adapter_linears(model, limits).values()):
         raise CompileError(
-            f"--lora-experts is for mixtures whose experts are linear layers of their own, and {model.model_type} "
-            "models have none; leave it out, or merge an adapter with --merge-lora"
+            f"--lora-experts is for mixtures, and no experts of {model.model_type} models take adapters; leave it out"
         )
     return limits
 

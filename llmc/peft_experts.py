@@ -8,20 +8,37 @@ orientation than PEFT takes for granted, A is at its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
+from llmc.peft_format import layer_of
+from llmc.shown import shown
+
 _BASE = ".base_layer"
-_DOWN = "down"
+_EXPERTS, _DOWN, _UP = "experts", ("down",), ("gate", "up")
 
 Array = npt.NDArray[Any]
 
 
 class ExpertsError(ValueError):
     """An adapter does not fit the experts; the message continues a sentence that names the module."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names in a module of parameters that an adapter changes."""
+
+    module: str
+    names: tuple[str, ...]
+
+    def plain(self, rank: int, rank_of: Callable[[str], float]) -> str | None:
+        """The full name of a plain matrix, whose lora_A has `rank` rows; None of experts, which have more than the
+        configured rank, `rank_of` a full name."""
+        name = f"{self.module}.{self.names[0]}"
+        return name if len(self.names) == 1 and rank_of(name) == rank else None
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Matrices:
-    """A layer's matrices of experts. key: the caller's name for them. columns: inputs of one; rows: its outputs. down:
+    """A layer's matrices of experts. key: the weight that has them. columns: inputs of one; rows: its outputs. down:
     whether their outputs are the layer's."""
 
     key: str
@@ -63,57 +80,61 @@ class ExpertsChange:
         return int(self.a.shape[1])
 
 
-def parameter_names(targets: Iterable[str], name: str) -> tuple[str, tuple[str, ...]] | None:
-    """The module behind the name of a wrapped one, and its parameters among `target_parameters`; None if it has
-    none."""
+def parameter_names(targets: Iterable[str], name: str) -> Names | None:
+    """Of the module behind the name of a wrapped one, which of `target_parameters` are its own; None if none is."""
     module, found = name.replace(_BASE, ""), list[str]()
     for target in targets:
         of, _, parameter = target.rpartition(".")
-        if of and (module == of or module.endswith(f".{of}")) and parameter not in found:
+        # PEFT writes names without a module where it has fused an adapter's linear layers.
+        fits = module == of or module.endswith(f".{of}") if of else module.rpartition(".")[2] == _EXPERTS
+        if fits and parameter not in found:
             found.append(parameter)
-    return (module, tuple(found)) if found else None
+    return Names(module, tuple(found)) if found else None
 
 
-def layer_of(name: str) -> int | None:
-    """The number of the layer in a name."""
-    return next((int(part) for part in name.split(".") if part.isascii() and part.isdigit()), None)
-
-
-def changes_of(parameters: Sequence[Parameter], layers: Mapping[int, Sequence[Matrices]]) -> list[ExpertsChange]:
-    """Which experts the parameters of one adapter change, and how. layers: what each layer has.
+def changes_of(parameters: Sequence[Parameter], layers: Mapping[str, Sequence[Matrices]]) -> list[ExpertsChange]:
+    """Which experts the parameters of one adapter change, and how. layers: what each has, by `layer_of` their names.
 
     Raises ExpertsError.
     """
-    fits = [_fits(one, layers.get(-1 if (layer := layer_of(one.module)) is None else layer, ())) for one in parameters]
+    fits = [_fits(one, layers.get(layer_of(one.module), ())) for one in parameters]
     # A square matrix does not tell the side of A; others of the adapter do.
     told = {turned for found in fits if len(found) == 1 for _, turned in found}
-    changes = []
+    changes: dict[str, ExpertsChange] = {}
     for one, found in zip(parameters, fits, strict=True):
         if len(found) > 1:
             found = [(of, turned) for of, turned in found if turned in told]
         if len(found) != 1:
             raise ExpertsError(
-                f"{one.module} has square matrices, and nothing tells which side lora_A is at; merge the adapter with "
-                "PEFT"
+                f"{shown(one.module)} has square matrices, and nothing tells which side lora_A is at (merge with PEFT)"
             )
-        changes.append(_change(one, *found[0]))
-    return changes
+        (of, turned), *_ = found
+        if of.key in changes:
+            raise ExpertsError(f"{shown(one.module)} changes the same experts twice")
+        changes[of.key] = _change(one, of, turned)
+    return list(changes.values())
 
 
 def _fits(one: Parameter, matrices: Iterable[Matrices]) -> list[tuple[Matrices, bool]]:
-    """What its sizes fit, and whether A is at the outputs there. Raises ExpertsError if there is nothing."""
+    """What its names and sizes fit, and whether A is at the outputs there. Raises ExpertsError if there is nothing."""
     a, b = one.a.shape, one.b.shape
     found = []
     if len(a) == len(b) == 2 and a[0] == b[1] > 0:
         for of in matrices:
-            if a[0] % of.experts == 0:
+            if a[0] % of.experts == 0 and any(_may_be(name, of) for name in one.names):
                 sizes = ((of.columns, of.rows), (of.rows, of.columns))
                 found += [(of, turned) for turned, wanted in enumerate(sizes) if (a[1], b[0]) == wanted]
     if not found:
         raise ExpertsError(
-            f"{one.module} has lora_A of {list(a)} and lora_B of {list(b)}, which fit no experts of its layer"
+            f"{shown(one.module)} has lora_A of {list(a)} and lora_B of {list(b)}, which fit no experts of its layer"
         )
     return [(of, bool(turned)) for of, turned in found]
+
+
+def _may_be(name: str, of: Matrices) -> bool:
+    """Whether a parameter's name can be that of these matrices: it says nothing, or the same."""
+    down, up = (any(word in name for word in words) for words in (_DOWN, _UP))
+    return down == of.down or not (down or up)
 
 
 def _change(one: Parameter, of: Matrices, turned: bool) -> ExpertsChange:
@@ -121,5 +142,5 @@ def _change(one: Parameter, of: Matrices, turned: bool) -> ExpertsChange:
     b = one.b.reshape(len(one.b), -1, of.experts).transpose(2, 0, 1)
     if turned:
         a, b = b.transpose(0, 2, 1), a.transpose(0, 2, 1)
-    name = next((name for name in one.names if (_DOWN in name) == of.down), one.names[0])
+    name = next(name for name in one.names if _may_be(name, of))
     return ExpertsChange(of, f"{one.module}.{name}", a, b)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TORCH_WEIGHTS = "adapter_model.bin"
@@ -25,6 +25,11 @@ OTHER_BASES = ("pissa", "olora", "corda", "loftq")
 """Prefixes of init_lora_weights for adapters that change the base weights."""
 UNKNOWN_KINDS = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 """Configuration keys of adapters that are more than LoRA."""
+
+_WRAPPERS = frozenset({"model", "language_model", "text_model"})
+_RENAMED = {"block_sparse_moe": "mlp"}
+"""Of checkpoints, in transformers 5."""
+_MOST_DIGITS = 9
 
 
 class PatternError(ValueError):
@@ -56,3 +61,22 @@ def pattern_of(patterns: Iterable[str], module: str) -> str | None:
 def scale_of(alpha: float, rank: int, *, rank_stabilised: bool) -> float:
     """Factor on the product of the matrices. rank_stabilised: `use_rslora`."""
     return alpha / (math.sqrt(rank) if rank_stabilised else rank)
+
+
+def in_layer(name: str) -> str:
+    """A name within a decoder, the same whether it was trained alone or as a part; empty outside of layers."""
+    parts = [_RENAMED.get(part, part) for part in name.split(".") if part not in _WRAPPERS]
+    return ".".join(parts) if _number_at(parts) is not None else ""
+
+
+def layer_of(name: str) -> str:
+    """The name of the layer that a name is in, as `in_layer` has it; empty for none."""
+    parts = in_layer(name).split(".")
+    at = _number_at(parts)
+    return "" if at is None else ".".join(parts[: at + 1])
+
+
+def _number_at(parts: Sequence[str]) -> int | None:
+    """Where the layer's number is."""
+    numbers = (at for at, part in enumerate(parts) if part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS)
+    return next(numbers, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.manifest import read_manifest
+from llmc.peft_format import in_layer
 from llmc.runtime.binding import Artifact, LlmcError
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 from llmc.shown import shown
@@ -109,7 +110,7 @@ class Adapters:
             if any(adapter.name == name for adapter in known):
                 raise LoadedError(f"the adapter {shown(name)} is loaded already; unload it first")
             changes = read_adapter(path, matrices_of_experts(self._lora()))
-            matrices = list(self._matrices(path, changes))
+            rank, matrices = changes.rank, list(self._matrices(path, changes))
             if len(known) >= self.slots:
                 names = ", ".join(adapter.name for adapter in known)
                 raise AdapterError(
@@ -120,7 +121,7 @@ class Adapters:
             except LlmcError as error:
                 # Requests may still use an adapter that was unloaded.
                 raise AdapterError(str(error)) from None
-            adapter = Adapter(name, path, number, changes.rank)
+            adapter = Adapter(name, path, number, rank)
             with self._lock:
                 self._loaded[name] = adapter
         return adapter
@@ -143,8 +144,8 @@ class Adapters:
         places = self._module_places()
         experts: dict[tuple[int, int], list[tuple[Place, LowRank]]] = {}
         for module, change in changes.layers.items():
-            # Checkpoints may omit the name prefix of the trained class.
-            found = places.get(module) or places.get(module.partition(".")[2])
+            # Checkpoints may omit the name prefix of the trained class, or have another.
+            found = places.get(module) or places.get(module.partition(".")[2]) or places.get(in_layer(module))
             if found is None:
                 raise AdapterError(f"{path}: {shown(module)} {self._why_without(module)}")
             shape, wanted = (len(change.b), change.a.shape[1]), found[0].module_shape
@@ -160,13 +161,13 @@ class Adapters:
                 else:
                     yield of_layer(place, change)
         yield from map(of_experts, experts.values())
-        lora, stacked = self._lora() if changes.experts else {}, set[str]()
-        for of_all, scale in changes.experts:
+        parts_of = parts_of_experts(self._lora()) if changes.experts else {}
+        while changes.experts:
+            of_all, scale = changes.experts.pop()  # its numbers go once they are expanded
             self._check_rank(path, of_all.parameter, of_all.rank)
-            parts = parts_of_experts(lora, of_all.of.key)
-            if of_all.of.key in stacked or any((place.linear, place.part) in experts for place in parts):
+            parts = parts_of[of_all.of.key]
+            if any((place.linear, place.part) in experts for place in parts):
                 raise AdapterError(f"{path} changes {shown(of_all.parameter)} twice; save the adapter again")
-            stacked.add(of_all.of.key)
             yield from of_all_experts(parts, of_all, scale)
 
     def _check_rank(self, path: Path, module: str, rank: int) -> None:
@@ -199,4 +200,5 @@ class Adapters:
         """The places of each module that adapters may change, read from the manifest on first use."""
         if self._places is None:
             self._places = places_of(self._lora())
+            self._places |= {name: found for module, found in self._places.items() if (name := in_layer(module))}
         return self._places

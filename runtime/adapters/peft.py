@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,8 @@ class Changes:
         return max((*(one.rank for one in self.layers.values()), *(one.rank for one, _ in self.experts)))
 
 
-def read_adapter(path: Path, experts: Mapping[int, Sequence[Matrices]]) -> Changes:
-    """The changes of an adapter. experts: what the model's layers have.
+def read_adapter(path: Path, experts: Mapping[str, Sequence[Matrices]]) -> Changes:
+    """The changes of an adapter. experts: what the model's layers have, as `changes_of` takes it.
 
     Raises NoAdapterError if there is none, and AdapterError if it is damaged, or of a kind that can only be merged.
     """
@@ -92,9 +93,11 @@ def read_adapter(path: Path, experts: Mapping[int, Sequence[Matrices]]) -> Chang
     for module, parts in found.items():
         a, b = _pair(path, module, parts)
         if (named := parameter_names(targets, module)) is None:
-            layers[module] = _low_rank(path, config, module, a, b)
+            layers[module] = _low_rank(path, config, module, module, a, b)
+        elif (plain := named.plain(len(a), partial(_rank, path, config))) is not None:
+            layers[plain.removesuffix(".weight")] = _low_rank(path, config, module, plain, a, b)
         else:
-            parameters.append(Parameter(named[0], a, b, named[1]))
+            parameters.append(Parameter(named.module, a, b, named.names))
     try:
         changes = changes_of(parameters, experts)
     except ExpertsError as error:
@@ -167,22 +170,27 @@ def _pair(path: Path, module: str, parts: Mapping[str, Array]) -> tuple[Array, A
     return a, b
 
 
-def _low_rank(path: Path, config: Mapping[str, Any], module: str, a: Array, b: Array) -> LowRank:
+def _low_rank(path: Path, config: Mapping[str, Any], module: str, name: str, a: Array, b: Array) -> LowRank:
+    """name: by which patterns choose rank and scale."""
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) == 0:
         raise AdapterError(
             f"{path / WEIGHTS}: {shown(module)} has lora_A of {list(a.shape)} and lora_B of {list(b.shape)}, which do "
             "not fit"
         )
-    return LowRank(a, b, _scale(path, config, module, len(a)))
+    return LowRank(a, b, _scale(path, config, name, len(a)))
 
 
-def _scale(path: Path, config: Mapping[str, Any], module: str, found: int) -> float:
-    """The factor on the product of a module's matrices, which have rank `found`."""
-    rank = _number(path / CONFIG, config, "rank_pattern", module, "r")
-    alpha = _number(path / CONFIG, config, "alpha_pattern", module, "lora_alpha")
+def _rank(path: Path, config: Mapping[str, Any], name: str) -> float:
+    return _number(path / CONFIG, config, "rank_pattern", name, "r")
+
+
+def _scale(path: Path, config: Mapping[str, Any], name: str, found: int) -> float:
+    """The factor on the product of matrices of rank `found`."""
+    rank = _rank(path, config, name)
+    alpha = _number(path / CONFIG, config, "alpha_pattern", name, "lora_alpha")
     if rank != found:
         raise AdapterError(
-            f"{path / WEIGHTS}: {shown(module)} has rank {found} where {CONFIG} says {rank:g}; save the adapter again"
+            f"{path / WEIGHTS}: {shown(name)} has rank {found} where {CONFIG} says {rank:g}; save the adapter again"
         )
     return scale_of(alpha, found, rank_stabilised=bool(config.get("use_rslora")))
 

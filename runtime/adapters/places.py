@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from llmc.adapter_slot import padded
-from llmc.peft_experts import ExpertsChange, Matrices, layer_of
+from llmc.peft_experts import ExpertsChange, Matrices
+from llmc.peft_format import layer_of
 from llmc.runtime.binding.adapter_matrices import AdapterMatrix
 
 from .peft import LowRank
@@ -66,22 +67,24 @@ def places_of(lora: Mapping[str, Any]) -> dict[str, tuple[Place, ...]]:
 def _places(lora: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
     orders = [tuple(order) for order in lora["orders"]]
     for number, linear in enumerate(lora["linears"]):
-        experts, heads = int(linear.get("experts") or 0), linear.get("heads")
-        for index, part in enumerate(linear["parts"]):
+        experts = int(linear.get("experts") or 0)
+        for module, place in _of_linear(number, linear, orders):
             for expert in range(experts or 1):
-                yield (
-                    part["module"].replace("{}", str(expert)) if experts else part["module"],
-                    Place(
-                        number,
-                        index,
-                        int(part["rows"]),
-                        int(linear["columns"]),
-                        None if part.get("order") is None else orders[part["order"]],
-                        expert,
-                        experts,
-                        None if heads is None else Heads(**heads),
-                    ),
-                )
+                # Not in the name of a layer without experts.
+                name = module.replace("{}", str(expert)) if experts else module
+                yield name, replace(place, expert=expert)
+
+
+def _of_linear(
+    number: int, linear: Mapping[str, Any], orders: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[str, Place]]:
+    """(module, place) of each part, for expert 0."""
+    experts, heads = int(linear.get("experts") or 0), linear.get("heads")
+    for index, part in enumerate(linear["parts"]):
+        order = None if part.get("order") is None else orders[part["order"]]
+        of_heads = None if heads is None else Heads(**heads)
+        rows, columns = int(part["rows"]), int(linear["columns"])
+        yield part["module"], Place(number, index, rows, columns, order, 0, experts, of_heads)
 
 
 def is_output(linear: Mapping[str, Any]) -> bool:
@@ -131,34 +134,39 @@ def of_experts(changes: list[tuple[Place, LowRank]]) -> AdapterMatrix:
     return AdapterMatrix(place.linear, place.part, scale, a, b)
 
 
-def matrices_of_experts(lora: Mapping[str, Any]) -> dict[int, list[Matrices]]:
-    """The matrices of experts of each layer, by the name of their weight, from the manifest's record of adapters."""
-    found: dict[int, list[Matrices]] = {}
+def matrices_of_experts(lora: Mapping[str, Any]) -> dict[str, list[Matrices]]:
+    """The matrices of experts of each layer, for `changes_of`, from the manifest's record of adapters."""
+    found: dict[str, list[Matrices]] = {}
     for linear in lora["linears"]:
-        if (experts := int(linear.get("experts") or 0)) and (layer := layer_of(linear["weight"])) is not None:
+        if experts := int(linear.get("experts") or 0):
             rows = sum(int(part["rows"]) for part in linear["parts"])
-            one = Matrices(linear["weight"], experts, rows, int(linear["columns"]), linear["weight"].endswith(_DOWN))
-            found.setdefault(layer, []).append(one)
+            sizes = experts, rows, int(linear["columns"])
+            one = Matrices(linear["weight"], *sizes, down=linear["weight"].endswith(_DOWN))
+            found.setdefault(layer_of(linear["parts"][0]["module"]), []).append(one)
     return found
 
 
-def parts_of_experts(lora: Mapping[str, Any], weight: str) -> list[Place]:
-    """The places of expert 0's parts in a weight of experts."""
-    number = next(at for at, linear in enumerate(lora["linears"]) if linear["weight"] == weight)
-    return [place for _, place in _places(lora) if place.linear == number and place.expert == 0]
+def parts_of_experts(lora: Mapping[str, Any]) -> dict[str, list[Place]]:
+    """The places of expert 0's parts, by the weight of experts."""
+    orders = [tuple(order) for order in lora["orders"]]
+    return {
+        linear["weight"]: [place for _, place in _of_linear(number, linear, orders)]
+        for number, linear in enumerate(lora["linears"])
+        if linear.get("experts")
+    }
 
 
 def of_all_experts(parts: list[Place], change: ExpertsChange, scale: float) -> Iterator[AdapterMatrix]:
     """The matrices of each part of a weight of experts. Rows of the trained matrices are the parts', in order."""
-    first = 0
+    first, one = 0, parts[0]
+    shrunk = np.zeros((change.rank, one.experts, padded(one.columns)), np.float32)
+    shrunk[..., : one.columns] = change.a.transpose(1, 0, 2)
     for place in parts:
         b = change.b[:, first : first + place.rows]
         if place.order is not None:
             b = b[:, np.array(place.order)]
         expanded = np.zeros((place.experts, padded(place.rows), change.rank), np.float32)
         expanded[:, : place.rows] = b
-        shrunk = np.zeros((change.rank, place.experts, padded(place.columns)), np.float32)
-        shrunk[..., : place.columns] = change.a.transpose(1, 0, 2)
         a = shrunk.reshape(change.rank, -1)
         yield AdapterMatrix(place.linear, place.part, scale, a, expanded.reshape(-1, change.rank))
         first += place.rows

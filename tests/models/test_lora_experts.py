@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,20 @@ def adapter_of(
 ) -> Path:
     plain = make_adapter(path, model, ("o_proj",), rank=rank, seed=5)
     return add_experts(plain, model, parameters, rank=rank, version=version, **config)
+
+
+def config(adapter: Path, **fields: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def change(adapter: Path, pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Gives an adapter lora_A and lora_B of more modules."""
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for module, pair in pairs.items():
+        for side, value in zip("AB", pair, strict=True):
+            tensors[f"base_model.model.{module}.lora_{side}.weight"] = value.astype(np.float32)
+    save_file(tensors, adapter / "adapter_model.safetensors")
 
 
 def check(model: Path, adapter: Path, tmp_path: Path, *kinds: str) -> None:
@@ -100,28 +115,66 @@ def test_square_matrices_are_as_the_others(case: str, version: str, tmp_path: Pa
 
 def test_square_matrices_alone_are_refused(tmp_path: Path) -> None:
     model = tiny(tmp_path / "model", "mixtral", intermediate_size=60)
-    with pytest.raises(ModelError, match=r"mlp\.experts has square matrices, .* which side lora_A is at; merge"):
+    with pytest.raises(
+        ModelError, match=r"mlp\.experts' has square matrices, .* which side lora_A is at .merge with PEFT."
+    ):
         values(model, adapter_of(tmp_path / "a", model, BOTH[1:]))
 
 
-def test_a_router_is_a_plain_matrix(tmp_path: Path) -> None:
-    model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
+@pytest.mark.parametrize("case", ["qwen3_moe", "mixtral"])
+def test_a_router_is_a_plain_matrix(case: str, tmp_path: Path) -> None:
+    """A parameter, too, and by transformers' name."""
+    model = tiny(tmp_path / "model", case, num_hidden_layers=1)
     adapter = adapter_of(tmp_path / "a", model)
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    gate = "base_model.model.model.layers.0.mlp.gate"
-    tensors |= {
-        f"{gate}.lora_A.weight": np.ones((4, 60), np.float32),
-        f"{gate}.lora_B.weight": np.ones((8, 4), np.float32),
-    }
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    config = adapter / "adapter_config.json"
-    config.write_text(config.read_text().replace('["experts', '["mlp.gate.weight", "experts'))
+    change(adapter, {"model.layers.0.mlp.gate": (np.ones((4, 60)), np.ones((8 if case == "qwen3_moe" else 4, 4)))})
+    config(adapter, target_parameters=["gate.weight", *BOTH])
     name = "layers.0.mlp.router.weight"
     np.testing.assert_allclose(values(model, adapter)[name], values(model)[name] + 4, rtol=1e-6)
 
 
+def test_names_that_peft_writes_for_linear_layers_it_has_fused(tmp_path: Path) -> None:
+    """Of target_modules gate_proj, up_proj and down_proj: no module, and twice the rank for gate and up."""
+    model = tiny(tmp_path / "model", "qwen3_moe")
+    patterns: dict[str, Any] = {f"{key}_pattern": {".*\\.gate_up_proj": 8} for key in ("rank", "alpha")}
+    adapter = adapter_of(tmp_path / "a", model, rank_pattern={"gate_up_proj": 8}, alpha_pattern={"gate_up_proj": 8})
+    merged_model(model, adapter).save_pretrained(tmp_path / "merged")
+    config(adapter, target_parameters=["down_proj", "gate_up_proj"], **patterns)
+    found, expected = values(model, adapter), values(tmp_path / "merged")
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_an_embedding_as_a_parameter_leaves_the_output_projection_alone(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=1, tie_word_embeddings=True)
+    adapter = make_adapter(tmp_path / "a", model, ("o_proj",))
+    change(adapter, {"model.embed_tokens": (np.ones((4, 60)), np.ones((515, 4)))})
+    config(adapter, target_parameters=["embed_tokens.weight"])
+    found, plain = values(model, adapter), values(model)
+    np.testing.assert_allclose(found["embed.weight"], plain["embed.weight"] + 4, rtol=1e-6)
+    np.testing.assert_array_equal(found["lm_head.weight"], plain["embed.weight"])
+
+
+@pytest.mark.parametrize("part", ["mtp", "vision_tower.encoder"])
+def test_layers_of_other_parts_are_not_the_decoders(part: str, tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", "qwen3_moe")
+    for module, end in ((".mlp.experts", "which fit no experts"), (".self_attn.o_proj", "which the model has not")):
+        adapter = adapter_of(tmp_path / module, model)
+        tensors = load_file(adapter / "adapter_model.safetensors")
+        of_part = {name.replace("model.model.layers", f"model.{part}.layers"): value for name, value in tensors.items()}
+        save_file({name: v for name, v in of_part.items() if module in name}, adapter / "adapter_model.safetensors")
+        with pytest.raises(ModelError, match=rf"{part}\.layers\.[0-9]+{module}.*{end}"):
+            values(model, adapter)
+
+
+def test_names_are_asked_before_sizes(tmp_path: Path) -> None:
+    """Gate and up of experts of half the size are as large as down, turned."""
+    model, other = tiny(tmp_path / "model", "qwen3_moe"), tiny(tmp_path / "x", "qwen3_moe", moe_intermediate_size=20)
+    with pytest.raises(ModelError, match="which fit no experts of its layer"):
+        values(model, adapter_of(tmp_path / "a", other, BOTH[:1]))
+
+
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("fields", "says"),
     [
         ({"r": 3}, r"layers\.0\.mlp\.experts\.gate_up_proj has rank 4 where adapter_config\.json says 3"),
         ({"target_parameters": "experts.down_proj"}, "target_parameters is 'experts.down_proj', which is no list"),
@@ -131,9 +184,9 @@ def test_a_router_is_a_plain_matrix(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_merged_is_one_sentence(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_merged_is_one_sentence(fields: dict[str, Any], says: str, tmp_path: Path) -> None:
     model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
-    adapter = add_experts(make_adapter(tmp_path / "a", model, ("o_proj",), ranks={"o_proj": 4}), model, BOTH, **change)
+    adapter = add_experts(make_adapter(tmp_path / "a", model, ("o_proj",), ranks={"o_proj": 4}), model, BOTH, **fields)
     with pytest.raises(ModelError, match=says):
         values(model, adapter)
 
@@ -142,3 +195,38 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     model, other = (tiny(tmp_path / name, "mixtral", num_local_experts=n) for name, n in (("model", 4), ("other", 3)))
     with pytest.raises(ModelError, match=r"lora_A of \[15, 60\] and lora_B of \[200, 15\], which fit no experts"):
         values(model, adapter_of(tmp_path / "a", other, rank=5))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        (
+            {"experts.1.up_proj": ((4, 60), (40, 4))},
+            r"changes model\.layers\.0\.mlp\.experts\.1\.up_proj\.weight twice",
+        ),
+        ({"experts": ((32, 60), (80, 32))}, r"'model\.layers\.0\.mlp\.experts' changes the same experts twice"),
+        ({"experts": ((32,), (60, 32))}, r"lora_A of \[32\] and lora_B of \[60, 32\], which fit no experts"),
+        ({"gate": ((4,), (8, 4))}, r"mlp\.gate has lora_A of shape \[4\] and lora_B of \[8, 4\], which do not fit"),
+        ({"gate": ((4, 60), (5, 4))}, r"as a tensor of shape \[5, 60\], which has \[8, 60\]"),
+        ({"gate": ((0, 60), (8, 0))}, r"mlp\.gate.* lora_A of \[0, 60\] and lora_B of \[8, 0\], which fit no experts"),
+    ],
+)
+def test_damaged_tensors_are_one_sentence(
+    pairs: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], says: str, tmp_path: Path
+) -> None:
+    model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
+    adapter = adapter_of(tmp_path / "a", model)
+    change(adapter, {f"model.layers.0.mlp.{end}": (np.ones(a), np.ones(b)) for end, (a, b) in pairs.items()})
+    config(adapter, target_parameters=["mlp.gate.weight", *BOTH])
+    with pytest.raises(ModelError, match=says):
+        values(model, adapter)
+
+
+def test_lengths_of_dora_are_refused(tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
+    adapter = adapter_of(tmp_path / "a", model)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors["base_model.model.model.layers.0.mlp.experts.lora_magnitude_vector"] = np.ones(60, np.float32)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match="has lengths of DoRA, which no experts of one tensor have"):
+        values(model, adapter)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +40,6 @@ from llmc.peft_format import (
     scale_of,
     split_name,
 )
-
-
-class Change(Protocol):
-    """What is added to a matrix. length: of each row behind it, if learned."""
-
-    @property
-    def length(self) -> Array | None: ...
-
-    def rows(self, first: int, count: int) -> NDArray[np.float64]:
-        """Rows [first, first + count)."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +145,17 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
         raise ModelError(f"{config.origin}: {PARAMETERS} is {brief(targets)}, which is no list of names")
     for module_name, one in found.items():
         _check_values(file, module_name, one)
-        if (named := parameter_names(targets, module_name)) is not None and "length" not in one.parts:
-            parameters.append(Parameter(named[0], one.parts["a"], one.parts["b"], named[1]))
+        key, named = f"{module_name}.weight", parameter_names(targets, module_name)
+        if named is None:
+            changes[key] = _change(file, config, module_name, module_name, one)
+        elif (plain := named.plain(len(one.parts["a"]), partial(_rank, config))) is not None:
+            changes[plain] = _change(file, config, module_name, plain, one)
+        elif "length" in one.parts:
+            raise ModelError(
+                f"{file}: {brief_name(module_name)} has lengths of DoRA, which no experts of one tensor have"
+            )
         else:
-            changes[f"{module_name}.weight"] = _change(file, config, module_name, one)
+            parameters.append(Parameter(named.module, one.parts["a"], one.parts["b"], named.names))
         tensors.release()  # what was checked is read again when it is merged
     if not changes and not parameters and not whole:
         raise ModelError(f"{file} has no tensors, so there is nothing to merge")
@@ -177,25 +174,30 @@ def _check_values(file: Path, module: str, found: _Found) -> None:
         raise ModelError(f"{where} holds values that are infinite or not numbers; save the adapter again")
 
 
-def _scale(file: Path, config: Fields, module: str, found: int) -> float:
-    """The factor on the products of a module whose matrices have rank `found`."""
-    rank = int(_of_module(config, "rank_pattern", module, config.integer("r")))
-    alpha = float(_of_module(config, "alpha_pattern", module, config.number("lora_alpha", positive=False)))
-    if rank != found:
+def _rank(config: Fields, name: str) -> int:
+    return int(_of_module(config, "rank_pattern", name, config.integer("r")))
+
+
+def _scale(file: Path, config: Fields, name: str, found: int) -> float:
+    """The factor on the products of what is called `name` and has matrices of rank `found`."""
+    rank = _rank(config, name)
+    alpha = float(_of_module(config, "alpha_pattern", name, config.number("lora_alpha", positive=False)))
+    if rank != found or rank == 0:
         raise ModelError(
-            f"{file}: {brief_name(module)} has rank {found} where {CONFIG} says {rank}; save the adapter again"
+            f"{file}: {brief_name(name)} has rank {found} where {CONFIG} says {rank}; save the adapter again"
         )
     return scale_of(alpha, rank, rank_stabilised=config.flag("use_rslora", False))
 
 
-def _change(file: Path, config: Fields, module: str, found: _Found) -> LowRank:
+def _change(file: Path, config: Fields, module: str, name: str, found: _Found) -> LowRank:
+    """The change of a module's matrix. name: by which patterns choose its rank and scale."""
     where = f"{file}: {brief_name(module)}"
     a, b, length = found.parts["a"], found.parts["b"], found.parts.get("length")
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise ModelError(f"{where} has lora_A of shape {list(a.shape)} and lora_B of {list(b.shape)}, which do not fit")
     if length is not None and length.size != len(b) and not found.is_embedding:
         raise ModelError(f"{where} has {length.size} lengths of DoRA for {len(b)} rows; save the adapter again")
-    return LowRank(a, b, _scale(file, config, module, len(a)), length, turned=found.is_embedding)
+    return LowRank(a, b, _scale(file, config, name, len(a)), length, turned=found.is_embedding)
 
 
 def _wide(part: Array) -> NDArray[np.float64]:
@@ -240,7 +242,7 @@ class Merged(Tensor):
 
     _ROWS = 64
 
-    def __init__(self, base: Tensor, changes: tuple[Change, ...]) -> None:
+    def __init__(self, base: Tensor, changes: tuple[LowRank, ...]) -> None:
         self._base, self._changes = base, changes
 
     @property

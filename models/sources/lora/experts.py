@@ -6,63 +6,62 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmc.models.convert import Array, convert
-from llmc.models.sources.base import Tensor
-from llmc.models.sources.lora.adapter import Change, LowRank
+from llmc.models.convert import Array
+from llmc.models.sources.base import ArrayTensor, Tensor
+from llmc.models.sources.lora.adapter import LowRank, Merged
 from llmc.models.weight_map import Source, Target, WeightMap
-from llmc.peft_experts import ExpertsChange, Matrices, layer_of
+from llmc.peft_experts import ExpertsChange, Matrices
+from llmc.peft_format import layer_of
 
-_OF_EXPERTS = (".experts.gate_up.weight", ".experts.down.weight")
+_GATE_UP, _DOWN = ".experts.gate_up.weight", ".experts.down.weight"
 
 
-def matrices_of(weights: WeightMap) -> dict[int, list[Matrices]]:
-    """The matrices of experts of each layer, by the names of their parameters."""
-    found: dict[int, list[Matrices]] = {}
+def matrices_of(weights: WeightMap) -> dict[str, list[Matrices]]:
+    """The matrices of experts of each layer, for `changes_of`."""
+    found: dict[str, list[Matrices]] = {}
     for target in weights.targets:
-        if target.name.endswith(_OF_EXPERTS) and (layer := layer_of(target.name)) is not None:
+        if target.name.endswith((_GATE_UP, _DOWN)) and (_is_apart(target) or _is_stacked(target)):
             rows, columns = target.shape
-            one = Matrices(
-                target.name, target.matrices, rows // target.matrices, columns, target.name.endswith(_OF_EXPERTS[1])
-            )
-            found.setdefault(layer, []).append(one)
+            sizes = target.matrices, rows // target.matrices, columns
+            one = Matrices(target.name, *sizes, down=target.name.endswith(_DOWN))
+            found.setdefault(layer_of(target.sources[0].name), []).append(one)
     return found
+
+
+def _is_apart(target: Target) -> bool:
+    """Whether each expert has tensors of its own."""
+    return len(target.sources) % target.matrices == 0 and all(source.stored is None for source in target.sources)
+
+
+def _is_stacked(target: Target) -> bool:
+    """Whether tensors have the matrices of all experts: a dimension for experts, or one of their rows in one tensor."""
+    if len(target.sources) == 1 and target.sources[0].stored is None:
+        return True
+    return all(source.stored is not None and len(source.stored) == 3 for source in target.sources)
 
 
 @dataclass(frozen=True)
 class OfExperts:
-    """The change of every expert's rows [first, first + count), as a change of the matrix of all of them below each
-    other. scale: of products."""
+    """The change of rows [first, first + count) of each expert."""
 
     change: ExpertsChange
     scale: float
     first: int
     count: int
-    length: None = None
 
-    def rows(self, first: int, count: int) -> NDArray[np.float64]:
-        """Rows [first, first + count) of the product."""
-        found, end = list[NDArray[np.float64]](), first + count
-        while first < end:
-            expert, row = divmod(first, self.count)
-            some = min(end - first, self.count - row)
-            found.append(self.of_expert(expert).rows(row, some))
-            first += some
-        return np.concatenate(found)
-
-    def of_expert(self, expert: int) -> LowRank:
-        b = self.change.b[expert, self.first : self.first + self.count]
-        return LowRank(self.change.a[expert], b, self.scale)
+    def of_expert(self, expert: int, *, turned: bool = False) -> LowRank:
+        """turned: of the matrix [columns, rows]."""
+        a, b = self.change.a[expert], self.change.b[expert, self.first : self.first + self.count]
+        return LowRank(a, b, self.scale, turned=turned)
 
 
-def of_sources(change: ExpertsChange, scale: float, target: Target) -> Iterator[tuple[Source, Change]]:
+def of_sources(change: ExpertsChange, scale: float, target: Target) -> Iterator[tuple[Source, LowRank | OfExperts]]:
     """What a change is of each tensor of its target: of one expert each, or of all."""
-    experts, sources = target.matrices, target.sources
-    apart = len(sources) % experts == 0 and sources[0].stored is None and len(sources) >= experts
-    each = len(sources) // experts if apart else len(sources)
+    apart = _is_apart(target)
+    each = len(target.sources) // target.matrices if apart else len(target.sources)
     count = change.b.shape[1] // each
-    for index, source in enumerate(sources):
+    for index, source in enumerate(target.sources):
         expert, part = divmod(index, each) if apart else (0, index)
         of_all = OfExperts(change, scale, part * count, count)
         yield source, of_all.of_expert(expert) if apart else of_all
@@ -71,10 +70,8 @@ def of_sources(change: ExpertsChange, scale: float, target: Target) -> Iterator[
 class MergedStack(Tensor):
     """Matrices [experts, rows, columns] plus changes, in float32. turned: they are [experts, columns, rows]."""
 
-    def __init__(self, base: Tensor, changes: tuple[Change, ...], *, turned: bool) -> None:
-        """changes: of the matrices below each other."""
+    def __init__(self, base: Tensor, changes: tuple[OfExperts, ...], *, turned: bool) -> None:
         self._base, self._changes, self._turned = base, changes, turned
-        self._rows = base.shape[2 if turned else 1]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,10 +79,41 @@ class MergedStack(Tensor):
 
     def read(self, first: int, out: Array) -> None:
         matrix = np.empty((1, *self.shape[1:]), np.float32)
-        for expert in range(first, first + len(out)):
+        for expert, to in enumerate(out, first):
             self._base.read(expert, matrix)
-            total = matrix[0].astype(np.float64)
-            for change in self._changes:
-                product = change.rows(expert * self._rows, self._rows)
-                total += product.T if self._turned else product
-            convert(total.astype(np.float32)[None], out[expert - first : expert - first + 1])
+            changes = tuple(change.of_expert(expert, turned=self._turned) for change in self._changes)
+            Merged(ArrayTensor(matrix[0]), changes).read(0, to)
+
+
+class MergedRows(Tensor):
+    """A matrix [experts · rows, columns] plus changes of all experts, in float32."""
+
+    def __init__(self, base: Tensor, changes: tuple[OfExperts, ...]) -> None:
+        self._base, self._changes = base, changes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._base.shape
+
+    def read(self, first: int, out: Array) -> None:
+        rows, at = self._changes[0].count, 0
+        while at < len(out):
+            expert, begin = divmod(first + at, rows)
+            some = out[at : at + rows - begin]
+            changes = tuple(change.of_expert(expert) for change in self._changes)
+            Merged(_Rows(self._base, expert * rows, rows), changes).read(begin, some)
+            at += len(some)
+
+
+class _Rows(Tensor):
+    """Rows [first, first + count) of a matrix."""
+
+    def __init__(self, whole: Tensor, first: int, count: int) -> None:
+        self._whole, self._first, self._count = whole, first, count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._count, self._whole.shape[1]
+
+    def read(self, first: int, out: Array) -> None:
+        self._whole.read(self._first + first, out)

@@ -13,11 +13,11 @@ from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
-from llmc.models.sources.lora.adapter import Change, LoraAdapter, LowRank, Merged, weights_file
-from llmc.models.sources.lora.experts import MergedStack, matrices_of, of_sources
+from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weights_file
+from llmc.models.sources.lora.experts import MergedRows, MergedStack, OfExperts, matrices_of, of_sources
 from llmc.models.weight_map import Source, WeightMap
-from llmc.peft_experts import ExpertsError, Parameter, changes_of
-from llmc.peft_format import CONFIG
+from llmc.peft_experts import ExpertsError, changes_of
+from llmc.peft_format import CONFIG, in_layer
 
 _LM_HEAD = "lm_head.weight"
 
@@ -46,13 +46,6 @@ def _names_of(theirs: str) -> tuple[str, str]:
     return theirs, theirs.partition(".")[2]
 
 
-def _in_layer(name: str) -> str:
-    """A name from its layer's number on; empty if it has none."""
-    parts = name.split(".")
-    first = next((at for at, part in enumerate(parts) if part.isascii() and part.isdigit()), len(parts))
-    return ".".join(parts[first:])
-
-
 class MergedCheckpoint(Checkpoint):
     """The tensors of a model with adapters, by the checkpoint's own names.
 
@@ -68,14 +61,12 @@ class MergedCheckpoint(Checkpoint):
         self._base, self._adapters, self._head = base, tuple(adapters), head
         # Matrices [columns, rows]. `fan_in_fan_out` of an adapter tells of one of its modules, which may be any.
         self._turned = {source.name for source in weights.sources() if _is_turned(source)}
-        # By what follows the layer's number: a text model may be trained apart from one that has it as a part.
-        self._by_layer: dict[str, set[str]] = {}
-        for source in weights.sources():
-            self._by_layer.setdefault(_in_layer(source.name), set()).add(source.name)
+        # A text model may be trained apart from one that has it as a part.
+        self._in_layers = {name: source.name for source in weights.sources() if (name := in_layer(source.name))}
         self._targets = {target.name: target for target in weights.targets}
         self._experts = matrices_of(weights)
-        # Of weights with matrices of experts: whether they are stored [experts, columns, rows].
-        self._stacks: dict[str, bool] = {}
+        # Of tensors of all experts, which no other changes are of; whether they are [experts, columns, rows].
+        self._stacks: dict[str, tuple[bool, tuple[OfExperts, ...]]] = {}
         # Weights of the base by other names.
         self._copies: dict[str, str] = {}
         if head is not None and head.embedding is not None and any(map(head.is_parted, adapters)):
@@ -84,7 +75,7 @@ class MergedCheckpoint(Checkpoint):
         # In place of the base's, by its names; under all changes.
         self._bases: dict[str, Tensor] = {}
         self._whole: dict[str, Tensor] = {}
-        self._changes: dict[str, tuple[Change, ...]] = {}
+        self._changes: dict[str, tuple[LowRank, ...]] = {}
         for adapter in adapters:
             self._take(adapter)
 
@@ -98,10 +89,13 @@ class MergedCheckpoint(Checkpoint):
             self._check_shape(adapter, name, tensor.shape)
             self._whole[name] = tensor
             self._changes.pop(name, None)
-        low_rank, ranks = self._take_experts(adapter)
-        for theirs, change in (*adapter.low_rank.items(), *low_rank):
-            ranks.append(change.rank)
+            self._stacks.pop(name, None)
+        ranks = self._take_experts(adapter)
+        for theirs, change in adapter.low_rank.items():
             name = self._own_name(adapter, theirs)
+            if name in ranks:
+                raise ModelError(f"{adapter.file} changes {brief_name(name)} twice; save the adapter again")
+            ranks[name] = change.rank
             if change.length is not None and (change.turned or name in self._turned):
                 raise ModelError(
                     f"{adapter.file}: {brief_name(theirs)} has lengths of DoRA for a matrix that llmc does not merge "
@@ -110,35 +104,34 @@ class MergedCheckpoint(Checkpoint):
             if name in self._turned:
                 change = replace(change, turned=not change.turned)
             self._check_shape(adapter, name, change.shape)
-            self._changes[name] = (*self._changes.get(name, ()), change)
+            self._add(name, change)
         merged = []
         if ranks:
-            merged.append(f"matrices of rank {', '.join(map(str, sorted(set(ranks))))}: {len(ranks)}")
+            merged.append(f"matrices of rank {', '.join(map(str, sorted(set(ranks.values()))))}: {len(ranks)}")
         if adapter.whole:
             merged.append(f"whole tensors: {len(adapter.whole)}")
         self._notes += (f"the adapter {adapter.file.parent.name} is merged ({'; '.join(merged)})",)
 
-    def _take_experts(self, adapter: LoraAdapter) -> tuple[list[tuple[str, LowRank]], list[int]]:
-        """Takes the changes of experts. Returns those of plain matrices, which are parameters too, and the ranks that
-        it took."""
-        plain, of_experts = list[tuple[str, LowRank]](), list[Parameter]()
-        for one in adapter.parameters:
-            name = f"{one.module}.weight"
-            if any(mine in self._names and len(self.shape(mine)) == 2 for mine in _names_of(name)):
-                plain.append((name, LowRank(one.a, one.b, adapter.scale_of(name, len(one.a)))))
-            else:
-                of_experts.append(one)
+    def _take_experts(self, adapter: LoraAdapter) -> dict[str, int]:
+        """Takes the changes of experts that are one tensor; returns their ranks, by the model's own tensors."""
+        ranks: dict[str, int] = {}
         try:
-            changes = changes_of(of_experts, self._experts)
+            changes = changes_of(adapter.parameters, self._experts)
         except ExpertsError as error:
             raise ModelError(f"{adapter.file}: {error}; give the model that the adapter was made for") from None
         for change in changes:
             scale = adapter.scale_of(change.parameter, change.rank)
             for source, of_source in of_sources(change, scale, self._targets[change.of.key]):
-                self._changes[source.name] = (*self._changes.get(source.name, ()), of_source)
-                if source.stored is not None:
-                    self._stacks[source.name] = source.turned
-        return plain, [change.rank for change in changes]
+                if isinstance(of_source, LowRank):
+                    self._add(source.name, of_source)
+                else:
+                    _, before = self._stacks.get(source.name, (False, ()))
+                    self._stacks[source.name] = (source.turned, (*before, of_source))
+                ranks[source.name] = change.rank
+        return ranks
+
+    def _add(self, name: str, change: LowRank) -> None:
+        self._changes[name] = (*self._changes.get(name, ()), change)
 
     def _own_name(self, adapter: LoraAdapter, theirs: str) -> str:
         """The checkpoint's name for a tensor."""
@@ -147,9 +140,8 @@ class MergedCheckpoint(Checkpoint):
         for name in _names_of(theirs):
             if name in self._names:
                 return name
-        tail = _in_layer(theirs)
-        if tail and len(found := self._by_layer.get(tail, set())) == 1:
-            return next(iter(found))
+        if (found := self._in_layers.get(in_layer(theirs))) is not None:
+            return found
         raise ModelError(
             f"{adapter.file} changes {brief_name(theirs)}, which the model has not; give the model that the "
             "adapter was made for"
@@ -184,11 +176,12 @@ class MergedCheckpoint(Checkpoint):
 
     def tensor(self, name: str) -> Tensor:
         tensor = self._whole[name] if name in self._whole else self._unchanged(self._copies.get(name, name))
-        changes = self._changes.get(name)
-        if changes is None:
-            return tensor
-        turned = self._stacks.get(name)
-        return Merged(tensor, changes) if turned is None else MergedStack(tensor, changes, turned=turned)
+        if (changes := self._changes.get(name)) is not None:
+            return Merged(tensor, changes)
+        if (stack := self._stacks.get(name)) is not None:
+            turned, of_all = stack
+            return MergedRows(tensor, of_all) if len(tensor.shape) == 2 else MergedStack(tensor, of_all, turned=turned)
+        return tensor
 
     def _unchanged(self, name: str) -> Tensor:
         return self._bases[name] if name in self._bases else self._base.tensor(name)
@@ -208,7 +201,7 @@ class MergedCheckpoint(Checkpoint):
         return (*self._base.notes(), *self._notes)
 
     def adapted(self) -> frozenset[str]:
-        return frozenset((*self._whole, *self._changes))
+        return frozenset((*self._whole, *self._changes, *self._stacks))
 
 
 class MergedSource(ModelSource):
