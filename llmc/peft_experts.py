@@ -34,11 +34,11 @@ class Names:
     module: str
     names: tuple[str, ...]
 
-    def plain(self, rank: int, rank_of: Callable[[str], float]) -> str | None:
-        """The full name of a plain matrix, whose lora_A has `rank` rows; None of experts, which have more than the
-        configured rank, `rank_of` a full name."""
+    def plain(self, a: Array, rank_of: Callable[[str], float]) -> str | None:
+        """The full name of a plain matrix, whose lora_A has as many rows as its configured rank; None of experts, which
+        have more. rank_of: of a full name."""
         name = f"{self.module}.{self.names[0]}"
-        return name if len(self.names) == 1 and rank_of(name) == rank else None
+        return name if len(self.names) == 1 and a.shape[:1] == (rank_of(name),) else None
 
 
 @dataclass(frozen=True)

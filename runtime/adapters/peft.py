@@ -94,7 +94,7 @@ def read_adapter(path: Path, experts: Mapping[str, Sequence[Matrices]]) -> Chang
         a, b = _pair(path, module, parts)
         if (named := parameter_names(targets, module)) is None:
             layers[module] = _low_rank(path, config, module, module, a, b)
-        elif (plain := named.plain(len(a), partial(_rank, path, config))) is not None:
+        elif (plain := named.plain(a, partial(_rank, path, config))) is not None:
             layers[plain.removesuffix(".weight")] = _low_rank(path, config, module, plain, a, b)
         else:
             parameters.append(Parameter(named.module, a, b, named.names))

@@ -206,6 +206,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         ),
         ({"experts": ((32, 60), (80, 32))}, r"'model\.layers\.0\.mlp\.experts' changes the same experts twice"),
         ({"experts": ((32,), (60, 32))}, r"lora_A of \[32\] and lora_B of \[60, 32\], which fit no experts"),
+        ({"gate": ((), (8, 4))}, r"mlp\.gate.* lora_A of \[\] and lora_B of \[8, 4\], which fit no experts"),
         ({"gate": ((4,), (8, 4))}, r"mlp\.gate has lora_A of shape \[4\] and lora_B of \[8, 4\], which do not fit"),
         ({"gate": ((4, 60), (5, 4))}, r"as a tensor of shape \[5, 60\], which has \[8, 60\]"),
         ({"gate": ((0, 60), (8, 0))}, r"mlp\.gate.* lora_A of \[0, 60\] and lora_B of \[8, 0\], which fit no experts"),

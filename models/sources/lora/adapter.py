@@ -148,7 +148,7 @@ def _read(file: Path, config: Fields) -> LoraAdapter:
         key, named = f"{module_name}.weight", parameter_names(targets, module_name)
         if named is None:
             changes[key] = _change(file, config, module_name, module_name, one)
-        elif (plain := named.plain(len(one.parts["a"]), partial(_rank, config))) is not None:
+        elif (plain := named.plain(one.parts["a"], partial(_rank, config))) is not None:
             changes[plain] = _change(file, config, module_name, plain, one)
         elif "length" in one.parts:
             raise ModelError(
