@@ -1,8 +1,8 @@
 """How PEFT stores adapters of experts that are one tensor (`target_parameters`), for compiler and runtime.
 
 Of a parameter of E experts, lora_A is [E·r, x] with an expert's rows together, and lora_B [y, r·E] with the experts'
-columns of each rank together (`ParamWrapper` of PEFT 0.17 and later). Names say which module has the parameter, not
-which parameter it is; sizes do. Most versions have A at an expert's inputs. Where a model stores experts in another
+columns of each rank together (`ParamWrapper` of PEFT 0.17 and later). Their names have the module, and not which of
+its parameters it is: sizes tell. Most versions have A at an expert's inputs. Where a model stores experts in another
 orientation than PEFT takes for granted, A is at its outputs.
 """
 
@@ -24,7 +24,11 @@ Array = npt.NDArray[Any]
 
 
 class ExpertsError(ValueError):
-    """An adapter does not fit the experts; the message continues a sentence that names the module."""
+    """An adapter does not fit the experts. advice: what to do, where no other model helps."""
+
+    def __init__(self, why: str, advice: str = "") -> None:
+        super().__init__(why)
+        self.advice = advice
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ def changes_of(parameters: Sequence[Parameter], layers: Mapping[str, Sequence[Ma
             found = [(of, turned) for of, turned in found if turned in told]
         if len(found) != 1:
             raise ExpertsError(
-                f"{shown(one.module)} has square matrices, and nothing tells which side lora_A is at (merge with PEFT)"
+                f"{shown(one.module)} has square matrices, and nothing tells which side lora_A is at",
+                "merge the adapter with PEFT",
             )
         (of, turned), *_ = found
         if of.key in changes:

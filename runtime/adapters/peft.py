@@ -102,7 +102,7 @@ def read_adapter(path: Path, experts: Mapping[str, Sequence[Matrices]]) -> Chang
         changes = changes_of(parameters, experts)
     except ExpertsError as error:
         other_way = "" if experts else "compile the model with --lora-experts, or "
-        raise AdapterError(f"{path / WEIGHTS}: {error}; {other_way}{_MERGE}") from None
+        raise AdapterError(f"{path / WEIGHTS}: {error}; {error.advice or other_way + _MERGE}") from None
     return Changes(layers, [(one, _scale(path, config, one.parameter, one.rank)) for one in changes])
 
 

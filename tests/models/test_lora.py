@@ -17,10 +17,10 @@ from llmc.compiler.adapters import AdapterLimits, adapter_linears
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
 from llmc.models.errors import ModelError
-from llmc.models.loader import load_parameters
 from llmc.models.sources.lora.adapter import LoraAdapter
 from llmc.models.sources.registry import open_source
 
+from support.adapters import merged_values
 from support.families import CASES
 from support.gguf_models import write_gguf
 from support.inspected import inspected, inspected_text
@@ -56,18 +56,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("lora") / "model", "llama")
 
 
-def values(model: Path, *adapters: Path) -> dict[str, np.ndarray]:
-    source = open_source(model, adapters)
-    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
-
-
 def weights(model: Path) -> dict[str, np.ndarray]:
     return load_file(model / "model.safetensors")
 
 
 def test_products_are_added_and_the_rest_stays(model: Path, tmp_path: Path) -> None:
     tensors = low_rank(Q, 60, 60) | low_rank(DOWN, 60, 100)
-    found, plain = values(model, make_adapter(tmp_path / "a", tensors)), values(model)
+    found, plain = merged_values(model, make_adapter(tmp_path / "a", tensors)), merged_values(model)
     changed = {name for name in plain if not np.array_equal(found[name], plain[name])}
     assert changed == {"layers.0.attention.qkv.weight", "layers.1.mlp.down.weight"}
     for name, module in (("layers.0.attention.qkv.weight", Q), ("layers.1.mlp.down.weight", DOWN)):
@@ -98,14 +93,14 @@ def test_an_adapter_stays_in_its_file(model: Path, tmp_path: Path) -> None:
     assert not change.a.flags.owndata
     assert not change.b.flags.owndata
     wide = make_adapter(tmp_path / "b", {name: value.astype(np.float32) for name, value in tensors.items()})
-    found, expected = values(model, adapter), values(model, wide)
+    found, expected = merged_values(model, adapter), merged_values(model, wide)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
 def test_scales_and_ranks_of_patterns(model: Path, tmp_path: Path) -> None:
     tensors = low_rank(Q, 60, 60, 2) | low_rank(DOWN, 60, 100, 9)
     patterns = {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.down_proj": 9}, "alpha_pattern": {"down_proj": 12}}
-    found = values(model, make_adapter(tmp_path / "a", tensors, use_rslora=True, **patterns))
+    found = merged_values(model, make_adapter(tmp_path / "a", tensors, use_rslora=True, **patterns))
     for name, module, scale in (
         ("layers.0.attention.qkv.weight", Q, 6 / math.sqrt(2)),
         ("layers.1.mlp.down.weight", DOWN, 12 / 3),
@@ -116,7 +111,7 @@ def test_scales_and_ranks_of_patterns(model: Path, tmp_path: Path) -> None:
 
 def test_dora_gives_rows_their_lengths(model: Path, tmp_path: Path) -> None:
     tensors = low_rank(DOWN, 60, 100) | {f"{DOWN}.lora_magnitude_vector": np.abs(floats(60)) + 1}
-    found = values(model, make_adapter(tmp_path / "a", tensors, use_dora=True))["layers.1.mlp.down.weight"]
+    found = merged_values(model, make_adapter(tmp_path / "a", tensors, use_dora=True))["layers.1.mlp.down.weight"]
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), tensors[f"{DOWN}.lora_magnitude_vector"], rtol=1e-6)
     direction = weights(model)[f"{DOWN}.weight"] + 1.5 * product(tensors, DOWN)
     cosine = np.sum(found * direction, 1) / np.linalg.norm(found, axis=1) / np.linalg.norm(direction, axis=1)
@@ -128,7 +123,7 @@ def test_embeddings_whole_tensors_and_several_adapters(model: Path, tmp_path: Pa
     embedding = {"model.embed_tokens.lora_embedding_A": a, "model.embed_tokens.lora_embedding_B": b}
     first = make_adapter(tmp_path / "first", embedding | {"lm_head.weight": floats(515, 60)})
     second = make_adapter(tmp_path / "second", low_rank("lm_head", 515, 60))
-    found = values(model, first, second)
+    found = merged_values(model, first, second)
     head, change = load_file(first / "adapter_model.safetensors"), load_file(second / "adapter_model.safetensors")
     np.testing.assert_allclose(
         found["embed.weight"], weights(model)["model.embed_tokens.weight"] + 1.5 * (b @ a).T, rtol=1e-5, atol=1e-5
@@ -150,7 +145,10 @@ def test_transposed_matrices_of_gpt2(said: bool, tmp_path: Path) -> None:
     block = "transformer.h.0"
     tensors = low_rank(f"{block}.mlp.c_fc", 100, 60) | low_rank(f"{block}.attn.c_proj", 60, 60)
     tensors |= low_rank("lm_head", 515, 60)
-    found, plain = values(model, make_adapter(tmp_path / "a", tensors, fan_in_fan_out=said)), values(model)
+    found, plain = (
+        merged_values(model, make_adapter(tmp_path / "a", tensors, fan_in_fan_out=said)),
+        merged_values(model),
+    )
     for name, module in (
         ("layers.0.mlp.up", f"{block}.mlp.c_fc"),
         ("layers.0.attention.out", f"{block}.attn.c_proj"),
@@ -165,7 +163,7 @@ def test_dora_of_transposed_matrices_is_refused(tmp_path: Path) -> None:
     module = "transformer.h.0.mlp.c_fc"
     tensors = low_rank(module, 100, 60) | {f"{module}.lora_magnitude_vector": np.abs(floats(100)) + 1}
     with pytest.raises(ModelError, match=r"mlp\.c_fc\.weight has lengths of DoRA for a matrix that"):
-        values(model, make_adapter(tmp_path / "a", tensors))
+        merged_values(model, make_adapter(tmp_path / "a", tensors))
 
 
 @pytest.mark.parametrize(
@@ -188,16 +186,16 @@ def test_what_cannot_be_merged_is_one_sentence(
     tensors: dict[str, np.ndarray], config: dict[str, Any], sentence: str, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=sentence):
-        values(model, make_adapter(tmp_path / "a", tensors, **config))
+        merged_values(model, make_adapter(tmp_path / "a", tensors, **config))
 
 
 def test_directories_that_are_no_adapters(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no adapter_config\.json; give the directory of a LoRA adapter"):
-        values(model, tmp_path)
+        merged_values(model, tmp_path)
     adapter = make_adapter(tmp_path / "a", low_rank(Q, 60, 60))
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors or adapter_model\.bin; save the"):
-        values(model, adapter)
+        merged_values(model, adapter)
 
 
 def test_weights_as_torch_saves_them(model: Path, tmp_path: Path) -> None:
@@ -205,19 +203,19 @@ def test_weights_as_torch_saves_them(model: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "a", low_rank(Q, 60, 60))
     stored, saved = adapter / "adapter_model.safetensors", adapter / "adapter_model.bin"
     tensors = {name: torch.from_numpy(value) for name, value in load_file(stored).items()}
-    expected = values(model, adapter)
+    expected = merged_values(model, adapter)
     torch.save({name: 2 * value for name, value in tensors.items()}, saved)
-    found = values(model, adapter)
+    found = merged_values(model, adapter)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     stored.unlink()
     # B is transposed in memory, as after training in that layout.
     torch.save({name: value.T.contiguous().T if "lora_B" in name else value for name, value in tensors.items()}, saved)
-    found = values(model, adapter)
+    found = merged_values(model, adapter)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     assert saved in set(open_source(model, [adapter]).weight_files())
     torch.save({**tensors, "config": Path("x")}, saved)
     with pytest.raises(ModelError, match=r"adapter_model\.bin names pathlib.*llmc runs nothing that a pickle names"):
-        values(model, adapter)
+        merged_values(model, adapter)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -228,14 +226,14 @@ def test_a_tied_output_projection_becomes_one_of_its_own(stored: bool, model: Pa
         save_file(weights(tied) | {"lm_head.weight": floats(515, 60)}, tied / "model.safetensors")
     tensors, embedding = low_rank("lm_head", 515, 60), weights(tied)["model.embed_tokens.weight"]
     adapter = make_adapter(tmp_path / "a", tensors)
-    found = values(tied, adapter)
+    found = merged_values(tied, adapter)
     np.testing.assert_array_equal(found["embed.weight"], embedding)
     expected = embedding + 1.5 * product(tensors, "lm_head")
     np.testing.assert_allclose(found["lm_head.weight"], expected, rtol=1e-6, atol=1e-6)
     assert not open_source(tied, [adapter]).config().tie_word_embeddings
     other = make_adapter(tmp_path / "b", low_rank(Q, 60, 60))
     assert open_source(tied, [other]).config().tie_word_embeddings
-    assert "lm_head.weight" not in values(tied, other)
+    assert "lm_head.weight" not in merged_values(tied, other)
 
 
 EMBED = "model.embed_tokens"
@@ -274,7 +272,7 @@ def test_a_tied_embedding_changes_alone(whole: bool, tied: Path, tmp_path: Path)
     base = weights(tied)[f"{EMBED}.weight"]
     tensors = {f"{EMBED}.weight": floats(515, 60)} if whole else with_base(tied, of_embedding())
     expected = tensors[f"{EMBED}.weight"] if whole else base + change_of(tensors, EMBED)
-    assert_ends(values(tied, make_adapter(tmp_path / "a", tensors)), expected, base)
+    assert_ends(merged_values(tied, make_adapter(tmp_path / "a", tensors)), expected, base)
 
 
 def test_adapters_of_tied_ends_add_up(tied: Path, tmp_path: Path) -> None:
@@ -285,7 +283,7 @@ def test_adapters_of_tied_ends_add_up(tied: Path, tmp_path: Path) -> None:
     embedding = base + sum(change_of(one, EMBED) for one in (changes[0], changes[2]))
     head = base + sum(change_of(one, "lm_head") for one in changes[1:])
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        assert_ends(values(tied, *(adapters[i] for i in order)), embedding, head)
+        assert_ends(merged_values(tied, *(adapters[i] for i in order)), embedding, head)
 
 
 def test_a_whole_tensor_goes_before_what_an_adapter_was_trained_on(tied: Path, tmp_path: Path) -> None:
@@ -295,11 +293,11 @@ def test_a_whole_tensor_goes_before_what_an_adapter_was_trained_on(tied: Path, t
     head = {"lm_head.weight": floats(515, 60)}
     whole = make_adapter(tmp_path / "whole", head)
     expected = head["lm_head.weight"] + change_of(tensors, "lm_head")
-    assert_ends(values(tied, whole, change), base, expected)
-    assert_ends(values(tied, change, whole), base, head["lm_head.weight"])
+    assert_ends(merged_values(tied, whole, change), base, expected)
+    assert_ends(merged_values(tied, change, whole), base, head["lm_head.weight"])
     other = of_embedding() | {f"{EMBED}.base_layer.weight": floats(515, 60)}
     new = other[f"{EMBED}.base_layer.weight"]
-    assert_ends(values(tied, make_adapter(tmp_path / "other", other)), new + change_of(other, EMBED), new)
+    assert_ends(merged_values(tied, make_adapter(tmp_path / "other", other)), new + change_of(other, EMBED), new)
 
 
 def test_a_tied_output_projection_of_a_gguf(tmp_path: Path) -> None:
@@ -308,7 +306,7 @@ def test_a_tied_output_projection_of_a_gguf(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "llama", tie_word_embeddings=True, **sizes)
     file = write_gguf(model, tmp_path / "model.gguf", "Q8_0")
     tensors = low_rank("lm_head", 515, 96)
-    found, plain = values(file, make_adapter(tmp_path / "a", tensors)), values(file)
+    found, plain = merged_values(file, make_adapter(tmp_path / "a", tensors)), merged_values(file)
     expected = plain["embed.weight"] + 1.5 * product(tensors, "lm_head")
     np.testing.assert_allclose(found.pop("lm_head.weight"), expected, rtol=1e-6, atol=1e-6)
     assert "lm_head.weight" not in plain
@@ -318,8 +316,8 @@ def test_a_tied_output_projection_of_a_gguf(tmp_path: Path) -> None:
 def test_an_output_projection_by_transformers_name(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "gpt_neox", num_hidden_layers=1, rotary_pct=0.5)
     tensors = low_rank("lm_head", 515, 60)
-    found = values(model, make_adapter(tmp_path / "a", tensors))["lm_head.weight"]
-    expected = values(model)["lm_head.weight"] + 1.5 * product(tensors, "lm_head")
+    found = merged_values(model, make_adapter(tmp_path / "a", tensors))["lm_head.weight"]
+    expected = merged_values(model)["lm_head.weight"] + 1.5 * product(tensors, "lm_head")
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -327,7 +325,7 @@ def test_experts(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "mixtral", num_local_experts=3, num_hidden_layers=1)
     module = "model.layers.0.block_sparse_moe.experts.1"
     tensors = low_rank(f"{module}.w3", 100, 60) | low_rank(f"{module}.w2", 60, 100)
-    found, plain = values(model, make_adapter(tmp_path / "a", tensors)), values(model)
+    found, plain = merged_values(model, make_adapter(tmp_path / "a", tensors)), merged_values(model)
     for name, part, rows in (("gate_up", "w3", slice(300, 400)), ("down", "w2", slice(60, 120))):
         weight = f"layers.0.mlp.experts.{name}.weight"
         expected = plain[weight].copy()
@@ -342,12 +340,12 @@ def test_keys_and_values_of_latent_attention(tmp_path: Path) -> None:
     tensors, module = weights(model), "model.layers.1.self_attn.kv_b_proj"
     rows, columns = tensors[f"{module}.weight"].shape
     change = low_rank(module, rows, columns)
-    found, plain = values(model, make_adapter(tmp_path / "a", change)), values(model)
+    found, plain = merged_values(model, make_adapter(tmp_path / "a", change)), merged_values(model)
     changed = {name for name in plain if not np.array_equal(found[name], plain[name])}
     assert changed == {f"layers.1.attention.{part}_up.weight" for part in ("key", "value")}
     tensors[f"{module}.weight"] = (tensors[f"{module}.weight"] + 1.5 * product(change, module)).astype(np.float32)
     save_file(tensors, model / "model.safetensors")
-    expected = values(model)
+    expected = merged_values(model)
     for name in changed:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-6)
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.models.loader import load_parameters
-from llmc.models.sources.registry import open_source
-
+from support.adapters import merged_values
 from support.families import CASES
 from support.tiny_models import make_tiny_model, reference_model
 
@@ -27,11 +25,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "all linear": {"target_modules": "all-linear", "exclude_modules": r".*\.visual\..*"},
     "linear layers": {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"]},
 }
-
-
-def values(model: Path, *adapters: Path) -> dict[str, np.ndarray]:
-    source = open_source(model, adapters)
-    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -60,7 +53,11 @@ def test_values_are_those_of_pefts_merge(case: str, setting: str, tmp_path: Path
                 value.normal_()
     adapted.save_pretrained(tmp_path / "adapter")
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
-    found, expected, plain = values(model, tmp_path / "adapter"), values(tmp_path / "merged"), values(model)
+    found, expected, plain = (
+        merged_values(model, tmp_path / "adapter"),
+        merged_values(tmp_path / "merged"),
+        merged_values(model),
+    )
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-6, atol=2e-6, err_msg=name)
     assert any(not np.array_equal(found[name], value) for name, value in plain.items())

@@ -11,10 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.models.errors import ModelError
-from llmc.models.loader import load_parameters
-from llmc.models.sources.registry import open_source
 
-from support.adapters import make_adapter, merged_model
+from support.adapters import make_adapter, merged_model, merged_values
 from support.expert_adapters import BEFORE_SWAP, add_experts
 from support.families import CASES
 from support.mxfp4_experts import make_mxfp4_model
@@ -26,11 +24,6 @@ BOTH = ("experts.gate_up_proj", "experts.down_proj")
 CASES_OF_EXPERTS = (
     "mixtral", "qwen3_moe", "deepseek_v3", "granitemoe", "qwen3_5_moe", "qwen3_vl_moe", "gpt_oss", "llama4",
 )  # fmt: skip
-
-
-def values(model: Path, *adapters: Path) -> dict[str, np.ndarray]:
-    source = open_source(model, adapters)
-    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
 
 
 def tiny(path: Path, case: str, **fields: Any) -> Path:
@@ -62,7 +55,7 @@ def change(adapter: Path, pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> No
 def check(model: Path, adapter: Path, tmp_path: Path, *kinds: str) -> None:
     """The merged values are those of the formula, and weights of such kinds have changed."""
     merged_model(model, adapter).save_pretrained(tmp_path / "merged")
-    found, expected, plain = values(model, adapter), values(tmp_path / "merged"), values(model)
+    found, expected, plain = merged_values(model, adapter), merged_values(tmp_path / "merged"), merged_values(model)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
     changed = {
@@ -81,8 +74,8 @@ def test_a_quantized_checkpoint(tmp_path: Path) -> None:
     """As gpt-oss is published: what its numbers stand for changes."""
     floats, stored = make_mxfp4_model(tmp_path)
     adapter = adapter_of(tmp_path / "a", floats)
-    expected = values(floats, adapter)
-    for name, value in values(stored, adapter).items():
+    expected = merged_values(floats, adapter)
+    for name, value in merged_values(stored, adapter).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
@@ -116,9 +109,9 @@ def test_square_matrices_are_as_the_others(case: str, version: str, tmp_path: Pa
 def test_square_matrices_alone_are_refused(tmp_path: Path) -> None:
     model = tiny(tmp_path / "model", "mixtral", intermediate_size=60)
     with pytest.raises(
-        ModelError, match=r"mlp\.experts' has square matrices, .* which side lora_A is at .merge with PEFT."
+        ModelError, match=r"mlp\.experts' has square matrices, .* which side lora_A is at; merge the adapter with PEFT"
     ):
-        values(model, adapter_of(tmp_path / "a", model, BOTH[1:]))
+        merged_values(model, adapter_of(tmp_path / "a", model, BOTH[1:]))
 
 
 @pytest.mark.parametrize("case", ["qwen3_moe", "mixtral"])
@@ -129,7 +122,7 @@ def test_a_router_is_a_plain_matrix(case: str, tmp_path: Path) -> None:
     change(adapter, {"model.layers.0.mlp.gate": (np.ones((4, 60)), np.ones((8 if case == "qwen3_moe" else 4, 4)))})
     config(adapter, target_parameters=["gate.weight", *BOTH])
     name = "layers.0.mlp.router.weight"
-    np.testing.assert_allclose(values(model, adapter)[name], values(model)[name] + 4, rtol=1e-6)
+    np.testing.assert_allclose(merged_values(model, adapter)[name], merged_values(model)[name] + 4, rtol=1e-6)
 
 
 def test_names_that_peft_writes_for_linear_layers_it_has_fused(tmp_path: Path) -> None:
@@ -139,7 +132,7 @@ def test_names_that_peft_writes_for_linear_layers_it_has_fused(tmp_path: Path) -
     adapter = adapter_of(tmp_path / "a", model, rank_pattern={"gate_up_proj": 8}, alpha_pattern={"gate_up_proj": 8})
     merged_model(model, adapter).save_pretrained(tmp_path / "merged")
     config(adapter, target_parameters=["down_proj", "gate_up_proj"], **patterns)
-    found, expected = values(model, adapter), values(tmp_path / "merged")
+    found, expected = merged_values(model, adapter), merged_values(tmp_path / "merged")
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
@@ -149,7 +142,7 @@ def test_an_embedding_as_a_parameter_leaves_the_output_projection_alone(tmp_path
     adapter = make_adapter(tmp_path / "a", model, ("o_proj",))
     change(adapter, {"model.embed_tokens": (np.ones((4, 60)), np.ones((515, 4)))})
     config(adapter, target_parameters=["embed_tokens.weight"])
-    found, plain = values(model, adapter), values(model)
+    found, plain = merged_values(model, adapter), merged_values(model)
     np.testing.assert_allclose(found["embed.weight"], plain["embed.weight"] + 4, rtol=1e-6)
     np.testing.assert_array_equal(found["lm_head.weight"], plain["embed.weight"])
 
@@ -163,14 +156,14 @@ def test_layers_of_other_parts_are_not_the_decoders(part: str, tmp_path: Path) -
         of_part = {name.replace("model.model.layers", f"model.{part}.layers"): value for name, value in tensors.items()}
         save_file({name: v for name, v in of_part.items() if module in name}, adapter / "adapter_model.safetensors")
         with pytest.raises(ModelError, match=rf"{part}\.layers\.[0-9]+{module}.*{end}"):
-            values(model, adapter)
+            merged_values(model, adapter)
 
 
 def test_names_are_asked_before_sizes(tmp_path: Path) -> None:
     """Gate and up of experts of half the size are as large as down, turned."""
     model, other = tiny(tmp_path / "model", "qwen3_moe"), tiny(tmp_path / "x", "qwen3_moe", moe_intermediate_size=20)
     with pytest.raises(ModelError, match="which fit no experts of its layer"):
-        values(model, adapter_of(tmp_path / "a", other, BOTH[:1]))
+        merged_values(model, adapter_of(tmp_path / "a", other, BOTH[:1]))
 
 
 @pytest.mark.parametrize(
@@ -188,13 +181,13 @@ def test_what_cannot_be_merged_is_one_sentence(fields: dict[str, Any], says: str
     model = tiny(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
     adapter = add_experts(make_adapter(tmp_path / "a", model, ("o_proj",), ranks={"o_proj": 4}), model, BOTH, **fields)
     with pytest.raises(ModelError, match=says):
-        values(model, adapter)
+        merged_values(model, adapter)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     model, other = (tiny(tmp_path / name, "mixtral", num_local_experts=n) for name, n in (("model", 4), ("other", 3)))
     with pytest.raises(ModelError, match=r"lora_A of \[15, 60\] and lora_B of \[200, 15\], which fit no experts"):
-        values(model, adapter_of(tmp_path / "a", other, rank=5))
+        merged_values(model, adapter_of(tmp_path / "a", other, rank=5))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +213,7 @@ def test_damaged_tensors_are_one_sentence(
     change(adapter, {f"model.layers.0.mlp.{end}": (np.ones(a), np.ones(b)) for end, (a, b) in pairs.items()})
     config(adapter, target_parameters=["mlp.gate.weight", *BOTH])
     with pytest.raises(ModelError, match=says):
-        values(model, adapter)
+        merged_values(model, adapter)
 
 
 def test_lengths_of_dora_are_refused(tmp_path: Path) -> None:
@@ -230,4 +223,4 @@ def test_lengths_of_dora_are_refused(tmp_path: Path) -> None:
     tensors["base_model.model.model.layers.0.mlp.experts.lora_magnitude_vector"] = np.ones(60, np.float32)
     save_file(tensors, adapter / "adapter_model.safetensors")
     with pytest.raises(ModelError, match="has lengths of DoRA, which no experts of one tensor have"):
-        values(model, adapter)
+        merged_values(model, adapter)

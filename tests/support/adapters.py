@@ -14,6 +14,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from llmc.models.loader import load_parameters
+from llmc.models.sources.registry import open_source
+
 from support.expert_adapters import add_products, is_of_parameter
 from support.tiny_models import reference_model
 
@@ -98,6 +101,12 @@ def merged_model(model: Path, adapter: Path | None, dtype: torch.dtype = torch.f
             weight.copy_((weight.double() + turned).to(weight.dtype))
     add_products(found, adapter)
     return found
+
+
+def merged_values(model: Path, *adapters: Path) -> dict[str, NDArray[np.float32]]:
+    """What llmc makes of a model with adapters merged: its parameters, by llmc's names."""
+    source = open_source(model, adapters)
+    return {p.name: p.value() for p in load_parameters(source.config(), source.checkpoint(), "f32")}
 
 
 def products_of(adapter: Path) -> dict[str, NDArray[np.float64]]:

@@ -31,7 +31,8 @@ def matrices_of(weights: WeightMap) -> dict[str, list[Matrices]]:
 
 def _is_apart(target: Target) -> bool:
     """Whether each expert has tensors of its own."""
-    return len(target.sources) % target.matrices == 0 and all(source.stored is None for source in target.sources)
+    plain = target.rows is None and all(source.stored is None for source in target.sources)
+    return plain and len(target.sources) % target.matrices == 0
 
 
 def _is_stacked(target: Target) -> bool:

@@ -118,7 +118,8 @@ class MergedCheckpoint(Checkpoint):
         try:
             changes = changes_of(adapter.parameters, self._experts)
         except ExpertsError as error:
-            raise ModelError(f"{adapter.file}: {error}; give the model that the adapter was made for") from None
+            advice = error.advice or "give the model that the adapter was made for"
+            raise ModelError(f"{adapter.file}: {error}; {advice}") from None
         for change in changes:
             scale = adapter.scale_of(change.parameter, change.rank)
             for source, of_source in of_sources(change, scale, self._targets[change.of.key]):
