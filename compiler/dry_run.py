@@ -28,6 +28,7 @@ from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
 from llmc.graphs_format import PHASES
+from llmc.graphs_records import kv_block_bytes
 from llmc.model_path import onnx_graph
 from llmc.models.config import ModelConfig
 from llmc.models.registry import get_family
@@ -124,7 +125,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
     model, record, sites = resolved.model, resolved.model_record(), tracer.sites()
     stage_bytes = tuple(_weight_bytes(resolved, part) for part in of_stages(commands))
-    kv_layers = max((stage.num_layers for stage in resolved.stage_records()), default=record.num_layers)
+    block_bytes = kv_block_bytes(record, resolved.kv_layer_records(), resolved.stage_records())
     return DryRun(
         model_type=model.model_type,
         parameters=num_parameters(model),
@@ -135,7 +136,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         stage_layers=resolved.stage_layers,
         rank_weight_bytes=max(stage_bytes),
         stage_weight_bytes=stage_bytes if resolved.stage_layers else (),
-        kv_bytes_per_token=record.kv_block_bytes // record.num_layers * kv_layers // resolved.block_size,
+        kv_bytes_per_token=block_bytes // resolved.block_size,
         act_dtype=resolved.act_dtype,
         kv_dtype=resolved.kv_dtype,
         target=resolved.target.name,

@@ -22,7 +22,7 @@ from llmc.compiler.partition import Partition
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.weight_request import WeightRequest, kv_scales_name
-from llmc.graphs_records import ModelRecord, StageRecord
+from llmc.graphs_records import KvLayerRecord, ModelRecord, StageRecord
 from llmc.kv_dtypes import KV_DTYPES, LATENT_SCALES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
@@ -96,6 +96,10 @@ class Resolved:
             layers = {self.model.kv_layer(layer) for layer in range(end - count, end)}
             found.append(StageRecord(min(layers), len(layers)))
         return found
+
+    def kv_layer_records(self) -> tuple[KvLayerRecord, ...]:
+        """The KV blocks of each layer of the KV cache, on one rank; none if they do not differ."""
+        return ()
 
     @property
     def max_decode_rows(self) -> int:

@@ -7,7 +7,9 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION = 9
+VERSION_OF_KV_LAYERS = 10
+"""Version of an artifact whose layers have KV blocks of different sizes."""
+VERSION_OF_STAGES = 9
 """Version of an artifact with several stages."""
 VERSION_OF_TOTALS = 8
 """Version of an artifact with a graph for a total of contexts, or whose graphs output hidden states."""
@@ -16,7 +18,14 @@ VERSION_OF_RANKS = 7
 VERSION_OF_ADAPTERS = 6
 """Version of an artifact with pools of adapters."""
 VERSION_WITHOUT_ADAPTERS = 5
-VERSIONS = (VERSION_WITHOUT_ADAPTERS, VERSION_OF_ADAPTERS, VERSION_OF_RANKS, VERSION_OF_TOTALS, VERSION)
+VERSIONS = (
+    VERSION_WITHOUT_ADAPTERS,
+    VERSION_OF_ADAPTERS,
+    VERSION_OF_RANKS,
+    VERSION_OF_TOTALS,
+    VERSION_OF_STAGES,
+    VERSION_OF_KV_LAYERS,
+)
 ALIGNMENT = 64
 MAX_BUFFERS = 12
 MAX_EOS = 8
@@ -49,15 +58,21 @@ RECORDS = {
     "u64 slot_bytes",
     "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 stage, u32 reserved[3]",
     "stage": "u32 first_layer, u32 num_layers",
+    "kv_layer": "u64 key_block_bytes, u64 value_block_bytes",
 }
 """The records of FORMAT.md, word for word."""
 
 SECTIONS = {
     "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
-    "adapter": 10, "collective": 11, "stage": 12,
+    "adapter": 10, "collective": 11, "stage": 12, "kv_layer": 13,
 }  # fmt: skip
 """Kind of the section that contains each record."""
-FIRST_VERSIONS = {"adapter": VERSION_OF_ADAPTERS, "collective": VERSION_OF_RANKS, "stage": VERSION}
+FIRST_VERSIONS = {
+    "adapter": VERSION_OF_ADAPTERS,
+    "collective": VERSION_OF_RANKS,
+    "stage": VERSION_OF_STAGES,
+    "kv_layer": VERSION_OF_KV_LAYERS,
+}
 """First version with a section, if it is not the first version that is read."""
 
 PHASES = ("prefill", "decode", "mixed")

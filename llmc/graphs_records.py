@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,7 +50,8 @@ class ModelRecord:
 
     sliding_window 0: none. eos: at most 8 ids. bos -1: none. Dtypes are codes of DTYPES.
 
-    key_block_bytes, value_block_bytes: of one KV block of one layer. vector_width: floats of a text's vector in place
+    key_block_bytes, value_block_bytes: of one KV block of one layer; the most of any where layers differ, as
+    KvLayerRecord says then. vector_width: floats of a text's vector in place
     of logits; 0: logits. whole_prompts 1: a step must contain all tokens of a text. adapter_slots: LoRA adapters held
     at once, 0: none possible. adapter_rank: the largest rank of an adapter. num_ranks: ranks that share each layer,
     each with num_kv_heads KV heads; 0: a single one. num_shared_weights: leading weights shared by all ranks; after
@@ -92,11 +94,12 @@ class ModelRecord:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of a KV block: keys and values of all layers."""
+        """Bytes of a KV block: keys and values of all layers, if these do not differ."""
         return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
 
     def kv_widths(self) -> tuple[int, int]:
-        """Stored elements per token of a head's keys and of its values; includes padding, excludes scales."""
+        """Stored elements per token of a head's keys and of its values, if layers do not differ; includes padding,
+        excludes scales."""
         if not self.value_block_bytes:
             return self.head_dim, 0  # latent attention
         rows, kv = self.num_kv_heads * self.block_size, self.kv
@@ -161,6 +164,36 @@ class StageRecord:
 
     first_layer: int
     num_layers: int
+
+
+@dataclass(frozen=True)
+class KvLayerRecord:
+    """Bytes of one KV block of a layer. value_block_bytes 0: values are part of the keys."""
+
+    key_block_bytes: int
+    value_block_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of keys and values together."""
+        return self.key_block_bytes + self.value_block_bytes
+
+
+def layers_differ(kv_layers: Sequence[KvLayerRecord]) -> bool:
+    """Whether an artifact needs records of its layers."""
+    return len(set(kv_layers)) > 1
+
+
+def kv_block_bytes(model: ModelRecord, kv_layers: Sequence[KvLayerRecord], stages: Sequence[StageRecord] = ()) -> int:
+    """Bytes of a KV block on one rank: keys and values of all layers, or of those of the largest stage.
+
+    kv_layers: of all layers; empty if they do not differ.
+    """
+    if kv_layers:
+        parts = [kv_layers[s.first_layer : s.first_layer + s.num_layers] for s in stages] or [kv_layers]
+        return max(sum(layer.block_bytes for layer in part) for part in parts)
+    layers = max((stage.num_layers for stage in stages), default=model.num_layers)
+    return model.kv_block_bytes // model.num_layers * layers
 
 
 @dataclass(frozen=True)
@@ -257,6 +290,7 @@ class Tables:
     adapters: tuple[AdapterRecord, ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
     stages: tuple[StageRecord, ...] = ()
+    kv_layers: tuple[KvLayerRecord, ...] = ()
 
     @property
     def num_rank_weights(self) -> int:
@@ -281,9 +315,14 @@ class Tables:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of a KV block on one rank: keys and values of all layers, or of the largest stage's."""
-        whole, layers = self.model.kv_block_bytes, self.model.num_layers
-        return max((whole // layers * stage.num_layers for stage in self.stages), default=whole)
+        """Bytes of a KV block on one rank: keys and values of all layers, or of those of the largest stage."""
+        return kv_block_bytes(self.model, self.kv_layers, self.stages)
+
+    def kv_layer(self, layer: int) -> KvLayerRecord:
+        """Bytes of one KV block of a layer."""
+        if not self.kv_layers:
+            return KvLayerRecord(self.model.key_block_bytes, self.model.value_block_bytes)
+        return self.kv_layers[layer]
 
     def stages_of(self, graph: Graph) -> tuple[tuple[int, ...], ...]:
         """Stages that run each command of `graph`: one, or two for what one passes on to the other."""

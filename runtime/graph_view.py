@@ -145,6 +145,9 @@ def _buffers(
         elif kind == "adapters":
             name, dtype = f"{tables.weights[tables.adapters[index].weight].name}.adapters", "u8"
             shape = (model.adapter_slots, size)
+        elif tables.kv_layers:
+            # The tables do not say how many heads share a block of this layer.
+            name, dtype, shape = f"{kind}_{index}", "u8", ("num_blocks", size)
         else:
             name, dtype, per_word = f"{kind}_{index}", model.kv.name, model.kv.per_word
             keys, values = model.kv_widths()

@@ -55,6 +55,7 @@ def check_tables(tables: Tables) -> None:
     _check_weights(tables)
     _check_adapters(tables)
     _check_stages(tables)
+    _check_kv_layers(tables)
     _check_ranks(tables)
     _check_operands(tables)
     _check_commands(tables)
@@ -142,6 +143,20 @@ def _check_stages(tables: Tables) -> None:
     need(end == tables.model.num_layers, f"the stages have {end} layers of {tables.model.num_layers}")
 
 
+def _check_kv_layers(tables: Tables) -> None:
+    """Layers of the KV cache that differ are all described, and the model record has the largest sizes."""
+    model, layers = tables.model, tables.kv_layers
+    if not layers:
+        return
+    count = len(layers)
+    need(count == model.num_layers, f"graphs.bin says the KV blocks of {count} layers of {model.num_layers}")
+    for i, layer in enumerate(layers):
+        need(layer.key_block_bytes >= 1, f"layer {i} has key_block_bytes {layer.key_block_bytes}, at least 1 is needed")
+    for name in ("key_block_bytes", "value_block_bytes"):
+        most, said = max(getattr(layer, name) for layer in layers), getattr(model, name)
+        need(most == said, f"the model record has {name} {said}, its layers up to {most}")
+
+
 def _check_order_of_stages(tables: Tables, graph: Graph) -> None:
     """A graph visits the stages in their order and hands its results to the first one."""
     what, left, passing = f"graph {graph.name}", 0, False
@@ -197,7 +212,6 @@ def _check_operands(tables: Tables) -> None:
     # Operands name a rank's own weights by rank 0's name.
     named = model.num_shared_weights + tables.num_rank_weights
     limits = (1, named, inputs, model.num_layers, model.num_layers, 1, len(adapters), int(model.states_width > 0))
-    blocks = {_K_POOL: model.key_block_bytes, _V_POOL: model.value_block_bytes}
     for i, (kind, index, offset, size) in enumerate(tables.operands):
         need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
         name = OPERAND_KINDS[kind]
@@ -212,10 +226,11 @@ def _check_operands(tables: Tables) -> None:
         elif kind == _ADAPTERS:
             wanted = adapters[index].slot.bytes
             need(size == wanted, f"{what}, has slots of {size} bytes, those of its pool have {wanted}")
-        elif kind in blocks:
-            wanted = blocks[kind]
+        elif kind in (_K_POOL, _V_POOL):
+            layer = tables.kv_layer(index)
+            wanted = layer.key_block_bytes if kind == _K_POOL else layer.value_block_bytes
             need(offset == 0, f"{what}, starts at byte {offset} of the pool instead of 0")
-            need(size == wanted, f"{what}, has blocks of {size} bytes, the model's have {wanted}")
+            need(size == wanted, f"{what}, has blocks of {size} bytes, those of layer {index} have {wanted}")
 
 
 def _check_commands(tables: Tables) -> None:

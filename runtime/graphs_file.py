@@ -28,6 +28,7 @@ from llmc.graphs_records import (
     Graph,
     Header,
     KernelRecord,
+    KvLayerRecord,
     ModelRecord,
     OperandRecord,
     StageRecord,
@@ -118,6 +119,7 @@ class _Reader:
             adapters=tuple(self._adapter(i, model, record) for i, record in enumerate(self._records("adapter"))),
             collectives=tuple(CollectiveRecord(*record) for record in self._records("collective")),
             stages=tuple(StageRecord(*record) for record in self._records("stage")),
+            kv_layers=tuple(KvLayerRecord(*record) for record in self._records("kv_layer")),
         )
 
     def _records(self, name: str) -> Iterator[tuple[int, ...]]:

@@ -126,12 +126,15 @@ def artifact_text(tables: Tables, manifest: dict[str, Any], folder: Path | None 
     total = sum(w["bytes"] for w in data["weights"])
     # An encoder's layers share one KV cache in turn, and its tables count just that one.
     layers = (manifest.get("model") or {}).get("num_layers", model.num_layers)
+    heads = (
+        "KV heads that differ by layer" if tables.kv_layers else f"{model.num_kv_heads} KV heads of {model.head_dim}"
+    )
     parts = [
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "
         f"more; activations and KV cache lie in {tables.target.layout}",
         *_here(tables, folder),
-        f"model: {layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}, vocabulary "
+        f"model: {layers} layers, {heads}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {model.kv.name}, blocks of {model.block_size} tokens",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from llmc.graphs_records import Graph, Tables
+from llmc.graphs_records import Graph, Tables, kv_block_bytes
 from llmc.units import format_bytes
 
 
@@ -56,14 +56,13 @@ def ranks_data(tables: Tables) -> dict[str, Any] | None:
 
 
 def _stage(tables: Tables, stage: int) -> dict[str, Any]:
-    record, weights = tables.stages[stage], tables.weights_of(0)
-    ranks, block = tables.num_ranks // tables.num_stages, tables.model.kv_block_bytes // tables.model.num_layers
+    record, weights, ranks = tables.stages[stage], tables.weights_of(0), tables.num_ranks // tables.num_stages
     return {
         "ranks": list(range(stage * ranks, (stage + 1) * ranks)),
         "first_layer": record.first_layer,
         "layers": record.num_layers,
         "weight_bytes": sum(weights[index].bytes for index in tables.weights_read(stage)),
-        "kv_block_bytes": block * record.num_layers,
+        "kv_block_bytes": kv_block_bytes(tables.model, tables.kv_layers, (record,)),
     }
 
 

@@ -27,6 +27,7 @@ from llmc.graphs_format import COLLECTIVE, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS
 from llmc.graphs_records import (
     AdapterRecord,
     KernelRecord,
+    KvLayerRecord,
     ModelRecord,
     OperandRecord,
     StageRecord,
@@ -127,6 +128,7 @@ def graphs_bin(
     target: Target,
     files: FileSums,
     stages: Sequence[StageRecord] = (),
+    kv_layers: Sequence[KvLayerRecord] = (),
 ) -> bytes:
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight in `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
@@ -178,6 +180,7 @@ def graphs_bin(
         [AdapterRecord(weight_index[pooled_weight(name)], slot) for name, slot in slots.items()],
         [record_of(spec) for spec in collectives],
         stages,
+        kv_layers,
     )
 
 

@@ -37,7 +37,7 @@ from llmc.compiler.store.bundle_archive import Archive, ArchiveError, opened
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.store.described import Described, described, read_described, weight_parts
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
-from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_model
+from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_kv_layers, pack_model
 from llmc.compiler.store.output import is_artifact
 from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.weight_request import WeightRequest
@@ -269,7 +269,9 @@ def tables_of(bundle: Bundle, variant: Variant) -> GraphsPatch:
     """graphs.bin of a variant, checked against its manifest's model and weights. Raises BundleError."""
     try:
         patch = GraphsPatch(bundle.read(variant, "graphs.bin"))
-        same = patch.model == pack_model(variant.resolved.model_record())
+        resolved = variant.resolved
+        same = patch.model == pack_model(resolved.model_record())
+        same = same and patch.kv_layers == pack_kv_layers(resolved.kv_layer_records())
     except (GraphsPatchError, GraphsWriteError) as error:
         raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}; create the bundle again") from None
     if not same:

@@ -25,12 +25,14 @@ from llmc.compiler.targets.registry import target_of
 from llmc.compiler.weight_request import WeightRequest
 from llmc.graphs_format import (
     PHASES,
-    VERSION,
     VERSION_OF_ADAPTERS,
+    VERSION_OF_KV_LAYERS,
     VERSION_OF_RANKS,
+    VERSION_OF_STAGES,
     VERSION_OF_TOTALS,
     VERSION_WITHOUT_ADAPTERS,
 )
+from llmc.graphs_records import layers_differ
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
@@ -80,8 +82,10 @@ def settings(resolved: Resolved) -> dict[str, object]:
 
 def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
     """The lowest version of FORMAT.md that supports an artifact with these buckets."""
+    if layers_differ(resolved.kv_layer_records()):
+        return VERSION_OF_KV_LAYERS
     if resolved.stage_layers:
-        return VERSION
+        return VERSION_OF_STAGES
     if resolved.model.states != "none" or any(bucket.total for bucket in buckets):
         return VERSION_OF_TOTALS
     if resolved.ranks > 1:

@@ -11,6 +11,7 @@ from llmc.graphs_format import MAGIC, SECTIONS, VERSIONS, layout, tables_crc32
 from llmc.graphs_records import ModelRecord
 
 _HEADER, _SECTION, _MODEL_RECORD, _WEIGHT = map(layout, ("header", "section", "model", "weight"))
+_KV_LAYER = layout("kv_layer")
 _STRINGS, _MODEL, _WEIGHTS = SECTIONS["strings"], SECTIONS["model"], SECTIONS["weight"]
 _RECORD_BYTES = {_STRINGS: 1, _MODEL: _MODEL_RECORD.size, _WEIGHTS: _WEIGHT.size}
 _CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 6, 7  # indices of header values
@@ -61,6 +62,12 @@ class GraphsPatch:
         """The model record, as `pack_model` writes it."""
         start = self._sections[_MODEL][0]
         return bytes(self._data[start : start + _MODEL_RECORD.size])
+
+    @property
+    def kv_layers(self) -> bytes:
+        """The records of layers of the KV cache, as `pack_kv_layers` writes them."""
+        offset, count = self._sections.get(SECTIONS["kv_layer"], (0, 0))
+        return bytes(self._data[offset : offset + count * _KV_LAYER.size])
 
     @property
     def weights_sums(self) -> tuple[int, int]:

@@ -17,9 +17,10 @@ from llmc.graphs_format import (
     MAX_LAUNCH_FACTS,
     MAX_RANK,
     SECTIONS,
-    VERSION,
     VERSION_OF_ADAPTERS,
+    VERSION_OF_KV_LAYERS,
     VERSION_OF_RANKS,
+    VERSION_OF_STAGES,
     VERSION_OF_TOTALS,
     VERSION_WITHOUT_ADAPTERS,
     layout,
@@ -31,16 +32,18 @@ from llmc.graphs_records import (
     CollectiveRecord,
     GraphSizes,
     KernelRecord,
+    KvLayerRecord,
     ModelRecord,
     OperandRecord,
     StageRecord,
     TargetRecord,
     WeightRecord,
+    layers_differ,
 )
 
 _HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
 _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
-_ADAPTER, _COLLECTIVE, _STAGE = map(layout, ("adapter", "collective", "stage"))
+_ADAPTER, _COLLECTIVE, _STAGE, _KV_LAYER = map(layout, ("adapter", "collective", "stage", "kv_layer"))
 
 
 class GraphsWriteError(ValueError):
@@ -140,6 +143,12 @@ def pack_model(model: ModelRecord) -> bytes:
     )  # fmt: skip
 
 
+def pack_kv_layers(layers: Sequence[KvLayerRecord]) -> bytes:
+    """The bytes of the layers of the KV cache; none if they do not differ. Raises GraphsWriteError."""
+    packed = (_pack(_KV_LAYER, "a layer", layer.key_block_bytes, layer.value_block_bytes) for layer in layers)
+    return b"".join(packed) if layers_differ(layers) else b""
+
+
 def _target(target: TargetRecord, strings: _Strings) -> bytes:
     texts = [n for text in (target.kind, target.name, target.layout) for n in strings.add(text)]
     return _pack(_TARGET, f"target {target.name!r}", *texts, target.level)
@@ -207,10 +216,12 @@ def write_graphs(
     adapters: Sequence[AdapterRecord] = (),
     collectives: Sequence[CollectiveRecord] = (),
     stages: Sequence[StageRecord] = (),
+    kv_layers: Sequence[KvLayerRecord] = (),
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
-    weights: in file order. Raises GraphsWriteError for a value outside its field's range.
+    weights: in file order. kv_layers: all, or none if they do not differ. Raises GraphsWriteError for a value outside
+    its field's range.
     """
     strings, operands, commands = _Strings(), _Runs(), _Runs()
     kernel_data = b"".join(_kernel(k, len(files.code), strings) for k in kernels)
@@ -244,14 +255,17 @@ def write_graphs(
     version = VERSION_OF_ADAPTERS if adapters else VERSION_WITHOUT_ADAPTERS
     version = VERSION_OF_RANKS if model.num_ranks else version
     version = VERSION_OF_TOTALS if model.states_width or any(g.max_blocks for g in graphs) else version
-    version = VERSION if stages else version
+    version = VERSION_OF_STAGES if stages else version
+    version = VERSION_OF_KV_LAYERS if layers_differ(kv_layers) else version
     if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
     if version >= VERSION_OF_RANKS:
         sections += (("collective", _COLLECTIVE.size, len(collectives), b"".join(map(_collective, collectives))),)
-    if version >= VERSION:
+    if version >= VERSION_OF_STAGES:
         packed = [_pack(_STAGE, "a stage", stage.first_layer, stage.num_layers) for stage in stages]
         sections += (("stage", _STAGE.size, len(stages), b"".join(packed)),)
+    if version >= VERSION_OF_KV_LAYERS:
+        sections += (("kv_layer", _KV_LAYER.size, len(kv_layers), pack_kv_layers(kv_layers)),)
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)
     for name, record_bytes, count, records in sections:

@@ -18,10 +18,11 @@ from llmc.runtime.binding.handle import Handle, call, plain, sized
 class ArtifactInfo:
     """llmc_artifact_info of llmc.h: counts, sizes of the model, bytes, and the target.
 
-    vector_width: floats of the vector returned per prompt; 0 if the model generates text. whole_prompts: 1 if a step
-    must hold all tokens of a prompt. num_adapter_linears: layers that adapters can change. adapter_slots: most adapters
-    loaded at once. adapter_rank: their largest rank. adapter_bytes: size of one slot. num_ranks: processes that run it
-    together; each reads rank_weight_bytes.
+    num_kv_heads, head_dim: of some layer of the KV cache, if its layers differ. vector_width: floats of the vector
+    returned per prompt; 0 if the model generates text. whole_prompts: 1 if a step must hold all tokens of a prompt.
+    num_adapter_linears: layers that adapters can change. adapter_slots: most adapters loaded at once. adapter_rank:
+    their largest rank. adapter_bytes: size of one slot. num_ranks: processes that run it together; each reads
+    rank_weight_bytes.
     """
 
     num_graphs: int

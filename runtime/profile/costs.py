@@ -79,12 +79,14 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     model, family = tables.model, FAMILIES[command.family]
     num_samples = len(step.sequences)
     rows = num_samples if params.get("rows") == _ON_SAMPLES else step.num_tokens
-    weights = activations = written = 0
+    weights = activations = written = token_bytes = 0
     operands = tables.operands_of(command)
     for position, operand in enumerate(operands):
         kind, moved = OPERAND_KINDS[operand.kind], 0
         if kind == "weight":
             weights += operand.bytes
+        elif kind in ("k_pool", "v_pool"):
+            token_bytes += operand.bytes // model.block_size
         elif kind == "arena" or kind == "states":
             moved = operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
         elif kind == "output":
@@ -92,7 +94,6 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         activations += moved
         if is_written(command.family, kind, position, len(operands)):
             written += moved
-    token_bytes = (model.key_block_bytes + model.value_block_bytes) // model.block_size
     kv = flops = 0
     if family == "linear":
         flops = 2 * rows * int(params.get("k", 0)) * int(params.get("n", 0))
@@ -113,7 +114,8 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         chunk = int(params.get("chunk", 0))
         kv = _keys_read(step, window, chunk) * token_bytes
         # Values are part of the latent key.
-        both = model.head_dim + int(params.get("rank", model.head_dim))
+        head_dim = int(params.get("head_dim", model.head_dim))
+        both = head_dim + int(params.get("rank", head_dim))
         flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
     return Cost(weights + kv, weights + kv + activations, flops, written)
 

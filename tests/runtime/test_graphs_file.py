@@ -133,10 +133,10 @@ def test_the_records_are_those_of_the_document() -> None:
     document = (Path(r.__file__).parent / "FORMAT.md").read_text()
     written = dict(re.findall(r"^    (\w+): (\w+ \w+(?:\[\d+\])?(?:, .+)?)$", document, flags=re.MULTILINE))
     assert written == f.RECORDS
-    assert f"# The artifact format, version {f.VERSION}" in document
+    assert f"# The artifact format, version {f.VERSIONS[-1]}" in document
     assert {name: f.layout(name).size for name in f.RECORDS} == {
         "header": 64, "section": 24, "model": 128, "kernel": 48, "weight": 80, "graph": 64, "command": 24,
-        "operand": 24, "target": 32, "code": 24, "adapter": 64, "collective": 32, "stage": 8,
+        "operand": 24, "target": 32, "code": 24, "adapter": 64, "collective": 32, "stage": 8, "kv_layer": 16,
     }  # fmt: skip
     assert len(f.DTYPES) == len(f.DTYPE_BYTES)
     for name, kind in f.SECTIONS.items():
@@ -160,8 +160,8 @@ def test_unknown_sections_are_ignored() -> None:
         (b"", "shorter than its header"),
         (b"X" + DATA[1:], "does not start with LLMCGRPH"),
         (poke(8, "I", 1), "format version 1"),
-        (poke(8, "I", 4), "format version 4, this llmc reads versions 5, 6, 7, 8 and 9: compile the model again"),
-        (poke(8, "I", 10), "format version 10"),
+        (poke(8, "I", 4), "format version 4, this llmc reads versions 5, 6, 7, 8, 9 and 10: compile the model again"),
+        (poke(8, "I", 11), "format version 11"),
         (poke(8, "I", 6), "graphs.bin of version 6 has no section adapters"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
@@ -210,8 +210,8 @@ def test_unknown_sections_are_ignored() -> None:
         (poke_record("operands", 40, "Q", 1793), "byte 1793 of 'embed'"),
         (poke_record("operands", 56, "Q", 65), "multiple of 64"),
         (poke_record("operands", 56, "Q", 2**64 - 64), "of its arena"),
-        (poke_record("operands", 24 * 5 + 16, "Q", 255), "blocks of 255 bytes, the model's have 256"),
-        (poke_record("operands", 24 * 5 + 16, "Q", 512), "blocks of 512 bytes, the model's have 256"),
+        (poke_record("operands", 24 * 5 + 16, "Q", 255), "blocks of 255 bytes, those of layer 1 have 256"),
+        (poke_record("operands", 24 * 5 + 16, "Q", 512), "blocks of 512 bytes, those of layer 1 have 256"),
         (poke_record("operands", 24 * 5 + 8, "Q", 64), "byte 64 of the pool"),
         (poke_record("operands", 24 * 8 + 16, "Q", 401), "byte 401 of its output, which has 400"),
     ],
@@ -346,15 +346,15 @@ def test_documents_name_the_version_that_is_written_and_read() -> None:
     runtime = ROOT / "runtime"
     native = re.search(r"kVersion = (\d+);", (runtime / "native" / "artifact" / "artifact.cc").read_text())
     assert native is not None
-    assert int(native[1]) == f.VERSION
+    assert int(native[1]) == f.VERSIONS[-1]
     said = (runtime / "COMPATIBILITY.md").read_text()
     table = re.findall(r"^\| (\d+) \|", said[said.index("| format |") : said.index("**C ABI.**")], re.MULTILINE)
-    assert [int(version) for version in table] == list(range(1, f.VERSION + 1))
+    assert [int(version) for version in table] == list(range(1, f.VERSIONS[-1] + 1))
     assert (
-        f"[format](FORMAT.md), now {f.VERSION}, and versions {f.VERSION_OF_TOTALS}, {f.VERSION_OF_RANKS}, "
-        f"{f.VERSION_OF_ADAPTERS} and {f.VERSION_WITHOUT_ADAPTERS}" in said
+        f"[format](FORMAT.md), now {f.VERSION_OF_KV_LAYERS}, and versions {f.VERSION_OF_STAGES}, "
+        f"{f.VERSION_OF_TOTALS}, {f.VERSION_OF_RANKS}, {f.VERSION_OF_ADAPTERS} and {f.VERSION_WITHOUT_ADAPTERS}" in said
     )
     abi = re.search(r"LLMC_ABI_VERSION (\d+)", (runtime / "native" / "include" / "llmc" / "llmc.h").read_text())
     assert abi is not None
     assert f"`llmc_abi_version()` is {abi[1]}." in said
-    assert (runtime / "FORMAT.md").read_text().startswith(f"# The artifact format, version {f.VERSION}\n")
+    assert (runtime / "FORMAT.md").read_text().startswith(f"# The artifact format, version {f.VERSIONS[-1]}\n")

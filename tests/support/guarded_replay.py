@@ -40,14 +40,12 @@ class GuardedReplay:
             (str(k["op"]), dict(json.loads(k["components"]["params"]))) for k in read_manifest(path)["kernels"]
         ]
         self._code = [ctypes.CDLL(str(path / code.name)) for code in self._tables.code]
-        self._fill, self._num_blocks, model = fill, 1 + num_blocks, self._tables.model
+        self._fill, self._num_blocks = fill, 1 + num_blocks
         self._weights = Guarded(np.fromfile(path / "weights.safetensors", np.uint8))
-        self._block_bytes = dict(zip(_POOLS, (model.key_block_bytes, model.value_block_bytes), strict=True))
-        self._pools = {
-            (kind, layer): self._memory(self._num_blocks * size)
-            for kind, size in self._block_bytes.items()
-            for layer in range(model.num_layers)
-        }
+        layers = {layer: self._tables.kv_layer(layer) for layer in range(self._tables.model.num_layers)}
+        self._block_bytes = {("k_pool", layer): of.key_block_bytes for layer, of in layers.items()}
+        self._block_bytes |= {("v_pool", layer): of.value_block_bytes for layer, of in layers.items()}
+        self._pools = {key: self._memory(self._num_blocks * size) for key, size in self._block_bytes.items()}
         self.num_commands = 0
 
     def _memory(self, size: int) -> Guarded:
@@ -134,17 +132,18 @@ class GuardedReplay:
             may[key][offset : offset + operand.bytes] = True
         block_size = self._tables.model.block_size
         if op == "rope_kv_write":
-            for kind, size in self._block_bytes.items():
+            for key in ((kind, command.layer) for kind in _POOLS):
+                size = self._block_bytes[key]
                 for block in set(slot_mapping // block_size):
-                    may[kind, command.layer][block * size : (block + 1) * size] = True
+                    may[key][block * size : (block + 1) * size] = True
         for key, content in before.items():
             written = np.flatnonzero(memory[key].array != content)
             stray = written[~may[key][written]]
             if stray.size:
                 raise StrayWriteError(f"{name} wrote {stray.size} bytes of {key} beside its outputs, first {stray[0]}")
-            if isinstance(key, tuple) and key[0] in _POOLS:
+            if key in self._block_bytes:
                 # Where in a block a token lies is the target's business, and how much it takes is not.
-                most = len(slot_mapping) * self._block_bytes[key[0]] // block_size
+                most = len(slot_mapping) * self._block_bytes[key] // block_size
                 if written.size > most:
                     raise StrayWriteError(
                         f"{name} wrote {written.size} bytes of {key}, more than the {most} of its rows"

@@ -37,10 +37,10 @@ class Lockstep:
         self._code = [ctypes.CDLL(str(path / code.name)) for code in self._tables.code]
         self._weights = Guarded(np.fromfile(path / "weights.safetensors", np.uint8))
         self._ranks = [_Rank(number) for number in range(max(1, model.num_ranks))]
-        blocks = {"k_pool": model.key_block_bytes, "v_pool": model.value_block_bytes}
         for rank in self._ranks:
-            for kind, size in blocks.items():
-                for layer in range(model.num_layers):
+            for layer in range(model.num_layers):
+                of = self._tables.kv_layer(layer)
+                for kind, size in (("k_pool", of.key_block_bytes), ("v_pool", of.value_block_bytes)):
                     rank.memory[kind, layer] = Guarded(np.zeros(self._num_blocks * size, np.uint8))
 
     @property

@@ -51,7 +51,7 @@ enum Input : uint32_t {
 struct ModelRecord {
   int32_t num_layers, num_kv_heads, head_dim, block_size, kv_dtype, vocab_size, max_model_len, max_num_seqs;
   int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
-  uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer
+  uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer, the most of any layer
   int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, num_ranks, num_shared_weights;
   int32_t states_width, takes_states;
 };
@@ -96,10 +96,13 @@ struct CollectiveRecord {
 struct StageRecord {
   uint32_t first_layer, num_layers;  // of the KV cache
 };
+struct KvLayerRecord {
+  uint64_t key_block_bytes, value_block_bytes;  // of one KV block of the layer
+};
 static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof(WeightRecord) == 80 &&
                   sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24 &&
                   sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24 && sizeof(AdapterRecord) == 64 &&
-                  sizeof(CollectiveRecord) == 32 && sizeof(StageRecord) == 8,
+                  sizeof(CollectiveRecord) == 32 && sizeof(StageRecord) == 8 && sizeof(KvLayerRecord) == 16,
               "records have the sizes of FORMAT.md");
 
 // Record of a tile in input kAdapterTiles, after the number of tiles: the slot of its adapter, its number of rows, the
@@ -162,6 +165,12 @@ class Artifact {
   StageRecord layers_of(uint32_t stage) const {
     return stages_.empty() ? StageRecord{0, static_cast<uint32_t>(model_.num_layers)} : stages_[stage];
   }
+  // Bytes of one KV block of a layer of the KV cache.
+  KvLayerRecord kv_layer(uint32_t layer) const {
+    return kv_layers_.empty() ? KvLayerRecord{model_.key_block_bytes, model_.value_block_bytes} : kv_layers_[layer];
+  }
+  uint64_t key_block_bytes(uint32_t layer) const { return kv_layer(layer).key_block_bytes; }
+  uint64_t value_block_bytes(uint32_t layer) const { return kv_layer(layer).value_block_bytes; }
   // Which named weights a stage's commands read.
   std::vector<bool> WeightsOf(uint32_t stage) const;
   // Ranks that run a step together, of all stages.
@@ -200,9 +209,6 @@ class Artifact {
   // An error that names the damaged file of this artifact and the damage.
   Status Corrupt(const std::string& file, const std::string& what) const;
   uint64_t max_arena_bytes() const { return max_arena_bytes_; }
-  // Bytes of one KV block of one layer.
-  uint64_t key_block_bytes() const { return model_.key_block_bytes; }
-  uint64_t value_block_bytes() const { return model_.value_block_bytes; }
 
  private:
   Status ReadTables(const MappedFile& file);
@@ -212,7 +218,8 @@ class Artifact {
   Status CheckKernels() const;
   Status CheckWeights();
   Status CheckAdapters();
-  Status CheckStages();
+  Status CheckStages() const;
+  Status CheckKvLayers();
   Status CheckRanks() const;
   Status CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const;
   Status CheckOrderOfStages(const GraphRecord& graph, const std::string& name) const;
@@ -240,6 +247,7 @@ class Artifact {
   std::vector<AdapterRecord> adapters_;
   std::vector<CollectiveRecord> collectives_;
   std::vector<StageRecord> stages_;
+  std::vector<KvLayerRecord> kv_layers_;  // empty: all layers are as the model record says
   ModelShape shape_{};
   // Kept open: devices load the very files that were checked, even if the paths have been replaced since.
   std::vector<MappedFile> code_files_;

@@ -138,11 +138,11 @@ Status Artifact::CheckModel() {
     return Corrupt("graphs.bin", "a KV block of one layer has " + Str(m.key_block_bytes) + " bytes of keys and " +
                                      Str(m.value_block_bytes) + " of values");
   }
-  uint64_t kv_block_bytes = 0;
-  if (__builtin_mul_overflow(m.key_block_bytes + m.value_block_bytes, uint64_t(m.num_layers), &kv_block_bytes)) {
+  uint64_t most_bytes = 0;
+  if (__builtin_mul_overflow(m.key_block_bytes + m.value_block_bytes, uint64_t(m.num_layers), &most_bytes)) {
     return Corrupt("graphs.bin", "one KV block of " + Str(m.num_layers) + " layers overflows 64 bits");
   }
-  shape_ = {m.num_layers, m.block_size, m.vocab_size, m.max_model_len, m.max_num_seqs, {}, kv_block_bytes, {}};
+  shape_ = {m.num_layers, m.block_size, m.vocab_size, m.max_model_len, m.max_num_seqs, {}, 0, {}};
   shape_.vector_width = m.vector_width;
   shape_.whole_prompts = m.whole_prompts != 0;
   shape_.adapter_slots = static_cast<uint32_t>(m.adapter_slots);
@@ -347,11 +347,13 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
     case OperandKind::kValuePool:
       // The pool's size is known only at run time: block b is at b × bytes, with b below the scalar num_blocks.
       count = uint64_t(model_.num_layers);
-      limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes() : value_block_bytes();
+      if (operand.index >= count) break;
+      limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes(operand.index)
+                                                                              : value_block_bytes(operand.index);
       // Fewer bytes would be another stride: kernel and pool would disagree on where block 1 starts.
       if (operand.bytes != limit) {
         return Corrupt("graphs.bin", "operand " + Str(index) + " has KV blocks of " + Str(operand.bytes) +
-                                         " bytes and the model's have " + Str(limit));
+                                         " bytes and those of layer " + Str(operand.index) + " have " + Str(limit));
       }
       break;
     case OperandKind::kOutput:

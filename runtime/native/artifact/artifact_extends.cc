@@ -49,6 +49,9 @@ Status Artifact::CheckExtends(const Artifact& older) const {
     return differ("pools of adapters");
   }
   if (stages_.size() != older.stages_.size() || !BeginsWith(stages_, older.stages_)) return differ("stages");
+  if (kv_layers_.size() != older.kv_layers_.size() || !BeginsWith(kv_layers_, older.kv_layers_)) {
+    return differ("layers of the KV cache");
+  }
   if (collectives_.size() < older.collectives_.size() || !BeginsWith(collectives_, older.collectives_)) {
     return differ("collectives");
   }

@@ -36,6 +36,10 @@ uint64_t Artifact::KvIdentity() const {
   }
   digest.Add(model_.key_block_bytes);
   digest.Add(model_.value_block_bytes);
+  for (const KvLayerRecord& layer : kv_layers_) {
+    digest.Add(layer.key_block_bytes);
+    digest.Add(layer.value_block_bytes);
+  }
   for (const WeightRecord& weight : weights_) {
     digest.Add(strings_.substr(weight.name_offset, weight.name_length));
     digest.Add(strings_.substr(weight.layout_offset, weight.layout_length));

@@ -60,14 +60,14 @@ uint64_t Artifact::passed_bytes() const {
 }
 
 // Call after CheckModel. Each stage has some of the KV cache's layers, one stage after the other.
-Status Artifact::CheckStages() {
+Status Artifact::CheckStages() const {
   if (stages_.empty()) return Status::Ok();
   const uint64_t ranks = uint64_t{stages_.size()} * (model_.num_ranks > 1 ? uint64_t(model_.num_ranks) : 1);
   if (stages_.size() < 2 || ranks > uint64_t{kMaxRanks}) {
     return Corrupt("graphs.bin", "it has " + Str(uint64_t{stages_.size()}) + " stages of " + Str(model_.num_ranks) +
                                      " ranks, which are 2 or more, of at most " + Str(kMaxRanks) + " ranks");
   }
-  uint64_t next = 0, most = 0;
+  uint64_t next = 0;
   for (std::size_t i = 0; i < stages_.size(); ++i) {
     const StageRecord& stage = stages_[i];
     if (stage.first_layer != next || stage.num_layers < 1) {
@@ -75,12 +75,10 @@ Status Artifact::CheckStages() {
                                        Str(stage.first_layer) + " on, and the ones before end at " + Str(next));
     }
     next += stage.num_layers;
-    most = std::max(most, uint64_t{stage.num_layers});
   }
   if (next != uint64_t(model_.num_layers)) {
     return Corrupt("graphs.bin", "its stages have " + Str(next) + " layers of " + Str(model_.num_layers));
   }
-  shape_.kv_block_bytes = most * (model_.key_block_bytes + model_.value_block_bytes);
   return Status::Ok();
 }
 

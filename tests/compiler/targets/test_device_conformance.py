@@ -17,6 +17,7 @@ from support.cuda import fake_nvcc, kernels_on_host, stub_library
 from support.marks import rare
 from support.native_build import native_program
 from support.opencl import needs_opencl, program_cache
+from support.uneven_layers import with_uneven_layers
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,34 @@ def test_cuda_keeps_them_behind_a_driver_that_checks_it(
     monkeypatch.setenv("STUB_CUDA_KERNELS", str(kernels_on_host(artifact, tmp_path)))
     monkeypatch.setenv("STUB_CUDA_STRICT", "1")
     check_conformance(suite, artifact)
+
+
+def test_layers_of_different_sizes(
+    suite: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> None:
+    artifact = shared_artifact("f32", native_target().name, tmp_path_factory, kernel_cache)
+    check_conformance(suite, with_uneven_layers(artifact, tmp_path / "uneven"))
+
+
+@needs_opencl
+@pytest.mark.slow
+def test_layers_of_different_sizes_on_opencl(
+    suite: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> None:
+    artifact = shared_artifact("f32", "opencl", tmp_path_factory, kernel_cache)
+    check_conformance(suite, with_uneven_layers(artifact, tmp_path / "uneven"), program_cache(tmp_path_factory))
+
+
+@pytest.mark.slow
+def test_layers_of_different_sizes_on_cuda(
+    suite: Path, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_nvcc(tmp_path):
+        artifact = conformance_artifact("f32", "cuda:sm_80", tmp_path, kernel_cache)
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub_library(tmp_path)))
+    monkeypatch.setenv("STUB_CUDA_KERNELS", str(kernels_on_host(artifact, tmp_path)))
+    monkeypatch.setenv("STUB_CUDA_STRICT", "1")
+    check_conformance(suite, with_uneven_layers(artifact, tmp_path / "uneven"))
 
 
 @pytest.mark.parametrize("defect", ["copy", "late", "company", "spill", "stray", "beside"])

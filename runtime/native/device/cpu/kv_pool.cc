@@ -5,30 +5,36 @@
 #include <string>
 
 namespace llmc {
+namespace {
+
+constexpr uint64_t kMaxBytes = 1ull << 62;  // of a pool
+
+}  // namespace
 
 Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_blocks, KvPool* out) {
-  uint64_t key_bytes = 0, value_bytes = 0, bytes = 0;
-  if (__builtin_mul_overflow(artifact.key_block_bytes(), uint64_t{num_blocks}, &key_bytes) ||
-      __builtin_mul_overflow(artifact.value_block_bytes(), uint64_t{num_blocks}, &value_bytes) ||
-      key_bytes > (1ull << 60) || value_bytes > (1ull << 60)) {
-    return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(num_blocks) +
-                                                     " blocks overflows 64 bits; ask for fewer blocks");
-  }
+  const StageRecord layers = artifact.layers_of(stage);
   out->num_blocks_ = num_blocks;
-  out->first_layer_ = artifact.layers_of(stage).first_layer;
-  out->num_layers_ = artifact.layers_of(stage).num_layers;
-  out->key_block_bytes_ = artifact.key_block_bytes();
-  out->value_block_bytes_ = artifact.value_block_bytes();
-  out->key_bytes_ = RoundUp(key_bytes, kAlignment);
-  out->layer_bytes_ = out->key_bytes_ + RoundUp(value_bytes, kAlignment);
-  if (__builtin_mul_overflow(out->layer_bytes_, uint64_t{out->num_layers_}, &bytes)) bytes = UINT64_MAX;
-  return Pages::Allocate(bytes, "KV pool", &out->pages_);
+  out->first_layer_ = layers.first_layer;
+  out->parts_.clear();
+  uint64_t end = 0;
+  for (uint32_t i = 0; i < layers.num_layers; ++i) {
+    const KvLayerRecord layer = artifact.kv_layer(layers.first_layer + i);
+    for (const uint64_t block_bytes : {layer.key_block_bytes, layer.value_block_bytes}) {
+      uint64_t bytes = 0;
+      out->parts_.push_back({end, block_bytes});
+      if (__builtin_mul_overflow(block_bytes, uint64_t{num_blocks}, &bytes) || bytes > kMaxBytes - end) {
+        return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(num_blocks) +
+                                                         " blocks overflows 64 bits; ask for fewer blocks");
+      }
+      end += RoundUp(bytes, kAlignment);
+    }
+  }
+  return Pages::Allocate(end, "KV pool", &out->pages_);
 }
 
 void KvPool::Touch(uint64_t num_blocks) {
-  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
-    TouchPages(keys(layer) + touched_blocks_ * key_block_bytes_, keys(layer) + num_blocks * key_block_bytes_);
-    TouchPages(values(layer) + touched_blocks_ * value_block_bytes_, values(layer) + num_blocks * value_block_bytes_);
+  for (const Part& part : parts_) {
+    TouchPages(pages_.data() + part.Block(touched_blocks_), pages_.data() + part.Block(num_blocks));
   }
   touched_blocks_ = std::max(touched_blocks_, num_blocks);
 }
@@ -40,9 +46,8 @@ Status KvPool::Copy(uint32_t from, uint32_t to) {
                                                     std::to_string(num_blocks_) + " blocks");
   }
   if (from == to) return Status::Ok();
-  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
-    std::memcpy(keys(layer) + to * key_block_bytes_, keys(layer) + from * key_block_bytes_, key_block_bytes_);
-    std::memcpy(values(layer) + to * value_block_bytes_, values(layer) + from * value_block_bytes_, value_block_bytes_);
+  for (const Part& part : parts_) {
+    std::memcpy(pages_.data() + part.Block(to), pages_.data() + part.Block(from), part.block_bytes);
   }
   return Status::Ok();
 }
@@ -55,22 +60,18 @@ Status KvPool::CheckBlock(uint32_t block) const {
 
 Status KvPool::Read(uint32_t block, unsigned char* out) const {
   LLMC_RETURN_IF_ERROR(CheckBlock(block));
-  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
-    std::memcpy(out, keys(layer) + block * key_block_bytes_, key_block_bytes_);
-    out += key_block_bytes_;
-    std::memcpy(out, values(layer) + block * value_block_bytes_, value_block_bytes_);
-    out += value_block_bytes_;
+  for (const Part& part : parts_) {
+    std::memcpy(out, pages_.data() + part.Block(block), part.block_bytes);
+    out += part.block_bytes;
   }
   return Status::Ok();
 }
 
 Status KvPool::Write(uint32_t block, const unsigned char* from) {
   LLMC_RETURN_IF_ERROR(CheckBlock(block));
-  for (uint32_t layer = first_layer_; layer < first_layer_ + num_layers_; ++layer) {
-    std::memcpy(keys(layer) + block * key_block_bytes_, from, key_block_bytes_);
-    from += key_block_bytes_;
-    std::memcpy(values(layer) + block * value_block_bytes_, from, value_block_bytes_);
-    from += value_block_bytes_;
+  for (const Part& part : parts_) {
+    std::memcpy(pages_.data() + part.Block(block), from, part.block_bytes);
+    from += part.block_bytes;
   }
   return Status::Ok();
 }

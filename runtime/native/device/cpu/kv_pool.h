@@ -1,6 +1,7 @@
 // KvPool: keys and values of all layers of a stage; each layer's keys precede its values, block by block.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "artifact/artifact.h"
 #include "core/mapped_file.h"
@@ -17,8 +18,8 @@ class KvPool {
   uint32_t num_blocks() const { return num_blocks_; }
   const Pages& pages() const { return pages_; }
   // Block 0 of a layer of the stage.
-  char* keys(uint32_t layer) const { return pages_.data() + (layer - first_layer_) * layer_bytes_; }
-  char* values(uint32_t layer) const { return keys(layer) + key_bytes_; }
+  char* keys(uint32_t layer) const { return pages_.data() + parts_[2 * (layer - first_layer_)].at; }
+  char* values(uint32_t layer) const { return pages_.data() + parts_[2 * (layer - first_layer_) + 1].at; }
 
   // Allocates the pages of the first num_blocks blocks of every layer; their contents stay.
   void Touch(uint64_t num_blocks);
@@ -29,12 +30,17 @@ class KvPool {
   Status Write(uint32_t block, const unsigned char* from);
 
  private:
+  // Keys or values of a layer, in bytes. at: where block 0 begins.
+  struct Part {
+    uint64_t at, block_bytes;
+    uint64_t Block(uint64_t block) const { return at + block * block_bytes; }
+  };
+
   Status CheckBlock(uint32_t block) const;
 
   Pages pages_;
-  uint32_t num_blocks_ = 0, first_layer_ = 0, num_layers_ = 0;
-  uint64_t key_block_bytes_ = 0, value_block_bytes_ = 0;  // of one layer
-  uint64_t key_bytes_ = 0, layer_bytes_ = 0;              // K of one layer; K and V of one layer
+  uint32_t num_blocks_ = 0, first_layer_ = 0;
+  std::vector<Part> parts_;  // layer after layer, K before V
   uint64_t touched_blocks_ = 0;
 };
 

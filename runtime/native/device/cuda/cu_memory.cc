@@ -58,15 +58,12 @@ Status CuMemory::MakePools(const Artifact& artifact, CuStreamHandle stream) {
   at_.keys.resize(num_layers);
   at_.values.resize(num_layers);
   CuPointer at = pool_.get();
-  for (uint32_t i = 0; i < bytes_.layers.num_layers; ++i) {
-    for (auto* pool : {&at_.keys, &at_.values}) {
-      const uint64_t block = pool == &at_.keys ? bytes_.key_block : bytes_.value_block;
-      (*pool)[bytes_.layers.first_layer + i] = at;
-      at += block * num_blocks_;
-      saved_bytes_ += block;
-    }
-  }
-  return Status::Ok();
+  return CuState::EachKv(bytes_, [&](auto pool, size_t layer, uint64_t bytes) {
+    (at_.*pool)[layer] = at;
+    at += bytes * num_blocks_;
+    saved_bytes_ += bytes;
+    return Status::Ok();
+  });
 }
 
 // Clears all slots: rank 0 means no adapter.

@@ -10,9 +10,12 @@ std::string MemorySize(uint64_t bytes) { return std::to_string(bytes >> 20) + " 
 
 DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks, uint32_t rank) {
   DeviceMemory of;
-  of.layers = artifact.layers_of(artifact.stage_of(rank));
-  of.key_block = artifact.key_block_bytes();
-  of.value_block = artifact.value_block_bytes();
+  const StageRecord stage = artifact.layers_of(artifact.stage_of(rank));
+  of.first_layer = stage.first_layer;
+  for (uint32_t i = 0; i < stage.num_layers; ++i) {
+    of.layers.push_back(artifact.kv_layer(stage.first_layer + i));
+    of.pool += (of.layers.back().key_block_bytes + of.layers.back().value_block_bytes) * num_blocks;
+  }
   of.arena = std::max<uint64_t>(artifact.max_arena_bytes(), kAlignment);
   for (const GraphRecord& graph : artifact.graphs()) {
     of.step = std::max(of.step, StepLayout::Of(graph).bytes);
@@ -22,7 +25,6 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks, uin
   for (const WeightRecord* weight : WeightsOfRank(artifact, rank)) of.weights += weight == nullptr ? 0 : weight->bytes;
   for (const AdapterSlot& slot : artifact.shape().adapters)
     of.adapters += slot.bytes() * artifact.shape().adapter_slots;
-  of.pool = (of.key_block + of.value_block) * num_blocks * of.layers.num_layers;
   return of;
 }
 

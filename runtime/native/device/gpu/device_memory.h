@@ -11,8 +11,8 @@ namespace llmc {
 
 struct DeviceMemory {
   uint64_t weights = 0, pool = 0, adapters = 0, arena = 0, step = 0, logits = 0;
-  uint64_t key_block = 0, value_block = 0;  // of one layer
-  StageRecord layers{};  // those that have pools
+  uint32_t first_layer = 0;                 // of those that have pools
+  std::vector<KvLayerRecord> layers;        // these
   uint32_t max_samples = 1;                 // of any graph
 
   // num_blocks: blocks of the KV pool, with the dummy block. rank: whose part of the artifact it is.

@@ -21,12 +21,11 @@ struct GraphState {
   // are part of keys have none.
   template <class Visit>
   static Status EachKv(const DeviceMemory& sizes, Visit visit) {
-    const size_t end = size_t{sizes.layers.first_layer} + sizes.layers.num_layers;
-    for (size_t layer = sizes.layers.first_layer; layer < end; ++layer) {
-      for (auto member : {&GraphState::keys, &GraphState::values}) {
-        const uint64_t bytes = member == &GraphState::keys ? sizes.key_block : sizes.value_block;
-        if (bytes != 0) LLMC_RETURN_IF_ERROR(visit(member, layer, bytes));
-      }
+    size_t layer = sizes.first_layer;
+    for (const KvLayerRecord& of : sizes.layers) {
+      LLMC_RETURN_IF_ERROR(visit(&GraphState::keys, layer, of.key_block_bytes));
+      if (of.value_block_bytes != 0) LLMC_RETURN_IF_ERROR(visit(&GraphState::values, layer, of.value_block_bytes));
+      ++layer;
     }
     return Status::Ok();
   }

@@ -87,6 +87,7 @@ typedef struct llmc_artifact llmc_artifact;
 typedef struct llmc_artifact_info {
   uint32_t struct_size;
   uint32_t num_graphs, num_kernels, num_commands, num_weights;
+  /* num_kv_heads and head_dim: of some layer of the KV cache, if its layers differ */
   int32_t num_layers, num_kv_heads, head_dim, block_size, vocab_size, max_model_len, max_num_seqs;
   uint32_t target_level;        /* minimal level of the device, as its kind counts levels (FORMAT.md) */
   uint64_t weight_bytes;        /* bytes of weights.safetensors */

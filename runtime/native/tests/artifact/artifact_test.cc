@@ -57,7 +57,7 @@ llmc_status Load(std::string* message) {
   return status;
 }
 
-void TestReplay(uint32_t threads) {
+void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4) {
   llmc_error error;
   llmc_error_init(&error, sizeof(error));
   llmc_artifact* artifact = nullptr;
@@ -66,7 +66,7 @@ void TestReplay(uint32_t threads) {
   info.struct_size = sizeof(info);
   CHECK(llmc_artifact_get_info(artifact, &info, &error) == LLMC_OK);
   CHECK(info.num_graphs == 1 && info.num_kernels == 2 && info.num_commands == 2 && info.num_weights == 2);
-  CHECK(info.vocab_size == kVocab && info.kv_block_bytes == (4 + 16) * 16 * 4 && info.max_arena_bytes == 64);
+  CHECK(info.vocab_size == kVocab && info.kv_block_bytes == kv_block_bytes && info.max_arena_bytes == 64);
   llmc_graph_info graph{};
   graph.struct_size = 8;  // an older caller: only the fields it knows are written
   graph.batch = 77;
@@ -228,10 +228,11 @@ void TestDamage(const Tables& good) {
   corrupt(0, 'X');
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{10}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{11}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
   corrupt(8, uint32_t{7});
   corrupt(8, uint32_t{8});
+  corrupt(8, uint32_t{10});
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});           // a section is missing
@@ -363,6 +364,55 @@ void TestDamagedRanks(const Tables& good) {
   CHECK(artifact->weight_of(0, 1) == 0 && artifact->weight_of(1, 0) == 1 && artifact->weight_of(1, 1) == 2);
   CHECK(artifact->collective(artifact->commands()[0]) == nullptr);
   CHECK(artifact->collective(artifact->commands()[3]) == &artifact->collectives()[1]);
+}
+
+// Layers of the KV cache that differ in the sizes of their KV blocks.
+void TestDamagedKvLayers(const Tables& good) {
+  std::string message;
+  const auto corrupt = [&](size_t at, auto value, const char* what) {
+    Bytes bytes = good.file;
+    Put(&bytes, at, value);
+    FixCrc(&bytes);
+    Write("graphs.bin", bytes);
+    const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
+    if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
+    CHECK(said);
+  };
+  const size_t model = good.offset[2], operand = good.offset[7], layers = good.offset[13];
+  const size_t section = 64 + 12 * 24;
+  corrupt(8, uint32_t{9}, "section of kv_layers, which version 9 has not");
+  corrupt(section, uint32_t{99}, "no section of kv_layers");
+  corrupt(section + 4, uint32_t{8}, "records of section kv_layers have 8 bytes");
+  corrupt(section + 16, uint64_t{2}, "KV blocks of 2 layers of 3");
+  corrupt(section + 16, uint64_t{4}, "outside the file's");
+  corrupt(model, int32_t{4}, "KV blocks of 3 layers of 4");
+  corrupt(model + 80, uint64_t{513}, "up to 512 bytes of keys and 1024 of values, and the model's have 513 and 1024");
+  corrupt(model + 88, uint64_t{2048}, "the model's have 512 and 2048");
+  corrupt(layers + 16, uint64_t{0}, "layer 1 has 0 bytes of keys");
+  corrupt(layers + 16, ~uint64_t{0}, "bytes of keys and 1024 of values");
+  corrupt(layers + 2 * 16 + 8, uint64_t{1025}, "512 bytes of keys and 1025 of values");
+  corrupt(layers, uint64_t{320}, "KV blocks of 256 bytes and those of layer 0 have 320");
+  corrupt(operand + 7 * 24 + 4, uint32_t{1}, "KV blocks of 256 bytes and those of layer 1 have 512");
+  corrupt(operand + 8 * 24 + 4, uint32_t{2}, "KV blocks of 1024 bytes and those of layer 2 have 0");
+  corrupt(operand + 8 * 24 + 4, uint32_t{3}, "has index 3 of 3");
+  Write("graphs.bin", good.file);
+  std::shared_ptr<const llmc::Artifact> artifact, other;
+  CHECK(llmc::Artifact::Open(g_dir, &artifact).ok() && artifact->CheckExtends(*artifact).ok());
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    CHECK(artifact->key_block_bytes(layer) == kUnevenLayers[layer].key_block_bytes);
+    CHECK(artifact->value_block_bytes(layer) == kUnevenLayers[layer].value_block_bytes);
+  }
+  // Layers of other sizes, though the largest and all operands are the same.
+  Bytes bytes = good.file;
+  Put(&bytes, layers + 2 * 16, uint64_t{256});
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  CHECK(llmc::Artifact::Open(g_dir, &other).ok() && other->shape().kv_block_bytes == 2048 + 64);
+  CHECK(other->KvIdentity() != artifact->KvIdentity());
+  const llmc::Status extends = other->CheckExtends(*artifact);
+  CHECK(!extends.ok() && extends.message.find("other layers of the KV cache") != std::string::npos);
+  Write("graphs.bin", good.file);
+  CHECK(Open(&message) == LLMC_OK);
 }
 
 // A new file: the loader must never see a library change that it has mapped.
@@ -513,6 +563,11 @@ int main() {
   const Tables ranked = MakeArtifact(128, 2);
   TestDamagedRanks(ranked);
   Fuzz(ranked, 3000);
+  RemoveArtifact();
+  const Tables uneven = MakeArtifact(8, 0, 1);
+  TestReplay(2, 2048);
+  TestDamagedKvLayers(uneven);
+  Fuzz(uneven, 3000);
   RemoveArtifact();
   return llmc_test::Finish("artifact_test");
 }

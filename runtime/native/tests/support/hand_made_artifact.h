@@ -55,13 +55,17 @@ void Put(Bytes* file, size_t at, T value) {
 
 struct Tables {
   Bytes file;
-  std::array<size_t, 12> offset{};  // of each section, by kind
+  std::array<size_t, 14> offset{};  // of each section, by kind
 };
 
 inline Bytes Read(const std::string& name);
 
+// Of the layers of an uneven artifact, of which commands read the first.
+inline const std::vector<llmc::KvLayerRecord> kUnevenLayers = {{4 * 16 * 4, 16 * 16 * 4}, {512, 64}, {192, 0}};
+
 // ranks 2: two ranks add up the results of command 0. Each computes its part of the logits; joined, a row has 2 kVocab.
-inline Tables MakeTables(int ranks = 0) {
+// uneven_stages: of how many stages an uneven artifact is, 1 or 2. The second one passes on what it gets.
+inline Tables MakeTables(int ranks = 0, int uneven_stages = 0) {
   const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
   const uint64_t bias = weight_file.size() - 128 - kTailBytes;
   const std::string strings("twice\0logits\0tablebiascpux86-64-v3tilesrowskernels.so", 53);
@@ -96,7 +100,18 @@ inline Tables MakeTables(int ranks = 0) {
         operands.end(),
         {{0, 0, 0, kTokens * 4}, {0, 0, 64, kTokens * 4}, {0, 0, 128, 2 * kVocab * 4}, {5, 0, 0, 2 * 2 * kVocab * 4}});
   }
-  const uint32_t num_sections = ranks == 0 ? 9 : 11;
+  std::vector<llmc::StageRecord> stages;
+  if (uneven_stages != 0) {
+    model.num_layers = 3, model.key_block_bytes = kUnevenLayers[1].key_block_bytes;
+    model.value_block_bytes = kUnevenLayers[0].value_block_bytes;
+  }
+  if (uneven_stages == 2) {
+    stages = {{0, 1}, {1, 2}};
+    collectives = {{2, 1, kVocab, 0, 0, {}}, {2, 1, kVocab, 0, 1, {}}};
+    graphs[0].num_commands = 4, commands[1].barrier = 1;
+    for (uint32_t stage : {0u, 1u}) commands.push_back({llmc::kCollective + stage, 9, 1, 1, -1, 7});
+  }
+  const uint32_t num_sections = uneven_stages != 0 ? 13 : ranks == 0 ? 9 : 11;
   Tables t;
   const llmc::TargetRecord target = {22, 3, 25, 9, 34, 5, 1, 0};
   const llmc::CodeRecord code_file = {43, 10, llmc::Crc32(code.data(), code.size()), 0, code.size()};
@@ -122,12 +137,16 @@ inline Tables MakeTables(int ranks = 0) {
   add(7, 24, operands.data(), operands.size());
   add(8, 32, &target, 1);
   add(9, 24, &code_file, 1);
-  if (ranks != 0) {
+  if (num_sections > 9) {
     add(10, 64, collectives.data(), 0);
     add(11, 32, collectives.data(), collectives.size());
   }
+  if (uneven_stages != 0) {
+    add(12, 8, stages.data(), stages.size());
+    add(13, 16, kUnevenLayers.data(), kUnevenLayers.size());
+  }
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, ranks == 0 ? uint32_t{5} : uint32_t{7});
+  Put(&t.file, 8, uint32_t{uneven_stages != 0 ? 10u : ranks == 0 ? 5u : 7u});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
   Put(&t.file, 24, num_sections);
@@ -152,7 +171,7 @@ inline Bytes Read(const std::string& name) {
 
 // Writes the artifact to a new directory, g_dir. bias_bytes: size of a weight that no command reads. With ranks it must
 // be 128: their tables lie there.
-inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0) {
+inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0, int uneven_stages = 0) {
   char pattern[] = "/tmp/llmc_artifact_XXXXXX";
   CHECK(::mkdtemp(pattern) != nullptr);
   g_dir = pattern;
@@ -175,7 +194,7 @@ inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0) {
     }
   }
   Write("weights.safetensors", weights);
-  const Tables good = MakeTables(ranks);
+  const Tables good = MakeTables(ranks, uneven_stages);
   Write("graphs.bin", good.file);
   return good;
 }

@@ -1,0 +1,46 @@
+// Checks the layers of the KV cache, whose KV blocks may have sizes of their own.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "artifact/artifact.h"
+#include "artifact/check_text.h"
+
+namespace llmc {
+
+// Call after CheckModel and CheckStages.
+Status Artifact::CheckKvLayers() {
+  if (!kv_layers_.empty()) {
+    if (kv_layers_.size() != uint64_t(model_.num_layers)) {
+      return Corrupt("graphs.bin", "it says the KV blocks of " + Str(uint64_t{kv_layers_.size()}) + " layers of " +
+                                       Str(model_.num_layers));
+    }
+    KvLayerRecord most{};
+    for (std::size_t i = 0; i < kv_layers_.size(); ++i) {
+      const KvLayerRecord& layer = kv_layers_[i];
+      if (layer.key_block_bytes < 1) {
+        return Corrupt("graphs.bin", "a KV block of layer " + Str(uint64_t{i}) + " has 0 bytes of keys");
+      }
+      most.key_block_bytes = std::max(most.key_block_bytes, layer.key_block_bytes);
+      most.value_block_bytes = std::max(most.value_block_bytes, layer.value_block_bytes);
+    }
+    if (most.key_block_bytes != model_.key_block_bytes || most.value_block_bytes != model_.value_block_bytes) {
+      return Corrupt("graphs.bin", "KV blocks of its layers have up to " + Str(most.key_block_bytes) +
+                                       " bytes of keys and " + Str(most.value_block_bytes) +
+                                       " of values, and the model's have " + Str(model_.key_block_bytes) + " and " +
+                                       Str(model_.value_block_bytes));
+    }
+  }
+  // No sum overflows: CheckModel has multiplied the most bytes of a layer by the number of layers.
+  for (uint32_t stage = 0; stage < num_stages(); ++stage) {
+    const StageRecord layers = layers_of(stage);
+    uint64_t bytes = 0;
+    for (uint32_t layer = layers.first_layer; layer < layers.first_layer + layers.num_layers; ++layer) {
+      bytes += key_block_bytes(layer) + value_block_bytes(layer);
+    }
+    shape_.kv_block_bytes = std::max(shape_.kv_block_bytes, bytes);
+  }
+  return Status::Ok();
+}
+
+}  // namespace llmc
