@@ -33,7 +33,7 @@ def log_probabilities(model: Decoder, tokens: list[int]) -> torch.Tensor:
 
     rows = torch.arange(count, dtype=torch.int32)
     table = torch.arange(blocks, dtype=torch.int32)[None]
-    cache = ReferenceCache(config.num_layers, blocks, _BLOCK, config.num_kv_heads, config.head_dim)
+    cache = ReferenceCache.of(config, blocks, _BLOCK)
     with use_cache(cache), torch.no_grad():
         logits = model(ints(tokens), rows, rows, table, ints([count]), ints([0, count]), rows, torch.zeros_like(rows))
     return torch.log_softmax(logits.double(), -1)

@@ -21,7 +21,7 @@ from llmc.graphs_format import MAX_RANKS, name_in_model
 from llmc.models.config import Experts, Latent, ModelConfig
 from llmc.models.loader import Parameter
 from llmc.models.sources.sliced import ColumnsOf, RowsOf, splits_columns
-from llmc.quantize import Recipe, layer_kind
+from llmc.quantize import Recipe, layer_kind, layer_of
 
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 SUMMED = ("attention.out", "mlp.down", "mlp.shared.down", "mlp.experts.down")
@@ -82,12 +82,14 @@ def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert
 
 def _divided_counts(model: ModelConfig, *, by_expert: bool) -> Iterator[tuple[str, int]]:
     """(name, count) of everything that each rank has an equal part of."""
-    experts = model.experts
-    yield "attention heads", model.num_heads
-    if model.latent is None:
-        yield "KV heads", model.num_kv_heads
-    if experts is None or len(experts.layers) < model.num_layers:
-        yield "elements inside the feed-forward block", model.intermediate_size
+    experts, layers = model.experts, range(model.num_layers)
+    for heads in dict.fromkeys(map(model.heads, layers)):
+        yield "attention heads", heads.num_heads
+        if model.latent is None:
+            yield "KV heads", heads.num_kv_heads
+    if experts is None or experts.beside_plain or len(experts.layers) < model.num_layers:
+        for inner in dict.fromkeys(map(model.inner_size, layers)):
+            yield "elements inside the feed-forward block", inner
     if experts is not None:
         yield ("experts", experts.count) if by_expert else ("elements inside an expert", experts.intermediate_size)
         yield "elements inside the shared expert", experts.shared_size
@@ -95,8 +97,9 @@ def _divided_counts(model: ModelConfig, *, by_expert: bool) -> Iterator[tuple[st
 
 
 def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: bool) -> None:
-    value_dim = model.head_dim if model.latent is None else model.latent.value_dim
-    widths = {"attention.out": model.num_heads * value_dim, "mlp.down": model.intermediate_size}
+    widths = {}
+    if model.latent is not None:
+        widths["attention.out"] = model.num_heads * model.latent.value_dim
     if model.experts is not None:
         widths["mlp.shared.down"] = model.experts.shared_size
         widths["mlp.experts.down"] = model.experts.intermediate_size
@@ -109,7 +112,9 @@ def _check_recipe(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert: 
             )
         if kind not in SUMMED or (by_expert and kind.startswith(_OF_EXPERTS)):
             continue
-        inner = widths[kind]
+        layer = layer_of(name)
+        of_layer = {"attention.out": model.heads(layer).q_size, "mlp.down": model.inner_size(layer)}
+        inner = (of_layer | widths)[kind]
         if not splits_columns(scheme.weight, inner // ranks):
             raise CompileError(
                 f"{name} is stored in {scheme.weight.describe()} along its {inner} columns, of which {ranks} ranks "
@@ -134,11 +139,16 @@ class Partition:
         alibi = model.alibi
         if alibi is not None:
             alibi = replace(alibi, slopes=alibi.slopes[: model.num_heads // ranks])
+        full = model.full_heads
+        if full is not None:
+            full = replace(full, num_heads=full.num_heads // ranks, num_kv_heads=full.num_kv_heads // ranks)
         return replace(
             model,
             num_heads=model.num_heads // ranks,
             num_kv_heads=model.num_kv_heads if model.latent is not None else model.num_kv_heads // ranks,
             intermediate_size=model.intermediate_size // ranks,
+            full_heads=full,
+            layer_sizes=tuple(size // ranks for size in model.layer_sizes),
             experts=None if model.experts is None else self._rank_experts(model.experts),
             alibi=alibi,
         )
@@ -152,16 +162,15 @@ class Partition:
 
     def slice_of(self, name: str) -> Slice | None:
         """Division of a weight; None if every rank has all of it."""
-        model = self.model
-        q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        gated = (q,) if model.attention_gate else ()
-        kind, inner = layer_kind(name), model.intermediate_size
+        model, layer = self.model, max(0, layer_of(name))
+        heads, qkv = model.heads(layer), model.qkv_parts(layer)
+        kind, inner = layer_kind(name), model.inner_size(layer)
         by_kind = {
-            "attention.qkv": Slice(0, (*gated, q, kv, kv)),
-            "attention.qkv.bias": Slice(0, (*gated, q, kv, kv)),
-            "attention.out": Slice(1, (q,)),
-            "attention.sinks": Slice(0, (model.num_heads,)),
-            "attention.kv_scales": Slice(0, (model.num_kv_heads, model.num_kv_heads)),
+            "attention.qkv": Slice(0, qkv),
+            "attention.qkv.bias": Slice(0, qkv),
+            "attention.out": Slice(1, (heads.q_size,)),
+            "attention.sinks": Slice(0, (heads.num_heads,)),
+            "attention.kv_scales": Slice(0, (heads.num_kv_heads, heads.num_kv_heads)),
             "mlp.gate_up": Slice(0, (inner, inner)),
             "mlp.gate_up.bias": Slice(0, (inner, inner)),
             "mlp.up": Slice(0, (inner,)),
@@ -174,7 +183,7 @@ class Partition:
             "slopes": Slice(0, (model.num_heads,)),
         }
         if model.qk_norm == "each_head":
-            by_kind |= {"attention.q_norm": Slice(0, (q,)), "attention.k_norm": Slice(0, (kv,))}
+            by_kind |= {"attention.q_norm": Slice(0, (heads.q_size,)), "attention.k_norm": Slice(0, (heads.kv_size,))}
         if model.latent is not None:
             by_kind |= self._slices_of_latent(model.latent)
         if model.experts is not None:

@@ -171,5 +171,5 @@ def _kv_scales(
         return "file", read_kv_scales(config.kv_scales, model.num_layers, model.model_type)
     if KV_DTYPES[kv_dtype].largest is None or not source.is_quantized or model.latent is not None:
         return None, ()
-    stated = source.checkpoint().kv_scales(kv_dtype, model.num_layers, model.num_kv_heads)
+    stated = source.checkpoint().kv_scales(kv_dtype, model.kv_head_counts)
     return None if stated is None else "checkpoint", ()

@@ -98,8 +98,17 @@ class Resolved:
         return found
 
     def kv_layer_records(self) -> tuple[KvLayerRecord, ...]:
-        """The KV blocks of each layer of the KV cache, on one rank; none if they do not differ."""
-        return ()
+        """KV blocks of one rank's layers of the KV cache."""
+        model = self.rank_model
+        key_scales = 1 if model.latent is None else LATENT_SCALES
+        found = []
+        for layer in range(model.num_kv_layers):
+            keys, values = self.target.kv_block_bytes(
+                *model.kv_heads(layer), self.block_size, self.kv_dtype, key_scales
+            )
+            # The values of latent vectors are part of the keys.
+            found.append(KvLayerRecord(keys, values if model.latent is None else 0))
+        return tuple(found)
 
     @property
     def max_decode_rows(self) -> int:
@@ -203,8 +212,8 @@ class Resolved:
         """Logical shapes, by name, of everything that graphs of one rank may read as a weight."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
         tables = table_shapes(self.model, self.max_model_len)
-        layers = range(self.model.num_layers if self.kv_scales else 0)
-        scales = {kv_scales_name(layer): (2 * self.model.num_kv_heads,) for layer in layers}
+        counts = self.model.kv_head_counts if self.kv_scales else ()
+        scales = {kv_scales_name(layer): (2 * count,) for layer, count in enumerate(counts)}
         whole = {**{target.name: target.shape for target in targets}, **scales, **tables}
         return whole if self.partition is None else self.partition.rank_shapes(whole)
 
@@ -232,12 +241,13 @@ class Resolved:
         for name, table in tables(self.model, self.max_model_len):
             yield Parameter.of(name, "f32", table)
 
-    def _stated_kv_scales(self, checkpoint: Checkpoint) -> Array:
-        """float32 [layers, 2, heads], keys before values. Raises CompileError if they are unavailable."""
-        shape = self.model.num_layers, 2, self.model.num_kv_heads
+    def _stated_kv_scales(self, checkpoint: Checkpoint) -> list[Array]:
+        """Per layer, float32 [2, heads], keys before values. Raises CompileError if they are unavailable."""
+        counts = self.model.kv_head_counts
         if self.kv_scale_values:
-            return np.broadcast_to(np.array(self.kv_scale_values, np.float32)[:, None, None], shape)
-        stated = checkpoint.kv_scales(self.kv_dtype, shape[0], shape[2]) if self.kv_scales == "checkpoint" else None
+            values = np.array(self.kv_scale_values, np.float32)
+            return [np.broadcast_to(value, (2, count)) for value, count in zip(values, counts, strict=True)]
+        stated = checkpoint.kv_scales(self.kv_dtype, counts) if self.kv_scales == "checkpoint" else None
         if stated is None:
             raise CompileError(
                 f"no scales of a KV cache of {self.kv_dtype} are stated, which the graphs read: compile the model by "
@@ -247,13 +257,7 @@ class Resolved:
 
     def model_record(self) -> ModelRecord:
         """The model record of graphs.bin, without the number of weights shared by ranks."""
-        model, of_rank = self.model, self.rank_model
-        key_scales = 1 if model.latent is None else LATENT_SCALES
-        keys_bytes, values_bytes = self.target.kv_block_bytes(
-            of_rank.num_kv_heads, model.head_dim, self.block_size, self.kv_dtype, key_scales
-        )
-        if model.latent is not None:
-            values_bytes = 0  # values are part of the keys
+        model, of_rank, layers = self.model, self.rank_model, self.kv_layer_records()
         return ModelRecord(
             num_layers=model.num_kv_layers,
             num_kv_heads=of_rank.num_kv_heads,
@@ -267,8 +271,8 @@ class Resolved:
             sliding_window=model.sliding_window or 0,
             eos=tuple(model.eos_token_ids) if model.pooled is None else (),
             bos=-1 if model.bos_token_id is None else model.bos_token_id,
-            key_block_bytes=keys_bytes,
-            value_block_bytes=values_bytes,
+            key_block_bytes=max(layer.key_block_bytes for layer in layers),
+            value_block_bytes=max(layer.value_block_bytes for layer in layers),
             vector_width=0 if model.pooled is None else model.output_width,
             whole_prompts=int(model.whole_prompts),
             adapter_slots=0 if self.adapters is None else self.adapters.slots,

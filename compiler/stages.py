@@ -7,7 +7,6 @@ projection. Activations pass from stage to stage unchanged, so no result depends
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
@@ -18,15 +17,7 @@ from llmc.graphs_format import DTYPE_BYTES, MAX_RANKS
 from llmc.models.config import ModelConfig
 from llmc.models.registry import get_family
 from llmc.models.weight_map import Target
-from llmc.quantize import Recipe, layer_kind
-
-_LAYER = re.compile(r"^layers\.(\d+)\.")
-
-
-def layer_of(weight: str) -> int:
-    """The layer of a weight, by its name; −1 for none."""
-    found = _LAYER.match(weight)
-    return -1 if found is None else int(found[1])
+from llmc.quantize import Recipe, layer_kind, layer_of
 
 
 def check_stages(model: ModelConfig, stages: int, ranks: int) -> None:

@@ -39,6 +39,9 @@ class Open(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
+
+
 class Closed(BaseModel):
     """Refuses unknown fields, which would otherwise be lost."""
 
@@ -46,7 +49,7 @@ class Closed(BaseModel):
 
 
 class RopeScaling(Closed):
-    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "factors", "ntk_steps"]
+    rope_type: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "factors", "ntk_steps", "proportional"]
     factor: Positive
     original_max_position_embeddings: Count
     low_freq_factor: float | None = None
@@ -59,6 +62,7 @@ class RopeScaling(Closed):
     truncate: bool = True
     frequency_factors: Factors | None = None
     long_factors: Factors | None = None
+    rotated_pairs: Count | None = None
 
 
 class Rope(Closed):
@@ -105,6 +109,9 @@ class Experts(Closed):
     gate_limit: Annotated[float, Field(ge=0, le=1e30)]
     gate_gain: Positive
     held: None = None
+    activation: Activation = "silu"
+    beside_plain: bool = False
+    scaled: bool = False
     scaled_input: bool = False
     mixer_noise: Annotated[float, Field(ge=0, le=1e30)] = 0.0
 
@@ -117,6 +124,18 @@ class Latent(Closed):
     value_dim: Count
     norm_eps: Annotated[float, Field(ge=0, le=1)]
     interleaved: bool
+
+
+class Heads(Closed):
+    num_heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    num_kv_heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    head_dim: Annotated[int, Field(ge=1, le=1 << 16)]
+    keys_are_values: bool
+
+
+class TokenInputs(Closed):
+    size: Count
+    vocab: Count
 
 
 class Streams(Closed):
@@ -179,7 +198,7 @@ class Model(Closed):
     norm_bias: bool
     residual: Literal["pre", "parallel", "sandwich", "post", "sums", "normed"]
     parallel_norms: Annotated[int, Field(ge=1, le=2)]
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
+    activation: Activation
     gated: bool
     qk_norm_rotated: bool
     layer_chunks: Annotated[list[Annotated[int, Field(ge=0, le=1 << 31)]], Field(max_length=1 << 16)]
@@ -203,6 +222,10 @@ class Model(Closed):
     latent: Latent | None = None
     normed_values: bool = False
     kv_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
+    full_heads: Heads | None = None
+    layer_sizes: Annotated[list[Count], Field(max_length=1 << 16)] = []
+    token_inputs: TokenInputs | None = None
+    scaled_layers: bool = False
     streams: Streams | None = None
     first_norm: bool = True
     final_norm: bool = True

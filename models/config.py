@@ -18,10 +18,11 @@ Pooling = Literal["first", "mean", "last"]
 class RopeScaling:
     """Scaling of rotary frequencies. A field that the type does not use is None (truncate: True).
 
-    rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_steps", or "factors" from a GGUF file, which
-    divide each frequency. original_max_position_embeddings: tokens of the pretraining context. attention_factor,
-    mscale, mscale_all_dim: scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors of the frequencies;
-    in longrope for texts within the original context. long_factors: for longer ones.
+    rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_steps", "proportional", or "factors" from a GGUF
+    file, which divide each frequency. original_max_position_embeddings: tokens of the pretraining context.
+    attention_factor, mscale, mscale_all_dim: scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors
+    of the frequencies; in longrope for texts within the original context. long_factors: for longer ones.
+    rotated_pairs: in proportional, how many of the first frequencies are not zero.
     """
 
     rope_type: str
@@ -37,6 +38,7 @@ class RopeScaling:
     truncate: bool = True
     frequency_factors: tuple[float, ...] | None = None
     long_factors: tuple[float, ...] | None = None
+    rotated_pairs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Experts:
     factor of all weights. shared_size: of an expert that every token uses; 0 for none. shared_gate: its output is
     gated. scaled_input: a token's single expert reads its input times the sigmoid of the expert's logit. router_bias,
     biases: whether router and experts' matrices have biases. gate_limit, gate_gain: see `expert_ops.experts`.
-    held: how many experts a rank holds; None for all. See `expert_ops.held_experts`.
+    activation: of an expert's gate. beside_plain: experts run beside a plain block (blocks/beside_plain.py). scaled:
+    each expert's weight has a learned factor. held: how many experts a rank holds; None for all. See
+    `expert_ops.held_experts`.
     """
 
     layers: tuple[int, ...]
@@ -84,6 +88,9 @@ class Experts:
     biases: bool = False
     gate_limit: float = 0.0
     gate_gain: float = 1.0
+    activation: Activation = "silu"
+    beside_plain: bool = False
+    scaled: bool = False
     held: int | None = None
 
 
@@ -155,13 +162,47 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """Sizes of a layer's attention.
+
+    keys_are_values: a value is its key before norm and rotation, so there is no matrix of values.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    keys_are_values: bool = False
+
+    @property
+    def q_size(self) -> int:
+        """Elements of a token's queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of a token's keys."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """A vector for each token and layer, from a table, that a layer mixes into its result (blocks/token_inputs.py).
+
+    size: elements of one. vocab: tokens that have one; others use that of token 0.
+    """
+
+    size: int
+    vocab: int
+
+
+@dataclass(frozen=True)
 class Streams:
     """Gemma 3n's layers (blocks/streams.py): a token has several hidden vectors; a layer reads the first.
 
-    count: hidden vectors per token. rank: of a linear path beside attention. input_size: elements of a layer's
-    per-token input. input_vocab: tokens that have one; others use that of token 0. cutoffs: per layer, the cut-off of
-    the feed-forward gate in standard deviations above its mean; None for no cut-off. scaled: whether the first vector
-    is multiplied by a learned one before it meets the per-token input.
+    count: hidden vectors per token. rank: of a linear path beside attention. input_size, input_vocab: see
+    `TokenInputs`. cutoffs: per layer, the cut-off of the feed-forward gate in standard deviations above its mean; None
+    for no cut-off. scaled: whether the first vector is multiplied by a learned one before it meets the layer's token
+    input.
     """
 
     count: int
@@ -249,6 +290,10 @@ class ModelConfig:
     whose first latent.rank are the value. normed_values: each head of v is normed, without weights.
     kv_layers: per layer, the layer whose keys and values it reads. The first layers make their own, the last ones make
     none. Empty if all make their own.
+    full_heads: of layers without a window, if those of windowed layers differ; num_heads, num_kv_heads and head_dim are
+    then of windowed layers. layer_sizes: intermediate_size per layer, if layers differ; else empty.
+    token_inputs: None if layers read nothing of a token but its hidden vector. scaled_layers: a layer's result is
+    multiplied by a learned number.
     streams: None if a token has one hidden vector. experts: None if no layer has any.
     bidirectional: a token also sees later ones; with a window, those less than that far away.
     token_types: number of token kinds, each with a vector added to the embedding; 0 for none. typed_inputs: an input id
@@ -315,6 +360,10 @@ class ModelConfig:
     latent: Latent | None = None
     normed_values: bool = False
     kv_layers: tuple[int, ...] = ()
+    full_heads: Heads | None = None
+    layer_sizes: tuple[int, ...] = ()
+    token_inputs: TokenInputs | None = None
+    scaled_layers: bool = False
     streams: Streams | None = None
     first_norm: bool = True
     final_norm: bool = True
@@ -369,10 +418,33 @@ class ModelConfig:
         """Whether a layer writes keys and values."""
         return not self.kv_layers or self.kv_layers[layer] == layer
 
+    def heads(self, layer: int) -> Heads:
+        """Sizes of a layer's attention."""
+        if self.full_heads is not None and not self.layer_windows[layer]:
+            return self.full_heads
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def kv_heads(self, kv_layer: int) -> tuple[int, int]:
+        """(heads, elements of each) of a layer of the KV cache, which is the first one of the model that reads it."""
+        heads = self.heads(kv_layer)
+        return heads.num_kv_heads, heads.head_dim
+
     @property
-    def qkv_size(self) -> int:
-        """Rows of the fused projection: the gate if there is one, then q, then k, then v."""
-        return (self.num_heads * (1 + self.attention_gate) + 2 * self.num_kv_heads) * self.head_dim
+    def kv_head_counts(self) -> tuple[int, ...]:
+        """KV heads per layer of the model."""
+        return tuple(self.heads(layer).num_kv_heads for layer in range(self.num_layers))
+
+    def qkv_parts(self, layer: int) -> tuple[int, ...]:
+        """Rows of the parts of the fused projection: the gate if there is one, then q, then k and v if the layer makes
+        them."""
+        heads = self.heads(layer)
+        gate = (heads.q_size,) if self.attention_gate else ()
+        made = (heads.kv_size,) * (1 if heads.keys_are_values else 2) if self.makes_kv(layer) else ()
+        return *gate, heads.q_size, *made
+
+    def inner_size(self, layer: int) -> int:
+        """Elements inside a layer's feed-forward block."""
+        return self.layer_sizes[layer] if self.layer_sizes else self.intermediate_size
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmc.models.activations import activated
 from llmc.models.ops import llmc_op, torch_act_dtype
 
 
@@ -20,13 +21,15 @@ def choose_experts(
     normalised: bool = False,
     least_sum: float = 0.0,
     scale: float = 1.0,
+    expert_scales: Tensor | None = None,
 ) -> Tensor:
     """Chooses the experts with the largest `choice` float32 [T, E], weighted by `scores` float32 [T, E]. Returns i32
     [T, 2 k]: ids, best first, then the bits of the weights.
 
     Ties go to the first. groups: number of equal groups; only the `top_groups` best are eligible. A group's score is
     its best expert's, or the sum of its best two (best_of_group). normalised: weights are divided by their sum, at
-    least `least_sum`. scale: factor of all weights.
+    least `least_sum`. scale: factor of all weights. expert_scales: float32 [E], a further factor of each expert's, or
+    None.
     """
     if top_groups < groups:
         members = choice.view(len(choice), groups, -1)
@@ -40,6 +43,8 @@ def choose_experts(
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=least_sum)
     if scale != 1.0:
         weights = weights * scale
+    if expert_scales is not None:
+        weights = weights * expert_scales[ids]
     return torch.cat((ids.int(), weights.contiguous().view(torch.int32)), dim=-1)
 
 
@@ -58,6 +63,7 @@ def _(
     normalised: bool = False,
     least_sum: float = 0.0,
     scale: float = 1.0,
+    expert_scales: Tensor | None = None,
 ) -> Tensor:
     return choice.new_empty((choice.shape[0], 2 * top_k), dtype=torch.int32)
 
@@ -91,11 +97,12 @@ def experts(
     gate_gain: float = 1.0,
     act_dtype: str = "f32",
     some: bool = False,
+    activation: str = "silu",
 ) -> Tensor:
     """The weighted sum of the chosen experts' outputs for x act [T, D], plus residual [T, D]: float32 [T, D].
 
     chosen: from `choose_experts`. gate_up [E 2 I, D] (gate before up), down [E D, I], gate_up_bias [E 2 I] and
-    down_bias [E D] are stacked by expert. An expert computes down(silu(gate) · up), with the inner activation in
+    down_bias [E D] are stacked by expert. An expert computes down(activation(gate) · up), with the inner activation in
     act_dtype. With a gate_limit: down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate clamped to at most the limit,
     up to ± the limit. some: ids of E belong to experts of another rank, which add nothing (`held_experts`).
     """
@@ -108,7 +115,7 @@ def experts(
         first = slice(expert * 2 * inner_size, (expert + 1) * 2 * inner_size)
         second = slice(expert * size, (expert + 1) * size)
         bias = None if gate_up_bias is None else gate_up_bias[first]
-        made = expert_inner(x[rows], gate_up[first], bias, gate_limit, gate_gain)
+        made = expert_inner(x[rows], gate_up[first], bias, gate_limit, gate_gain, activation)
         act = made.to(torch_act_dtype(act_dtype))
         results[rows, places] = F.linear(
             act.float(), down[second].float(), None if down_bias is None else down_bias[second]
@@ -117,11 +124,13 @@ def experts(
     return out if residual is None else out + residual
 
 
-def expert_inner(x: Tensor, gate_up: Tensor, bias: Tensor | None, gate_limit: float, gate_gain: float) -> Tensor:
+def expert_inner(
+    x: Tensor, gate_up: Tensor, bias: Tensor | None, gate_limit: float, gate_gain: float, activation: str = "silu"
+) -> Tensor:
     """The inner activation float32 [T, I] of one expert. x: act [T, D]. gate_up: [2 I, D]. Limits: as in `experts`."""
     gate, up = F.linear(x.float(), gate_up.float(), bias).chunk(2, dim=-1)
     if not gate_limit:
-        return F.silu(gate) * up
+        return activated(gate, activation) * up
     gate, up = gate.clamp(max=gate_limit), up.clamp(min=-gate_limit, max=gate_limit)
     return gate * torch.sigmoid(gate * gate_gain) * (up + 1)
 
@@ -140,5 +149,6 @@ def _(
     gate_gain: float = 1.0,
     act_dtype: str = "f32",
     some: bool = False,
+    activation: str = "silu",
 ) -> Tensor:
     return x.new_empty((x.shape[0], down.shape[0] // num_experts), dtype=torch.float32)

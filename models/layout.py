@@ -137,6 +137,7 @@ def by_group(config: ModelConfig) -> Rows:
 
     Without grouped queries, this interleaves q, k and v by head.
     """
+    assert config.full_heads is None
     per_group = config.num_heads // config.num_kv_heads
     heads = np.arange(config.num_kv_heads * (per_group + 2)).reshape(config.num_kv_heads, per_group + 2)
     order = np.concatenate((heads[:, :-2].ravel(), heads[:, -2], heads[:, -1]))
@@ -154,10 +155,12 @@ def halved(config: ModelConfig) -> np.ndarray:
     return np.concatenate((np.arange(0, dim, 2), np.arange(1, dim, 2), np.arange(dim, config.head_dim)))
 
 
-def _qkv_rows(layout: Layout, config: ModelConfig) -> Rows | None:
+def _qkv_rows(layout: Layout, config: ModelConfig, layer: int) -> Rows | None:
     if not layout.interleaved:
         return layout.qkv_rows(config) if layout.qkv_rows else None
-    rows = np.arange(config.qkv_size, dtype=np.int32) if layout.qkv_rows is None else layout.qkv_rows(config)
+    assert config.full_heads is None
+    size = sum(config.qkv_parts(layer))
+    rows = np.arange(size, dtype=np.int32) if layout.qkv_rows is None else layout.qkv_rows(config)
     heads = rows.reshape(-1, config.head_dim)
     rotated = config.num_heads + config.num_kv_heads
     return np.concatenate((heads[:rotated, halved(config)], heads[rotated:])).ravel()
@@ -293,34 +296,38 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
 
 def _attention(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
-    hidden = config.hidden_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, heads = config.hidden_size, config.heads(layer)
 
     def at(*names: str) -> tuple[str, ...]:
         return tuple(f"{prefix}.{n}" for n in names)
 
     if config.sinks:
-        yield Target(f"{name}.attention.sinks", (Source(f"{prefix}.{layout.sinks}", (config.num_heads,)),), "f32")
-    norms = [("q_norm", layout.q_norm, config.num_heads), ("k_norm", layout.k_norm, config.num_kv_heads)]
+        yield Target(f"{name}.attention.sinks", (Source(f"{prefix}.{layout.sinks}", (heads.num_heads,)),), "f32")
+    norms = [("q_norm", layout.q_norm, heads.num_heads), ("k_norm", layout.k_norm, heads.num_kv_heads)]
     qkv, bias = f"{name}.attention.qkv", config.attention_bias
     if config.makes_kv(layer):
-        of_q = q * (1 + config.attention_gate)
-        sizes = (of_q, 2 * kv) if len(layout.qkv) == 2 else (of_q, kv, kv)
-        yield from parts.linear(qkv, at(*layout.qkv), sizes, hidden, bias, rows=_qkv_rows(layout, config))
+        of_q, kv = heads.q_size * (1 + config.attention_gate), heads.kv_size
+        names = layout.qkv[:2] if heads.keys_are_values else layout.qkv
+        made = kv if heads.keys_are_values else 2 * kv
+        sizes = (of_q, made) if len(names) == 2 else (of_q, kv, kv)
+        yield from parts.linear(qkv, at(*names), sizes, hidden, bias, rows=_qkv_rows(layout, config, layer))
     else:
-        yield from parts.linear(qkv, at(layout.qkv[0]), (q,), hidden, bias)
+        yield from parts.linear(qkv, at(layout.qkv[0]), (heads.q_size,), hidden, bias)
         norms = norms[:1]
-    for norm, source, heads in norms:
-        yield from _head_norm(parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", heads)
-    yield from parts.linear(f"{name}.attention.out", at(layout.out), (hidden,), q, config.o_bias)
+    for norm, source, count in norms:
+        yield from _head_norm(
+            parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", count, heads.head_dim
+        )
+    yield from parts.linear(f"{name}.attention.out", at(layout.out), (hidden,), heads.q_size, config.o_bias)
 
 
 def _feed_forward(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
-    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.experts
+    hidden, inner, experts = config.hidden_size, config.inner_size(layer), config.experts
     if experts is not None and layer in experts.layers:
         yield from _experts(parts, experts, f"{name}.mlp", prefix)
-        return
+        if not experts.beside_plain:
+            return
 
     def at(*names: str) -> tuple[str, ...]:
         return tuple(f"{prefix}.{n}" for n in names)
@@ -418,17 +425,17 @@ def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float3
     return lambda x: np.float32(least) + np.logaddexp(np.float32(0.0), x)
 
 
-def _head_norm(parts: _Parts, target: str, source: str, heads: int) -> Iterator[Target]:
+def _head_norm(parts: _Parts, target: str, source: str, heads: int, head_dim: int) -> Iterator[Target]:
     """The norm of q or k: one head's weights, or those of all heads. {} in a name is the head number."""
     config, layout = parts.config, parts.layout
     if config.qk_norm in ("none", "unit"):
         return
     count = 1 if config.qk_norm == "head" else heads
-    size = count * config.head_dim
+    size = count * head_dim
     if "{}" in source:
-        sources = tuple(Source(source.format(i), (config.head_dim,)) for i in range(count))
+        sources = tuple(Source(source.format(i), (head_dim,)) for i in range(count))
     else:
-        sources = (Source(source, (size,), (count, config.head_dim) if config.qk_norm == "each_head" else None),)
+        sources = (Source(source, (size,), (count, head_dim) if config.qk_norm == "each_head" else None),)
     rows = None
     if layout.interleaved:
         rows = np.arange(size, dtype=np.int32).reshape(count, -1)[:, halved(config)].ravel()

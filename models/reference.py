@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 
+from llmc.models.config import ModelConfig
+
 
 class ReferenceCache:
-    """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] in `dtype`."""
+    """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] in `dtype`.
+
+    layers: (num_kv_heads, head_dim) of each.
+    """
 
     def __init__(
         self,
-        num_layers: int,
+        layers: Sequence[tuple[int, int]],
         num_blocks: int,
         block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
+        self.keys, self.values = (
+            [torch.zeros((num_blocks * block_size, *heads), dtype=dtype) for heads in layers] for _ in range(2)
+        )
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+    ) -> ReferenceCache:
+        """The cache of a whole model."""
+        return cls([config.kv_heads(layer) for layer in range(config.num_kv_layers)], num_blocks, block_size, dtype)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores float32 [T, num_kv_heads, head_dim] at `slots` [T], rounded to the cache's dtype."""
         index = slots.long()
-        self.keys[layer, index] = keys.to(self.keys.dtype)
-        self.values[layer, index] = values.to(self.values.dtype)
+        self.keys[layer][index] = keys.to(self.keys[layer].dtype)
+        self.values[layer][index] = values.to(self.values[layer].dtype)
 
     def read(self, layer: int, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, float32 [length, num_kv_heads, head_dim], of positions 0 … length−1 of a sequence."""
         positions = torch.arange(length)
         slots = blocks.long()[positions // self.block_size] * self.block_size + positions % self.block_size
-        return self.keys[layer, slots].float(), self.values[layer, slots].float()
+        return self.keys[layer][slots].float(), self.values[layer][slots].float()
 
 
 _active: ContextVar[ReferenceCache | None] = ContextVar("llmc_reference_cache", default=None)

@@ -83,6 +83,9 @@ def _frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
             return _ntk_steps(theta, dim, scaling, max_len)
         case "factors":
             return _inverse(theta, dim) / _factors(scaling.frequency_factors, dim), 1.0
+        case "proportional":
+            rotated = np.arange(dim // 2) < (scaling.rotated_pairs or 0)
+            return np.where(rotated, _inverse(theta, dim), _F32(0)) / _F32(scaling.factor), 1.0
         case "longrope":
             is_long = max_len > scaling.original_max_position_embeddings
             factors = _factors(scaling.long_factors if is_long else scaling.frequency_factors, dim)

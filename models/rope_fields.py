@@ -7,7 +7,7 @@ from llmc.models.config import Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _OLD_NAMES = {"su": "longrope"}
 
 
@@ -51,6 +51,8 @@ def rope_of(
     """Reads `table`; values it lacks come from `fields` around it."""
     theta = _number(fields, table, "rope_theta", theta)
     partial = _number(fields, table, "partial_rotary_factor", partial)
+    if _rope_type(table) == "proportional":
+        return Rope(theta, head_dim, _proportional(fields, table, max_positions, head_dim, partial))
     dim = int(head_dim * partial)
     if partial > 1 or dim < 2 or dim % 2:
         raise ModelError(
@@ -60,7 +62,18 @@ def rope_of(
     return Rope(theta, dim, _read_scaling(fields, table, max_positions, dim))
 
 
-def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -> RopeScaling | None:
+def _proportional(fields: Fields, table: Fields, max_positions: int, head_dim: int, partial: float) -> RopeScaling:
+    """Frequencies of a whole head, of which only the first are not zero."""
+    pairs = int(partial * head_dim // 2)
+    if head_dim % 2 or not 1 <= pairs <= head_dim // 2:
+        raise ModelError(
+            f"{fields.origin}: head_dim {head_dim} with partial_rotary_factor {partial} rotates {pairs} pairs of "
+            "elements, which is not from 1 to half of head_dim"
+        )
+    return RopeScaling("proportional", table.number("factor", 1.0), max_positions, rotated_pairs=pairs)
+
+
+def _rope_type(table: Fields) -> str:
     named = {table.text(name) for name in ("rope_type", "type") if table.has(name)} or {"default"}
     rope_type, *others = sorted({_OLD_NAMES.get(name, name) for name in named})
     if others:
@@ -72,6 +85,11 @@ def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -
         raise ModelError(
             f"{table.origin}: rope type {brief(rope_type)} is not supported; one of {', '.join(ROPE_TYPES)}"
         )
+    return rope_type
+
+
+def _read_scaling(fields: Fields, table: Fields, max_positions: int, dim: int) -> RopeScaling | None:
+    rope_type = _rope_type(table)
     if rope_type == "default":
         return None
     original = max_positions

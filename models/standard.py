@@ -10,6 +10,7 @@ from llmc.models.config import (
     Activation,
     Alibi,
     Experts,
+    Heads,
     Latent,
     ModelConfig,
     Norm,
@@ -19,6 +20,7 @@ from llmc.models.config import (
     ResidualFactors,
     Rope,
     Streams,
+    TokenInputs,
 )
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
@@ -74,6 +76,10 @@ class Choices(TypedDict, total=False):
     latent: Latent | None
     normed_values: bool
     kv_layers: tuple[int, ...]
+    full_heads: Heads | None
+    layer_sizes: tuple[int, ...]
+    token_inputs: TokenInputs | None
+    scaled_layers: bool
     streams: Streams | None
     first_norm: bool
     final_norm: bool

@@ -8,10 +8,7 @@ from typing import Any
 Table = Mapping[str, Any]
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "sparse attention": ("index_topk", "index_n_heads", "sparse_attention_config", "compress_ratios"),
-    "blocks of different sizes": ("block_configs", "use_double_wide_mlp"),
-    "heads of two sizes": ("global_head_dim",),
-    "keys that are values, too": ("attention_k_eq_v",),
-    "experts beside a plain block": ("enable_moe_block",),
+    "blocks of different sizes": ("block_configs",),
     "images": ("vision_config", "visual", "mm_vision_tower", "vision_tower", "img_processor"),
     "sound": ("audio_config",),
     "an encoder": ("type_vocab_size",),

@@ -60,3 +60,19 @@ def from_layer(fields: Fields, window: int, usual: int) -> tuple[int, ...]:
 def all_but(fields: Fields, window: int, period: int) -> tuple[int, ...]:
     """Window per layer, by layer_types or for all but the last of each `period` layers."""
     return by_layer(fields, window, lambda layer: (layer + 1) % period != 0)
+
+
+def kv_sources(fields: Fields, windows: tuple[int, ...], usual: int) -> tuple[int, ...]:
+    """`ModelConfig.kv_layers`: the last num_kv_shared_layers layers read keys and values of the last layer before them
+    with the same kind of window. usual: their number, where the field is missing."""
+    first = len(windows) - fields.integer("num_kv_shared_layers", usual, minimum=0)
+    if first == len(windows):
+        return ()
+    sources = {window: i for i, window in enumerate(windows[: max(0, first)])}
+    if missing := set(windows[max(0, first) :]) - sources.keys():
+        kind = WINDOWED if max(missing) else FULL
+        raise ModelError(
+            f"{fields.origin}: num_kv_shared_layers is {len(windows) - first}, but no layer of {kind} is before those; "
+            "correct it"
+        )
+    return tuple(i if i < first else sources[window] for i, window in enumerate(windows))

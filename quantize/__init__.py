@@ -4,7 +4,7 @@ alone."""
 from llmc.quantize.formats.base import QuantizeError, WeightFormat
 from llmc.quantize.formats.registry import SCHEMES
 from llmc.quantize.formats.scheme import Scheme
-from llmc.quantize.recipe import QuantConfig, Recipe, layer_kind
+from llmc.quantize.recipe import QuantConfig, Recipe, layer_kind, layer_of
 from llmc.quantize.scheme import get_scheme
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "WeightFormat",
     "get_scheme",
     "layer_kind",
+    "layer_of",
 ]

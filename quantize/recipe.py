@@ -15,7 +15,7 @@ HEAD = "lm_head"
 """The kind of the output projection, even when it shares the embedding's weight."""
 ROUNDED = "rtn"
 """Name of the method that rounds to nearest."""
-_LAYER = re.compile(r"^layers\.\d+\.")
+_LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,12 @@ class QuantConfig:
     @cached_property
     def head(self) -> Scheme:
         return get_scheme(get_scheme(self.scheme).head)
+
+
+def layer_of(weight: str) -> int:
+    """The layer of a weight, by its name; −1 for none."""
+    found = _LAYER.match(weight)
+    return -1 if found is None else int(found[1])
 
 
 def layer_kind(weight: str) -> str:

@@ -144,7 +144,7 @@ class LayerRunner:
     def _forward(self, layer: DecoderLayer, x: Floats) -> Tensor:
         config = self._config
         blocks = self._step.block_tables.shape[1]
-        cache = _OneLayerCache(1, blocks, _BLOCK, config.num_kv_heads, config.head_dim)
+        cache = _OneLayerCache([config.kv_heads(layer.attention.layer)], blocks, _BLOCK)
         with torch.no_grad(), use_cache(cache):
             return layer(torch.from_numpy(x), self._step)
 

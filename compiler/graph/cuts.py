@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmc.compiler.config import CompileError
 from llmc.compiler.graph.line import SAMPLES, TOKENS, Line
-from llmc.compiler.stages import layer_of
+from llmc.quantize import layer_of
 
 
 @dataclass(frozen=True)

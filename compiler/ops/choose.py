@@ -9,24 +9,29 @@ from collections.abc import Callable
 from typing import Any
 
 from llmc.compiler.graph.commands import Site
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.definition import F32, I32, Argument, GraphParams, KernelCall, OpDef
 
 _TAKEN, _BARRED = -(1 << 31), -(1 << 31) + 1
 """Keys below that of any number: for an expert already chosen, and for one whose group was not chosen."""
+_SCALES = "expert_scales"
 _ATTRIBUTES = ("top_k", "groups", "top_groups", "best_of_group", "normalised", "least_sum", "scale")
 Element = Callable[[Any], Any]
 
 
 def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
+    scaled = (_SCALES,) if _SCALES in site.tensors else ()
+    # Left out where experts have none, so that kernels have the names that they had.
+    of_scales: dict[str, Param] = {"scaled": True} if scaled else {}
     spec = KernelSpec.of(
         "other",
         "choose_experts",
         experts=site.attributes["widths"]["choice"],
         rows=graph.rows(site)["rows"],
         **{name: site.attributes[name] for name in _ATTRIBUTES},
+        **of_scales,
     )
-    return [KernelCall(spec, ("choice", "scores", "out"))]
+    return [KernelCall(spec, ("choice", "scores", *scaled, "out"))]
 
 
 class _Row:
@@ -43,9 +48,12 @@ class _Row:
         self._keys = self._array(self._experts, "int32")
         self._of_groups = self._array(self._groups, "int32")
         self._weights = self._array(self._top_k, "float32")
+        self._factors = self._array(self._top_k, "float32") if p.get("scaled") else self._weights
 
-    def emit(self, choice: Element, score: Element, store: Callable[[Any, Any], Any]) -> None:
-        """choice, score: of an expert. store: takes an int32 and its position in the row."""
+    def emit(
+        self, choice: Element, score: Element, store: Callable[[Any, Any], Any], factor: Element | None = None
+    ) -> None:
+        """choice, score, factor: of an expert. store: takes an int32 and its position in the row."""
         T = self.T
         with T.serial(self._experts) as e:
             self._put(self._keys, self._key(choice(e)), e)
@@ -55,6 +63,8 @@ class _Row:
         with T.serial(self._top_k) as j:
             chosen = self._take_best(self._keys, self._experts)
             store(chosen, j)
+            if factor is not None:
+                self._put(self._factors, factor(chosen), j)
             self._put(self._weights, score(chosen), j)
             self._put(total, total[0] + self._weights[j], 0)
         divisor = self._cell(T.max(total[0], T.float32(self._least)), "float32")
@@ -64,6 +74,8 @@ class _Row:
                 weight = weight / divisor[0]
             if self._scale != 1.0:
                 weight = weight * T.float32(self._scale)
+            if factor is not None:
+                weight = weight * self._factors[j]
             store(T.reinterpret("int32", weight), j + self._top_k)
 
     def _array(self, size: int, dtype: str) -> Any:
@@ -116,15 +128,16 @@ def _reference(spec: KernelSpec) -> Any:
     from llmc.compiler.targets.reference.kernels.frame import Frame
 
     p = spec.as_dict()
-    experts, width = int(p["experts"]), 2 * int(p["top_k"])
+    experts, width, scales = int(p["experts"]), 2 * int(p["top_k"]), {_SCALES: "f32"} if p.get("scaled") else {}
     with (
-        Frame(spec.symbol(), {"choice": "f32", "scores": "f32", "out": "i32"}) as k,
+        Frame(spec.symbol(), {"choice": "f32", "scores": "f32", **scales, "out": "i32"}) as k,
         k.share(k.scalar(int(p["rows"]))) as row,
     ):
         _Row(spec).emit(
             lambda e: k.raw("choice", row * experts + e),
             lambda e: k.raw("scores", row * experts + e),
             lambda value, j: k.put_raw("out", value, row * width + j),
+            (lambda e: k.raw(_SCALES, e)) if scales else None,
         )
     return k.function()
 
@@ -134,20 +147,22 @@ def _cpu(spec: KernelSpec, target: Any) -> Any:
 
     p = spec.as_dict()
     experts, width = int(p["experts"]), 2 * int(p["top_k"])
-    buffers = [("choice", "float32"), ("scores", "float32"), ("out", "int32")]
+    scales = [(_SCALES, "float32")] if p.get("scaled") else []
+    buffers = [("choice", "float32"), ("scores", "float32"), *scales, ("out", "int32")]
     kernel = b.Kernel.of(spec.symbol(), buffers, target)
     with kernel as k, k.share(k.scalar(int(p["rows"]))) as row:
         _Row(spec).emit(
             lambda e: k["choice"][row * experts + e],
             lambda e: k["scores"][row * experts + e],
             lambda value, j: b.store(k["out"], value, row * width + j),
+            (lambda e: k[_SCALES][e]) if scales else None,
         )
     return kernel.function()
 
 
 CHOOSE_EXPERTS = OpDef(
     "choose_experts",
-    {"choice": Argument(2, F32), "scores": Argument(2, F32)},
+    {"choice": Argument(2, F32), "scores": Argument(2, F32), _SCALES: Argument(1, F32)},
     lambda call: ((call.shapes["choice"][0], 2 * call.values["top_k"]), I32[0]),
     _kernels,
     templates={"reference": _reference, "cpu": _cpu},

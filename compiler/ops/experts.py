@@ -116,7 +116,9 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     # Left out where all experts are here, so that kernels have the names that they had.
     some: dict[str, Param] = {"some": True} if site.attributes.get("some") else {}
     of_pairs: dict[str, Param] = {"experts": sizes.experts, "top_k": sizes.top_k, "rows": NUM_TOKENS, **some}
+    activation = str(site.attributes.get("activation", "silu"))
     of_gate: dict[str, Param] = {"gate_limit": limit, "gate_gain": gain} if limit else {}
+    of_gate |= {} if activation == "silu" else {"activation": activation}
 
     def linear(x: str, weight: str, out: str, n: int, gated: str, **of_gate: Param) -> list[KernelCall]:
         bias, stored, width = f"{weight}_bias", sizes.stored[weight], sizes.widths[weight]
@@ -146,8 +148,8 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
         gate_up = linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate)
         return [*first, *gate_up, *linear(_INNER, "down", _ROWS, sizes.out, ""), last]
     pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, **of_pairs)
-    of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": "silu", "gated": True}
-    activate = KernelSpec.of("activation", "expert_activate", **of_inner, **of_gate, **of_pairs, **layout)
+    of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": activation, "gated": True}
+    activate = KernelSpec.of("activation", "expert_activate", **{**of_inner, **of_gate}, **of_pairs, **layout)
     return [
         first[0],
         KernelCall(pairs, (BufferSource.ADAPTER_TILES, "chosen", _INDEX, _PAIRS), barrier=False),

@@ -56,7 +56,8 @@ class Attention(Block):
     """Attention of a layer: qkv [(H + 2 Hkv) hd, D], rotation, cache, attention, out [D, H hd]. sinks: [H] or None.
 
     With a gate, qkv has H hd rows more, the first ones. Attention's result is multiplied by the sigmoid of theirs.
-    In a layer that reads another layer's keys and values, qkv has only the rows of q.
+    In a layer that reads another layer's keys and values, qkv has only the rows of q; where keys are values, those of
+    q and k.
     """
 
     sinks: Tensor | None
@@ -65,7 +66,9 @@ class Attention(Block):
         super().__init__()
         self.layer, self.causal = config.kv_layer(layer), not config.bidirectional
         self.makes_kv, self.normed_values = config.makes_kv(layer), config.normed_values
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads = config.heads(layer)
+        self.num_heads, self.num_kv_heads, self.head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+        self.keys_are_values = heads.keys_are_values and self.makes_kv
         self.scale, self.cap = config.attention_scale, config.attention_cap
         self.rounded_bias = config.alibi is not None and config.alibi.rounded
         self.window = config.layer_windows[layer]
@@ -77,19 +80,16 @@ class Attention(Block):
         self.norm_rotated = rotates if config.qk_norm == "unit" else config.qk_norm_rotated
         growth = config.query_growth
         self.growth = growth if growth is not None and (growth.kind != "steps" or not rotates) else None
-        self.register_parameter("sinks", empty(config.num_heads) if config.sinks else None)
-        of_q = config.num_heads * config.head_dim
-        self.gate_size = of_q if config.attention_gate else 0
-        assert self.makes_kv or not self.gate_size
-        size = config.qkv_size if self.makes_kv else of_q
-        self.qkv = Linear(size, config.hidden_size, config.attention_bias, act_dtype)
+        self.register_parameter("sinks", empty(heads.num_heads) if config.sinks else None)
+        self.gate_size = heads.q_size if config.attention_gate else 0
+        self.qkv = Linear(sum(config.qkv_parts(layer)), config.hidden_size, config.attention_bias, act_dtype)
         self.q_norm = self.k_norm = None
         if config.qk_norm not in ("none", "unit"):
             each = config.qk_norm != "head"
-            self.q_norm = HeadNorm(config.head_dim * (config.num_heads if each else 1))
+            self.q_norm = HeadNorm(heads.head_dim * (heads.num_heads if each else 1))
             if self.makes_kv:
-                self.k_norm = HeadNorm(config.head_dim * (config.num_kv_heads if each else 1))
-        self.out = Linear(config.hidden_size, config.num_heads * config.head_dim, config.o_bias, act_dtype)
+                self.k_norm = HeadNorm(heads.head_dim * (heads.num_kv_heads if each else 1))
+        self.out = Linear(config.hidden_size, heads.q_size, config.o_bias, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
@@ -145,7 +145,9 @@ class Attention(Block):
         return self.qk_norm == "head" and self.norm == "rms"
 
     def _prepared(self, qkv: Tensor) -> Tensor:
-        """float32 [T, (H + 2 Hkv) hd]: clipped and normed."""
+        """float32 [T, (H + 2 Hkv) hd]: with values, clipped and normed."""
+        if self.keys_are_values:
+            qkv = torch.cat((qkv, qkv[:, self.num_heads * self.head_dim :]), dim=-1)
         if self.clip is not None:
             qkv = qkv.clamp(min=-self.clip, max=self.clip)
         if self.normed_values and self.makes_kv:

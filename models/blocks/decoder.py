@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from llmc.models import ops, states_ops
 from llmc.models.blocks.attention import Attention, StepInputs
+from llmc.models.blocks.beside_plain import MlpBesideExperts
 from llmc.models.blocks.experts import ExpertMlp
 from llmc.models.blocks.latent import LatentAttention
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
@@ -38,11 +39,13 @@ class RopeTable(nn.Module):
         self.register_buffer("cos_sin", torch.empty((max_len, rope.dim), dtype=torch.float32))
 
 
-class DecoderLayer(RepeatedBlock):
+class BlocksLayer(RepeatedBlock):
     """An attention and a feed-forward block, with norms placed as `ModelConfig.residual` says.
 
-    A residual added without a norm is added inside the block's last linear.
+    A residual added without a norm is added inside the block's last linear. scale: float32 [1], or None.
     """
+
+    scale: Tensor | None
 
     def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
         super().__init__()
@@ -62,11 +65,12 @@ class DecoderLayer(RepeatedBlock):
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
         experts = config.experts
         self.mixed = experts is not None and layer in experts.layers
-        self.mlp: Block = ExpertMlp(config, act_dtype) if self.mixed else Mlp(config, act_dtype)
+        self.mlp: Block = _feed_forward(config, layer, act_dtype)
         self.mlp_post_norm = result_norm(config, act_dtype) if after else None
+        self.register_parameter("scale", empty(1) if config.scaled_layers else None)
 
-    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
-        """float32 [T, D] → float32 [T, D]."""
+    def with_blocks(self, x: Tensor, step: StepInputs) -> Tensor:
+        """float32 [T, D] → float32 [T, D]: x plus the results of both blocks."""
         of_mlp = (step,) if self.mixed else ()
         if self.residual == "parallel":
             normed = self.attention_norm(x)
@@ -80,6 +84,9 @@ class DecoderLayer(RepeatedBlock):
             x = self.attention_post_norm(self._add(x, self.attention, self.attention_norm(x), None, step))
             return self.mlp_post_norm(self._add(x, self.mlp, self.mlp_norm(x), None, *of_mlp))
         x = self._add(x, self.attention, self.attention_norm(x), self.attention_post_norm, step)
+        if isinstance(self.mlp, MlpBesideExperts):
+            made = self.mlp.beside(x, self.mlp_norm(x), step)
+            return x + (made if self.mlp_post_norm is None else self.mlp_post_norm(made))
         return self._add(x, self.mlp, self.mlp_norm(x), self.mlp_post_norm, *of_mlp)
 
     def _add(self, x: Tensor, block: Block, block_input: Tensor, after: Block | None, *step: StepInputs) -> Tensor:
@@ -90,6 +97,22 @@ class DecoderLayer(RepeatedBlock):
         if after is not None:
             made = after(made)
         return x + (made if self.multiplier == 1.0 else made * self.multiplier)
+
+
+def _feed_forward(config: ModelConfig, layer: int, act_dtype: str) -> Block:
+    experts = config.experts
+    if experts is None or layer not in experts.layers:
+        return Mlp(config, layer, act_dtype)
+    return MlpBesideExperts(config, layer, act_dtype) if experts.beside_plain else ExpertMlp(config, act_dtype)
+
+
+class DecoderLayer(BlocksLayer):
+    """The layer of most models: both blocks, and perhaps a factor of their result."""
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        """float32 [T, D] → float32 [T, D]."""
+        x = self.with_blocks(x, step)
+        return x if self.scale is None else x * self.scale
 
 
 class Decoder(Block):

@@ -21,7 +21,7 @@ class Eagle3Layer(DecoderLayer):
 
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__(config, 0, act_dtype)
-        self.attention.qkv = Linear(config.qkv_size, 2 * config.hidden_size, config.attention_bias, act_dtype)
+        self.attention.qkv = Linear(sum(config.qkv_parts(0)), 2 * config.hidden_size, config.attention_bias, act_dtype)
         self.embed_norm, self.states_norm = rows_norm(config), rows_norm(config)
         self.normed_states = config.normed_states
 

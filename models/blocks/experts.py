@@ -49,6 +49,7 @@ class RoutedExperts(Block):
             self.config.gate_gain,
             act_dtype=self.act_dtype,
             some=self.config.held is not None,
+            activation=self.config.activation,
         )
 
 
@@ -70,6 +71,22 @@ def mixed(logits: Tensor, noise: float) -> Tensor:
         return torch.where(far, 0.0, torch.exp(values - to)).sum(-1, keepdim=True)
 
     return 1.0 / torch.where(below, near(others, second) + equal, near(logits, best))
+
+
+def choose(experts: Experts, choice: Tensor, scores: Tensor, expert_scales: Tensor | None = None) -> Tensor:
+    """`expert_ops.choose_experts` as a model does it."""
+    return expert_ops.choose_experts(
+        choice,
+        scores,
+        experts.top_k,
+        experts.groups,
+        experts.top_groups,
+        experts.best_of_group,
+        experts.normalised,
+        experts.least_sum,
+        experts.scale,
+        expert_scales,
+    )
 
 
 class ExpertMlp(Block):
@@ -112,20 +129,10 @@ class ExpertMlp(Block):
 
     def _chosen(self, logits: Tensor) -> Tensor:
         """i32 [T, 2 k], in the form of `choose_experts`."""
-        experts, scores = self.config, self._scores(logits)
+        scores = self._scores(logits)
         # If nothing is added to scores, logits have the same order and no ties from rounding.
         choice = logits if self.choice_bias is None else scores + self.choice_bias
-        return expert_ops.choose_experts(
-            choice,
-            scores,
-            experts.top_k,
-            experts.groups,
-            experts.top_groups,
-            experts.best_of_group,
-            experts.normalised,
-            experts.least_sum,
-            experts.scale,
-        )
+        return choose(self.config, choice, scores)
 
     def _shared(self, shared: Block, x: Tensor, residual: Tensor | None) -> Tensor:
         """The shared expert's output for x, plus the residual."""

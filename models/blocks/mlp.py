@@ -33,21 +33,22 @@ class Mlp(Block):
     fuses = True
     """Whether the first layer may apply the activation; a subclass that overrides `_activated` says False."""
 
-    def __init__(self, config: ModelConfig, act_dtype: str) -> None:
+    def __init__(self, config: ModelConfig, layer: int, act_dtype: str) -> None:
         super().__init__()
+        inner = config.inner_size(layer)
         self.activation, self.gated = config.activation, config.gated
         self.act_dtype = act_dtype
         self.xielu = Xielu() if config.activation == "xielu" else None
         self.fused = self.fuses and self.xielu is None
-        first = self._first(config)
+        first = self._first(config, inner)
         if config.gated:
             self.gate_up = first
         else:
             self.up = first
-        self.down = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias or config.down_bias, act_dtype)
+        self.down = Linear(config.hidden_size, inner, config.mlp_bias or config.down_bias, act_dtype)
 
-    def _first(self, config: ModelConfig) -> Block:
-        inner, hidden, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+    def _first(self, config: ModelConfig, inner: int) -> Block:
+        hidden, bias = config.hidden_size, config.mlp_bias
         if not self.fused:
             return Linear(2 * inner if config.gated else inner, hidden, bias, self.act_dtype)
         layer = GatedLinear if config.gated else ActivatedLinear

@@ -1,11 +1,10 @@
 """Gemma 3n: a token has several hidden vectors, its streams; a layer computes on the first and corrects the others.
 
-Streams are concatenated: [T, S D]. T tokens, S streams, D hidden size, P elements of a layer's per-token input.
+Streams are concatenated: [T, S D]. T tokens, S streams, D hidden size, P elements of a layer's token input.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,22 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llmc.models import ops
-from llmc.models.activations import activated
 from llmc.models.blocks.attention import Attention, StepInputs
-from llmc.models.blocks.decoder import Decoder, Embedding
+from llmc.models.blocks.decoder import Decoder
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.mlp import Mlp
-from llmc.models.blocks.norms import norm, over_root_mean_square, result_norm
+from llmc.models.blocks.norms import norm, result_norm
+from llmc.models.blocks.token_inputs import InputsOfLayers, TokenInput, parts
 from llmc.models.config import ModelConfig, Streams
 
 _HALF = 2.0**-0.5
 _LEAST = 1e-5  # added to a mean square before dividing
-
-
-def parts(x: Tensor, count: int) -> list[Tensor]:
-    """Equal slices of the last axis of x [T, N]; separate slices let the compiler compute each on its own."""
-    size = x.shape[-1] // count
-    return [x[:, i * size : (i + 1) * size] for i in range(count)]
 
 
 class CutMlp(Mlp):
@@ -36,8 +29,8 @@ class CutMlp(Mlp):
 
     fuses = False
 
-    def __init__(self, config: ModelConfig, act_dtype: str, cutoff: float) -> None:
-        super().__init__(config, act_dtype)
+    def __init__(self, config: ModelConfig, layer: int, act_dtype: str, cutoff: float) -> None:
+        super().__init__(config, layer, act_dtype)
         self.cutoff = cutoff
 
     def _activated(self, x: Tensor) -> Tensor:
@@ -100,30 +93,6 @@ class LowRank(Block):
         return x.float() + self.norm(self.up(self.down(x).to(ops.torch_act_dtype(self.act_dtype))))
 
 
-class TokenInput(Block):
-    """Mixes a layer's per-token vector into the first stream: gate [P, D], out [D, P] and a norm.
-
-    scale: float32 [D] or None.
-    """
-
-    scale: Tensor | None
-
-    def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str) -> None:
-        super().__init__()
-        self.activation, self.act_dtype = config.activation, act_dtype
-        self.register_parameter("scale", empty(config.hidden_size) if streams.scaled else None)
-        self.gate = Linear(streams.input_size, config.hidden_size, False, act_dtype)
-        self.out = Linear(config.hidden_size, streams.input_size, False, act_dtype)
-        self.norm = result_norm(config, act_dtype)
-
-    def forward(self, x: Tensor, given: Tensor) -> Tensor:
-        """float32 [T, D], [T, P] → float32 [T, D]."""
-        dtype = ops.torch_act_dtype(self.act_dtype)
-        scaled = x if self.scale is None else x * self.scale
-        gated = activated(self.gate(scaled.to(dtype)), self.activation) * given
-        return self.norm(self.out(gated.to(dtype)))
-
-
 class StreamLayer(RepeatedBlock):
     """Both blocks with norms before and after, inside the updates of the streams."""
 
@@ -137,9 +106,9 @@ class StreamLayer(RepeatedBlock):
         self.attention_post_norm = result_norm(config, act_dtype)
         self.mlp_norm = norm(config, act_dtype)
         cutoff = streams.cutoffs[layer]
-        self.mlp = Mlp(config, act_dtype) if cutoff is None else CutMlp(config, act_dtype, cutoff)
+        self.mlp = Mlp(config, layer, act_dtype) if cutoff is None else CutMlp(config, layer, act_dtype, cutoff)
         self.mlp_post_norm = result_norm(config, act_dtype)
-        self.input = TokenInput(config, streams, act_dtype)
+        self.input = TokenInput(config, streams.input_size, act_dtype, scaled=streams.scaled)
 
     def forward(self, x: Tensor, step: StepInputs, given: Tensor) -> Tensor:
         """float32 [T, S D], given float32 [T, P] → float32 [T, S D]."""
@@ -153,28 +122,6 @@ class StreamLayer(RepeatedBlock):
         return torch.cat((first, *(other + added for other in others)), dim=-1)
 
 
-class TokenInputs(Block):
-    """Per-token inputs of all layers, concatenated: looked up by id in table [V', L P], plus a projection of the
-    embedding."""
-
-    def __init__(self, config: ModelConfig, streams: Streams, act_dtype: str) -> None:
-        super().__init__()
-        self.config, self.streams, self.act_dtype = config, streams, act_dtype
-        width = config.num_layers * streams.input_size
-        self.table = Embedding(streams.input_vocab, width, act_dtype)
-        self.project = Linear(width, config.hidden_size, False, act_dtype)
-        self.norm = empty(streams.input_size)
-
-    def forward(self, x: Tensor, input_ids: Tensor) -> Tensor:
-        """float32 [T, D], int32 [T] → float32 [T, L P]."""
-        size = self.streams.input_size
-        if self.streams.input_vocab < self.config.vocab_size:
-            input_ids = input_ids * (input_ids < self.streams.input_vocab).to(torch.int32)
-        made = self.project(x.to(ops.torch_act_dtype(self.act_dtype))) * (1.0 / math.sqrt(self.config.hidden_size))
-        heads = over_root_mean_square(made.view(x.shape[0], -1, size), self.config.norm_eps) * self.norm
-        return (heads.reshape(made.shape) + self.table(input_ids) * math.sqrt(size)) * _HALF
-
-
 class StreamDecoder(Decoder):
     """spread: matrices [D, D] that make the other streams from the embedding. merge: matrices that map them back."""
 
@@ -183,7 +130,7 @@ class StreamDecoder(Decoder):
         super().__init__(config, act_dtype, max_len)
         self.act_dtype = act_dtype
         size = config.hidden_size
-        self.inputs = TokenInputs(config, streams, act_dtype)
+        self.inputs = InputsOfLayers(config, streams.input_size, streams.input_vocab, act_dtype)
         self.spread, self.merge = (
             nn.ModuleList(Linear(size, size, False, act_dtype) for _ in range(streams.count - 1)) for _ in range(2)
         )

@@ -19,7 +19,7 @@ from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
 from llmc.models.standard import layer_count, read_activation, standard_config
 from llmc.models.weight_map import Source, Target, WeightMap
-from llmc.models.windows import all_but, stated_window
+from llmc.models.windows import all_but, kv_sources, stated_window
 
 if TYPE_CHECKING:
     from llmc.models.blocks.decoder import Decoder
@@ -35,21 +35,6 @@ _SIZES = {
     "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
 """Defaults of config.json: the values of the 4B model."""
-
-
-def _kv_layers(fields: Fields, windows: tuple[int, ...]) -> tuple[int, ...]:
-    """The last layers read keys and values of the last earlier layer with the same kind of window."""
-    first = len(windows) - fields.integer("num_kv_shared_layers", 15, minimum=0)
-    if first == len(windows):
-        return ()
-    sources = {window: i for i, window in enumerate(windows[: max(0, first)])}
-    if missing := set(windows[max(0, first) :]) - sources.keys():
-        kind = "sliding_attention" if max(missing) else "full_attention"
-        raise ModelError(
-            f"{fields.origin}: num_kv_shared_layers is {len(windows) - first}, but no layer of {kind} is before those; "
-            "correct it"
-        )
-    return tuple(i if i < first else sources[window] for i, window in enumerate(windows))
 
 
 def _cutoffs(fields: Fields) -> tuple[float | None, ...]:
@@ -112,7 +97,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         embedding_multiplier=fields.integer("hidden_size") ** 0.5,
         logit_cap=fields.number("final_logit_softcapping", 30.0),
         normed_values=True,
-        kv_layers=_kv_layers(fields, windows),
+        kv_layers=kv_sources(fields, windows, 15),
         streams=Streams(
             count=fields.integer("altup_num_inputs", 4, minimum=2, maximum=64),
             rank=fields.integer("laurel_rank", 64),

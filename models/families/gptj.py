@@ -29,7 +29,7 @@ _SHARDS = 4  # training shards of CodeGen, each with q, v and k of its heads
 
 
 def _of_shards(config: ModelConfig) -> Rows:
-    shards = np.arange(config.qkv_size, dtype=np.int32).reshape(_SHARDS, 3, -1)
+    shards = np.arange(sum(config.qkv_parts(0)), dtype=np.int32).reshape(_SHARDS, 3, -1)
     return np.concatenate([shards[:, part].ravel() for part in (0, 2, 1)])
 
 

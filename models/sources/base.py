@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -91,9 +91,11 @@ class Checkpoint(ABC):
         """Names of tensors that adapters change; the model must read them."""
         return frozenset()
 
-    def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
-        """float32 [layers, 2, heads]: the divisors of keys and values for a KV cache of this dtype; None if the model
-        states none. Raises ModelError."""
+    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+        """Per layer, float32 [2, heads]: the divisors of keys and values for a KV cache of this dtype.
+
+        kv_heads: KV heads per layer. None if the model states none. Raises ModelError.
+        """
         return None
 
     def called(self, name: str) -> str:

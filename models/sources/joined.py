@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from llmc.models.convert import Array
 from llmc.models.sources.base import Checkpoint, Tensor
@@ -47,8 +47,8 @@ class JoinedCheckpoint(Checkpoint):
     def adapted(self) -> frozenset[str]:
         return self._whole.adapted()
 
-    def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
-        return self._whole.kv_scales(kv_dtype, num_layers, num_kv_heads)
+    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+        return self._whole.kv_scales(kv_dtype, kv_heads)
 
     def called(self, name: str) -> str:
         checkpoint, _ = self._at(name)

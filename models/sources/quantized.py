@@ -167,12 +167,12 @@ class QuantizedCheckpoint(Checkpoint):
     def release(self) -> None:
         self._plain.release()
 
-    def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
+    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
         stated = self._stored.kv_scales
         if stated is None or stated.dtype != kv_dtype:
             return None
         try:
-            return stated.read(num_layers, num_kv_heads)
+            return list(stated.read(kv_heads))
         except QuantizeError as error:
             raise ModelError(f"{self.path}: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,18 +28,18 @@ class KvScales:
     dtype: str
     tensors: Mapping[tuple[int, str], tuple[str, StoredTensor]]
 
-    def read(self, num_layers: int, num_kv_heads: int) -> Floats:
-        """float32 [layers, 2, heads], keys before values. Raises QuantizeError."""
-        scales = np.empty((num_layers, 2, num_kv_heads), np.float32)
-        for layer in range(num_layers):
+    def read(self, kv_heads: Sequence[int]) -> Iterator[Floats]:
+        """Per layer, float32 [2, heads], keys before values. kv_heads: KV heads per layer. Raises QuantizeError."""
+        for layer, heads in enumerate(kv_heads):
+            scales = np.empty((2, heads), np.float32)
             for which, kind in enumerate("kv"):
                 found = self.tensors.get((layer, kind))
                 if found is None:
                     raise QuantizeError(
                         f"the checkpoint has scales of a KV cache but no {kind}_scale of layer {layer}; {AGAIN}"
                     )
-                scales[layer, which] = _read(*found, num_kv_heads)
-        return scales
+                scales[which] = _read(*found, heads)
+            yield scales
 
 
 def _read(name: str, tensor: StoredTensor, num_kv_heads: int) -> Floats:

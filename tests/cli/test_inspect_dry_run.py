@@ -143,11 +143,9 @@ def test_out_of_reach_is_said_by_name(tmp_path: Path) -> None:
         describable(file).checkpoint()
 
 
-GEMMA4 = {"global_head_dim": 512, "attention_k_eq_v": True, "use_double_wide_mlp": False}
 _GATED = "gates on the results of heads"
 # What a refusal names, and what a config says of it beside its model_type, where transformers does not write that.
 OUT_OF_REACH: dict[str, tuple[tuple[str, ...], dict[str, Any] | None]] = {
-    "gemma4": (("heads of two sizes", "keys that are values, too"), {"text_config": GEMMA4}),
     "mimo_v2_flash": (
         ("values shorter than keys", "layers of different numbers of heads"),
         {"head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4, "swa_num_key_value_heads": 8},

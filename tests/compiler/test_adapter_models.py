@@ -26,7 +26,7 @@ from support.adapters import logprobs_of, make_adapter, merged_checkpoint, merge
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
 from support.expert_adapters import BEFORE_SWAP, add_experts
-from support.families import CASES
+from support.families import CASES, GEMMA4_LARGE
 from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.mxfp4_experts import make_mxfp4_model
@@ -122,11 +122,12 @@ def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path
         pytest.param("gpt_neox", {"rotary_pct": 0.5}, marks=pytest.mark.slow),
         rare("phi3", {}),
         rare("qwen3_next", {"layer_types": ["full_attention"], "num_experts": 0, "head_dim": 24}),
+        rare("gemma4_text", {**GEMMA4_LARGE, "layer_types": ["full_attention"]}),
     ],
 )
 def test_families(family: str, fields: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
     """Fused and turned weights, rows in another order, gates that are no silu, fused gates, a gate among q's rows."""
-    model = make_tiny_model(tmp_path / "model", family, num_hidden_layers=1, **fields)
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": 1})
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **LORA).close()
     found = make_adapter(tmp_path / "all", model, ("",), rank=5, seed=2)
     check_against_merged(model, tmp_path / "a", [found, None], 5e-4)

@@ -43,6 +43,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "parallel": ("gpt_neox", {"use_parallel_residual": True, "num_key_value_heads": 4}),
     "layernorm": ("starcoder2", {"use_bias": True}),
     "sandwich": ("gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 16}),
+    "heads": (
+        "gemma4_text",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 6,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "global_head_dim": 24,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "token-inputs": (
+        "gemma4_text",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 6,
+            "num_kv_shared_layers": 1,
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 516,
+            "use_double_wide_mlp": True,
+        },
+    ),
     "alibi": ("bloom", {"num_key_value_heads": 4, "intermediate_size": 256}),
     "gate": ("qwen3_next", {"layer_types": ["full_attention"] * 3, "num_experts": 0, "attention_bias": True}),
     "normed": (
@@ -65,6 +89,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1],
             "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "beside": (
+        "gemma4_text",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 6,
+            "global_head_dim": 24, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6,
+            "top_k_experts": 2, "moe_intermediate_size": 32,
         },
     ),
     "biases": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -130,6 +162,8 @@ def mixture(name: str, folder: Path) -> Path:
         rare("biases", True),
         rare("one", True),
         rare("one", False),
+        rare("beside", True),
+        rare("beside", False),
     ],
 )
 @pytest.mark.parametrize("target", ["native", rare("reference")])

@@ -24,7 +24,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 def attended(**more: Any) -> Tensor:
     """float32 [H, T, hd] of a sequence of random keys, values and queries."""
-    cache = ReferenceCache(1, 3, 16, KV_HEADS, DIM)
+    cache = ReferenceCache([(KV_HEADS, DIM)], 3, 16)
     at = torch.arange(TOKENS, dtype=torch.int32)
     cache.write(0, at + 16, random(TOKENS, KV_HEADS, DIM, seed=1), random(TOKENS, KV_HEADS, DIM, seed=2))
     q = random(TOKENS, HEADS * DIM, seed=3)

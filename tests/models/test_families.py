@@ -15,7 +15,7 @@ from llmc import manifest_schema
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, load_config, load_parameters, open_source
-from llmc.models.config import Experts, ModelConfig
+from llmc.models.config import Experts, Heads, ModelConfig
 from llmc.models.context import trained_length
 from llmc.models.convert import Array
 from llmc.models.eager import load_model
@@ -39,6 +39,7 @@ def test_every_family_has_a_case() -> None:
 def test_a_manifest_has_what_a_config_has() -> None:
     assert {field.name for field in dataclasses.fields(ModelConfig)} == manifest_schema.Model.model_fields.keys()
     assert {field.name for field in dataclasses.fields(Experts)} == manifest_schema.Experts.model_fields.keys()
+    assert {field.name for field in dataclasses.fields(Heads)} == manifest_schema.Heads.model_fields.keys()
 
 
 @refuses(lambda: [Limit("gpt2", "texts longer than the table of positions")])
@@ -97,6 +98,43 @@ def test_a_stretched_gemma_reads_as_much_as_it_says(tmp_path: Path) -> None:
     config = load_config(path)
     assert config.rope.scaling is not None
     assert (config.rope.scaling.factor, trained_length(config)) == (8.0, 128)
+
+
+@refuses(lambda: [Limit(family, "texts read in both directions") for family in ("gemma4", "gemma4_text")])
+def test_what_a_gemma_4_may_not_say(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "gemma4_text", **CASES["gemma4_text-large"][1])
+    fields = json.loads((path / "config.json").read_text())
+    by_layer = fields["per_layer_config"]
+    assert by_layer.keys() == {"1", "2"}
+    for told, said in (
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),
+        ({"per_layer_config": {**by_layer, "0": {"head_dim": 8}}}, "0: a layer with a window has heads of its own"),
+        ({"per_layer_config": {"1": by_layer["1"]}}, "layers without a window differ in their heads"),
+        ({"per_layer_config": {**by_layer, "2": {"sliding_window": 8}}}, "2: 'sliding_window' of a layer is not"),
+        (
+            {"per_layer_config": None, "num_global_key_value_heads": 3},
+            "4 is not a multiple of the 3 KV heads of layers",
+        ),
+        ({"rope_parameters": {"full_attention": {}}}, "lacks full_attention or sliding_attention"),
+        (
+            {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3},
+            "top_k_experts 3 is more than num_experts 2",
+        ),
+    ):
+        (path / "config.json").write_text(json.dumps({**fields, **told}))
+        with pytest.raises(ModelError, match=said):
+            load_config(path)
+
+
+def test_a_gemma_4_as_published_says_the_same(tmp_path: Path) -> None:
+    """Not layer by layer, but what layers without a window have."""
+    path = make_tiny_model(tmp_path / "m", "gemma4_text", **CASES["gemma4_text-large"][1])
+    expected, fields = load_config(path), json.loads((path / "config.json").read_text())
+    del fields["per_layer_config"]
+    published = {"num_global_key_value_heads": 2, "global_head_dim": 16}
+    (path / "config.json").write_text(json.dumps({**fields, **published}))
+    assert load_config(path) == expected
+    assert expected.full_heads == Heads(4, 2, 16, keys_are_values=True)
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("bloom", "transformer."), ("gpt2", "transformer."), ("opt", "model.")])

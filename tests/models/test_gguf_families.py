@@ -31,9 +31,10 @@ WITHOUT_FILES = {
 }  # fmt: skip
 """Families that llama.cpp's converter makes no file of."""
 NOT_READ = {
-    "cwm", "exaone_moe", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe", "hyperclovax",
-    "jais2", "ministral", "ministral3", "olmo3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_next", "solar_open", "youtu", *(family.model_type for family in AROUND_TEXT),
+    "cwm", "exaone_moe", "gemma4", "gemma4_text", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared",
+    "hunyuan_v1_moe", "hyperclovax", "jais2", "ministral", "ministral3", "olmo3", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "solar_open", "youtu",
+    *(family.model_type for family in AROUND_TEXT),
 }  # fmt: skip
 """Families whose files, if there are any, llmc does not read; of those around a text model, it reads that one."""
 IN_OTHERS = {

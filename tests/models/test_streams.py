@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from llmc.models.blocks.decoder import Decoder
-from llmc.models.blocks.streams import LowRank, TokenInput, Updates
+from llmc.models.blocks.streams import LowRank, Updates
+from llmc.models.blocks.token_inputs import TokenInput
 from llmc.models.convert import Array
 from llmc.models.eager import load_model
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from llmc.compiler.graph.commands import Site
@@ -35,14 +36,15 @@ LIMIT, GAIN = 1.5, 1.702
 
 class Layer:
     """Experts of random weights, chosen by tokens of random rows. scheme: of the weights, None for floats of `act`.
-    limited: the gate is, as of gpt-oss."""
+    limited: the gate is, as of gpt-oss. gelu: the gate's activation is, as of Gemma 4."""
 
     def __init__(
         self, rows: int, width: int, inner: int, act: str, *, biased: bool = False, scheme: str | None = None,
-        limited: bool = False,
+        limited: bool = False, gelu: bool = False,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(width)
         self.width, self.inner, self.act, self.limited = width, inner, act, limited
+        self.gelu = gelu
         self.scheme = None if scheme is None else get_scheme(scheme)
 
         def floats(*shape: int) -> Array:
@@ -79,6 +81,11 @@ class Layer:
         found: Array = self._rows(x).astype(np.float64) @ value.reshape(EXPERT_COUNT, -1, value.shape[1])[expert].T
         return found if bias is None else found + bias.reshape(EXPERT_COUNT, -1)[expert]
 
+    def _activated(self, gate: Array) -> Array:
+        if not self.gelu:
+            return np.asarray(gate / (1 + np.exp(-gate)))
+        return F.gelu(torch.from_numpy(gate), approximate="tanh").numpy()
+
     @cached_property
     def expected(self) -> Array:
         """float64."""
@@ -92,7 +99,7 @@ class Layer:
                     gate, up = np.minimum(gate, LIMIT), np.clip(up, -LIMIT, LIMIT)
                     inner = (gate / (1 + np.exp(-GAIN * gate)) * (up + 1)).astype(np.float32)
                 else:
-                    inner = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
+                    inner = (self._activated(gate) * up).astype(np.float32)
                 out[rows] += self._linear(inner, "down", expert) * weights[rows, places][:, None]
         return out
 
@@ -110,6 +117,7 @@ class Compiled:
             "weight_shapes": {name: array.shape for name, array in layer.weights.items()},
             "on_samples": False,
             **({"gate_limit": LIMIT, "gate_gain": GAIN} if layer.limited else {}),
+            **({"activation": "gelu_tanh"} if layer.gelu else {}),
         }
         if layer.scheme is not None:
             int8 = layer.scheme.act_bits == 8

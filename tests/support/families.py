@@ -49,6 +49,38 @@ def latent_yarn(mscale: float, mscale_all_dim: float, beta_fast: float = 32.0) -
     }
 
 
+GEMMA4 = {
+    "num_hidden_layers": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+    "sliding_window": 6,
+    "num_kv_shared_layers": 3,
+    "head_dim": 12,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 515,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 4.0,
+}
+GEMMA4_LARGE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "head_dim": 10,
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_EXPERTS = {
+    **GEMMA4_LARGE,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 40,
+    "tie_word_embeddings": True,
+}
 GEMMA3N = {
     "num_hidden_layers": 7,
     "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
@@ -279,6 +311,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma4": ("gemma4", GEMMA4),
+    "gemma4-large": ("gemma4", GEMMA4_LARGE),
+    "gemma4-experts": ("gemma4", GEMMA4_EXPERTS),
+    "gemma4_text": ("gemma4_text", GEMMA4),
+    "gemma4_text-experts": ("gemma4_text", GEMMA4_EXPERTS),
+    "gemma4_text-large": ("gemma4_text", GEMMA4_LARGE),
     "glm": ("glm", {}),
     "glm-untold": ("glm", {"attention_bias": False, "num_key_value_heads": 3, "tie_word_embeddings": True}),
     "glm4": ("glm4", {}),

@@ -27,9 +27,7 @@ class PagedRunner:
         order = torch.randperm(num_seqs * width, generator=torch.Generator().manual_seed(seed)) + 1
         self.tables = order.to(torch.int32).view(num_seqs, width)
         self.lengths = [0] * num_seqs
-        self.cache = ReferenceCache(
-            config.num_layers, num_seqs * width + 1, block_size, config.num_kv_heads, config.head_dim
-        )
+        self.cache = ReferenceCache.of(config, num_seqs * width + 1, block_size)
 
     def step(self, chunks: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """chunks: the next tokens of every sequence, none for an idle one. Returns float32 [tokens, V] of each."""

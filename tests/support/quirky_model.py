@@ -118,9 +118,7 @@ def eager_logits(model: Path, tokens: list[int], act_dtype: str) -> np.ndarray:
     if "lm_head.weight" in module.state_dict():  # also where it is the embedding
         parameters.setdefault("lm_head.weight", parameters["embed.weight"])
     module.load_state_dict({**parameters, **made}, strict=True)
-    cache = ReferenceCache(
-        config.num_layers, 8, 32, config.num_kv_heads, config.head_dim, ops.torch_act_dtype(act_dtype)
-    )
+    cache = ReferenceCache.of(config, 8, 32, ops.torch_act_dtype(act_dtype))
     with torch.no_grad(), use_cache(cache):
         at = torch.arange(length, dtype=torch.int32)
         blocks = torch.arange(1, 8, dtype=torch.int32)[None]

@@ -32,12 +32,13 @@ RESOLVED = _names("""
         Qwen--Qwen3-VL-32B-Thinking_config.json Qwen--Qwen3-VL-4B-Instruct_config.json
         Qwen--Qwen3-VL-8B-Instruct_config.json XiaomiMiMo--MiMo-7B-Base_config.json
         deepseek-ai--DeepSeek-R1_config.json deepseek-ai--DeepSeek-V3_config.json
-        meta-llama--Llama-4-Maverick-17B-128E-Instruct_config.json
+        google--gemma-4-26B-A4B_config.json meta-llama--Llama-4-Maverick-17B-128E-Instruct_config.json
         meta-llama--Llama-4-Scout-17B-16E-Instruct_config.json meta-llama--Meta-Llama-3.1-405B_config.json
         meta-llama--Meta-Llama-3.1-70B_config.json meta-llama--Meta-Llama-3.1-8B_config.json
         mistralai--Mixtral-8x22B-v0.1_config.json mistralai--Mixtral-8x7B-v0.1_config.json
         moonshotai--Kimi-K2-Instruct_config.json moonshotai--Kimi-K2.5_config.json
-        nvidia--DeepSeek-V3.1-NVFP4_config.json nvidia--Kimi-K2.5-NVFP4_config.json
+        nvidia--DeepSeek-V3.1-NVFP4_config.json nvidia--Gemma-4-26B-A4B-NVFP4_config.json
+        nvidia--Gemma-4-31B-IT-NVFP4_config.json nvidia--Kimi-K2.5-NVFP4_config.json
         nvidia--Kimi-K2.6-NVFP4_config.json nvidia--Kimi-K2.7-Code-NVFP4_config.json
         nvidia--Llama-3.1-70B-Instruct-FP8_config.json nvidia--MiniMax-M2.5-NVFP4_config.json
         nvidia--MiniMax-M2.7-NVFP4_config.json nvidia--Qwen3-235B-A22B-NVFP4_config.json
@@ -46,6 +47,8 @@ RESOLVED = _names("""
         config.json
     deepseek-v2-ktransformers:
         config.json
+    executorch-models/gemma4/config:
+        e2b_config.json e4b_config.json
     falcon-180b-chat:
         config.json
     gptq-wizard-vicuna-30b:
@@ -144,23 +147,6 @@ _REFUSED = {
     "model_type 'deepseek_vl_v2' (images) is not supported": """
         ome-testdata:
             deepseek_vl2_tiny.json
-        """,
-    "model_type 'gemma4' (blocks of different sizes, heads of two sizes, sound) is not supported": """
-        executorch-models/gemma4/config:
-            e2b_config.json
-        """,
-    "model_type 'gemma4' (heads of two sizes, keys that are values, too, experts beside a plain block, "
-    "images) is not supported": """
-        aiconfigurator:
-            google--gemma-4-26B-A4B_config.json nvidia--Gemma-4-26B-A4B-NVFP4_config.json
-        """,
-    "model_type 'gemma4' (heads of two sizes, keys that are values, too, images) is not supported": """
-        aiconfigurator:
-            nvidia--Gemma-4-31B-IT-NVFP4_config.json
-        """,
-    "model_type 'gemma4' (heads of two sizes, sound) is not supported": """
-        executorch-models/gemma4/config:
-            e4b_config.json
         """,
     "model_type 'glm_moe_dsa' (sparse attention) is not supported": """
         aiconfigurator:

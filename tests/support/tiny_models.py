@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekVLForConditionalGeneration,
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
     Idefics2ForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
@@ -84,6 +85,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _WITH_EYES = {
     "deepseek_vl": DeepseekVLForConditionalGeneration,
     "gemma3": Gemma3ForConditionalGeneration,
+    "gemma4": Gemma4ForConditionalGeneration,
     "idefics2": Idefics2ForConditionalGeneration,
     "idefics3": Idefics3ForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
@@ -118,6 +120,8 @@ _OF_TEXT = {
 }
 """Their decoder's config, where it is not called as the whole is."""
 WITHIN = "gemma3n"
+_UNSCALED = (WITHIN, f"{WITHIN}_text", "gemma4", "gemma4_text")
+"""Whose scores are not scaled."""
 BEHIND = "multi_modality"
 """As those, but the tiny ones have the decoder alone."""
 _EYES: dict[str, Any] = {
@@ -169,6 +173,10 @@ _OF_EYES: dict[str, dict[str, Any]] = {
         },
     },
     "gemma3": {"vision_config": {"model_type": "siglip_vision_model", **_EYES}, "mm_tokens_per_image": 4},
+    "gemma4": {
+        "vision_config": {**_EYES, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
+        "audio_config": None,
+    },
     "llama4": {
         "vision_config": {**_EYES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     },
@@ -231,7 +239,7 @@ def make_tiny_model(
             save_remote(remote.to(dtype), config, Path(path))
             return Path(path)
         model = _of_transformers(family, {**fields, **overrides}, overrides.keys())
-        tied, unscaled = model.config.tie_word_embeddings, family in (WITHIN, f"{WITHIN}_text")
+        tied, unscaled = model.config.tie_word_embeddings, family in _UNSCALED
         _randomize(model, model.get_output_embeddings().weight, tied=tied, of_unscaled_scores=unscaled)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     if family == WITHIN:
@@ -313,7 +321,7 @@ def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool, of_unscaled_
     hinges on roundings."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and name.endswith(".weight"):
+            if parameter.dim() == 1 and name.endswith((".weight", "router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(std=0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
@@ -329,6 +337,8 @@ def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool, of_unscaled_
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.1)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
 
 
 def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:

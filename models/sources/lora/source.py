@@ -192,8 +192,8 @@ class MergedCheckpoint(Checkpoint):
         for adapter in self._adapters:
             adapter.release()
 
-    def kv_scales(self, kv_dtype: str, num_layers: int, num_kv_heads: int) -> Array | None:
-        return self._base.kv_scales(kv_dtype, num_layers, num_kv_heads)
+    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+        return self._base.kv_scales(kv_dtype, kv_heads)
 
     def called(self, name: str) -> str:
         return self._base.called(name)

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "all": (4, {"top_k": 4, "normalised": True}),
     "scaled": (64, {"top_k": 8, "scale": 2.5}),
     "normalised": (60, {"top_k": 4, "normalised": True, "least_sum": 1e-12, "scale": 0.3}),
+    "of-experts": (24, {"top_k": 5, "normalised": True, "expert_scales": torch.linspace(0.5, 2.0, 24)}),
     "best-groups": (24, {"top_k": 3, "groups": 4, "top_groups": 2}),
     "best-two-of-groups": (32, {"top_k": 8, "groups": 8, "top_groups": 4, "best_of_group": 2, "normalised": True}),
 }
@@ -99,7 +100,10 @@ def test_kernels(case: str, tmp_path: Path) -> None:
     for target in targets_here():
         found, path = resolve_target(target), tmp_path / f"{target}.so"
         shape = found.graph_shape(len(choice), len(choice), 64, 64, 16)
-        site = Site("choose_experts", {**defaults, **values, "widths": {"choice": experts}, "on_samples": False}, ())
+        given = {"expert_scales": values["expert_scales"].numpy()} if "expert_scales" in values else {}
+        attributes = {**defaults, **{name: value for name, value in values.items() if name not in given}}
+        sizes = {"widths": {"choice": experts}, "on_samples": False}
+        site = Site("choose_experts", {**attributes, **sizes}, tuple(given))
         (call,) = CHOOSE_EXPERTS.kernels(site, GraphParams(found, shape, 64, "f32", "f32", 16))
         found.link([found.compile(call.spec, None)], path)
         function = ctypes.CDLL(str(path))[call.spec.symbol()]
@@ -108,6 +112,7 @@ def test_kernels(case: str, tmp_path: Path) -> None:
             arrays: dict[str, NDArray[Any]] = {
                 "choice": choice,
                 "scores": scores,
+                **given,
                 "out": np.full((19, 2 * values["top_k"]), -1, np.int32),
             }
             buffers = {name: Guarded(array) for name, array in arrays.items()}

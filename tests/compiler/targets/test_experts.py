@@ -37,7 +37,12 @@ def check(layer: Layer, target: str, folder: Path, sizes: tuple[int, ...]) -> No
 @pytest.mark.parametrize("act", ["f32", "bf16"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_of_a_token_nothing_depends_on_others(target: str, act: str, tmp_path: Path) -> None:
-    check(Layer(45, 61, 35, act, biased=act == "f32", limited=act == "f32"), target, tmp_path, (1, 3, 45))
+    check(
+        Layer(45, 61, 35, act, biased=act == "f32", limited=act == "f32", gelu=act == "bf16"),
+        target,
+        tmp_path,
+        (1, 3, 45),
+    )
 
 
 @pytest.mark.parametrize(("scheme", "act"), [("w8a8", "f32"), ("w4a16", "f32"), ("w4a16", "bf16")])
@@ -53,7 +58,7 @@ def test_quantized_weights(target: str, scheme: str, act: str, tmp_path: Path) -
 def test_every_scheme(target: str, scheme: str, tmp_path: Path) -> None:
     for act in DTYPES:
         (folder := tmp_path / act).mkdir()
-        layer = Layer(60, 136, 77, act, biased=act == "f16", limited=act == "bf16", scheme=scheme)
+        layer = Layer(60, 136, 77, act, biased=act == "f16", limited=act == "bf16", gelu=act == "f16", scheme=scheme)
         check(layer, target, folder, (1, 2, 4, 60))
 
 

@@ -101,6 +101,18 @@ def logits(path: Path, weights: str) -> np.ndarray:
         ("qwen3", {}, {"dtype": "bf16"}),
         rare("llama", {"tie_word_embeddings": False}, {"dtype": "bf16", "quant": QuantConfig("w8a8")}),
         rare("gemma2", {"query_pre_attn_scalar": 16}, {"dtype": "bf16"}),
+        (
+            "gemma4_text",
+            {
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                "sliding_window": 6,
+                "num_key_value_heads": 2,
+                "global_head_dim": 32,
+                "hidden_size_per_layer_input": 10,
+                "vocab_size_per_layer_input": 516,
+            },
+            {"dtype": "bf16"},
+        ),
         rare("gpt_neox", {"use_parallel_residual": True, "tie_word_embeddings": False}, {"dtype": "f32"}),
         rare("bloom", {"intermediate_size": 256}, {"dtype": "f32"}),
     ],
