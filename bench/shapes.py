@@ -121,6 +121,30 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 40960,
         "tie_word_embeddings": True,
     },
+    # Gemma 4 E2B with a smaller vocabulary.
+    "gemma-4-e2b": {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "use_double_wide_mlp": True,
+        "num_hidden_layers": 35,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_kv_shared_layers": 20,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size": 32768,
+        "vocab_size_per_layer_input": 32768,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "max_position_embeddings": 32768,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
     # gpt-oss-20b with 4 of its 24 layers and a smaller vocabulary, its experts as floats.
     "gpt-oss-3b": {
         "model_type": "gpt_oss",
@@ -151,6 +175,9 @@ Sized = Iterator[tuple[str, tuple[int, ...]]]
 def named(shape: dict[str, object]) -> Sized:
     """Names and sizes of all tensors of a checkpoint, in order."""
     hidden, model_type = _size(shape, "hidden_size"), shape["model_type"]
+    if model_type == "gemma4_text":
+        yield from _of_family(shape)
+        return
     yield "model.embed_tokens.weight", (_size(shape, "vocab_size"), hidden)
     for i in range(_size(shape, "num_hidden_layers")):
         for name, size in _layer(shape):
@@ -165,9 +192,21 @@ def named(shape: dict[str, object]) -> Sized:
             yield "lm_head.bias", (_size(shape, "vocab_size"),)
 
 
+def _of_family(shape: dict[str, object]) -> Sized:
+    """As llmc's family reads them."""
+    from llmc.models.fields import Fields
+    from llmc.models.registry import get_family
+
+    family = get_family(str(shape["model_type"]))
+    config = family.read_config(Fields(shape, "shape"), Fields({}, "shape"))
+    for target in family.weight_map(config).targets:
+        for source in target.sources:
+            yield source.name, source.stored_shape
+
+
 def is_norm(name: str, size: tuple[int, ...]) -> bool:
-    """Whether a tensor holds the factors of a norm."""
-    return len(size) == 1 and name.endswith("norm.weight")
+    """Whether a tensor holds factors: of a norm, or of a layer."""
+    return len(size) == 1 and name.endswith(("norm.weight", "layer_scalar"))
 
 
 def _size(shape: dict[str, object], name: str) -> int:

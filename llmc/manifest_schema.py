@@ -62,7 +62,7 @@ class RopeScaling(Closed):
     truncate: bool = True
     frequency_factors: Factors | None = None
     long_factors: Factors | None = None
-    rotated_pairs: Count | None = None
+    head_dim: Count | None = None
 
 
 class Rope(Closed):

@@ -21,8 +21,9 @@ class RopeScaling:
     rope_type: "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_steps", "proportional", or "factors" from a GGUF
     file, which divide each frequency. original_max_position_embeddings: tokens of the pretraining context.
     attention_factor, mscale, mscale_all_dim: scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors
-    of the frequencies; in longrope for texts within the original context. long_factors: for longer ones.
-    rotated_pairs: in proportional, how many of the first frequencies are not zero.
+    of the frequencies; in longrope for texts within the original context. long_factors: for longer ones. head_dim: in
+    proportional, the elements of a head. Its frequencies are the first of a whole head's, and rotated elements are
+    pairs half a head apart; ours come first in a head (`layout.rotated_first`).
     """
 
     rope_type: str
@@ -38,7 +39,7 @@ class RopeScaling:
     truncate: bool = True
     frequency_factors: tuple[float, ...] | None = None
     long_factors: tuple[float, ...] | None = None
-    rotated_pairs: int | None = None
+    head_dim: int | None = None
 
 
 @dataclass(frozen=True)

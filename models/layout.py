@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import Experts, ModelConfig, Pooled
+from llmc.models.config import Experts, ModelConfig, Pooled, Rope
 from llmc.models.latent_layout import latent_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
@@ -155,15 +155,31 @@ def halved(config: ModelConfig) -> np.ndarray:
     return np.concatenate((np.arange(0, dim, 2), np.arange(1, dim, 2), np.arange(dim, config.head_dim)))
 
 
+def rotated_first(rope: Rope, head_dim: int) -> np.ndarray | None:
+    """The element order of a head that places rotated elements first, where they are half a head apart; None if they
+    are first."""
+    if rope.scaling is None or rope.scaling.head_dim in (None, rope.dim):
+        return None
+    pairs = np.arange(head_dim).reshape(2, -1)
+    return np.concatenate((pairs[:, : rope.dim // 2].ravel(), pairs[:, rope.dim // 2 :].ravel()))
+
+
+def _head_order(layout: Layout, config: ModelConfig, layer: int) -> np.ndarray | None:
+    """The element order of rotated heads; None for identity."""
+    if layout.interleaved:
+        return halved(config)
+    return rotated_first(config.layer_rope(layer), config.heads(layer).head_dim)
+
+
 def _qkv_rows(layout: Layout, config: ModelConfig, layer: int) -> Rows | None:
-    if not layout.interleaved:
+    order, heads = _head_order(layout, config, layer), config.heads(layer)
+    if order is None:
         return layout.qkv_rows(config) if layout.qkv_rows else None
-    assert config.full_heads is None
     size = sum(config.qkv_parts(layer))
     rows = np.arange(size, dtype=np.int32) if layout.qkv_rows is None else layout.qkv_rows(config)
-    heads = rows.reshape(-1, config.head_dim)
-    rotated = config.num_heads + config.num_kv_heads
-    return np.concatenate((heads[:rotated, halved(config)], heads[rotated:])).ravel()
+    of_heads = rows.reshape(-1, heads.head_dim)
+    rotated = heads.num_heads + heads.num_kv_heads
+    return np.concatenate((of_heads[:rotated, order], of_heads[rotated:])).ravel()
 
 
 def _unused(layout: Layout, config: ModelConfig) -> Iterator[str]:
@@ -312,12 +328,11 @@ def _attention(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Ta
         sizes = (of_q, made) if len(names) == 2 else (of_q, kv, kv)
         yield from parts.linear(qkv, at(*names), sizes, hidden, bias, rows=_qkv_rows(layout, config, layer))
     else:
-        yield from parts.linear(qkv, at(layout.qkv[0]), (heads.q_size,), hidden, bias)
+        rows = _qkv_rows(layout, config, layer)
+        yield from parts.linear(qkv, at(layout.qkv[0]), (heads.q_size,), hidden, bias, rows=rows)
         norms = norms[:1]
     for norm, source, count in norms:
-        yield from _head_norm(
-            parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", count, heads.head_dim
-        )
+        yield from _head_norm(parts, f"{name}.attention.{norm}.weight", f"{prefix}.{source}.weight", count, layer)
     yield from parts.linear(f"{name}.attention.out", at(layout.out), (hidden,), heads.q_size, config.o_bias)
 
 
@@ -425,18 +440,17 @@ def _softplus(least: float) -> Callable[[NDArray[np.float32]], NDArray[np.float3
     return lambda x: np.float32(least) + np.logaddexp(np.float32(0.0), x)
 
 
-def _head_norm(parts: _Parts, target: str, source: str, heads: int, head_dim: int) -> Iterator[Target]:
+def _head_norm(parts: _Parts, target: str, source: str, heads: int, layer: int) -> Iterator[Target]:
     """The norm of q or k: one head's weights, or those of all heads. {} in a name is the head number."""
     config, layout = parts.config, parts.layout
     if config.qk_norm in ("none", "unit"):
         return
-    count = 1 if config.qk_norm == "head" else heads
+    count, head_dim = 1 if config.qk_norm == "head" else heads, config.heads(layer).head_dim
     size = count * head_dim
     if "{}" in source:
         sources = tuple(Source(source.format(i), (head_dim,)) for i in range(count))
     else:
         sources = (Source(source, (size,), (count, head_dim) if config.qk_norm == "each_head" else None),)
-    rows = None
-    if layout.interleaved:
-        rows = np.arange(size, dtype=np.int32).reshape(count, -1)[:, halved(config)].ravel()
+    order = _head_order(layout, config, layer)
+    rows = None if order is None else np.arange(size, dtype=np.int32).reshape(count, -1)[:, order].ravel()
     yield Target(target, sources, "f32", rows=rows, plus=layout.norm_plus)

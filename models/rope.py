@@ -84,8 +84,7 @@ def _frequencies(rope: Rope, max_len: int) -> tuple[Array, float]:
         case "factors":
             return _inverse(theta, dim) / _factors(scaling.frequency_factors, dim), 1.0
         case "proportional":
-            rotated = np.arange(dim // 2) < (scaling.rotated_pairs or 0)
-            return np.where(rotated, _inverse(theta, dim), _F32(0)) / _F32(scaling.factor), 1.0
+            return _inverse(theta, scaling.head_dim or dim)[: dim // 2] / _F32(scaling.factor), 1.0
         case "longrope":
             is_long = max_len > scaling.original_max_position_embeddings
             factors = _factors(scaling.long_factors if is_long else scaling.frequency_factors, dim)

@@ -52,7 +52,7 @@ def rope_of(
     theta = _number(fields, table, "rope_theta", theta)
     partial = _number(fields, table, "partial_rotary_factor", partial)
     if _rope_type(table) == "proportional":
-        return Rope(theta, head_dim, _proportional(fields, table, max_positions, head_dim, partial))
+        return _proportional(fields, table, theta, max_positions, head_dim, partial)
     dim = int(head_dim * partial)
     if partial > 1 or dim < 2 or dim % 2:
         raise ModelError(
@@ -62,15 +62,18 @@ def rope_of(
     return Rope(theta, dim, _read_scaling(fields, table, max_positions, dim))
 
 
-def _proportional(fields: Fields, table: Fields, max_positions: int, head_dim: int, partial: float) -> RopeScaling:
-    """Frequencies of a whole head, of which only the first are not zero."""
+def _proportional(
+    fields: Fields, table: Fields, theta: float, max_positions: int, head_dim: int, partial: float
+) -> Rope:
+    """The first frequencies of a whole head."""
     pairs = int(partial * head_dim // 2)
     if head_dim % 2 or not 1 <= pairs <= head_dim // 2:
         raise ModelError(
             f"{fields.origin}: head_dim {head_dim} with partial_rotary_factor {partial} rotates {pairs} pairs of "
             "elements, which is not from 1 to half of head_dim"
         )
-    return RopeScaling("proportional", table.number("factor", 1.0), max_positions, rotated_pairs=pairs)
+    scaling = RopeScaling("proportional", table.number("factor", 1.0), max_positions, head_dim=head_dim)
+    return Rope(theta, 2 * pairs, scaling)
 
 
 def _rope_type(table: Fields) -> str:

@@ -72,7 +72,9 @@ class Attention(Block):
         self.scale, self.cap = config.attention_scale, config.attention_cap
         self.rounded_bias = config.alibi is not None and config.alibi.rounded
         self.window = config.layer_windows[layer]
-        self.rope = config.ropes.index(config.layer_rope(layer))
+        rope = config.layer_rope(layer)
+        self.rope = config.ropes.index(rope)
+        self.moved = 0 if rope.scaling is None or rope.scaling.head_dim in (None, rope.dim) else rope.dim // 2
         self.norm, self.qk_norm, self.eps, self.clip = config.norm, config.qk_norm, config.norm_eps, config.clip_qkv
         self.act_dtype = act_dtype
         self.chunk = config.layer_chunks[layer] if config.layer_chunks else 0
@@ -147,7 +149,7 @@ class Attention(Block):
     def _prepared(self, qkv: Tensor) -> Tensor:
         """float32 [T, (H + 2 Hkv) hd]: with values, clipped and normed."""
         if self.keys_are_values:
-            qkv = torch.cat((qkv, qkv[:, self.num_heads * self.head_dim :]), dim=-1)
+            qkv = torch.cat((qkv, self._in_order(qkv[:, self.num_heads * self.head_dim :])), dim=-1)
         if self.clip is not None:
             qkv = qkv.clamp(min=-self.clip, max=self.clip)
         if self.normed_values and self.makes_kv:
@@ -160,6 +162,14 @@ class Attention(Block):
         sizes = [self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim]
         q, k, v = qkv.split([*sizes, sizes[1]], dim=-1)
         return torch.cat((self._normed(q, self.q_norm.weight), self._normed(k, self.k_norm.weight), v), dim=-1)
+
+    def _in_order(self, keys: Tensor) -> Tensor:
+        """float32 [T, Hkv hd]: undoes `layout.rotated_first`."""
+        if not self.moved:
+            return keys
+        heads, pairs, half = keys.view(keys.shape[0], -1, self.head_dim), self.moved, self.head_dim // 2
+        ends = (0, pairs), (2 * pairs, half + pairs), (pairs, 2 * pairs), (half + pairs, 2 * half)
+        return torch.cat([heads[:, :, first:last] for first, last in ends], dim=-1).reshape(keys.shape)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """float32 [T, heads hd]."""
