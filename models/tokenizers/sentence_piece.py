@@ -53,19 +53,41 @@ def bpe(vocabulary: Vocabulary, scores: Sequence[float], by: Normalization) -> d
         "normalizer": steps,
         "pre_tokenizer": cut,
         "decoder": _decoder(by),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": _unknown(vocabulary),
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": _has_bytes(vocabulary),
-            # A matched token is used unchanged.
-            "ignore_merges": cut is not None,
-            "vocab": ids,
-            "merges": merges,
-        },
+        # A matched token is used unchanged.
+        "model": _pairs(vocabulary, ids, merges, ignore_merges=cut is not None),
+    }
+
+
+def merged(vocabulary: Vocabulary, merges: list[list[str]]) -> dict[str, Any]:
+    """tokenizer.json of Gemma 4, without the tokens around a text: BPE over characters, with the pairs in merge order.
+
+    Spaces become SentencePiece's letter for them, and none is added. Texts are cut around line breaks alone.
+    """
+    by = Normalization(adds_space=False)
+    return {
+        "added_tokens": added_tokens(vocabulary),
+        "normalizer": _normalizer(vocabulary, (), by),
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\n+"}, "behavior": "Isolated", "invert": False},
+        "decoder": _decoder(by),
+        "model": _pairs(vocabulary, vocabulary.ids(), merges, ignore_merges=False),
+    }
+
+
+def _pairs(
+    vocabulary: Vocabulary, ids: dict[str, int], merges: list[list[str]], *, ignore_merges: bool
+) -> dict[str, Any]:
+    """The model of a tokenizer.json of BPE. ignore_merges: a piece of text that is a token is used unchanged."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": _unknown(vocabulary),
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": _has_bytes(vocabulary),
+        "ignore_merges": ignore_merges,
+        "vocab": ids,
+        "merges": merges,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llmc.models import ModelError, open_source
 from llmc.models.eager import load_model
@@ -228,6 +228,59 @@ def test_without_a_space_before_texts(tmp_path: Path) -> None:
     assert ours.decode(ours.encode("x y").ids) == "x y"
 
 
+GEMMA4 = {"<pad>": Types.CONTROL, "<eos>": Types.CONTROL, "<bos>": Types.CONTROL, "<unk>": Types.CONTROL,
+          "<mask>": Types.CONTROL, "<turn|>": Types.CONTROL, "<|tool_response>": Types.USER_DEFINED}  # fmt: skip
+BREAKS = [(left, right) for size in range(2, 6) for left in range(1, size) if (right := size - left)]
+"""Line breaks in both parts of a merge, in the order of published files."""
+
+
+def gemma4_words(texts: Sequence[str], breaks: Sequence[tuple[int, int]] = BREAKS) -> Words:
+    """A small vocabulary of its kind, made of `texts`."""
+    whole = Tokenizer(models.BPE())
+    whole.normalizer = normalizers.Replace(" ", "▁")
+    whole.pre_tokenizer = pre_tokenizers.Split(Regex("\n+"), "removed")
+    special = [*GEMMA4, *(f"<0x{byte:02X}>" for byte in range(256)), *("\n" * count for count in range(1, 6))]
+    whole.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False))
+    found = json.loads(whole.to_str())["model"]
+    kinds = {**dict.fromkeys(special[len(GEMMA4) : -5], Types.BYTE), **GEMMA4}
+    tokens = [(text, kinds.get(text, Types.NORMAL)) for text in found["vocab"]]
+    merges = [*("\n" * left + " " + "\n" * right for left, right in breaks), *map(" ".join, found["merges"])]
+    roles = {"bos": 2, "eos": 1, "unk": 3, "pad": 0}
+    flags = {"add_bos_token": False, "add_space_prefix": False}
+    return Words("gemma4", tokens, merges=merges, scores=[-1000.0] * len(tokens), roles=roles, flags=flags)
+
+
+def test_gemma_4(tmp_path: Path) -> None:
+    from transformers import GemmaTokenizer
+
+    prose = [file.read_text(encoding="utf-8") for file in sorted((ROOT / "docs").glob("g*.md"))]
+    words = gemma4_words(prose)
+    vocabulary = {text: token for token, (text, _) in enumerate(words.tokens)}
+    pairs: Any = [tuple(merge.split(" ")) for merge in words.merges]
+    original = GemmaTokenizer(vocab=vocabulary, merges=pairs)
+    original.add_tokens(["<turn|>", "<|tool_response>"], special_tokens=True)
+    files = files_of(words, tmp_path)
+    ours = Tokenizer.from_buffer(content(files, "tokenizer.json"))
+    runs = [f"a{chr(10) * count} b" for count in range(1, 40)]
+    texts = [*ODD, *prose, *runs, "▁ ▁", "\n \n", "x<turn|>\n<|tool_response> y"]
+    check_equal(ours, lambda text: original.encode(text, add_special_tokens=False), texts)
+    for text in texts:
+        decoded = ours.decode(ours.encode(text).ids[1:], skip_special_tokens=False)
+        assert decoded == text.replace("▁", " ")
+    assert ours.encode("\n\n\n\n\n").tokens == ["<bos>", "\n" * 5]
+    assert ours.encode("<|tool_response>e<turn|>").tokens[1:] == ["<|tool_response>", "e", "<turn|>"]
+    assert ours.encode("Ω\u0001").tokens[1:] == ["<0xCE>", "<0xA9>", "<0x01>"]
+    assert json.loads(content(files, "generation_config.json")) == {"bos_token_id": 2, "eos_token_id": [1, 5, 6]}
+    assert json.loads(content(files, "tokenizer_config.json"))["add_bos_token"] is True
+
+
+@pytest.mark.parametrize("breaks", [[], [(1, 1)], [pair for pair in BREAKS if set(pair) != {2, 3}]])
+def test_line_breaks_that_merges_do_not_join(breaks: list[tuple[int, int]], tmp_path: Path) -> None:
+    """llama.cpp takes the tokens whole."""
+    with pytest.raises(ModelError, match=r"merges do not make token \d+, of \d line breaks; compile with --no-tok"):
+        content(files_of(gemma4_words(["a b"], breaks), tmp_path), "tokenizer.json")
+
+
 def test_the_examples_tokenizer_and_every_pre_tokenizer(tmp_path: Path) -> None:
     """All of the regular expressions are taken by the library, and no text is lost in them."""
     found = json.loads((ROOT / "examples" / "tiny-chat" / "tokenizer.json").read_text(encoding="utf-8"))
@@ -285,8 +338,6 @@ def phantom(text: str) -> str:
 
 
 def test_word_pieces(tmp_path: Path) -> None:
-    from tokenizers import normalizers
-
     original = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     original.normalizer = normalizers.BertNormalizer(lowercase=True)
     original.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -322,7 +373,10 @@ def small(**changes: Any) -> Words:
 
 SPM: dict[str, Any] = {"model": "llama", "scores": [0.0, 0.0, -1.0], "merges": []}
 BAD: dict[str, tuple[Words, str]] = {
-    "model of another kind": (small(model="rwkv"), r"tokenizer\.ggml\.model is 'rwkv'.*one of gpt2, llama, bert, t5"),
+    "model of another kind": (
+        small(model="rwkv"),
+        r"tokenizer\.ggml\.model is 'rwkv'.*one of gpt2, llama, bert, t5, gemma4",
+    ),
     "pieces without an unknown one": (small(model="bert"), "has no unknown token"),
     "unknown pre-tokenizer": (
         small(pre="gpt-9"),

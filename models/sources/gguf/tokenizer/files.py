@@ -13,19 +13,20 @@ from llmc.models.errors import ModelError
 from llmc.models.sources.base import ModelFiles
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.tokenizer.merges import (
+    check_line_breaks,
     pre_tokenizer,
     read_charsmap,
     read_merges,
     read_scores,
 )
-from llmc.models.sources.gguf.tokenizer.vocabulary import MODEL, as_pieces
+from llmc.models.sources.gguf.tokenizer.vocabulary import GEMMA4, MODEL, as_pieces
 from llmc.models.tokenizers.byte_level import byte_level
 from llmc.models.tokenizers.document import whole
-from llmc.models.tokenizers.sentence_piece import Normalization, bpe, unigram
+from llmc.models.tokenizers.sentence_piece import Normalization, bpe, merged, unigram
 from llmc.models.tokenizers.vocabulary import Vocabulary
 from llmc.models.tokenizers.word_piece import word_piece
 
-_MODELS = ("gpt2", "llama", "bert", "t5")
+_MODELS = ("gpt2", "llama", "bert", "t5", GEMMA4)
 _TEMPLATE = "tokenizer.chat_template"
 # Copied from general.sampling to generation_config.json.
 _SAMPLING = {
@@ -76,6 +77,10 @@ class TokenizerFiles(ModelFiles):
             case "gpt2":
                 pre, merges = pre_tokenizer(metadata), read_merges(metadata, vocabulary.ids())
                 return whole(byte_level(vocabulary, pre, merges), vocabulary, bos=bos, eos=eos)
+            case "gemma4":
+                merges = read_merges(metadata, vocabulary.ids())
+                check_line_breaks(metadata, vocabulary, merges)
+                return whole(merged(vocabulary, merges), vocabulary, bos=bos, eos=eos)
             case "bert":
                 pieces = as_pieces(vocabulary)
                 return whole(word_piece(pieces), pieces, bos=bos, eos=eos, between=0)
@@ -104,6 +109,9 @@ class TokenizerFiles(ModelFiles):
         bos = pre_tokenizer(self._metadata).bos if self._model == "gpt2" else True
         has = self._metadata.flag
         eos = self._model in ("bert", "t5")
+        if self._model == GEMMA4:
+            # Some files say that there is none, which llama.cpp does not heed.
+            return True, has("tokenizer.ggml.add_eos_token", eos)
         return has("tokenizer.ggml.add_bos_token", bos), has("tokenizer.ggml.add_eos_token", eos)
 
     def _config(self, vocabulary: Vocabulary) -> dict[str, Any]:

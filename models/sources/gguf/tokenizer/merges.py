@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from llmc.models.tokenizers.vocabulary import NORMAL, Vocabulary
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
+_MOST_BREAKS = 64  # of a token that is joined here
 _PRE, _MERGES, _SCORES = "tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 
 
@@ -38,6 +42,29 @@ def read_merges(metadata: Metadata, ids: dict[str, int]) -> list[list[str]]:
             )
         found.append([left, right])
     return found
+
+
+def check_line_breaks(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[Sequence[str]]) -> None:
+    """llama.cpp takes a run of line breaks that is a token of Gemma 4 whole, whatever the merges make of it. Raises
+    ModelError if they do not make the token, which no tokenizer.json can say."""
+    ranks = {(left, right): rank for rank, (left, right) in enumerate(merges) if not (left + right).strip("\n")}
+    for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True)):
+        if kind == NORMAL and text and not text.strip("\n") and not _makes(ranks, text):
+            raise ModelError(
+                f"{metadata.origin}: {_MERGES} do not make token {token}, of {len(text)} line breaks; compile with "
+                "--no-tokenizer an artifact that takes token ids alone"
+            )
+
+
+def _makes(ranks: Mapping[tuple[str, str], int], text: str) -> bool:
+    """Whether the merges join all characters; the best pair first, of equal ones the leftmost."""
+    if len(text) > _MOST_BREAKS:
+        return False
+    parts = list(text)
+    while found := [(ranks[pair], at) for at, pair in enumerate(pairwise(parts)) if pair in ranks]:
+        _, at = min(found)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return len(parts) == 1
 
 
 def read_scores(metadata: Metadata, count: int) -> list[float]:

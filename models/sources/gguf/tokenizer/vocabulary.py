@@ -14,10 +14,14 @@ from llmc.models.tokenizers.word_piece import is_whole
 
 MODEL = "tokenizer.ggml.model"
 TOKENS = "tokenizer.ggml.tokens"
+GEMMA4 = "gemma4"
+"""The value of MODEL for its tokenizer."""
 # Control tokens that always end a turn or a text, according to llama.cpp.
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
 })  # fmt: skip
+# The same of Gemma 4, some of which are no control tokens.
+_ENDS_OF_GEMMA4 = frozenset({"<eos>", "<turn|>", "<|tool_response>"})
 
 
 def has_tokenizer(metadata: Metadata) -> bool:
@@ -41,11 +45,17 @@ def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
         return metadata.integer(key, minimum=0, maximum=len(texts) - 1)
 
     eos = token("eos")
-    if metadata.text(MODEL, "none") == "bert":
+    model = metadata.text(MODEL, "none")
+    if model == "bert":
         # Converters name only the separator and the first token.
         return Vocabulary(texts, kinds, origin, _of(token, "cls", "bos"), _of(token, "seperator", "eos"),
                           token("unknown"), token("padding"))  # fmt: skip
-    by_text = [i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind == CONTROL and text in _ENDS]
+    special, ends_of = {CONTROL}, _ENDS
+    if model == GEMMA4:
+        special, ends_of = {CONTROL, USER_DEFINED}, _ENDS_OF_GEMMA4
+    by_text = [
+        i for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind in special and text in ends_of
+    ]
     ends = [i for i in (eos, token("eot"), token("eom"), *by_text) if i is not None]
     return Vocabulary(
         texts, kinds, origin, token("bos"), eos, token("unknown"), token("padding"), tuple(dict.fromkeys(ends))
