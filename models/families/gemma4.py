@@ -206,7 +206,8 @@ def _token_inputs(layout: Layout, config: ModelConfig, inputs: TokenInputs) -> I
     yield Target("inputs.norm", (norm,), "f32")
 
 
-def _weights(layout: Layout, config: ModelConfig) -> WeightMap:
+def full_weights(layout: Layout, config: ModelConfig) -> WeightMap:
+    """The weight map with norms and factors of layers and experts, and token inputs."""
     found = layout.weight_map(config)
     targets, unused = list(found.targets), set(found.unused)
     if config.token_inputs is not None:
@@ -241,11 +242,13 @@ _OF_MEDIA = frozenset({
     "audio_config", "audio_ms_per_token", "audio_sample_rate", "audio_seq_length", "audio_token_id", "boa_token_id",
     "eoa_token_id", "eoa_token_index", "max_audio_length_sec", "special_tokens", "vision_soft_tokens_per_image",
 })  # fmt: skip
-GEMMA4_TEXT = Family("gemma4_text", read_config, lambda config: _weights(_LAYOUT, config), build, harmless=_HARMLESS)
+GEMMA4_TEXT = Family(
+    "gemma4_text", read_config, lambda config: full_weights(_LAYOUT, config), build, harmless=_HARMLESS
+)
 GEMMA4 = Family(
     "gemma4",
     read_config_with_images,
-    lambda config: _weights(_WITHIN, config),
+    lambda config: full_weights(_WITHIN, config),
     build,
     harmless=harmless_with_images(_HARMLESS) | _OF_MEDIA,
     neutral=neutral_with_images({}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from llmc.models import ModelError, open_source
-from llmc.models.config import Task
+from llmc.models.config import Rope, Task
 from llmc.models.families.around_text import AROUND_TEXT
 from llmc.models.loader import load_parameters
 from llmc.models.registry import FAMILIES
@@ -31,17 +32,17 @@ WITHOUT_FILES = {
 }  # fmt: skip
 """Families that llama.cpp's converter makes no file of."""
 NOT_READ = {
-    "cwm", "exaone_moe", "gemma4", "gemma4_text", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared",
+    "cwm", "exaone_moe", "glm4_moe_lite", "granitemoehybrid", "granitemoeshared",
     "hunyuan_v1_moe", "hyperclovax", "jais2", "ministral", "ministral3", "olmo3", "qwen3_5", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "solar_open", "youtu",
     *(family.model_type for family in AROUND_TEXT),
 }  # fmt: skip
 """Families whose files, if there are any, llmc does not read; of those around a text model, it reads that one."""
 IN_OTHERS = {
-    "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "internlm3": "llama",
-    "kimi_k2": "deepseek2", "kimi_k25": "deepseek2", "llama4": "llama4", "mistral": "llama", "mixtral": "llama",
-    "qwen2_5_vl": "qwen2vl", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
-    "roberta": "bert", "xlm-roberta": "bert",
+    "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "gemma4": "gemma4",
+    "internlm3": "llama", "kimi_k2": "deepseek2", "kimi_k25": "deepseek2", "llama4": "llama4", "mistral": "llama",
+    "mixtral": "llama", "qwen2_5_vl": "qwen2vl", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert", "xlm-roberta": "bert",
 }  # fmt: skip
 """Families whose files are of an architecture that another family reads, or may."""
 
@@ -133,6 +134,55 @@ def test_parts_of_gates_that_no_file_has(tmp_path: Path) -> None:
     for wrong in ([0.0] * 6, [0.0] * 6 + [float("nan")]):
         with pytest.raises(ModelError, match=rf"gemma3n\.{key} is an array of \d where a list of 7 numbers below"):
             cutoffs(wrong)
+
+
+WRONG_GEMMA4: dict[str, tuple[dict[str, Any], str]] = {
+    "no kinds": ({"attention.sliding_window_pattern": None}, r"lacks the metadata .*sliding_window_pattern"),
+    "a window at the end": ({"attention.sliding_window_pattern": [True] * 7}, "where a list that ends with false was"),
+    "another value": ({"attention.value_length_swa": 10}, r"value_length_swa is 10 where 12 as the length of a key"),
+    "half rotated": ({"rope.dimension_count": 12}, r"dimension_count is 12 where 24 as the length of a key"),
+    "no local base": ({"rope.freq_base_swa": None}, r"lacks the metadata gemma4\.rope\.freq_base_swa"),
+    "too few widths": ({"feed_forward_length": [100] * 6}, "is an array of 6 where a list of 7 integers was"),
+    "another width": ({"feed_forward_length": [100] * 6 + [300]}, "where 100, or twice that in the last 3 layers, was"),
+    "no width": ({"feed_forward_length": [0] * 7}, r"feed_forward_length is 0 where an integer from 1"),
+    "heads of a layer": ({"attention.head_count_kv": [1] * 6 + [3]}, "layers without a window differ in their heads"),
+    "of one with a window": ({"attention.head_count_kv": [1, 1, 3, 1, 1, 1, 1]}, "with a window has heads of its own"),
+    "no inputs said": ({"embedding_length_per_layer_input": None}, "lacks the metadata .*length_per_layer_input"),
+}
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, sizes = told_fields("gemma4_text")
+    return make_tiny_model(tmp_path_factory.mktemp("gemma4") / "m", family, **sizes)
+
+
+@pytest.mark.parametrize("case", WRONG_GEMMA4)
+def test_a_gemma_4_that_is_none(case: str, gemma4: Path, tmp_path: Path) -> None:
+    metadata, message = WRONG_GEMMA4[case]
+    write_converted(gemma4, tmp_path / "m.gguf", open_source(gemma4).config(), metadata)
+    with pytest.raises(ModelError, match=message):
+        open_source(tmp_path / "m.gguf").config()
+
+
+def test_factors_of_gemma_4s_frequencies(gemma4: Path, tmp_path: Path) -> None:
+    """Of layers without a window: those that leave a pair unrotated, and others; none are refused."""
+    config, path = open_source(gemma4).config(), tmp_path / "m.gguf"
+    plain = replace(config, rope=replace(config.rope, dim=24, scaling=None))
+
+    def rope(factors: Sequence[float]) -> Rope:
+        write_converted(gemma4, path, plain, more={"rope_freqs.weight": np.array(factors, np.float32)})
+        assert open_source(path).config().local_rope == config.local_rope
+        return open_source(path).config().rope
+
+    assert rope([1] * 3 + [1e30] * 9) == config.rope
+    assert rope([1] * 12) == plain.rope
+    odd = rope([1] * 3 + [2] * 9).scaling
+    assert odd is not None
+    assert (odd.rope_type, odd.frequency_factors) == ("factors", (1,) * 3 + (2,) * 9)
+    write_converted(gemma4, path, plain)
+    with pytest.raises(ModelError, match=r"lacks the tensor rope_freqs\.weight; convert the model again"):
+        open_source(path).config()
 
 
 def test_latent_attention_of_an_older_file(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          "activation_sparsity_scale": [1.6448535, 0.5244005, _NONE, _NONE, _NONE, 0.0, _NONE],
          "final_logit_softcapping": 8.0},
     ),
+    "gemma4-experts": ({}, {}),
+    "gemma4_text": ({}, {"final_logit_softcapping": 4.0}),
+    "gemma4_text-experts": ({}, {}),
+    "gemma4_text-large": ({}, {}),
     "glm": ({}, {}),
     "glm4": ({}, {}),
     "glm4_moe": ({}, {}),
@@ -97,11 +101,13 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 
 _WIDE = {"hidden_size": 96}
+_WIDE_EXPERTS = {**_WIDE, "intermediate_size": 96, "moe_intermediate_size": 32}
 _OF_HIDDEN = ("falcon", "falcon-new", "gpt2", "gpt_bigcode")  # whose feed-forward blocks are as wide as that says
 _BLOCKS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_OF_HIDDEN, _WIDE),
     "bloom": {"hidden_size": 160},
     "dbrx": {"d_model": 96, **_WIDE, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2}},
+    **dict.fromkeys(("gemma4-experts", "gemma4_text-experts"), _WIDE_EXPERTS),
     "gpt_neox-sequential": {**_WIDE, "rotary_pct": 0.125},
     "minicpm": {**_WIDE, "intermediate_size": 96, "dim_model_base": 32},
     "mpt-clipped": {},
@@ -118,7 +124,8 @@ def in_blocks(case: str) -> dict[str, Any]:
 
 
 READ_AS = {
-    "kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
+    "gemma4": "gemma4_text", "kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
 }  # fmt: skip
 """By model_type, what a file of it is read as, where that is another family."""
 

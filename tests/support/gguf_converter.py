@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from llmc.models import ModelConfig
+from llmc.models.config import Heads
 
 from support.gguf_models import paired
 
@@ -27,9 +28,10 @@ Tensors = dict[str, Array]
 
 ARCHITECTURES = {
     "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "ernie4_5_moe": "ernie4_5-moe",
-    "gemma3n_text": "gemma3n", "glm": "chatglm", "glm4_moe": "glm4moe", "gpt_bigcode": "starcoder",
-    "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense", "kimi_k2": "deepseek2",
-    "llama4_text": "llama4", "minimax_m2": "minimax-m2", "modernbert": "modern-bert", "nomic_bert": "nomic-bert",
+    "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "glm": "chatglm", "glm4_moe": "glm4moe",
+    "gpt_bigcode": "starcoder", "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense",
+    "kimi_k2": "deepseek2", "llama4_text": "llama4", "minimax_m2": "minimax-m2", "modernbert": "modern-bert",
+    "nomic_bert": "nomic-bert",
     "phi": "phi2", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert",
     "xlm-roberta": "bert",
 }  # fmt: skip
@@ -39,6 +41,13 @@ _PAIRED = frozenset(
 )
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 _OF_SEVERAL = re.compile(r"(.+_layernorm\.norms|.+\.altup(?:_unembed)?_projections)\.(\d+)()\.weight")
+_NOT_OF_TEXT = re.compile(r"pooler|visual\.|vision_tower\.|embed_vision\.|position_ids$")
+# Factors of Gemma 4's layers.
+_SCALES = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "router.scale": "ffn_gate_inp.scale",
+}
 # Names that the package's map does not have, as checkpoints of other times have other ones.
 _RENAMED = (
     (r"^transformer\.(h\.\d+\.(?:self_attention|input_layernorm|post_attention_layernorm|mlp)|word_emb|ln_f)", r"\1"),
@@ -51,10 +60,12 @@ _RENAMED = (
 
 
 def _apart(tensors: Tensors, config: ModelConfig) -> Tensors:
-    """Tensors of all experts become one of each, as they are in most checkpoints."""
+    """Tensors of all experts become one of each, as they are in most checkpoints. Those of Gemma 4 stay."""
     found: Tensors = {}
     for name, tensor in tensors.items():
-        if name.endswith("experts.gate_up_proj") and config.model_type != "gpt_oss":
+        if ".experts." in name and config.model_type.startswith("gemma4"):
+            found[f"{name}.weight"] = tensor
+        elif name.endswith("experts.gate_up_proj") and config.model_type != "gpt_oss":
             turned = tensor.swapaxes(1, 2) if config.model_type == "llama4_text" else tensor
             half = turned.shape[1] // 2
             found[name.replace("gate_up_proj", "gate_proj.weight")] = turned[:, :half]
@@ -139,6 +150,8 @@ def _stacked(tensors: Tensors) -> Tensors:
 
 
 def _their_name(name: str, names: gguf.TensorNameMap) -> str:
+    if scale := re.search(r"layers\.(\d+)\.(layer_scalar|router\.\w+)$", name):
+        return f"blk.{scale[1]}.{_SCALES[scale[2]]}"
     renamed = [re.sub(old, new, name) for old, new in _RENAMED]
     for candidate in (*(new for new in renamed if new != name), name):
         for tried in (candidate, candidate.removeprefix("transformer."), f"model.{candidate}"):
@@ -193,6 +206,9 @@ def write_converted(
     ):
         if factors is not None and scaling is not None and scaling.rope_type == "longrope":
             writer.add_tensor(name, np.array(factors, np.float32))
+    if scaling is not None and scaling.rope_type == "proportional":
+        rotated = np.arange((scaling.head_dim or 0) // 2) < config.rope.dim // 2
+        writer.add_tensor("rope_freqs.weight", np.where(rotated, 1, 1e30).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -216,7 +232,7 @@ def _converted(
             parts |= {name: tensor} if whole else _parts(name, tensor, config)
     found: Tensors = {}
     for name, tensor in _stacked(parts).items():
-        if "pooler" in name or "visual." in name or name.endswith("position_ids"):
+        if _NOT_OF_TEXT.search(name):
             continue
         theirs = _their_name(name, names)
         if kind in _PAIRED and re.search(r"attn_[qk]\.(weight|bias)", theirs):
@@ -277,6 +293,8 @@ def _metadata(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
             found |= plain
         else:
             found |= {**apart, "attention.key_length": config.head_dim, "attention.value_length": latent.rank}
+    if config.full_heads is not None:
+        found |= _of_gemma4(config, config.full_heads, fields.get("text_config", fields))
     if config.sliding_window:
         found["attention.sliding_window"] = config.sliding_window
     if experts is not None:
@@ -306,6 +324,27 @@ def _metadata(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
         original, most = scaling.original_max_position_embeddings, config.max_position_embeddings
         usual = float((1 + np.log(most / original) / np.log(original)) ** 0.5) if most > original else 1.0
         found["rope.scaling.attn_factor"] = scaling.attention_factor or usual
+    return found
+
+
+def _of_gemma4(config: ModelConfig, full: Heads, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs between layers with a window and those without, whose heads are `full`."""
+    windowed, shared = [bool(window) for window in config.layer_windows], fields["num_kv_shared_layers"]
+    assert config.local_rope is not None
+    found: dict[str, Any] = {
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": fields["hidden_size_per_layer_input"],
+        "attention.sliding_window_pattern": windowed,
+        **{f"attention.{part}_length": full.head_dim for part in ("key", "value")},
+        **{f"attention.{part}_length_swa": config.head_dim for part in ("key", "value")},
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": config.local_rope.dim,
+        "rope.freq_base_swa": config.local_rope.theta,
+    }
+    if fields["use_double_wide_mlp"]:
+        found["feed_forward_length"] = list(config.layer_sizes)
+    if full.keys_are_values:
+        found["attention.head_count_kv"] = list(config.kv_head_counts)
     return found
 
 

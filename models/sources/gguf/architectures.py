@@ -5,8 +5,9 @@ from __future__ import annotations
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
 from llmc.models.families.gemma3n import stream_weights
+from llmc.models.families.gemma4 import full_weights
 from llmc.models.layout import Layout
-from llmc.models.sources.gguf import streams
+from llmc.models.sources.gguf import gemma4, streams
 from llmc.models.sources.gguf.architecture import Architecture
 
 _OF_MIXTRAL = Layout(
@@ -15,6 +16,7 @@ _OF_MIXTRAL = Layout(
     expert_down="block_sparse_moe.experts.{}.w2.weight",
 )
 _AROUND = Layout(mlp_norm="pre_feedforward_layernorm")
+_ROUTED_AROUND = Layout(mlp_norm=_AROUND.mlp_norm, router="router.proj")
 _NEIGHBOURS = Layout(interleaved=True)
 _SHARED = Layout(shared="mlp.shared_experts")
 _OF_GPT_OSS = Layout(
@@ -55,6 +57,14 @@ ARCHITECTURES = {
             of_layers=streams.OF_LAYERS,
             of_model=streams.OF_MODEL,
             weights=stream_weights,
+        ),
+        Architecture(
+            "gemma4",
+            "gemma4_text",
+            _ROUTED_AROUND,
+            of_layers=gemma4.OF_LAYERS,
+            of_model=streams.INPUTS_OF_MODEL,
+            weights=full_weights,
         ),
         Architecture("granite", "granite", paired=True),
         Architecture("olmo2", "olmo2"),

@@ -56,6 +56,13 @@ def read_config(
     origin = metadata.origin
     key = f"{architecture.name}.{{}}".format
     more = more_fields(metadata, architecture, shapes)
+
+    def of_layers(ours: str, theirs: str, default: int | None = None) -> int:
+        """An integer of all layers, unless the architecture's own fields have it."""
+        if ours in more and metadata.was_read(key(theirs)):
+            return int(more[ours])
+        return metadata.same_integer(key(theirs), default)
+
     heads = metadata.same_integer(key("attention.head_count"))
     hidden = metadata.integer(key("embedding_length"))
     head_dim = metadata.integer(key("attention.key_length"), max(1, hidden // heads))
@@ -71,10 +78,10 @@ def read_config(
         "model_type": architecture.model_type,
         "vocab_size": _vocabulary(shapes, origin),
         "hidden_size": hidden,
-        "intermediate_size": metadata.same_integer(key("feed_forward_length")),
+        "intermediate_size": of_layers("intermediate_size", "feed_forward_length"),
         "num_hidden_layers": Reader(metadata, architecture, shapes).layers(),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.same_integer(key("attention.head_count_kv"), heads),
+        "num_key_value_heads": of_layers("num_key_value_heads", "attention.head_count_kv", heads),
         "head_dim": head_dim,
         "partial_rotary_factor": _share(rotated, head_dim),
         "rope_theta": metadata.number(key("rope.freq_base"), 10000.0),
@@ -94,7 +101,7 @@ def read_config(
     unread = ((name, value) for name, value in metadata.unread(key("")) if name not in map(key, _HARMLESS))
     ignored = check_known(origin, unread, family, allow_unknown=allow_unknown)
     if ROPE_FACTORS in factors:
-        config = replace(config, rope=replace(config.rope, scaling=with_factors(config, factors[ROPE_FACTORS], origin)))
+        config = replace(config, rope=with_factors(config, factors[ROPE_FACTORS], origin))
     config = _as_tensors_say(config, shapes)
     return with_task_of_file(config, metadata, key("pooling_type"), family, shapes, task, pooling), ignored
 

@@ -104,6 +104,16 @@ class Metadata:
             return None
         return [bool(flag) for flag in value.flags()]
 
+    def integers(self, key: str, count: int) -> list[int]:
+        """An integer per layer, of `count` layers: an array, or one integer for all."""
+        value = self._get(key)
+        if not isinstance(value, ArrayValue):
+            return [self.integer(key)] * count
+        found = value.integers()
+        if len(found) != count:
+            raise self.wrong(key, f"a list of {count} integers")
+        return [Metadata({key: one}, self.origin).integer(key) for one in found]
+
     def same_integer(self, key: str, default: int | None = None) -> int:
         """An integer, or an array that repeats one integer: values that could differ by layer but do not."""
         value = self._get(key, default)

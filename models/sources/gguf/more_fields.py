@@ -7,6 +7,7 @@ from typing import Any
 
 from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.encoder_fields import ENCODERS
+from llmc.models.sources.gguf.gemma4 import read_gemma4
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral, qwen3moe
 from llmc.models.sources.gguf.reader import Reader, Shapes
@@ -171,6 +172,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3n": read_streams,
+    "gemma4": read_gemma4,
     "granite": granite,
     "starcoder2": _starcoder2,
     "baichuan": _baichuan,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from llmc.models.brief import brief
-from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.config import ModelConfig, Rope, RopeScaling
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.architecture import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
@@ -17,6 +18,7 @@ from llmc.models.sources.gguf.metadata import Metadata
 
 Factors = Mapping[str, Array]
 """Factors by tensor name."""
+_NEVER = 1e30  # divides frequencies of pairs that are not rotated
 
 
 def rope_scaling(metadata: Metadata, key: str, context: int, factors: Factors) -> dict[str, Any] | None:
@@ -92,8 +94,8 @@ def _check(factors: Array, name: str, origin: str) -> None:
         raise ModelError(f"{origin}: tensor {name} has the factor {bad}; download the file again")
 
 
-def with_factors(config: ModelConfig, factors: Array, origin: str) -> RopeScaling | None:
-    """Divisors of the frequencies, which exclude any other scaling."""
+def with_factors(config: ModelConfig, factors: Array, origin: str) -> Rope:
+    """The model's rope with divisors of its frequencies, which exclude any other scaling."""
     if factors.shape != (config.rope.dim // 2,):
         raise ModelError(
             f"{origin}: tensor {ROPE_FACTORS} has shape {list(factors.shape)} where the metadata imply "
@@ -101,11 +103,16 @@ def with_factors(config: ModelConfig, factors: Array, origin: str) -> RopeScalin
         )
     _check(factors, ROPE_FACTORS, origin)
     if bool((factors == 1).all()):
-        return config.rope.scaling
+        return config.rope
     if config.rope.scaling is not None:
         raise ModelError(
             f"{origin} has both {ROPE_FACTORS} and rope scaling {config.rope.scaling.rope_type}, of which llmc "
             "knows no order; convert the model again"
         )
-    length = config.max_position_embeddings
-    return RopeScaling("factors", 1.0, length, frequency_factors=tuple(float(f) for f in factors))
+    length, plain = config.max_position_embeddings, int((factors == 1).argmin())
+    head_dim = config.head_dim if config.full_heads is None else config.full_heads.head_dim
+    if plain and config.rope.dim == head_dim and bool((factors[plain:] >= _NEVER).all()):
+        scaling = RopeScaling("proportional", 1.0, length, head_dim=head_dim)
+        return replace(config.rope, dim=2 * plain, scaling=scaling)
+    scaling = RopeScaling("factors", 1.0, length, frequency_factors=tuple(float(f) for f in factors))
+    return replace(config.rope, scaling=scaling)

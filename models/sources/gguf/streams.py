@@ -8,10 +8,20 @@ from typing import Any
 
 from llmc.models.sources.gguf.reader import Reader
 
-OF_LAYERS = {
+INPUTS_OF_LAYERS = {
     "inp_gate.weight": "per_layer_input_gate.weight",
     "proj.weight": "per_layer_projection.weight",
     "post_norm.weight": "post_per_layer_input_norm.weight",
+}
+"""Tensors of a layer that mix its token input into its result, theirs to those of a checkpoint."""
+INPUTS_OF_MODEL = {
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+"""The same of tensors that make all layers' token inputs."""
+OF_LAYERS = {
+    **INPUTS_OF_LAYERS,
     "altup_router.weight": "altup.modality_router.weight",
     "altup_router_norm.weight": "altup.router_norm.weight",
     "altup_predict_coef.weight": "altup.prediction_coefs.weight",
@@ -23,9 +33,7 @@ OF_LAYERS = {
 }
 """Tensors of a layer, theirs to those of a checkpoint."""
 OF_MODEL = {
-    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
-    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
-    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    **INPUTS_OF_MODEL,
     "altup_proj.weight": "model.altup_projections.{}.weight",
     "altup_unembd_proj.weight": "model.altup_unembed_projections.{}.weight",
 }
@@ -46,10 +54,15 @@ def read_streams(read: Reader) -> dict[str, Any]:
         "altup_num_inputs": read.integer("altup.num_inputs"),
         "num_kv_shared_layers": read.metadata.integer(read.key("attention.shared_kv_layers"), minimum=0),
         "hidden_size_per_layer_input": read.integer("embedding_length_per_layer_input"),
-        "vocab_size_per_layer_input": read.shapes.get("per_layer_token_embd.weight", (1,))[0],
+        "vocab_size_per_layer_input": input_vocab(read),
         "laurel_rank": read.rows("laurel_l.weight") or None,
         "activation_sparsity_pattern": _sparsity(read),
     }
+
+
+def input_vocab(read: Reader) -> int:
+    """Tokens that have an input of each layer; 1 without a table of them."""
+    return read.shapes.get("per_layer_token_embd.weight", (1,))[0]
 
 
 def _sparsity(read: Reader) -> list[float] | None:
