@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from bench.shapes import SHAPES, is_norm, named
+from bench.shapes import SHAPES, is_norm, named, of_layers
 
 
 def tensors(shape: dict[str, object], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -69,14 +69,20 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     return found
 
 
+def config_of(shape: dict[str, object]) -> dict[str, object]:
+    """The content of config.json."""
+    activation = {} if "hidden_activation" in shape else {"hidden_act": "silu"}
+    return {**activation, **shape, "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
+
+
 def write(name: str, output: Path, seed: int = 0, shard_bytes: int | None = None, layers: int | None = None) -> None:
     """Writes the model `name` of SHAPES into the directory `output`; the weights are a function of name and seed.
 
     layers: instead of the shape's own number.
     """
-    shape = SHAPES[name] if layers is None else {**SHAPES[name], "num_hidden_layers": layers}
+    shape = SHAPES[name] if layers is None else of_layers(SHAPES[name], layers)
     output.mkdir(parents=True, exist_ok=True)
-    config = {"hidden_act": "silu", **shape, "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
+    config = config_of(shape)
     vocab_size = shape["vocab_size"]
     assert isinstance(vocab_size, int)
     tokenizer(vocab_size).save(str(output / "tokenizer.json"))

@@ -204,6 +204,14 @@ def _of_family(shape: dict[str, object]) -> Sized:
             yield source.name, source.stored_shape
 
 
+def of_layers(shape: dict[str, object], count: int) -> dict[str, object]:
+    """The first layers of a shape, of which none shares keys of another."""
+    found = {**shape, "num_hidden_layers": count}
+    if isinstance(kinds := shape.get("layer_types"), list):
+        found |= {"layer_types": kinds[:count], "num_kv_shared_layers": 0}
+    return found
+
+
 def is_norm(name: str, size: tuple[int, ...]) -> bool:
     """Whether a tensor holds factors: of a norm, or of a layer."""
     return len(size) == 1 and name.endswith(("norm.weight", "layer_scalar"))

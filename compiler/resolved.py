@@ -212,8 +212,8 @@ class Resolved:
         """Logical shapes, by name, of everything that graphs of one rank may read as a weight."""
         targets = get_family(self.model.model_type).weight_map(self.model).targets
         tables = table_shapes(self.model, self.max_model_len)
-        counts = self.model.kv_head_counts if self.kv_scales else ()
-        scales = {kv_scales_name(layer): (2 * count,) for layer, count in enumerate(counts)}
+        counts = self.model.kv_head_counts if self.kv_scales else {}
+        scales = {kv_scales_name(layer): (2 * count,) for layer, count in counts.items()}
         whole = {**{target.name: target.shape for target in targets}, **scales, **tables}
         return whole if self.partition is None else self.partition.rank_shapes(whole)
 
@@ -236,17 +236,18 @@ class Resolved:
                 parameter = parameter.with_rows(_gate_and_up(order))
             yield parameter
         if self.kv_scales:
-            for layer, scales in enumerate(self._stated_kv_scales(checkpoint)):
+            for layer, scales in zip(self.model.kv_head_counts, self._stated_kv_scales(checkpoint), strict=True):
                 yield Parameter.of(kv_scales_name(layer), "f32", np.ascontiguousarray(scales.reshape(-1)))
         for name, table in tables(self.model, self.max_model_len):
             yield Parameter.of(name, "f32", table)
 
     def _stated_kv_scales(self, checkpoint: Checkpoint) -> list[Array]:
-        """Per layer, float32 [2, heads], keys before values. Raises CompileError if they are unavailable."""
+        """Of each layer of `kv_head_counts`, float32 [2, heads], keys before values. Raises CompileError if they are
+        unavailable."""
         counts = self.model.kv_head_counts
         if self.kv_scale_values:
             values = np.array(self.kv_scale_values, np.float32)
-            return [np.broadcast_to(value, (2, count)) for value, count in zip(values, counts, strict=True)]
+            return [np.broadcast_to(values[layer], (2, count)) for layer, count in counts.items()]
         stated = checkpoint.kv_scales(self.kv_dtype, counts) if self.kv_scales == "checkpoint" else None
         if stated is None:
             raise CompileError(

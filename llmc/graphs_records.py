@@ -92,11 +92,6 @@ class ModelRecord:
         """Number format of the KV cache."""
         return BY_CODE[self.kv_dtype]
 
-    @property
-    def kv_block_bytes(self) -> int:
-        """Bytes of a KV block: keys and values of all layers, if these do not differ."""
-        return self.num_layers * (self.key_block_bytes + self.value_block_bytes)
-
     def kv_widths(self) -> tuple[int, int]:
         """Stored elements per token of a head's keys and of its values, if layers do not differ; includes padding,
         excludes scales."""
@@ -193,7 +188,7 @@ def kv_block_bytes(model: ModelRecord, kv_layers: Sequence[KvLayerRecord], stage
         parts = [kv_layers[s.first_layer : s.first_layer + s.num_layers] for s in stages] or [kv_layers]
         return max(sum(layer.block_bytes for layer in part) for part in parts)
     layers = max((stage.num_layers for stage in stages), default=model.num_layers)
-    return model.kv_block_bytes // model.num_layers * layers
+    return layers * (model.key_block_bytes + model.value_block_bytes)
 
 
 @dataclass(frozen=True)

@@ -431,9 +431,10 @@ class ModelConfig:
         return heads.num_kv_heads, heads.head_dim
 
     @property
-    def kv_head_counts(self) -> tuple[int, ...]:
-        """KV heads per layer of the model."""
-        return tuple(self.heads(layer).num_kv_heads for layer in range(self.num_layers))
+    def kv_head_counts(self) -> dict[int, int]:
+        """KV heads by layer, of layers that make keys and values."""
+        layers = filter(self.makes_kv, range(self.num_layers))
+        return {layer: self.heads(layer).num_kv_heads for layer in layers}
 
     def qkv_parts(self, layer: int) -> tuple[int, ...]:
         """Rows of the parts of the fused projection: the gate if there is one, then q, then k and v if the layer makes

@@ -37,6 +37,11 @@ def sound_scaling(config: ModelConfig, length: int) -> dict[str, object]:
         kind = "yarn" if scaling.rope_type in ("llama3", "factors", "longrope") else scaling.rope_type
     factor = math.ceil(2 * length / original) / 2
     entry: dict[str, object] = {"rope_type": kind, "factor": factor}
+    if scaling is not None and scaling.head_dim is not None and config.local_rope is not None:
+        share = config.rope.dim / scaling.head_dim
+        entry |= {"partial_rotary_factor": share, "rope_theta": config.rope.theta}
+        local = {"rope_type": "default", "rope_theta": config.local_rope.theta}
+        return {"full_attention": entry, "sliding_attention": local}
     if kind == "yarn":
         entry["original_max_position_embeddings"] = original
     return entry

@@ -27,7 +27,7 @@ from llmc.models.families.falcon import FALCON
 from llmc.models.families.family import Family
 from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, VAULTGEMMA
 from llmc.models.families.gemma3n import GEMMA3N, GEMMA3N_TEXT
-from llmc.models.families.gemma4 import GEMMA4, GEMMA4_TEXT
+from llmc.models.families.gemma4 import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED, GEMMA4_UNIFIED_TEXT
 from llmc.models.families.glm import GLM, GLM4
 from llmc.models.families.gpt2 import GPT2, GPT_BIGCODE
 from llmc.models.families.gpt_neo import GPT_NEO
@@ -126,6 +126,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA3N_TEXT,
         GEMMA4,
         GEMMA4_TEXT,
+        GEMMA4_UNIFIED,
+        GEMMA4_UNIFIED_TEXT,
         GLM,
         GLM4,
         GLM4_MOE,

@@ -64,17 +64,22 @@ class Model:
 
     @classmethod
     def of(cls, shape: Mapping[str, Any], weight_bytes: int, kv_token_bytes: int) -> Model:
-        """weight_bytes: of all weights as the artifact has them. The embedding counts as bf16."""
-        sizes = {name: prod(size) for name, size in named(dict(shape)) if len(size) > 1}
+        """weight_bytes: of all weights as the artifact has them. Embeddings count as bf16."""
+        shapes = {name: size for name, size in named(dict(shape)) if len(size) > 1}
+        sizes = {name: prod(size) for name, size in shapes.items()}
         table = sizes["model.embed_tokens.weight"]
         head = sizes.get("lm_head.weight", table)
-        width = int(shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"])
+        # A step reads some rows of each.
+        tables = sizes.get("model.embed_tokens_per_layer.weight", 0) + (0 if shape["tie_word_embeddings"] else table)
+        attended = sum(
+            size[1] for name, size in shapes.items() if name.endswith(("o_proj.weight", "attn.dense.weight"))
+        )
         return cls(
-            weight_bytes - (0 if shape["tie_word_embeddings"] else 2 * table),
+            weight_bytes - 2 * tables,
             kv_token_bytes,
             sum(size for name, size in sizes.items() if name.startswith("model.layers.")),
             head,
-            2 * int(shape["num_hidden_layers"]) * int(shape["num_attention_heads"]) * width,
+            2 * attended,
         )
 
     def least_s(self, limits: Limits, parts: Sequence[tuple[int, int]]) -> float:

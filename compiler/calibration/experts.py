@@ -212,7 +212,6 @@ class _Expert:
             None if bias is None else torch.from_numpy(bias[self._rows(GATE_UP)]),
             self._config.gate_limit,
             self._config.gate_gain,
-            self._config.activation,
         )
         return self._runner.moments_of(inner.numpy(), weights)
 

@@ -1,14 +1,16 @@
 """Gemma 4, for text: heads of layers without a window are of another size and number, and their keys may be values.
 
 Small models have token inputs, and later layers share keys and values; large ones may have experts beside each plain
-block. model_type `gemma4_text` is the decoder alone; `gemma4` also reads images, and may read sound.
+block. model_type `gemma4_text` is the decoder alone; `gemma4` also reads images, and may read sound. The 12B model,
+`gemma4_unified` and `gemma4_unified_text`, has neither token inputs nor experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +36,13 @@ _LAYOUT = Layout(
     expert_gate_up=("experts.gate_up_proj",),
     expert_down="experts.down_proj",
 )
-_WITHIN = within(_LAYOUT, "vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
+_WITHIN = within(_LAYOUT, "vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+_WITHIN_UNIFIED = within(_LAYOUT, "vision_embedder.", "embed_vision.", "embed_audio.")
+# Files of other programs have a tensor for each matrix of an expert.
+_EXPERTS_APART = tuple(
+    (tuple(f"{place}.{{}}.{part}_proj.weight" for part in ("gate", "up")), f"{place}.{{}}.down_proj.weight")
+    for place in ("experts", "moe.experts")
+)
 _PERIOD = 6  # of layers, the last of which has no window
 _HEAD_DIM, _FULL_HEAD_DIM = 256, 512
 _SIZES = {
@@ -43,6 +51,9 @@ _SIZES = {
     "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
 """Defaults of config.json."""
+_SIZES_UNIFIED = {
+    **_SIZES, "sliding_window": 1024, "max_position_embeddings": 262144, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 _THETA, _PARTIAL, _LOCAL_THETA = 1e6, 0.25, 1e4
 
 
@@ -90,12 +101,24 @@ def _ropes(fields: Fields, full_dim: int) -> tuple[Rope, Rope]:
     stated = rope_table(fields)
     full, local = stated.table("full_attention"), stated.table("sliding_attention")
     if full is None and local is None:
+        # transformers then takes the usual values; files of ExecuTorch state them outside of a table.
         full = Fields({"rope_type": "proportional"}, fields.origin)
         rope = rope_of(fields, full, positions, full_dim, theta=_THETA, partial=_PARTIAL)
         return rope, Rope(fields.number("rope_local_base_freq", _LOCAL_THETA), head_dim)
     if full is None or local is None:
         raise ModelError(f"{stated.origin} lacks full_attention or sliding_attention; correct it")
-    return rope_of(fields, full, positions, full_dim), rope_of(fields, local, positions, head_dim)
+    return _rope(full, positions, full_dim), _rope(local, positions, head_dim)
+
+
+def _rope(table: Fields, positions: int, head_dim: int) -> Rope:
+    """Of one kind of layer. Its table says all: what is beside it is of none."""
+    found = rope_of(Fields({}, table.origin), table, positions, head_dim)
+    if found.scaling is None and found.dim != head_dim:
+        raise ModelError(
+            f"{table.origin}: partial_rotary_factor {table.raw('partial_rotary_factor')} does nothing with rope_type "
+            "default; take it out, or correct rope_type"
+        )
+    return found
 
 
 def _experts(fields: Fields) -> Experts:
@@ -121,10 +144,12 @@ def _last_full(windows: tuple[int, ...]) -> tuple[int, ...]:
     return (*windows[:-1], 0)
 
 
-def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    fields = fields.with_values(**{name: value for name, value in _SIZES.items() if not fields.mentions(name)})
-    if fields.raw("use_bidirectional_attention", None) == "all":
-        raise ModelError(f"{fields.origin}: use_bidirectional_attention 'all' is not supported")
+def read_config(fields: Fields, generation: Fields, sizes: Mapping[str, Any] = _SIZES) -> ModelConfig:
+    """sizes: values of fields that are missing."""
+    fields = fields.with_values(**{name: value for name, value in sizes.items() if not fields.mentions(name)})
+    # "vision": tokens of images see later ones of theirs; a text has none.
+    if (reads := fields.raw("use_bidirectional_attention", "vision")) not in ("vision", False):
+        raise ModelError(f"{fields.origin}: use_bidirectional_attention {brief(reads)} is not supported")
     windows = _last_full(all_but(fields, stated_window(fields, 512), _PERIOD))
     full, bias = _full_heads(fields, windows), fields.flag("attention_bias", False)
     rope, local = _ropes(fields, full.head_dim)
@@ -215,8 +240,11 @@ def full_weights(layout: Layout, config: ModelConfig) -> WeightMap:
     for i in range(config.num_layers):
         prefix = layout.layer.format(i)
         targets += _of_layer(config, f"layers.{i}", prefix)
-        if not config.makes_kv(i):
-            unused |= {f"{prefix}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")}
+        # As in transformers; some files have them.
+        ignored = () if config.makes_kv(i) else ("k_proj", "v_proj", "k_norm", "v_norm")
+        if config.heads(i).keys_are_values:
+            ignored = (*ignored, "v_proj")
+        unused |= {f"{prefix}.self_attn.{name}.{kind}" for name in ignored for kind in ("weight", "bias")}
     return replace(found, targets=tuple(targets), unused=frozenset(unused))
 
 
@@ -229,27 +257,43 @@ def build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:
     return TokenInputDecoder(config, config.token_inputs, act_dtype, max_len)
 
 
+def _apart(layout: Layout) -> tuple[Callable[[ModelConfig], WeightMap], ...]:
+    """Maps of files with a tensor for each matrix of an expert."""
+    layouts = [replace(layout, expert_gate_up=first, expert_down=down) for first, down in _EXPERTS_APART]
+    return tuple(partial(full_weights, found) for found in layouts)
+
+
+def read_unified(fields: Fields, generation: Fields) -> ModelConfig:
+    return read_config(fields, generation, _SIZES_UNIFIED)
+
+
 def read_config_with_images(fields: Fields, generation: Fields) -> ModelConfig:
-    return replace(
-        read_config(text_fields(fields, {**_SIZES, "model_type": "gemma4_text"}), generation),
-        model_type=fields.text("model_type"),
-    )
+    kind = fields.text("model_type")
+    sizes = _SIZES_UNIFIED if kind == "gemma4_unified" else _SIZES
+    text = text_fields(fields, {**sizes, "model_type": f"{kind}_text"})
+    return replace(read_config(text, generation, sizes), model_type=kind)
 
 
-# "vision": tokens of images see later ones of theirs; a text has none.
-_HARMLESS = frozenset({"use_bidirectional_attention"})
 _OF_MEDIA = frozenset({
     "audio_config", "audio_ms_per_token", "audio_sample_rate", "audio_seq_length", "audio_token_id", "boa_token_id",
     "eoa_token_id", "eoa_token_index", "max_audio_length_sec", "special_tokens", "vision_soft_tokens_per_image",
 })  # fmt: skip
-GEMMA4_TEXT = Family(
-    "gemma4_text", read_config, lambda config: full_weights(_LAYOUT, config), build, harmless=_HARMLESS
-)
+GEMMA4_TEXT = Family("gemma4_text", read_config, partial(full_weights, _LAYOUT), build, other_maps=_apart(_LAYOUT))
 GEMMA4 = Family(
     "gemma4",
     read_config_with_images,
-    lambda config: full_weights(_WITHIN, config),
+    partial(full_weights, _WITHIN),
     build,
-    harmless=harmless_with_images(_HARMLESS) | _OF_MEDIA,
+    other_maps=_apart(_WITHIN),
+    harmless=harmless_with_images(frozenset()) | _OF_MEDIA,
+    neutral=neutral_with_images({}),
+)
+GEMMA4_UNIFIED_TEXT = Family("gemma4_unified_text", read_unified, partial(full_weights, _LAYOUT), build)
+GEMMA4_UNIFIED = Family(
+    "gemma4_unified",
+    read_config_with_images,
+    partial(full_weights, _WITHIN_UNIFIED),
+    build,
+    harmless=harmless_with_images(frozenset()) | _OF_MEDIA,
     neutral=neutral_with_images({}),
 )

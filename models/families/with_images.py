@@ -27,7 +27,7 @@ OF_IMAGES = frozenset({
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None, table: str = _TEXT) -> Fields:
     """The decoder's fields in config.json. defaults: values omitted when usual. The outer table decides first whether
-    the embedding is tied."""
+    the embedding is tied, and where a text ends, as in transformers."""
     text = fields.table(table)
     if text is None:
         raise ModelError(f"{fields.origin} lacks the field {table!r}")
@@ -35,8 +35,9 @@ def text_fields(fields: Fields, defaults: Mapping[str, Any] | None = None, table
     found = {name: fields.raw(name) for name in _OF_THE_WHOLE if fields.has(name)}
     if not text.has("dtype") and not text.has("torch_dtype"):
         found["dtype"] = dtype
+    outer = {name: found[name] for name in _OF_THE_WHOLE if name in found}
     found = {**(defaults or {}), **found}
-    found = {name: value for name, value in found.items() if not text.has(name)}
+    found = {name: value for name, value in found.items() if not text.has(name)} | outer
     if text.has(_TIED) or fields.has(_TIED):
         found[_TIED] = fields.raw(_TIED, text.raw(_TIED, False))
     return text.with_values(**found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -91,10 +91,10 @@ class Checkpoint(ABC):
         """Names of tensors that adapters change; the model must read them."""
         return frozenset()
 
-    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+    def kv_scales(self, kv_dtype: str, kv_heads: Mapping[int, int]) -> list[Array] | None:
         """Per layer, float32 [2, heads]: the divisors of keys and values for a KV cache of this dtype.
 
-        kv_heads: KV heads per layer. None if the model states none. Raises ModelError.
+        kv_heads: their number, by layer. None if the model states none. Raises ModelError.
         """
         return None
 

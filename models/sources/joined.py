@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from llmc.models.convert import Array
 from llmc.models.sources.base import Checkpoint, Tensor
@@ -47,7 +47,7 @@ class JoinedCheckpoint(Checkpoint):
     def adapted(self) -> frozenset[str]:
         return self._whole.adapted()
 
-    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+    def kv_scales(self, kv_dtype: str, kv_heads: Mapping[int, int]) -> list[Array] | None:
         return self._whole.kv_scales(kv_dtype, kv_heads)
 
     def called(self, name: str) -> str:

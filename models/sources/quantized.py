@@ -167,7 +167,7 @@ class QuantizedCheckpoint(Checkpoint):
     def release(self) -> None:
         self._plain.release()
 
-    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+    def kv_scales(self, kv_dtype: str, kv_heads: Mapping[int, int]) -> list[Array] | None:
         stated = self._stored.kv_scales
         if stated is None or stated.dtype != kv_dtype:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +28,9 @@ class KvScales:
     dtype: str
     tensors: Mapping[tuple[int, str], tuple[str, StoredTensor]]
 
-    def read(self, kv_heads: Sequence[int]) -> Iterator[Floats]:
-        """Per layer, float32 [2, heads], keys before values. kv_heads: KV heads per layer. Raises QuantizeError."""
-        for layer, heads in enumerate(kv_heads):
+    def read(self, kv_heads: Mapping[int, int]) -> Iterator[Floats]:
+        """Per layer, float32 [2, heads], keys before values. kv_heads: their number, by layer. Raises QuantizeError."""
+        for layer, heads in kv_heads.items():
             scales = np.empty((2, heads), np.float32)
             for which, kind in enumerate("kv"):
                 found = self.tensors.get((layer, kind))

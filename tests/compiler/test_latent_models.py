@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.dry_run import describable, dry_run
 from llmc.compiler.resolve import resolve
+from llmc.graphs_records import kv_block_bytes
 from llmc.models.eager import load_model
 from llmc.quantize import QuantConfig
 
@@ -120,7 +121,7 @@ def test_real_configurations(name: str, layers: int, rank: int | None, experts: 
     assert model.latent is not None
     assert model.experts is not None
     assert (model.num_layers, model.latent.query_rank, model.experts.count) == (layers, rank, experts)
-    assert record.kv_block_bytes // record.block_size == layers * 576 * 2
+    assert kv_block_bytes(record, ()) // record.block_size == layers * 576 * 2
     scaling = model.rope.scaling
     assert scaling is not None
     assert scaling.mscale_all_dim is not None
@@ -135,7 +136,7 @@ def test_minicpm3_as_published() -> None:
     model, record = resolved.model, resolved.model_record()
     assert model.latent is not None
     assert (model.latent.query_rank, model.latent.key_dim, model.latent.value_dim) == (768, 288, 64)
-    assert record.kv_block_bytes // record.block_size == 62 * 288 * 2
+    assert kv_block_bytes(record, ()) // record.block_size == 62 * 288 * 2
     assert (model.embedding_multiplier, model.logit_multiplier) == (12.0, 0.1)
     assert model.residual_multiplier == pytest.approx(1.4 / 62**0.5)
     assert model.rope.scaling is not None

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -16,7 +17,7 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, load_config, load_parameters, open_source
 from llmc.models.config import Experts, Heads, ModelConfig
-from llmc.models.context import trained_length
+from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import Array
 from llmc.models.eager import load_model
 from llmc.models.registry import FAMILIES
@@ -104,10 +105,14 @@ def test_a_stretched_gemma_reads_as_much_as_it_says(tmp_path: Path) -> None:
 def test_what_a_gemma_4_may_not_say(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "m", "gemma4_text", **CASES["gemma4_text-large"][1])
     fields = json.loads((path / "config.json").read_text())
-    by_layer = fields["per_layer_config"]
+    by_layer, ropes = fields["per_layer_config"], fields["rope_parameters"]
+    half = {**ropes["sliding_attention"], "partial_rotary_factor": 0.4}
     assert by_layer.keys() == {"1", "2"}
     for told, said in (
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ({"rope_parameters": {**ropes, "sliding_attention": half}}, "partial_rotary_factor 0.4 does nothing with"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25, which llmc does not know"),
         ({"per_layer_config": {**by_layer, "0": {"head_dim": 8}}}, "0: a layer with a window has heads of its own"),
         ({"per_layer_config": {"1": by_layer["1"]}}, "layers without a window differ in their heads"),
         ({"per_layer_config": {**by_layer, "2": {"sliding_window": 8}}}, "2: 'sliding_window' of a layer is not"),
@@ -124,6 +129,55 @@ def test_what_a_gemma_4_may_not_say(tmp_path: Path) -> None:
         (path / "config.json").write_text(json.dumps({**fields, **told}))
         with pytest.raises(ModelError, match=said):
             load_config(path)
+
+
+@pytest.mark.parametrize("place", ["experts", "moe.experts"])
+def test_experts_of_a_gemma_4_one_by_one(place: str, tmp_path: Path) -> None:
+    """As programs that quantize them write them."""
+    family, fields = CASES["gemma4_text-experts"]
+    path = make_tiny_model(tmp_path / "m", family, **fields)
+    file, before, tensors = path / "model.safetensors", parameters_of(path), load_file(path / "model.safetensors")
+    apart = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(3):
+        gate_up, down = (tensors[f"model.layers.{layer}.experts.{name}"] for name in ("gate_up_proj", "down_proj"))
+        for expert in range(len(down)):
+            gate, up = np.split(gate_up[expert], 2)
+            for name, tensor in (("gate", gate), ("up", up), ("down", down[expert])):
+                apart[f"model.layers.{layer}.{place}.{expert}.{name}_proj.weight"] = np.ascontiguousarray(tensor)
+    save_file(apart, file)
+    after = parameters_of(path)
+    assert before.keys() == after.keys()
+    assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
+
+
+def test_what_a_gemma_4_need_not_say(tmp_path: Path) -> None:
+    """Tensors that nothing reads, and ends of a text that the whole model has."""
+    path = make_tiny_model(tmp_path / "m", "gemma4", **CASES["gemma4"][1])
+    before, tensors = parameters_of(path), load_file(path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "eos_token_id": [2, 7]}))
+    (path / "generation_config.json").unlink(missing_ok=True)
+    unread = ("k_proj.weight", "v_proj.bias", "k_norm.weight", "v_norm.weight")
+    others = {f"model.language_model.layers.6.self_attn.{name}": np.ones(4, np.float32) for name in unread}
+    save_file({**tensors, **others}, path / "model.safetensors")
+    assert all(parameters_of(path)[name].tobytes() == value.tobytes() for name, value in before.items())
+    found = load_config(path)
+    assert found.eos_token_ids == (2, 7)
+    assert found.kv_head_counts == dict.fromkeys(range(4), 1)
+
+
+def test_a_longer_context_of_a_gemma_4(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m", "gemma4_text", **CASES["gemma4_text-large"][1])
+    before, fields = load_config(path), json.loads((path / "config.json").read_text())
+    advice = sound_scaling(before, 512)
+    (path / "config.json").write_text(json.dumps({**fields, "rope_parameters": advice}))
+    after = load_config(path)
+    assert trained_length(after) == 512
+    assert (after.rope.dim, after.rope.theta, after.local_rope) == (
+        before.rope.dim,
+        before.rope.theta,
+        before.local_rope,
+    )
 
 
 def test_a_gemma_4_as_published_says_the_same(tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ READ_WHERE_THEY_DECIDE = {
     ("qwen2_5_vl", "sliding_window"),
     ("exaone_moe", "sliding_window_pattern"), ("gpt_neo", "attention_layers"),
     ("granitemoehybrid", "intermediate_size"),
-    ("gemma4", "use_bidirectional_attention"), ("gemma4_text", "use_bidirectional_attention"),
     ("granitemoehybrid", "num_experts_per_tok"), ("vaultgemma", "hidden_act"),
     *((family, name) for family, names in OF_LINEAR_LAYERS.items() for name in names),
     ("qwen3_next", "moe_intermediate_size"), ("qwen3_next", "shared_expert_intermediate_size"),

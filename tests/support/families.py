@@ -73,6 +73,7 @@ GEMMA4_LARGE = {
     "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0,
 }
+GEMMA4_UNIFIED = {name: value for name, value in GEMMA4_LARGE.items() if name != "hidden_size_per_layer_input"}
 GEMMA4_EXPERTS = {
     **GEMMA4_LARGE,
     "enable_moe_block": True,
@@ -315,6 +316,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-large": ("gemma4", GEMMA4_LARGE),
     "gemma4-experts": ("gemma4", GEMMA4_EXPERTS),
     "gemma4_text": ("gemma4_text", GEMMA4),
+    "gemma4_unified": ("gemma4_unified", GEMMA4_UNIFIED),
+    "gemma4_unified_text": ("gemma4_unified_text", GEMMA4_UNIFIED),
+    "gemma4_unified_text-odd": (
+        "gemma4_unified_text",
+        {
+            **GEMMA4_UNIFIED,
+            "num_hidden_layers": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+            "num_kv_shared_layers": 1,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1e6,
+                    "partial_rotary_factor": 0.4,
+                    "factor": 4.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "gemma4_text-experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma4_text-large": ("gemma4_text", GEMMA4_LARGE),
     "glm": ("glm", {}),

@@ -344,7 +344,7 @@ def _of_gemma4(config: ModelConfig, full: Heads, fields: Mapping[str, Any]) -> d
     if fields["use_double_wide_mlp"]:
         found["feed_forward_length"] = list(config.layer_sizes)
     if full.keys_are_values:
-        found["attention.head_count_kv"] = list(config.kv_head_counts)
+        found["attention.head_count_kv"] = [config.heads(layer).num_kv_heads for layer in range(config.num_layers)]
     return found
 
 

@@ -16,6 +16,7 @@ from transformers import (
     DeepseekVLForConditionalGeneration,
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Idefics2ForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
@@ -86,6 +87,7 @@ _WITH_EYES = {
     "deepseek_vl": DeepseekVLForConditionalGeneration,
     "gemma3": Gemma3ForConditionalGeneration,
     "gemma4": Gemma4ForConditionalGeneration,
+    "gemma4_unified": Gemma4UnifiedForConditionalGeneration,
     "idefics2": Idefics2ForConditionalGeneration,
     "idefics3": Idefics3ForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
@@ -120,7 +122,9 @@ _OF_TEXT = {
 }
 """Their decoder's config, where it is not called as the whole is."""
 WITHIN = "gemma3n"
-_UNSCALED = (WITHIN, f"{WITHIN}_text", "gemma4", "gemma4_text")
+_UNSCALED = (
+    WITHIN, f"{WITHIN}_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text",
+)  # fmt: skip
 """Whose scores are not scaled."""
 BEHIND = "multi_modality"
 """As those, but the tiny ones have the decoder alone."""
@@ -177,6 +181,7 @@ _OF_EYES: dict[str, dict[str, Any]] = {
         "vision_config": {**_EYES, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
         "audio_config": None,
     },
+    "gemma4_unified": {"vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 4}, "audio_config": None},
     "llama4": {
         "vision_config": {**_EYES, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     },

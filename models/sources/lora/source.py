@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -192,7 +192,7 @@ class MergedCheckpoint(Checkpoint):
         for adapter in self._adapters:
             adapter.release()
 
-    def kv_scales(self, kv_dtype: str, kv_heads: Sequence[int]) -> list[Array] | None:
+    def kv_scales(self, kv_dtype: str, kv_heads: Mapping[int, int]) -> list[Array] | None:
         return self._base.kv_scales(kv_dtype, kv_heads)
 
     def called(self, name: str) -> str:

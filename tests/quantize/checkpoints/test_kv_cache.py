@@ -38,13 +38,13 @@ def test_names_that_vllm_reads(key: str, value: str) -> None:
     assert found is not None
     assert found.dtype == "fp8_e4m3"
     expected = np.array([[[0.25] * 3, [0.5] * 3], [[0.5] * 3, [0.5] * 3]], np.float32)
-    np.testing.assert_array_equal(list(found.read([3, 3])), expected)
+    np.testing.assert_array_equal(list(found.read({0: 3, 1: 3})), expected)
 
 
 def test_one_scale_of_both_and_one_a_head() -> None:
     found = find_kv_scales(section(), {ATTENTION.format(0) + "kv_scale": stored([[1.0], [2.0]], np.float16)})
     assert found is not None
-    np.testing.assert_array_equal(list(found.read([2])), np.array([[[1, 2], [1, 2]]], np.float32))
+    np.testing.assert_array_equal(list(found.read({0: 2})), np.array([[[1, 2], [1, 2]]], np.float32))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_bad_scales_are_one_sentence(change: dict[str, StoredTensor], message: s
     found = find_kv_scales(section(), tensors)
     assert found is not None
     with pytest.raises(QuantizeError, match=message):
-        list(found.read([3, 3]))
+        list(found.read({0: 3, 1: 3}))
 
 
 def test_a_layer_without_scales() -> None:
     found = find_kv_scales(section(), scales_of("k_scale", "v_scale"))
     assert found is not None
     with pytest.raises(QuantizeError, match=r"no k_scale of layer 2"):
-        list(found.read([1, 1, 1]))
+        list(found.read({0: 1, 1: 1, 2: 1}))
 
 
 def test_a_scheme_of_four_bits_is_refused() -> None:
