@@ -138,9 +138,10 @@ NAMES_LIKE_FAMILIES = {
     # What a GGUF file calls kinds of tokenizers.
     "compiler/calibration/gguf/tokenizer.py": {"gpt2", "llama"},
     # Values of --tool-call-parser and --reasoning-parser, after the models that wrote their format first.
-    "runtime/server/reasoning.py": {"qwen3"},
+    "runtime/server/reasoning.py": {"gemma4", "qwen3"},
+    "runtime/server/tools/gemma4.py": {"gemma4"},
     "runtime/server/tools/mistral.py": {"mistral"},
-    "runtime/server/tools/registry.py": {"qwen", "mistral"},
+    "runtime/server/tools/registry.py": {"gemma4", "qwen", "mistral"},
 }
 """Texts that are a family's model_type, and also name something else."""
 

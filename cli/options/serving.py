@@ -46,12 +46,12 @@ SERVING = ConfigFlags(
     generation_config=Flag("Sampling defaults; auto: the model's; none: OpenAI's.", metavar="auto|none"),
     chat_template=Flag("Jinja chat template, instead of the model's.", metavar="FILE"),
     tool_call_parser=Flag(
-        "Format of the model's tool calls: auto, none, hermes, qwen, llama3_json, mistral.",
+        "Format of the model's tool calls: auto, none, hermes, qwen, llama3_json, mistral, gemma4.",
         default="auto",
         metavar="NAME",
     ),
     reasoning_parser=Flag(
-        "Format of the model's reasoning: auto, none, qwen3, deepseek_r1.", default="auto", metavar="NAME"
+        "Format of the model's reasoning: auto, none, qwen3, deepseek_r1, gemma4.", default="auto", metavar="NAME"
     ),
     max_num_seqs=Flag("Sequences per step; 0: the artifact's limit.", min=0, metavar="N"),
     max_num_batched_tokens=Flag(

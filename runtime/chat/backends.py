@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmc.runtime.llm import LLM
     from llmc.runtime.outputs import TokenDelta
     from llmc.runtime.server.chat_output import ChatDelta
-    from llmc.runtime.server.reasoning import ReasoningParser
+    from llmc.runtime.server.text_machine import TextMachine
 
 _MAX_LINE_BYTES = 1 << 24
 _PROMPT_END = 16  # tokens that show whether the prompt opened the reasoning
@@ -74,6 +74,7 @@ class EngineBackend:
 
     def reply(self, session: Session) -> Reply:
         from llmc.runtime.request_error import RequestError
+        from llmc.runtime.server.reasoning import reasoning_style, starts_in_reasoning
 
         llm = self._llm
 
@@ -85,26 +86,18 @@ class EngineBackend:
         try:
             fitting = fit(session, lambda first: len(encode(first)), llm.max_model_len)
             token_ids = encode(session.first)
-            params = llm.default_params(**{"max_tokens": fitting.room, **session.sampling})
+            style = None if session.raw else reasoning_style(llm.tokenizer)
+            shown = {} if style is None or not style.is_hidden(llm.tokenizer) else {"skip_special_tokens": False}
+            params = llm.default_params(**{"max_tokens": fitting.room, **session.sampling, **shown})
             deltas = llm.stream(token_ids, params)
         except RequestError as error:
             raise ChatError(str(error)) from error
         reply = Reply(iter(()), note=fitting.note, prompt_tokens=len(token_ids))
         reply.pieces = self._generate(deltas, reply)
-        if not session.raw and (parser := self._reasoning_parser(token_ids)) is not None:
-            reply.pieces = _told_apart(reply.pieces, parser)
+        if style is not None:
+            end = llm.tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
+            reply.pieces = _told_apart(reply.pieces, style.parser(starts_in_reasoning(style, end)))
         return reply
-
-    def _reasoning_parser(self, token_ids: list[int]) -> ReasoningParser | None:
-        """The parser that separates reasoning from the answer to a prompt; None if the model does not reason."""
-        from llmc.runtime.server.reasoning import ReasoningParser, reasoning_style, starts_in_reasoning
-
-        tokenizer = self._llm.tokenizer
-        style = reasoning_style(tokenizer)
-        if style is None:
-            return None
-        end = tokenizer.decode(token_ids[-_PROMPT_END:], skip_special_tokens=False)
-        return ReasoningParser(starts_in_reasoning(style, end))
 
     def _generate(self, deltas: Generator[TokenDelta, None, None], reply: Reply) -> Iterator[Piece]:
         start = time.monotonic()
@@ -125,7 +118,7 @@ class EngineBackend:
         self._llm.close()
 
 
-def _told_apart(pieces: Iterator[Piece], parser: ReasoningParser) -> Iterator[Piece]:
+def _told_apart(pieces: Iterator[Piece], parser: TextMachine) -> Iterator[Piece]:
     """Splits plain text into reasoning and answer."""
     try:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""Separates reasoning, <think>…</think>, from the answer, and delays guides until the reasoning ends."""
+"""Separates reasoning, such as <think>…</think>, from the answer, and delays guides until the reasoning ends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ import numpy.typing as npt
 from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.text.tokenizer import Tokenizer
 
-from .chat_output import ChatDelta
-from .text_machine import Step, TextMachine, overlap
+from . import thoughts
+from .text_machine import Step, TextMachine
+from .thoughts import ThoughtParser
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
 class ReasoningStyle:
-    """How models mark their reasoning. always: it reasons even if neither prompt nor answer says so."""
+    """How models mark their reasoning. always: it reasons even if neither prompt nor answer says so.
+
+    parser: made with whether the answer starts inside the reasoning. open, close: tokens around the reasoning. label:
+    text behind `open`. breaks: a token that ends the reasoning as well; a constrained answer must close it first.
+    """
 
     name: str
-    always: bool
+    parser: Callable[[bool], TextMachine]
+    always: bool = False
+    open: str = OPEN
+    close: str = CLOSE
+    label: str = ""
+    breaks: str = ""
 
-
-STYLES: Mapping[str, ReasoningStyle] = {
-    style.name: style for style in (ReasoningStyle("qwen3", always=False), ReasoningStyle("deepseek_r1", always=True))
-}
+    def is_hidden(self, tokenizer: Tokenizer) -> bool:
+        """Whether decoding leaves the markers out."""
+        return tokenizer.special_token_id(self.close) is not None
 
 
 # Distilled models keep the architecture of their base model; this token identifies them.
@@ -37,20 +46,21 @@ _DEEPSEEK_TOKEN = "<｜Assistant｜>"
 
 def reasoning_style(tokenizer: Tokenizer) -> ReasoningStyle | None:
     """Reasoning style by the model's tokens and chat template; None if it does not reason."""
-    if tokenizer.token_id(CLOSE) is None:
-        return None
-    if tokenizer.token_id(_DEEPSEEK_TOKEN) is not None:
+    if tokenizer.token_id(CLOSE) is not None and tokenizer.token_id(_DEEPSEEK_TOKEN) is not None:
         return STYLES["deepseek_r1"]
-    return STYLES["qwen3"] if CLOSE in tokenizer.chat_template_text else None
+    for style in (STYLES["qwen3"], STYLES["gemma4"]):
+        if tokenizer.token_id(style.close) is not None and style.close in tokenizer.chat_template_text:
+            return style
+    return None
 
 
 def starts_in_reasoning(style: ReasoningStyle, prompt_end: str) -> bool:
     """Whether an answer starts inside the reasoning; prompt_end: the last characters of the prompt's text."""
     end = prompt_end.rstrip()
-    if end.endswith(OPEN):
+    if end.endswith(style.open + style.label):
         return True
     # A template told not to think closes the reasoning itself.
-    return style.always and not end.endswith(CLOSE)
+    return style.always and not end.endswith(style.close)
 
 
 class ReasoningParser(TextMachine):
@@ -70,41 +80,52 @@ class ReasoningParser(TextMachine):
         if opened or self._inside:
             yield from self._space()
             self._commit()
-            yield from self._reasoning()
+            if not (yield from self._until((CLOSE,), self._reasoning)):
+                self._buffer = ""
             yield from self._space()
             self._commit()
         yield from self._rest()
 
-    def _reasoning(self) -> Step[None]:
-        while True:
-            found = self._buffer.find(CLOSE)
-            end = found if found >= 0 else len(self._buffer) - overlap(self._buffer, CLOSE)
-            end = len(self._buffer[:end].rstrip())
-            if end:
-                self._deltas.append(ChatDelta(reasoning_content=self._buffer[:end]))
-            self._buffer = self._buffer[end:]
-            if found >= 0:
-                self._position = found - end + len(CLOSE)
-                return
-            if self._ended:
-                # White space before the end, or the start of a marker that was cut off.
-                self._buffer, self._position = "", 0
-                return
-            yield
+
+STYLES: Mapping[str, ReasoningStyle] = {
+    style.name: style
+    for style in (
+        ReasoningStyle("qwen3", ReasoningParser),
+        ReasoningStyle("deepseek_r1", ReasoningParser, always=True),
+        ReasoningStyle(
+            "gemma4",
+            ThoughtParser,
+            open=thoughts.OPEN,
+            close=thoughts.CLOSE,
+            label=thoughts.LABEL,
+            breaks=thoughts.CALL,
+        ),
+    )
+}
 
 
 class GuideAfterReasoning:
-    """A guide that allows every token until the one that ends the reasoning.
+    """A guide that allows every token but `never` until the one that ends the reasoning.
 
     inside: the text starts with reasoning. Otherwise the first token is the one that opens reasoning, or one that the
     inner guide allows.
     """
 
-    def __init__(self, guide: Guide, vocab_size: int, open_id: int | None, close_id: int, inside: bool) -> None:
+    def __init__(
+        self,
+        guide: Guide,
+        vocab_size: int,
+        open_id: int | None,
+        close_id: int,
+        inside: bool,
+        never: int | None = None,
+    ) -> None:
         self._guide = guide
         self._open_id, self._close_id = open_id, close_id
         self._reasoning, self._first = inside, not inside
         self._all = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        if never is not None:
+            self._all[never // 32] &= ~np.uint32(1 << never % 32)
 
     @property
     def finished(self) -> bool:
@@ -145,11 +166,16 @@ class GuideAfterReasoning:
 
 
 def after_reasoning(
-    make: Callable[[], Guide], vocab_size: int, open_id: int | None, close_id: int | None, inside: bool
+    make: Callable[[], Guide],
+    vocab_size: int,
+    open_id: int | None,
+    close_id: int | None,
+    inside: bool,
+    never: int | None = None,
 ) -> Callable[[], Guide]:
     """`make` for a model that reasons first. Without a token that ends the reasoning, the guide applies from the
     start."""
     if close_id is None:
         return make
     end = close_id
-    return lambda: GuideAfterReasoning(make(), vocab_size, open_id, end, inside)
+    return lambda: GuideAfterReasoning(make(), vocab_size, open_id, end, inside, never)

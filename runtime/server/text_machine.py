@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from .chat_output import ChatDelta
@@ -64,6 +64,11 @@ class TextMachine:
             text = self._deltas.pop().content + text
         self._deltas.append(ChatDelta(content=text))
 
+    def _reasoning(self, text: str) -> None:
+        """Emits reasoning."""
+        if text:
+            self._deltas.append(ChatDelta(reasoning_content=text))
+
     def _commit(self) -> None:
         """Drops from the buffer what was read."""
         self._buffer, self._position = self._buffer[self._position :], 0
@@ -92,24 +97,32 @@ class TextMachine:
             self._position += 1
         return True
 
-    def _content_until(self, marker: str) -> Step[bool]:
-        """Emits content up to `marker` and continues after it; False if there is none.
+    def _content_until(self, *markers: str) -> Step[str]:
+        """Emits content up to the first of `markers` and continues after it; returns it, or nothing if there is none.
 
         White space before the marker stays at the start of the buffer: it is content only if no call follows.
         """
+        found = yield from self._until(markers, self._content)
+        if not found:
+            self._content(self._buffer)
+            self._buffer = ""
+        return found
+
+    def _until(self, markers: tuple[str, ...], emit: Callable[[str], None]) -> Step[str]:
+        """As `_content_until`, for text of any kind; at the end, white space and half a marker stay in the buffer."""
         while True:
-            found = self._buffer.find(marker)
-            end = found if found >= 0 else len(self._buffer) - overlap(self._buffer, marker)
-            end = len(self._buffer[:end].rstrip())
-            self._content(self._buffer[:end])
+            places = [(place, marker) for marker in markers if (place := self._buffer.find(marker)) >= 0]
+            place, found = min(places, default=(len(self._buffer), ""))
+            if not found:
+                place -= max(overlap(self._buffer, marker) for marker in markers)
+            end = len(self._buffer[:place].rstrip())
+            emit(self._buffer[:end])
             self._buffer = self._buffer[end:]
-            if found >= 0:
-                self._position = found - end + len(marker)
-                return True
+            if found:
+                self._position = place - end + len(found)
+                return found
             if self._ended:
-                self._content(self._buffer)
-                self._buffer = ""
-                return False
+                return ""
             yield
 
     def _rest(self) -> Step[None]:

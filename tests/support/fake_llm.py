@@ -28,6 +28,9 @@ class FakeTokenizer:
     def token_id(self, text: str) -> int | None:
         return 0x10FFFF if text == "</think>" else None
 
+    def special_token_id(self, text: str) -> int | None:
+        return None
+
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, token_ids))
 

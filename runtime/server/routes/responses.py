@@ -28,7 +28,6 @@ from ..logprobs import chat_logprobs
 from ..protocol.chat import ChatRequest
 from ..protocol.response_items import read_items
 from ..protocol.response_requests import ResponseRequest
-from ..reasoning import CLOSE
 from ..refusals import CANCEL
 from ..response_output import ResponseOutput
 from ..response_store import Item, ResponseStore, StoredResponse
@@ -275,7 +274,8 @@ class _TokenCount:
     """Counts an answer's tokens; reasoning tokens end with the one that closes the reasoning."""
 
     def __init__(self, server: ServerContext) -> None:
-        self._close_id = server.tokenizer.token_id(CLOSE)
+        style = server.chat_parsers.reasoning
+        self._close_id = None if style is None else server.tokenizer.token_id(style.close)
         self._num_tokens = self._num_cached = 0
         self._num_reasoning: int | None = None
 

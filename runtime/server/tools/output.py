@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..chat_output import ChatDelta
-from ..reasoning import ReasoningParser
+from ..text_machine import TextMachine
 from .parser import ToolCallParser
 
 
@@ -17,7 +17,7 @@ class ChatOutputParser:
     """
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, *, count_calls: bool = True
+        self, reasoning: TextMachine | None, tools: ToolCallParser | None, *, count_calls: bool = True
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools

@@ -15,7 +15,7 @@ from ..text_machine import Step, TextMachine
 from .definitions import Tool
 
 _ARGUMENTS = ("arguments", "parameters")
-_CLOSING = {"{": "}", "[": "]"}
+CLOSING = {"{": "}", "[": "]"}
 
 
 class ToolCallParser(TextMachine):
@@ -126,7 +126,7 @@ class ToolCallParser(TextMachine):
 
     def _skip_value(self) -> Step[bool]:
         first = yield from self._peek()
-        if first in _CLOSING:
+        if first in CLOSING:
             return (yield from self._json())
         if first == '"':
             return (yield from self._string()) is not None
@@ -178,8 +178,8 @@ class ToolCallParser(TextMachine):
                 escaped = char == "\\" and not escaped
             elif char == '"':
                 in_string = True
-            elif char in _CLOSING:
-                open_brackets.append(_CLOSING[char])
+            elif char in CLOSING:
+                open_brackets.append(CLOSING[char])
             elif char in ("}", "]"):
                 whole = char == open_brackets.pop()
             else:

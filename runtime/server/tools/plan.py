@@ -17,7 +17,7 @@ from ..chat_output import ChatOutput
 from ..context import ServerContext
 from ..errors import ApiError
 from ..protocol.chat import ChatRequest
-from ..reasoning import CLOSE, OPEN, ReasoningParser, ReasoningStyle, after_reasoning, starts_in_reasoning
+from ..reasoning import ReasoningStyle, after_reasoning, starts_in_reasoning
 from ..refusals import CONFLICT, CONSTRAINT
 from .definitions import ToolUse, read_tools
 from .output import ChatOutputParser
@@ -31,7 +31,7 @@ _PROMPT_END = 16  # tokens that show whether the prompt opened the reasoning
 class ChatPlan:
     """tools: for the template, None for none. guided: the constraint of the answer, None for none.
 
-    show_special_tokens: whether the parser needs them in the text.
+    show_special_tokens: whether a parser needs them in the text.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -47,12 +47,14 @@ class ChatPlan:
         """`make`, wrapped so that the guides of a reasoning model apply only after its reasoning."""
         if make is None or self._style is None:
             return make
-        open_id, close_id = self._tokenizer.token_id(OPEN), self._tokenizer.token_id(CLOSE)
-        return after_reasoning(make, self._vocab_size, open_id, close_id, self._inside(prompt_ids))
+        style, token_id = self._style, self._tokenizer.token_id
+        never = token_id(style.breaks) if style.breaks else None
+        inside = self._inside(prompt_ids)
+        return after_reasoning(make, self._vocab_size, token_id(style.open), token_id(style.close), inside, never)
 
     def output(self, prompt_ids: Sequence[int], answer_id: str) -> Callable[[int], ChatOutput]:
         """Makes parsers for the answers to a prompt, by index of the continuation."""
-        reasons, inside = self._style is not None, self._inside(prompt_ids)
+        style, inside = self._style, self._inside(prompt_ids)
         parser, use = self._parser, self._use
 
         def make(output_index: int) -> ChatOutput:
@@ -60,7 +62,7 @@ class ChatPlan:
             if parser is not None and use is not None:
                 calls = parser({tool.name for tool in use.tools}, f"{answer_id} {output_index}")
             counts = use is not None and not use.named
-            return ChatOutputParser(ReasoningParser(inside) if reasons else None, calls, count_calls=counts)
+            return ChatOutputParser(None if style is None else style.parser(inside), calls, count_calls=counts)
 
         return make
 
@@ -87,13 +89,14 @@ def plan_chat(server: ServerContext, request: ChatRequest) -> ChatPlan:
         # The constraint's output can be parsed whatever format the model was trained on.
         parser = parser or PlainJsonParser
         guided = _with_calls(use, guided, parser, server.tokenizer)
+    style = parsers.reasoning
     return ChatPlan(
         tools=None if use is None else request.tools,
         guided=guided,
-        show_special_tokens=use is not None,
+        show_special_tokens=use is not None or (style is not None and style.is_hidden(server.tokenizer)),
         _tokenizer=server.tokenizer,
         _vocab_size=server.engine.vocab_size,
-        _style=parsers.reasoning,
+        _style=style,
         _parser=parser,
         _use=use,
     )

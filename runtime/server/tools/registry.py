@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from llmc.runtime.text.tokenizer import Tokenizer
 
 from ..reasoning import STYLES, ReasoningStyle, reasoning_style
+from .gemma4 import Gemma4Parser
 from .hermes import HermesParser
 from .llama3_json import Llama3JsonParser
 from .mistral import MistralParser
@@ -19,12 +20,14 @@ TOOL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "qwen": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
+    "gemma4": Gemma4Parser,
 }
 # Parser, what a chat template shows of its calls, and a token: a model without it was not trained to call tools.
 _SHOWN: tuple[tuple[type[ToolCallParser], re.Pattern[str], str], ...] = (
     # The object may be in a string of the template's own. Other formats have <tool_call>, too, but no JSON in it.
     (HermesParser, re.compile(r"""<tool_call>(?:\\n|[\s"'{}+~-])*\\?"name\\?":"""), "<tool_call>"),
     (MistralParser, re.compile(r"\[TOOL_CALLS\]"), "[TOOL_CALLS]"),
+    (Gemma4Parser, re.compile(r"<\|tool_call>call:"), "<|tool_call>"),
     # Templates also list what a function's parameters are, behind its description: in a call they follow the name. The
     # braces are the template's own.
     (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +21,8 @@ from llmc.runtime.server.reasoning import (
 from llmc.runtime.server.tools.hermes import HermesParser
 from llmc.runtime.server.tools.output import ChatOutputParser
 
+from support.told_answers import cut
+
 CASES = [
     # (starts inside, text, reasoning, content)
     (False, "Hello", "", "Hello"),
@@ -40,11 +41,6 @@ CASES = [
     (True, "", "", ""),
     (True, "</think>", "", ""),
 ]
-
-
-def cut(text: str, borders: list[int]) -> list[str]:
-    edges = [0, *sorted(min(border, len(text)) for border in borders), len(text)]
-    return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def parse(inside: bool, pieces: list[str]) -> tuple[str, str]:
@@ -188,6 +184,15 @@ def test_guide_of_an_answer_that_may_reason() -> None:
     plain = GuideAfterReasoning(Digits(), VOCABULARY, OPEN, CLOSE, inside=False)
     plain.accept(3)
     assert allowed(plain) == [4]
+
+
+def test_a_token_that_breaks_the_reasoning_is_never_allowed_in_it() -> None:
+    never = 40
+    guide = after_reasoning(Digits, VOCABULARY, OPEN, CLOSE, True, never)()
+    assert isinstance(guide, GuideAfterReasoning)
+    assert allowed(guide) == [token for token in range(VOCABULARY) if token != never]
+    guide.accept(CLOSE)
+    assert allowed(guide) == [3]
 
 
 def test_guesses_reach_from_the_reasoning_into_the_answer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers.models import WordLevel
 
 from llmc.runtime.guided.constraint import Guided
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.server.chat_output import ChatDelta
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.tools.definitions import read_tools
 from llmc.runtime.server.tools.parser import ToolCallParser
@@ -25,6 +21,7 @@ from llmc.runtime.server.tools.registry import TOOL_PARSERS, choose_parsers
 from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.guides import COMPILER, random_text
+from support.told_answers import cut, message, special_tokenizer
 
 NAMES = {"weather", "add", "no_args"}
 PARSERS = ("hermes", "llama3_json", "mistral")
@@ -55,37 +52,12 @@ TOOLS = [function("weather", parameters=WEATHER), function("add", parameters=ADD
 SCHEMAS = {"weather": WEATHER, "add": ADD, "no_args": {"type": "object", "additionalProperties": False}}
 
 
-def message(deltas: list[ChatDelta]) -> tuple[str, list[tuple[str, str]]]:
-    """Content and (name, arguments) of the calls that deltas add up to; checks the form of the deltas."""
-    calls: list[tuple[str, str]] = []
-    ids = set()
-    for part in (part for delta in deltas for part in delta.tool_calls):
-        if "id" in part:
-            assert part["index"] == len(calls)
-            assert part["type"] == "function"
-            assert part["function"]["arguments"] == ""
-            ids.add(part["id"])
-            calls.append((part["function"]["name"], ""))
-        else:
-            assert part["index"] == len(calls) - 1
-            assert set(part["function"]) == {"arguments"}
-            assert part["function"]["arguments"]
-            calls[-1] = (calls[-1][0], calls[-1][1] + part["function"]["arguments"])
-    assert len(ids) == len(calls)
-    return "".join(delta.content for delta in deltas), calls
-
-
 def parse(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     parser = CLASSES[name](NAMES)
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
     result = message(deltas + parser.finish())
     assert parser.num_calls == len(result[1])
     return result
-
-
-def cut(text: str, borders: list[int]) -> list[str]:
-    edges = [0, *sorted(min(border, len(text)) for border in borders), len(text)]
-    return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
 PARIS = '{"city": "Paris"}'
@@ -261,13 +233,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return special_tokenizer(tmp_path_factory.mktemp("tokenizer"), [])
 
 
-def special_tokenizer(path: Path, special: list[str], chat_template: str | None = None) -> Tokenizer:
-    backend = Backend(WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    backend.add_special_tokens(special)
-    backend.save(str(path / "tokenizer.json"))
-    return Tokenizer(path, chat_template)
-
-
 @pytest.mark.parametrize("name", [*PARSERS, "json"])
 @pytest.mark.parametrize("choice", ["required", function("add")])
 @pytest.mark.parametrize("parallel", [True, False])
@@ -393,6 +358,8 @@ BARE = """{{- '{"name": "' + call.name + '", ' }}{{- '"parameters": ' }}"""
 FORMAT = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.' }}"""
 SCHEMA_ONLY = """{{- '"parameters": ' }}{{ '{"name": "' + f.name + '", "description": "", "parameters": ' }}"""
 THINKS = "{{ '<think>\\n\\n</think>' }}"
+CALLS = "{{- '<|tool_call>call:' + function['name'] + '{' -}}"
+CHANNEL = "{{- '<|channel>thought\\n<channel|>' -}}"
 
 
 @pytest.mark.parametrize(
@@ -412,6 +379,10 @@ THINKS = "{{ '<think>\\n\\n</think>' }}"
         (SCHEMA_ONLY, ["<|python_tag|>"], None, None),
         ("{{ '<｜Assistant｜>' }}", ["<|python_tag|>", "</think>", "<｜Assistant｜>"], None, "deepseek_r1"),
         (LISTED, ["[TOOL_CALLS]"], "mistral", None),
+        (CALLS + CHANNEL, ["<|tool_call>", "<channel|>"], "gemma4", "gemma4"),
+        (CALLS + CHANNEL, ["<channel|>"], None, "gemma4"),
+        (CALLS, ["<|tool_call>", "<channel|>"], "gemma4", None),
+        ("{{ '<|channel|>analysis' }}", ["<|channel|>", "<channel|>"], None, None),
         (None, ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "</think>"], None, None),
     ],
 )
@@ -435,5 +406,5 @@ def test_parsers_by_name(tmp_path: Path) -> None:
 
 
 def test_every_parser_has_a_name_of_its_own() -> None:
-    assert {parser.name for parser in TOOL_PARSERS.values()} == set(PARSERS)
+    assert {parser.name for parser in TOOL_PARSERS.values()} == {*PARSERS, "gemma4"}
     assert all(issubclass(parser, ToolCallParser) and parser.markers for parser in TOOL_PARSERS.values())
