@@ -40,6 +40,7 @@ NOT_READ = {
 """Families whose files, if there are any, llmc does not read; of those around a text model, it reads that one."""
 IN_OTHERS = {
     "chatglm": "chatglm", "deepseek_v3": "deepseek2", "gemma3": "gemma3", "gemma3n": "gemma3n", "gemma4": "gemma4",
+    "gemma4_unified": "gemma4", "gemma4_unified_text": "gemma4",
     "internlm3": "llama", "kimi_k2": "deepseek2", "kimi_k25": "deepseek2", "llama4": "llama4", "mistral": "llama",
     "mixtral": "llama", "qwen2_5_vl": "qwen2vl", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert", "xlm-roberta": "bert",
