@@ -51,6 +51,12 @@ class Rope:
     dim: int
     scaling: RopeScaling | None = None
 
+    @property
+    def moved_pairs(self) -> int:
+        """Rotated pairs whose elements are half a head apart in checkpoints, and come first in ours; 0 for none."""
+        moves = self.scaling is not None and self.scaling.head_dim not in (None, self.dim)
+        return self.dim // 2 if moves else 0
+
 
 @dataclass(frozen=True)
 class Experts:

@@ -158,10 +158,10 @@ def halved(config: ModelConfig) -> np.ndarray:
 def rotated_first(rope: Rope, head_dim: int) -> np.ndarray | None:
     """The element order of a head that places rotated elements first, where they are half a head apart; None if they
     are first."""
-    if rope.scaling is None or rope.scaling.head_dim in (None, rope.dim):
+    if not rope.moved_pairs:
         return None
     pairs = np.arange(head_dim).reshape(2, -1)
-    return np.concatenate((pairs[:, : rope.dim // 2].ravel(), pairs[:, rope.dim // 2 :].ravel()))
+    return np.concatenate((pairs[:, : rope.moved_pairs].ravel(), pairs[:, rope.moved_pairs :].ravel()))
 
 
 def _head_order(layout: Layout, config: ModelConfig, layer: int) -> np.ndarray | None:

@@ -74,7 +74,7 @@ class Attention(Block):
         self.window = config.layer_windows[layer]
         rope = config.layer_rope(layer)
         self.rope = config.ropes.index(rope)
-        self.moved = 0 if rope.scaling is None or rope.scaling.head_dim in (None, rope.dim) else rope.dim // 2
+        self.moved_pairs = rope.moved_pairs
         self.norm, self.qk_norm, self.eps, self.clip = config.norm, config.qk_norm, config.norm_eps, config.clip_qkv
         self.act_dtype = act_dtype
         self.chunk = config.layer_chunks[layer] if config.layer_chunks else 0
@@ -165,9 +165,9 @@ class Attention(Block):
 
     def _in_order(self, keys: Tensor) -> Tensor:
         """float32 [T, Hkv hd]: undoes `layout.rotated_first`."""
-        if not self.moved:
+        if not self.moved_pairs:
             return keys
-        heads, pairs, half = keys.view(keys.shape[0], -1, self.head_dim), self.moved, self.head_dim // 2
+        heads, pairs, half = keys.view(keys.shape[0], -1, self.head_dim), self.moved_pairs, self.head_dim // 2
         ends = (0, pairs), (2 * pairs, half + pairs), (pairs, 2 * pairs), (half + pairs, 2 * half)
         return torch.cat([heads[:, :, first:last] for first, last in ends], dim=-1).reshape(keys.shape)
 

@@ -69,6 +69,10 @@ class BlocksLayer(RepeatedBlock):
         self.mlp_post_norm = result_norm(config, act_dtype) if after else None
         self.register_parameter("scale", empty(1) if config.scaled_layers else None)
 
+    def scaled(self, x: Tensor) -> Tensor:
+        """The layer's result."""
+        return x if self.scale is None else x * self.scale
+
     def with_blocks(self, x: Tensor, step: StepInputs) -> Tensor:
         """float32 [T, D] → float32 [T, D]: x plus the results of both blocks."""
         of_mlp = (step,) if self.mixed else ()
@@ -111,8 +115,7 @@ class DecoderLayer(BlocksLayer):
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         """float32 [T, D] → float32 [T, D]."""
-        x = self.with_blocks(x, step)
-        return x if self.scale is None else x * self.scale
+        return self.scaled(self.with_blocks(x, step))
 
 
 class Decoder(Block):

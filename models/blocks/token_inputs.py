@@ -83,8 +83,7 @@ class TokenInputLayer(BlocksLayer):
     def forward(self, x: Tensor, step: StepInputs, given: Tensor) -> Tensor:
         """float32 [T, D], given float32 [T, P] → float32 [T, D]."""
         x = self.with_blocks(x, step)
-        x = x + self.input(x, given)
-        return x if self.scale is None else x * self.scale
+        return self.scaled(x + self.input(x, given))
 
 
 class TokenInputDecoder(Decoder):

@@ -26,7 +26,8 @@ from support.adapters import logprobs_of, make_adapter, merged_checkpoint, merge
 from support.compiled import assert_same_bytes, compile_tiny, random_tokens
 from support.engine_driver import MIXED_LADDER
 from support.expert_adapters import BEFORE_SWAP, add_experts
-from support.families import CASES, GEMMA4_LARGE
+from support.families import CASES
+from support.gemma_families import GEMMA4_LARGE
 from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.mxfp4_experts import make_mxfp4_model
