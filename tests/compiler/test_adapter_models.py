@@ -255,14 +255,16 @@ def test_experts(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> 
         rare("native", "granitemoe"),
         rare("native", "llama4_text"),
         rare("native", "qwen3_5_moe"),
+        rare("native", "gemma4_text-experts"),
+        rare("reference", "gemma4_text-experts"),
         pytest.param("opencl", "gpt_oss", marks=[needs_opencl, pytest.mark.exhaustive]),
     ],
 )
 def test_experts_of_one_tensor(target: str, case: str, tmp_path: Path, kernel_cache: Path) -> None:
-    """Adapters of the tensor, whether the checkpoint has it or linear layers; gates with a limit; gate and up in
-    pairs."""
+    """Adapters of the tensor, whether the checkpoint has it or linear layers; gates with a limit or GELU; gate and up
+    in pairs."""
     family, fields = CASES[case]
-    layers = {} if case in ("llama4_text", "qwen3_5_moe") else {"num_hidden_layers": 1}
+    layers = {} if case in ("llama4_text", "qwen3_5_moe", "gemma4_text-experts") else {"num_hidden_layers": 1}
     model = make_tiny_model(tmp_path / "model", family, **{**fields, **layers})
     options = {**LORA, "buckets": FEW, "lora_experts": True, "target": target}
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()

@@ -23,6 +23,7 @@ BOTH = ("experts.gate_up_proj", "experts.down_proj")
 # PEFT takes it for the other.
 CASES_OF_EXPERTS = (
     "mixtral", "qwen3_moe", "deepseek_v3", "granitemoe", "qwen3_5_moe", "qwen3_vl_moe", "gpt_oss", "llama4",
+    "gemma4_text-experts",
 )  # fmt: skip
 
 
