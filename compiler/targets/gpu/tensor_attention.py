@@ -20,7 +20,8 @@ STEP = 16
 """Keys of one product, and elements of a tile of values."""
 _MOST_TILES = 8  # of rows in a group
 _MOST_SUMS = 12  # tiles of rows times tiles of elements per warp, so that sums stay in registers
-_MOST_HEAD, _MOST_WIDTH = 256, 512  # of plain and of latent values
+_WIDE_TILES = 2  # of rows of the widest values, whose sums leave room for little else
+_MOST_WIDTH = 512  # of values
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,19 @@ class TensorAttention:
     runs: bool
 
     @property
+    def most_tiles(self) -> int:
+        """Tiles of query rows that a unit has registers for."""
+        return min(_MOST_TILES, max(_WIDE_TILES, _MOST_SUMS // (self.pieces_per_warp * self.piece)))
+
+    @property
     def splits(self) -> int:
-        """Tiles into which query heads that share keys are divided."""
-        return -(-self.group // TILE_ROWS)
+        """Units into which query heads that share keys are divided.
+
+        One tile of rows leaves registers for values that are on their way, and neighbouring tokens fill others. Wide
+        values have no such room, so as many heads as possible share a read of them.
+        """
+        tiles = self.most_tiles if self.most_tiles == _WIDE_TILES else 1
+        return -(-self.group // (TILE_ROWS * tiles))
 
     @property
     def heads(self) -> int:
@@ -58,8 +69,7 @@ class TensorAttention:
     @property
     def tokens(self) -> int:
         """Neighbouring tokens of a sequence that share one read of keys and values."""
-        most = min(_MOST_TILES, max(1, _MOST_SUMS // (self.pieces_per_warp * self.piece)))
-        return max(1, most * TILE_ROWS // self.heads) if self.runs else 1
+        return max(1, self.most_tiles * TILE_ROWS // self.heads) if self.runs else 1
 
     @property
     def tiles(self) -> int:
@@ -97,7 +107,7 @@ def tensor_attention(spec: KernelSpec) -> TensorAttention | None:
         sources, width = (Source("q", 0, rank), Source("q_rotated", rank, width - rank)), rank
         if rank % (2 * STEP):
             return None
-    elif p["act_dtype"] == "f32" or width > _MOST_HEAD:
+    elif p["act_dtype"] == "f32":
         return None
     if width > _MOST_WIDTH or any(one.width % STEP for one in sources) or int(p["block_size"]) % STEP:
         return None

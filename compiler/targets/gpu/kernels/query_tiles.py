@@ -69,7 +69,7 @@ class QueryTiles:
     @property
     def shared(self) -> bool:
         """Whether a tile may have rows of several tokens."""
-        return self._run.most > 1 and self._of.heads < TILE_ROWS
+        return self._run.most > 1 and self._of.heads % TILE_ROWS != 0
 
     @contextmanager
     def each(self) -> Iterator[Expr]:

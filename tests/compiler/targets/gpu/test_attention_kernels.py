@@ -138,6 +138,8 @@ _LATENT = {
     "latent, scales": ("int8", 4, 72, 8),
 }
 """dtype of the KV cache, heads, and elements of the two parts of a key."""
+_WIDE = {"heads": attention_params(5, 1, 512, "bf16", "bf16", 16, 0)}, {"latent": ("bf16", 18, 448, 16)}
+"""Rows of a unit are of several tokens, and of more heads than one product has."""
 _TOLERANCES: dict[str, Tolerance] = {
     "f32": {"rtol": 2e-5, "atol": 3e-6},
     "bf16": {"rtol": 2.0**-8, "atol": 1e-5},
@@ -157,15 +159,31 @@ def _tolerance(spec: KernelSpec) -> Tolerance:
     return _TOLERANCES[str(p.get("act_dtype", "f32"))]
 
 
+Caches = dict[str, tuple[Any, dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dict[str, Any]]]:
-    made: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for name, params in _PAGED.items():
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
+    return _caches(tmp_path_factory, _PAGED, _LATENT)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Caches:
+    return _caches(tmp_path_factory, *_WIDE)
+
+
+def _caches(
+    tmp_path_factory: pytest.TempPathFactory,
+    of_heads: dict[str, dict[str, Any]],
+    latents: dict[str, tuple[str, int, int, int]],
+) -> Caches:
+    made: Caches = {}
+    for name, params in of_heads.items():
         sizes = (params[key] for key in ("num_heads", "num_kv_heads", "head_dim", "block_size", "kv_dtype"))
         paged = _Paged(LENGTHS, *sizes)
         paged.kernels = _Kernels("paged_attention", params, merge_params(params))
         made[name] = paged, params
-    for name, (kv, heads, rank, rotated) in _LATENT.items():
+    for name, (kv, heads, rank, rotated) in latents.items():
         of_merge = {"num_heads": heads, "head_dim": rank, "window": 0, "act_dtype": "f32", "block_size": 16}
         latent = _Latent(LENGTHS, heads, rank, rotated, 16, kv)
         latent.kernels = _Kernels("latent_attention", latent.params(), of_merge)
@@ -179,21 +197,38 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*_PAGED, *_LATENT])
-def test_tokens_have_one_result_whole_and_split(name: str, caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+def test_tokens_have_one_result_whole_and_split(name: str, caches: Caches) -> None:
     cache, params = caches[name]
     if "both_ways" not in params:
         check_companies(cast(Attends, cache), _ALONE, params, _tolerance(cache.kernels.single))
     # Tokens on both sides of the ends of partitions.
-    chunks = [(0, 126, 130), (1, 30, 33), (0, 382, 386), (2, 0, 1), (0, 528, 530)]
-    whole = cache.attend(_ALONE, params, chunks, 1, 3)
-    for groups in (1, 7, 400):
-        assert same_bits(cache.attend(_ALONE, params, chunks, 1, groups, SEGMENTS), whole)
+    _check_chunks(cache, params, [(0, 126, 130), (1, 30, 33), (0, 382, 386), (2, 0, 1), (0, 528, 530)], (1, 7, 400))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for cases in _WIDE for name in cases])
+def test_wide_values_have_one_result_in_any_tiles(name: str, wide: Caches) -> None:
+    cache, params = wide[name]
+    chunks = [(0, 126, 130), (1, 32, 33), (0, 256, 258)]
+    whole = _check_chunks(cache, params, chunks, (7,))
+    behind = 0
+    for sequence, first, end in chunks:
+        behind += end - first
+        last = cache.attend(_ALONE, params, [(sequence, end - 1, end)], 1, 2)
+        assert same_bits(last, whole[behind - 1 : behind])
+
+
+def _check_chunks(cache: Any, params: dict[str, Any], chunks: Chunks, groups: tuple[int, ...]) -> Array:
+    whole: Array = cache.attend(_ALONE, params, chunks, 1, 3)
+    for number in groups:
+        assert same_bits(cache.attend(_ALONE, params, chunks, 1, number, SEGMENTS), whole)
     tokens = [(s, t) for s, a, e in chunks for t in range(a, e)]
     want = np.stack([cache.expected(s, t, params) for s, t in tokens])
-    np.testing.assert_allclose(whole.astype(np.float64), want, **_tolerance(cache.kernels.single), err_msg=name)
+    np.testing.assert_allclose(whole.astype(np.float64), want, **_tolerance(cache.kernels.single))
+    return whole
 
 
-def test_what_is_no_number_spoils_those_that_see_it(caches: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+def test_what_is_no_number_spoils_those_that_see_it(caches: Caches) -> None:
     """Keys and values, on tensor cores: also among rows of one product."""
     cache, params = caches["bf16, a window, sinks"]
     chunks: Chunks = [(0, 300, 304), (1, 30, 33), (0, 460, 464)]
@@ -246,6 +281,8 @@ def test_heads_that_share_their_keys(heads: int, kv_heads: int, width: int, rows
         (71, 1, 64, 8, 8, 9),  # the last group of a token has 7 heads
         (32, 32, 96, 1, 48, 32),
         (8, 1, 256, 8, 3, 1),
+        (8, 1, 512, 8, 2, 1),
+        (40, 2, 512, 10, 1, 4),  # as many heads as there are rows
     ],
 )
 def test_tiles_of_tensor_cores(heads: int, kv_heads: int, width: int, rows: int, tokens: int, groups: int) -> None:
@@ -268,7 +305,7 @@ def test_attention_that_tensor_cores_do_not_take() -> None:
         ("paged_attention", plain, {"kv_dtype": "f32"}),
         ("paged_attention", plain, {"kv_dtype": "int8"}),
         ("paged_attention", plain, {"head_dim": 24}),
-        ("paged_attention", plain, {"head_dim": 320}),
+        ("paged_attention", plain, {"head_dim": 528}),
         ("paged_attention", plain, {"block_size": 24}),
         ("latent_attention", latent, {"rank": 48, "head_dim": 64}),
         ("latent_attention", latent, {"rank": 1024, "head_dim": 1088}),

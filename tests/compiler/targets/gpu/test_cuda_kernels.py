@@ -33,6 +33,9 @@ _LATENT = {"num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "rank": 512, "k
 _ATTENTION = {
     "decode": KernelSpec.of("attention", "paged_attention", **_WIDE, segments=32),
     "prefill": KernelSpec.of("attention", "paged_attention", **_WIDE, segments=0, runs=True),
+    "widest": KernelSpec.of(
+        "attention", "paged_attention", **attention_params(32, 4, 512, "bf16", "bf16", 128, 0), segments=0, runs=True
+    ),
     "latent": KernelSpec.of(
         "attention", "latent_attention", **_LATENT, kv_dtype="bf16", block_size=128, segments=32, runs=True
     ),
